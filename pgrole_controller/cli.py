@@ -1,6 +1,7 @@
 """Entry points `pgrole-controller`, `kubectl-pgrole` and `kubectl_complete-pgrole`.
 
-Exit codes: 0 asked to stop, 1 failed, 2 wrong usage. Each command imports what it needs.
+Exit codes: 0 done, or asked to stop (`run` and `dev`); 1 failed, 2 wrong usage, 130 interrupted, 141 output not read.
+Each command imports what it needs.
 """
 
 import argparse
@@ -21,6 +22,7 @@ with startup_imports():
     from pgrole_controller.commands.arguments import add_commands
     from pgrole_controller.console.arguments import add_console
     from pgrole_controller.dsn import address_of
+    from pgrole_controller.ending import FAILED, INTERRUPTED, end, make_printable
     from pgrole_controller.program import PLUGIN, CommandParser, program_name, show_examples
     from pgrole_controller.settings import (
         DSN,
@@ -38,13 +40,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FAILED = 1
 MISUSED = 2
 
 _CREATE = "CREATE SCHEMA IF NOT EXISTS pgrole;"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    sys.exit(end(lambda: _main(arguments)))
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     parser = make_parser()
     given = sys.argv[1:] if arguments is None else arguments
     if "_ARGCOMPLETE" in os.environ:
@@ -52,20 +57,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         answer_shell(parser)
     if given[:1] == ["__complete"]:
-        sys.exit(_answer_kubectl(parser, given[1:]))
+        return _answer_kubectl(parser, given[1:])
     options = parser.parse_args(given)
     try:
-        code = options.command(options)
+        code: int = options.command(options)
     except WrongSetting as error:
-        parser.exit(MISUSED, f"{parser.prog}: {error}\n")
+        parser.exit(MISUSED, f"{parser.prog}: {make_printable(str(error))}\n")
     except KeyboardInterrupt:
-        code = 0
-    sys.exit(code)
+        return 0 if options.command in (_run, _dev) else INTERRUPTED
+    return code
 
 
 def complete_for_kubectl() -> None:
     """Entry point `kubectl_complete-pgrole`, which kubectl runs with the words after `kubectl pgrole`."""
-    sys.exit(_answer_kubectl(make_parser(), sys.argv[1:]))
+    sys.exit(end(lambda: _answer_kubectl(make_parser(), sys.argv[1:])))
 
 
 def make_parser() -> argparse.ArgumentParser:

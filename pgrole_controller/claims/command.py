@@ -4,7 +4,6 @@ The list is a table for people or JSON for programs. Neither contains anything f
 """
 
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import anyio
 from pgrole_controller.claims.arguments import Arguments, ListArguments, ReleaseArguments, TransferArguments
 from pgrole_controller.core.drift_record import rfc3339
 from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.ending import make_printable
 from pgrole_controller.postgres.claims import (
     ClaimedRoleState,
     ListedClaim,
@@ -35,7 +35,7 @@ _HEADINGS = ("ROLE", "IN DATABASE", "CLUSTER", "OBJECT", "STATE", "APPLIED", "DR
 
 def as_table(claims: Sequence[ListedClaim]) -> str:
     """Renders a table with headings, one row per claim."""
-    rows = [_HEADINGS, *(tuple(_printable(cell) for cell in _row(one)) for one in claims)]
+    rows = [_HEADINGS, *(tuple(make_printable(cell) for cell in _row(one)) for one in claims)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(_HEADINGS))]
     lines = ("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "".join(f"{line.rstrip()}\n" for line in lines)
@@ -95,11 +95,6 @@ def _moment(moment: datetime | None) -> str | None:
     return None if moment is None else rfc3339(moment)
 
 
-def _printable(text: str) -> str:
-    """Escapes a role's name, which can contain terminal control sequences."""
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
-
-
 DONE = 0
 FAILED = 1
 
@@ -119,12 +114,7 @@ def run(options: Arguments, dsn: str) -> int:
 def _show(options: ListArguments, endpoint: Endpoint) -> int:
     selection = Selection(options.cluster, options.namespace, options.role, True if options.released else None)
     claims = anyio.run(_read, endpoint, selection)
-    try:
-        sys.stdout.write(as_json(claims) if options.output == "json" else as_table(claims))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader has closed the pipe; discard what is left in the buffer at exit too.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.stdout.write(as_json(claims) if options.output == "json" else as_table(claims))
     return DONE
 
 

@@ -4,7 +4,6 @@ Each form of output is imported only when it is asked for: the command is meant 
 """
 
 import argparse
-import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ import anyio
 
 from pgrole_controller.commands.access_reading import ObjectReport, RoleReport, look_at_object, look_at_role
 from pgrole_controller.commands.arguments import DONE, server_choice
-from pgrole_controller.commands.output import finish, make_console
+from pgrole_controller.commands.output import finish, make_console, write_document
 
 if TYPE_CHECKING:
     from pgrole_controller.core.membership_graph import MembershipGraph
@@ -40,7 +39,7 @@ def _show_role(report: RoleReport, form: str) -> None:
     elif form == "json":
         from pgrole_controller.commands.access_json import describe_role
 
-        sys.stdout.write(describe_role(report))
+        write_document(describe_role(report))
     else:
         from pgrole_controller.core.membership_graph import around_role
 
@@ -55,7 +54,7 @@ def _show_users(report: ObjectReport, form: str) -> None:
     elif form == "json":
         from pgrole_controller.commands.access_json import describe_users
 
-        sys.stdout.write(describe_users(report))
+        write_document(describe_users(report))
     else:
         _draw(_picture(report), form)
 
@@ -64,7 +63,7 @@ def _draw(graph: "MembershipGraph", form: str) -> None:
     from pgrole_controller.core.graph_svg import render_svg
     from pgrole_controller.core.membership_graph import render_dot
 
-    sys.stdout.write(render_dot(graph) if form == "dot" else render_svg(graph))
+    write_document(render_dot(graph) if form == "dot" else render_svg(graph))
 
 
 def _picture(report: ObjectReport) -> "MembershipGraph":

@@ -1,15 +1,12 @@
 """What `access -o json` prints. Names that are not UTF-8 have their bytes escaped, as in the text."""
 
-import json
-from collections.abc import Iterable
-
 from pgrole_controller.commands.access_reading import ObjectReport, RoleReport
+from pgrole_controller.commands.output import render_document
 from pgrole_controller.core.access_origin import Declarations, LastChange
 from pgrole_controller.core.access_report import AccessLine
 from pgrole_controller.core.acl import DatabaseObject, ObjectKind
 from pgrole_controller.core.drift_record import rfc3339
 from pgrole_controller.core.effective_access import EffectivePrivilege, Route
-from pgrole_controller.core.errors import NOT_UTF8, make_legible
 from pgrole_controller.core.role_graph import RoleGraph
 
 #: Names of the objects of one entry.
@@ -19,7 +16,7 @@ _MOST_NAMES = 10_000
 def describe_users(report: ObjectReport) -> str:
     """Who may use an object, as JSON."""
     users, graph = report.users, report.graph
-    return _write(
+    return render_document(
         {
             "object": {"database": report.database, **_object(users.object)},
             "unchangedSince": _change(report.acl_change()),
@@ -46,7 +43,7 @@ def describe_users(report: ObjectReport) -> str:
 def describe_role(report: RoleReport) -> str:
     """What a role may do, as JSON."""
     graph, role = report.graph, report.graph.roles[report.role]
-    return _write(
+    return render_document(
         {
             "role": role.name,
             "login": role.login,
@@ -151,17 +148,3 @@ def _route(graph: RoleGraph, route: Route) -> dict[str, object]:
     if route.grantor:
         found["grantor"] = route.grantor
     return found
-
-
-def _write(content: object) -> str:
-    return json.dumps(_legible(content), indent=2, ensure_ascii=False) + "\n"
-
-
-def _legible(value: object) -> object:
-    if isinstance(value, str):
-        return make_legible(value) if NOT_UTF8.search(value) else value
-    if isinstance(value, dict):
-        return {key: _legible(one) for key, one in value.items()}
-    if isinstance(value, Iterable):
-        return [_legible(one) for one in value]
-    return value

@@ -9,6 +9,7 @@ import secrets
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 
 import anyio
@@ -22,7 +23,7 @@ from pgrole_controller.core.password import request_of
 from pgrole_controller.kube.client import MERGE_PATCH, PGROLES, Client
 from pgrole_controller.kube.contexts import read_namespace
 from pgrole_controller.kube.errors import ApiError
-from pgrole_controller.kube.store import mapping, parse, sequence
+from pgrole_controller.kube.store import mapping, parse, sequence, whole
 from pgrole_controller.settings import WrongSetting
 
 _DEFAULT_NAMESPACE = "default"
@@ -115,10 +116,9 @@ async def approve(choice: ServerChoice, drift: ReportedDrift, wait: float, conso
     why = progress.message or "the object is not there any more"
     if progress.offered:
         console.print(make_printable(f"not corrected within {wait:g} s: {', '.join(progress.left)}. {why}"))
-        console.print(
-            f"The approval stands while exactly this drift is reported. To withdraw it: kubectl annotate pgrole "
-            f"-n {drift.namespace} {drift.name} {APPROVE}-"
-        )
+        withdraw = f"kubectl annotate pgrole -n {quote(drift.namespace)} {quote(drift.name)} {APPROVE}-"
+        stands = f"The approval stands while exactly this drift is reported. To withdraw it: {withdraw}"
+        console.print(make_printable(stands))
     else:
         console.print(make_printable(f"not corrected: {', '.join(progress.left)}: the drift is another one now. {why}"))
     return FAILED
@@ -192,7 +192,7 @@ def drift_of(obj: dict[str, Any]) -> ReportedDrift:
         name,
         str(metadata.get("uid")),
         str(metadata.get("resourceVersion")),
-        int(metadata.get("generation") or 0),
+        whole(metadata.get("generation")),
         digest,
         tuple(mapping(one) for one in sequence(approval.get("fields"))),
         {str(one.get("name")): tuple(map(str, sequence(one["changes"]))) for one in databases if one.get("changes")},

@@ -155,7 +155,7 @@ def _add_access(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument("role", nargs="?", metavar="ROLE", help="what this role may do, in all databases")
     parser.add_argument("--on", metavar="SCHEMA.OBJECT", help="who may use this table, view, sequence or routine")
-    parser.add_argument("--database", metavar="NAME", help="this database only")
+    parser.add_argument("--database", type=_name, metavar="NAME", help="this database only")
     _add_output(parser, "text", "json", "dot", "svg")
 
 
@@ -173,7 +173,9 @@ def _add_history(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--since", type=_period, default=_period("7d"), metavar="PERIOD", help="period, e.g. 12h or 7d (default: 7d)"
     )
-    parser.add_argument("--database", metavar="NAME", help="what this database recorded itself; default: home database")
+    parser.add_argument(
+        "--database", type=_name, metavar="NAME", help="what this database recorded itself; default: home database"
+    )
     parser.add_argument(
         "--limit", type=_number, default=500, metavar="N", help="at most this many drifts, the latest (default: 500)"
     )
@@ -214,7 +216,7 @@ def _add(
     )
     where = parser.add_argument_group("server and cluster", _CONNECTION)
     where.add_argument("--dsn", type=_dsn, metavar="DSN", help="postgresql://user:password@host:port/database")
-    where.add_argument("--server", metavar="NAME", help="PgServer")
+    where.add_argument("--server", type=_name, metavar="NAME", help="PgServer")
     where.add_argument("-n", "--namespace", metavar="NAME", help="namespace of the PgRoles")
     where.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig file")
     where.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
@@ -239,6 +241,12 @@ def _dsn(value: str) -> str:
         return read_dsn(value)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _name(value: str) -> str:
+    if not value:
+        raise argparse.ArgumentTypeError("it takes a name, which is not empty")
+    return value
 
 
 def _period(value: str) -> float:

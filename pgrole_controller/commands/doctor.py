@@ -1,8 +1,6 @@
 """The command `doctor`: checks the cluster and the servers, and prints findings with the commands that mend them."""
 
 import argparse
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -15,12 +13,13 @@ from rich.text import Text
 from pgrole_controller.commands.arguments import DONE, FAILED, ServerChoice, server_choice
 from pgrole_controller.commands.doctor_cluster import ClusterChecks, ClusterKnowledge
 from pgrole_controller.commands.doctor_server import check_server
-from pgrole_controller.commands.output import finish, make_console, make_printable
+from pgrole_controller.commands.output import finish, make_console, make_printable, render_document, write_document
 from pgrole_controller.commands.servers import of_dsn, read_server
 from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.core.cluster_findings import CLUSTER, not_checked
+from pgrole_controller.core.ddl import spell_printably
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.finding import Finding, FindingState, describe, has_problem, summarize
+from pgrole_controller.core.finding import Finding, FindingState, RemedyKind, describe, has_problem, summarize
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import KubeError, NotConfigured
 from pgrole_controller.settings import WrongSetting
@@ -89,7 +88,7 @@ def _at_dsn(found: Sequence[ServerConfig], dsn: str) -> ServerConfig:
 
 def _show(findings: Sequence[Finding], output: str) -> int:
     if output == "json":
-        sys.stdout.write(as_json(findings))
+        write_document(as_json(findings))
     else:
         print_findings(make_console(), findings)
     return FAILED if has_problem(findings) else DONE
@@ -98,7 +97,7 @@ def _show(findings: Sequence[Finding], output: str) -> int:
 def as_json(findings: Sequence[Finding]) -> str:
     """The documented form: docs/doctor.md."""
     shape = {"summary": summarize(findings), "findings": [describe(finding) for finding in findings]}
-    return json.dumps(shape, indent=2) + "\n"
+    return render_document(shape)
 
 
 def print_findings(console: Console, findings: Sequence[Finding]) -> None:
@@ -119,6 +118,6 @@ def _print_finding(console: Console, finding: Finding) -> None:
     console.print(grid)
     for remedy in finding.remedies:
         where = f"  (in database {make_printable(remedy.database)})" if remedy.database else ""
-        console.print(
-            Text(f"      {remedy.kind.value}> {make_printable(remedy.command)}{where}", style="dim"), soft_wrap=True
-        )
+        command = spell_printably(remedy.command) if remedy.kind is RemedyKind.SQL else remedy.command
+        line = f"      {remedy.kind.value}> {make_printable(command)}{where}"
+        console.print(Text(line, style="dim"), soft_wrap=True)

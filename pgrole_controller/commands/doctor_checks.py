@@ -1,14 +1,12 @@
 """Runs the checks of `doctor` one by one: a check that fails is a finding of its own, and hides no other."""
 
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from pgrole_controller.core.errors import PgRoleError, internal_error
+from pgrole_controller.commands.output import make_unexpected
+from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.finding import Finding, FindingState
 from pgrole_controller.kube.errors import KubeError
-
-log = logging.getLogger(__name__)
 
 #: The findings of one question.
 Check = Callable[[], Awaitable[list[Finding]]]
@@ -29,9 +27,8 @@ class CheckList:
             text = error.message
         except KubeError as error:
             text = str(error)
-        except Exception as error:
-            log.exception("a check failed", extra={"check": name})
-            text = internal_error(error).message
+        except Exception as error:  # noqa: BLE001 -- a finding of its own
+            text = make_unexpected(error).message
         else:
             self.findings += found
             return True

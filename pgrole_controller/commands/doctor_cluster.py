@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from shlex import quote
 from typing import Any
 
 from pgrole_controller import __version__
@@ -171,7 +172,7 @@ class ClusterChecks:
             except ApiError as error:
                 if error.status != 403:
                     raise
-                look = f"kubectl auth can-i --list --as={account} -n {self.choice.own_namespace}"
+                look = f"kubectl auth can-i --list --as={quote(account)} -n {quote(self.choice.own_namespace)}"
                 return [not_checked("the controller's rights", "you may not create SubjectAccessReviews", shell(look))]
         return [judge.judge_controller_rights(account, self.watched, missing)]
 
@@ -282,7 +283,7 @@ def _read(answer: bytes) -> dict[str, Any]:
     """An answer that is no object of the API, such as the version. Raises BadStream."""
     try:
         return mapping(json.loads(answer))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         message = f"the API server's answer is not JSON: {len(answer)} bytes"
         raise BadStream(message) from error
 

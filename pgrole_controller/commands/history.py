@@ -1,7 +1,6 @@
 """The command `history`: drifts from the database that keeps them, or from the status of PgRoles in the cluster."""
 
 import argparse
-import json
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pgrole_controller.commands.arguments import DONE, ServerChoice, server_choice
-from pgrole_controller.commands.output import finish, make_console, make_printable
+from pgrole_controller.commands.output import finish, make_console, make_printable, render_document, write_document
 from pgrole_controller.commands.servers import find_server, read_server, reading
 from pgrole_controller.controller.objects import role_of, server_of
 from pgrole_controller.controller.server import ServerConfig
@@ -164,7 +163,7 @@ def _drifts_of(obj: dict[str, Any]) -> list[ListedDrift]:
 
 def _show(history: History, output: str) -> int:
     if output == "json":
-        sys.stdout.write(as_json(history))
+        write_document(as_json(history))
         return DONE
     console = make_console()
     for line in as_notes(history):
@@ -186,7 +185,7 @@ def as_json(history: History) -> str:
         "truncated": history.truncated,
         "drifts": [describe(drift) for drift in history.shown],
     }
-    return json.dumps(shape, indent=2) + "\n"
+    return render_document(shape)
 
 
 def as_notes(history: History) -> list[str]:

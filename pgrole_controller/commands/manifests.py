@@ -6,6 +6,7 @@ aliases included. Other kinds are ignored; a List is unfolded.
 
 import os
 import re
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,10 +27,13 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 
-#: Bytes of one file, files of all directories, and values of one document after its aliases are expanded.
+#: Bytes of one file and of all, files of a directory, values of one document after its aliases are expanded, and how
+#: deeply they are nested: libyaml's own composer calls itself, and a C stack that overflows ends the process.
 LARGEST_FILE = 32 * 2**20
+MOST_BYTES = 256 * 2**20
 MOST_FILES = 10_000
 MOST_VALUES = 500_000
+DEEPEST = 200
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _GROUP = "pgrole.dev/"
@@ -203,24 +207,54 @@ class _Unusable(Exception):
 
 
 def _texts(names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    left = MOST_BYTES
+    for place, content in _contents(names):
+        left -= len(content)
+        if left < 0:
+            raise WrongSetting(f"-f: more than {MOST_BYTES // 2**20} MiB in all: plan them in parts")
+        yield ("standard input" if place == STDIN else place), _decode(f"-f {place}", content)
+
+
+def _contents(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     for name in dict.fromkeys(names):
+        if not name:
+            raise WrongSetting("-f takes a file, a directory or -")
         if name == STDIN:
-            yield "standard input", _decode("-f -", sys.stdin.buffer.read(LARGEST_FILE + 1))
+            yield name, sys.stdin.buffer.read(LARGEST_FILE + 1)
             continue
         path = Path(name)
-        for file in _files(path) if path.is_dir() else (path,):
-            try:
-                with file.open("rb") as opened:
-                    content = opened.read(LARGEST_FILE + 1)
-            except OSError as error:
-                raise WrongSetting(f"-f {file}: {error.strerror or type(error).__name__}") from error
-            yield str(file), _decode(f"-f {file}", content)
+        try:
+            if stat.S_ISDIR(path.stat().st_mode):
+                yield from ((str(file), _read(file, regular=True)) for file in _files(path))
+            else:
+                yield name, _read(path)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+
+
+def _read(file: Path, *, regular: bool = False) -> bytes:
+    """`regular`: a pipe or a device in a directory would be waited for, without a word."""
+    try:
+        if regular and not stat.S_ISREG(file.stat().st_mode):
+            raise WrongSetting(f"-f {file}: not a regular file: remove it from the directory")
+        with file.open("rb") as opened:
+            return opened.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: OSError) -> WrongSetting:
+    return WrongSetting(f"-f {error.filename or file}: {error.strerror or type(error).__name__}")
+
+
+def _complain(error: OSError) -> None:
+    raise error
 
 
 def _files(folder: Path) -> list[Path]:
     """The manifests in a directory, without hidden files and directories."""
     found: list[Path] = []
-    for place, folders, names in os.walk(folder):
+    for place, folders, names in os.walk(folder, onerror=_complain):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [Path(place, name) for name in sorted(names) if name.endswith(_SUFFIXES) and not name.startswith(".")]
         if len(found) > MOST_FILES:
@@ -253,11 +287,12 @@ def _values(name: str, line: int, document: str) -> Iterable[tuple[str, object]]
     """The value of one document, with the place where it begins. Raises _Unusable."""
     loader = None
     try:
+        _check_depth(document)
         loader = _Loader(document)
         node = loader.get_single_node()
         if node is None:
             return []
-        _check_size(node)
+        _check_size(node, line)
         return [(f"{name}:{line + node.start_mark.line}", loader.construct_document(node))]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -272,8 +307,26 @@ def _values(name: str, line: int, document: str) -> Iterable[tuple[str, object]]
             loader.dispose()
 
 
-def _check_size(root: yaml.Node) -> None:
-    """Raises _Unusable for a document whose aliases make it contain itself, or more values than an object may have."""
+def _check_depth(document: str) -> None:
+    """Raises _Unusable for values that are nested too deeply. Most documents cannot be, which takes little to see: a
+    level needs a bracket, or at least half a column.
+    """
+    if document.count("[") + document.count("{") + 2 * max(map(len, document.splitlines()), default=0) < DEEPEST:
+        return
+    depth = 0
+    for event in yaml.parse(document, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > DEEPEST:
+                raise _Unusable("the document is nested too deeply")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _check_size(root: yaml.Node, line: int) -> None:
+    """Raises _Unusable for a document whose aliases make it contain itself, for more values than an object may have,
+    and for a key that is given twice: only the last value would count, whatever a reader sees first.
+    """
     sizes: dict[int, int | None] = {}
 
     def measure(node: yaml.Node) -> int:
@@ -286,6 +339,7 @@ def _check_size(root: yaml.Node) -> None:
             return known
         sizes[id(node)] = None
         if isinstance(node, yaml.MappingNode):
+            _check_keys(node, line)
             size = 1 + sum(measure(key) + measure(value) for key, value in node.value)
         else:
             size = 1 + sum(measure(item) for item in node.value)
@@ -295,3 +349,12 @@ def _check_size(root: yaml.Node) -> None:
         return size
 
     measure(root)
+
+
+def _check_keys(node: yaml.MappingNode, line: int) -> None:
+    seen: set[tuple[str, str]] = set()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            if (key.tag, key.value) in seen:
+                raise _Unusable(f'key "{key.value}" is given twice: remove one', line + key.start_mark.line)
+            seen.add((key.tag, key.value))

@@ -1,47 +1,82 @@
 """What commands print: tables and colours on a terminal, plain text in a pipe, NO_COLOR respected (by rich)."""
 
-import os
+import io
+import json
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from rich.console import Console
 
-from pgrole_controller.commands.arguments import DONE, FAILED
-from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.commands.arguments import FAILED
+from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Transient, make_legible
+from pgrole_controller.ending import describe_unexpected, shows_tracebacks
+from pgrole_controller.ending import make_printable as make_printable
 from pgrole_controller.kube.errors import ApiError, BadStream, NotConfigured, Unreachable
 from pgrole_controller.program import program_name
+
+log = logging.getLogger(__name__)
 
 #: Columns of a table in a pipe, so that no row is cut or folded.
 _WIDE = 10_000
 
 
+class OutputConsole(Console):
+    """Leaves it to the program how it ends when the reader closes the pipe: rich's own would be an error."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # what rich has caught
+
+
 def make_console(stream: TextIO | None = None) -> Console:
     """Prints to `stream` (default: standard output). No markup and no highlighting: names may contain brackets."""
     stream = stream or sys.stdout
-    width = None if stream.isatty() else _WIDE
-    return Console(file=stream, markup=False, highlight=False, emoji=False, soft_wrap=not stream.isatty(), width=width)
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")  # names that the terminal's encoding lacks
+    wraps = stream.isatty()
+    width = None if wraps else _WIDE
+    return OutputConsole(file=stream, markup=False, highlight=False, emoji=False, soft_wrap=not wraps, width=width)
 
 
-def make_printable(text: str) -> str:
-    """Escapes what a name can contain besides printable characters, such as terminal control sequences."""
-    if text.isprintable():
-        return text
-    return "".join(
-        sign if sign.isprintable() else sign.encode("unicode_escape", "surrogatepass").decode() for sign in text
-    )
+def write_document(text: str) -> None:
+    """Writes JSON, SQL or a picture to standard output: in UTF-8, whatever the encoding of the terminal."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
+    sys.stdout.write(text)
+
+
+def render_document(content: object) -> str:
+    """JSON in ASCII, valid for every reader: bytes of names in another encoding are shown as in messages."""
+    return json.dumps(_make_valid(content), indent=2) + "\n"
+
+
+def _make_valid(value: object) -> object:
+    if isinstance(value, str):
+        return NOT_UTF8.sub(lambda found: make_legible(found[0]), value)
+    if isinstance(value, Mapping):
+        return {_make_valid(key): _make_valid(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_make_valid(one) for one in value]
+    return value
+
+
+def make_unexpected(error: Exception) -> Transient:
+    """For the object or the check that an error is one of, so that it hides no other."""
+    log.error("unexpected error", exc_info=error)
+    return Transient(Reason.INTERNAL_ERROR, describe_unexpected(error))
 
 
 def finish(command: Callable[[], int]) -> int:
-    """Runs a command and returns its exit code. Prints expected errors; survives a reader that closes the pipe."""
+    """Runs a command and returns its exit code. Prints expected errors; the program's end does the rest."""
+    if not shows_tracebacks() and not logging.getLogger().handlers:
+        logging.getLogger().addHandler(logging.NullHandler())  # otherwise Python prints them to standard error
     try:
-        code = command()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
-    except (PgRoleError, ApiError, Unreachable, BadStream, NotConfigured) as error:
+        return command()
+    except* (PgRoleError, ApiError, Unreachable, BadStream, NotConfigured) as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):  # of what failed together, the first tells enough
+            error = error.exceptions[0]
         message = error.message if isinstance(error, PgRoleError) else str(error)
         print(f"{program_name()}: {make_printable(message)}", file=sys.stderr)  # noqa: T201
-        return FAILED
-    return code
+    return FAILED

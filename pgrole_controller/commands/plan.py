@@ -1,8 +1,6 @@
 """The command `plan`: what applying PgRole files would do. Needs no cluster if a DSN names the server."""
 
 import argparse
-import io
-import sys
 from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -12,7 +10,7 @@ import anyio
 
 from pgrole_controller.commands.arguments import DIFFERENT, DONE, FAILED, ServerChoice, server_choice
 from pgrole_controller.commands.manifests import DeclaredRole, DeclaredServer, Manifests, WrongDocument, read_manifests
-from pgrole_controller.commands.output import finish, make_console
+from pgrole_controller.commands.output import finish, make_console, write_document
 from pgrole_controller.commands.plan_cluster import (
     ClusterView,
     created_at,
@@ -29,7 +27,7 @@ from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.imports import gc_paused
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
-from pgrole_controller.kube.store import mapping
+from pgrole_controller.kube.store import mapping, whole
 from pgrole_controller.settings import WrongSetting
 
 #: Objects that are not in the cluster are younger than all that are, in the order of the files.
@@ -51,12 +49,10 @@ def _run(files: Sequence[str], choice: ServerChoice, output: str) -> int:
 
 def show(report: PlanReport, output: str) -> int:
     """Prints a report to standard output. Returns the exit code."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names that the terminal's encoding lacks
     if output == "json":
-        sys.stdout.write(render_json(report))
+        write_document(render_json(report))
     elif output == "sql":
-        sys.stdout.write(render_sql(report))
+        write_document(render_sql(report))
     else:
         print_plan(make_console(), report)
     if report.failed:
@@ -167,7 +163,7 @@ def _subject(place: int, one: DeclaredRole, view: ClusterView) -> Subject:
         update={
             "uid": uid or f"new-{place}",
             "creation_timestamp": created,
-            "generation": int(metadata.get("generation") or 0),
+            "generation": whole(metadata.get("generation")),
             "deletion_timestamp": None,
         }
     )

@@ -1,13 +1,12 @@
 """Prints a plan: as a coloured difference with its SQL, as JSON, or as an SQL script for psql."""
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from pgrole_controller.commands.output import make_printable
+from pgrole_controller.commands.output import make_printable, render_document
 from pgrole_controller.commands.plan_model import (
     PlannedAction,
     PlannedChange,
@@ -16,6 +15,7 @@ from pgrole_controller.commands.plan_model import (
     PlanReport,
     Sign,
 )
+from pgrole_controller.core.ddl import spell_printably
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError
 
 _COLOURS = {Sign.ADDED: "green", Sign.REMOVED: "red", Sign.CHANGED: "yellow"}
@@ -33,6 +33,10 @@ _ACTIONS: dict[PlannedAction, tuple[str, str]] = {
 }
 
 
+#: After each connection: what an owner of the database may have set could change what names mean.
+_SESSION = (r"\encoding UTF8", "SET search_path = pg_catalog, pg_temp;", "SET standard_conforming_strings = on;")
+
+
 def print_plan(console: Console, report: PlanReport) -> None:
     """Prints what differs, and one line with counts at the end. Objects without differences are only counted."""
     for note in report.notes:
@@ -47,7 +51,7 @@ def render_json(report: PlanReport) -> str:
     """The shape that docs/plan.md describes."""
     counts = {action.value: count for action, count in report.count().items()}
     shown = {"notes": list(report.notes), "counts": counts, "objects": [_describe(one) for one in report.objects]}
-    return json.dumps(shown, indent=2) + "\n"
+    return render_document(shown)
 
 
 def render_sql(report: PlanReport) -> str:
@@ -57,7 +61,7 @@ def render_sql(report: PlanReport) -> str:
         "-- Passwords are not part of it.",
         *(f"-- note: {_comment(note)}" for note in report.notes),
         r"\set ON_ERROR_STOP on",
-        r"\encoding UTF8",
+        *_SESSION,
     ]
     for one in report.objects:
         lines += _remarks(one)
@@ -91,7 +95,7 @@ def _render(one: PlannedObject) -> Text:
         where = f' in database "{make_printable(some.database)}"' if some.database else ""
         text.append(f"    SQL{where}:\n", style="dim")
         for statement in some.statements:
-            text.append(f"      {make_printable(statement)};\n")
+            text.append(f"      {make_printable(spell_printably(statement))};\n")
     return text
 
 
@@ -123,15 +127,15 @@ def _describe(one: PlannedObject) -> dict[str, Any]:
         "namespace": one.key.namespace if one.key else None,
         "name": one.key.name if one.key else None,
         "place": one.place or None,
-        "role": _text(one.role) or None,
+        "role": one.role or None,
         "server": one.server or None,
         "action": one.action.value,
         "changes": [_describe_change(change) for change in one.changes],
         "sql": [
             {
-                "database": _text(some.database) or None,
+                "database": some.database or None,
                 "afterOthers": some.late,
-                "statements": [_text(statement) for statement in some.statements],
+                "statements": list(some.statements),
             }
             for some in one.sql
         ],
@@ -147,19 +151,14 @@ def _describe_change(change: PlannedChange) -> dict[str, Any]:
     return {
         "sign": change.sign.value,
         "field": change.field,
-        "text": _text(change.words),
-        "database": _text(change.database) or None,
+        "text": change.words,
+        "database": change.database or None,
         "corrected": change.corrected,
     }
 
 
 def _describe_error(error: PgRoleError) -> dict[str, str]:
     return {"reason": error.reason.value, "message": error.message}
-
-
-def _text(text: str) -> str:
-    """Names in another encoding are not valid JSON."""
-    return NOT_UTF8.sub(lambda found: make_printable(found[0]), text)
 
 
 def _remarks(one: PlannedObject) -> Iterator[str]:
@@ -182,6 +181,7 @@ def _script(objects: Sequence[PlannedObject]) -> Iterator[str]:
             yield f"-- database {_comment(database)}: psql cannot be told this name, so its statements are left out"
             continue
         yield connect
+        yield from _SESSION
         for one in objects:
             for some in one.sql:
                 if some.database == database:
@@ -192,7 +192,7 @@ def _transaction(one: PlannedObject, some: PlannedSql) -> Iterator[str]:
     yield ""
     yield f"-- {_comment(one.name)}: {one.action.value}"
     yield "BEGIN;"
-    yield from (f"{statement};" for statement in some.statements)
+    yield from (f"{spell_printably(statement)};" for statement in some.statements)
     yield "COMMIT;"
 
 

@@ -5,12 +5,13 @@ from dataclasses import dataclass, field, replace
 
 import anyio
 
+from pgrole_controller.commands.output import make_unexpected
 from pgrole_controller.commands.plan_model import PlannedChange, PlannedSql, Sign
 from pgrole_controller.commands.plan_words import describe_privileges
 from pgrole_controller.commands.servers import reading
 from pgrole_controller.core.acl_decision import ObservedDatabase, PrivilegeDecision, decide_privileges
 from pgrole_controller.core.ddl import make_sendable, render_identifier
-from pgrole_controller.core.errors import PgRoleError, internal_error
+from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.grant_ddl import GrantStatement, statements
 from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.privilege_difference import PrivilegeDifference, phrases
@@ -163,7 +164,7 @@ def _decide(
     except PgRoleError as error:
         return PlannedPrivileges(errors=(_in(database, error),))
     except Exception as error:  # noqa: BLE001 -- this role's error, whatever the database holds
-        return PlannedPrivileges(errors=(_in(database, internal_error(error)),))
+        return PlannedPrivileges(errors=(_in(database, make_unexpected(error)),))
 
 
 def _describe(database: str, decision: PrivilegeDecision, version: int) -> PlannedPrivileges:

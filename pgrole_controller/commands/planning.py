@@ -12,6 +12,7 @@ from datetime import datetime
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Any
 
+from pgrole_controller.commands.output import make_unexpected
 from pgrole_controller.commands.plan_model import (
     PlannedAction,
     PlannedChange,
@@ -29,7 +30,7 @@ from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.ddl import statements
 from pgrole_controller.core.desired import desired_of, proof_of
 from pgrole_controller.core.diff import Create
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting, internal_error
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
 from pgrole_controller.core.kept_privileges import grantee_of, unite
 from pgrole_controller.core.ownership import find_own_claim, proves
 from pgrole_controller.core.password import DesiredPassword, PasswordOrigin
@@ -178,7 +179,7 @@ class _ServerPlan:
             except PgRoleError as error:
                 case.decision = error
             except Exception as error:  # noqa: BLE001 -- this object's error, whatever it holds
-                case.decision = internal_error(error)
+                case.decision = make_unexpected(error)
         readable = [(case, case.target) for case in self._cases if case.target is not None]
         for start in range(0, len(readable), _BATCH):
             some = readable[start : start + _BATCH]

@@ -7,6 +7,7 @@ A database in another encoding can create names that are not UTF-8; they are rea
 bytes. No client can send such a text, so statements look these names up by their bytes in the server.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 
@@ -70,6 +71,35 @@ def quote_literal(text: str) -> str:
         raise ValueError("a text cannot contain NUL")
     quoted = "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
     return "E" + quoted if "\\" in text else quoted
+
+
+#: What the functions above quote: a literal with or without escapes, or an identifier.
+_QUOTED = re.compile(r"""E'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"(?:[^"]|"")*["]""", re.DOTALL)
+
+
+def spell_printably(statement: str) -> str:
+    """The same statement of this module, on one line and in printable characters, for people and for psql: a name or a
+    text can hold what moves a terminal's cursor, or looks like other statements.
+    """
+    return statement if statement.isprintable() else _QUOTED.sub(_spell_quoted, statement)
+
+
+def _spell_quoted(found: re.Match[str]) -> str:
+    quoted = found[0]
+    if quoted.isprintable():
+        return quoted
+    if quoted.startswith('"'):
+        return "U&" + "".join(_escape(sign, "\\", "\\+", 6) for sign in quoted.replace("\\", "\\\\"))
+    if not quoted.startswith("E"):
+        quoted = "E" + quoted.replace("\\", "\\\\")
+    return "".join(_escape(sign, "\\u", "\\U", 8) for sign in quoted)
+
+
+def _escape(sign: str, prefix: str, long_prefix: str, digits: int) -> str:
+    if sign.isprintable():
+        return sign
+    code = ord(sign)
+    return f"{prefix}{code:04X}" if code <= 0xFFFF else f"{long_prefix}{code:0{digits}X}"
 
 
 def literal(value: str | int | Iterable[str] | None) -> str:

@@ -4,7 +4,7 @@ An owner has what the object's ACL gives it, which by default is everything. A s
 member of pg_read_all_data, pg_write_all_data or pg_maintain has privileges that no ACL shows.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -116,7 +116,8 @@ class AccessJudge:
         self.version = version
         self.superusers = frozenset(oid for oid, role in graph.roles.items() if role.superuser)
         self._searches: dict[tuple[int, bool], ChainSearch] = {}
-        self._sorted: tuple[AccessObject, list[tuple[tuple[str, str], list[_Holding]]]] | None = None
+        self._looked_at: AccessObject | None = None
+        self._holdings: dict[int, list[_Holding]] = {}
 
     def search(self, holder: int, *, itself: bool = False) -> ChainSearch:
         """As ChainSearch, made once."""
@@ -125,23 +126,13 @@ class AccessJudge:
             known = self._searches[holder, itself] = ChainSearch(self.graph, holder, itself=itself)
         return known
 
-    def holdings(self, of: AccessObject) -> list[tuple[tuple[str, str], list[_Holding]]]:
-        """Who holds what on an object, by column and privilege, superusers included; made once for many subjects."""
-        if self._sorted is None or self._sorted[0] is not of:
-            self._sorted = of, self._sort_holdings(of)
-        return self._sorted[1]
-
-    def _sort_holdings(self, of: AccessObject) -> list[tuple[tuple[str, str], list[_Holding]]]:
-        kinds = every_privilege(of.object.kind, self.version)
-        order = {name: place for place, name in enumerate(kinds)}
-        held: dict[tuple[str, str], list[_Holding]] = {}
-        for one in _holdings(of, self.version):
-            held.setdefault((one.column, one.privilege), []).append(one)
-        for superuser in sorted(self.superusers):
-            for privilege in kinds:
-                one = _Holding(privilege, "", Source.SUPERUSER, superuser, grantable=True)
-                held.setdefault(("", privilege), []).append(one)
-        return sorted(held.items(), key=lambda item: (item[0][0], order.get(item[0][1], len(order)), item[0][1]))
+    def holdings(self, of: AccessObject) -> Mapping[int, Sequence[_Holding]]:
+        """What is held on an object, by holder; kept for the next role, as many may hold something on one object."""
+        if self._looked_at is not of:
+            self._looked_at, self._holdings = of, {}
+            for one in _holdings(of, self.version):
+                self._holdings.setdefault(one.holder, []).append(one)
+        return self._holdings
 
     def privileges(self, subject: int, of: AccessObject) -> list[EffectivePrivilege]:
         """What a role has on an object, in PostgreSQL's order, columns last."""
@@ -160,21 +151,35 @@ class SubjectJudge:
         self._judge = judge
         self._subject = subject
         self._inherited = judge.graph.inherited((subject,))
+        self._reached = judge.graph.inherited(judge.graph.settable(subject)) | {PUBLIC}
         self._chains: dict[tuple[int, bool, bool], tuple[tuple[Chain, ...], int]] = {}
 
     def privileges(self, of: AccessObject) -> list[EffectivePrivilege]:
         """As AccessJudge.privileges."""
+        kinds = every_privilege(of.object.kind, self._judge.version)
         if self._subject in self._judge.superusers:
-            kinds = every_privilege(of.object.kind, self._judge.version)
             route = Route(Chain((self._subject,)), Source.SUPERUSER)
             return [EffectivePrivilege(name, "", (route,), 1, grantable=True) for name in kinds]
         found: dict[tuple[str, str], EffectivePrivilege] = {}
-        for (column, privilege), holdings in self._judge.holdings(of):
+        for (column, privilege), holdings in self._by_privilege(of, kinds):
             one = self._privilege(privilege, column, holdings, of.object.owner)
             whole = found.get(("", privilege)) if column else None
             if one is not None and (whole is None or (whole.after_set_role and not one.after_set_role)):
                 found[column, privilege] = one
         return list(found.values())
+
+    def _by_privilege(self, of: AccessObject, kinds: Sequence[str]) -> Iterator[tuple[tuple[str, str], list[_Holding]]]:
+        order = {name: place for place, name in enumerate(kinds)}
+        held: dict[tuple[str, str], list[_Holding]] = {}
+        holdings = self._judge.holdings(of)
+        for holder in sorted(self._reached & holdings.keys()):
+            for one in holdings[holder]:
+                held.setdefault((one.column, one.privilege), []).append(one)
+        for superuser in sorted(self._judge.superusers & self._reached):
+            for privilege in kinds:
+                one = _Holding(privilege, "", Source.SUPERUSER, superuser, grantable=True)
+                held.setdefault(("", privilege), []).append(one)
+        yield from sorted(held.items(), key=lambda item: (item[0][0], order.get(item[0][1], len(order)), item[0][1]))
 
     def _privilege(
         self, privilege: str, column: str, holdings: Sequence[_Holding], owner: int

@@ -7,22 +7,29 @@ import os
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pgrole_controller.kube.errors import NotConfigured
 
 #: A kubeconfig with certificates of a hundred clusters is smaller.
 _LARGEST = 8 * 2**20
 
 
+#: Where kubectl looks, too.
+HOME_CONFIG = "~/.kube/config"
+
+
+def is_file(path: str) -> bool:
+    """Whether it is a file, for whatever text: a user may have no home, and a path may be too long for one."""
+    return os.path.isfile(os.path.expanduser(path))  # noqa: PTH111, PTH113 -- unlike Path's, they raise nothing
+
+
 def read_namespace(kubeconfig: str | None, context: str | None) -> str | None:
     """The namespace of the context (None: the current one) in `kubeconfig`, KUBECONFIG or ~/.kube/config; None if it
     names none. Raises NotConfigured for a file that cannot be read.
     """
-    named = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    named = kubeconfig or os.environ.get("KUBECONFIG") or HOME_CONFIG
     current, contexts = context, dict[str, Any]()
     for text in named.split(os.pathsep):
-        found = _read(Path(text).expanduser()) if text else {}
+        found = _read(text) if text else {}
         current = current or _text(found.get("current-context"))
         listed = found.get("contexts")
         for one in listed if isinstance(listed, list) else ():
@@ -32,13 +39,15 @@ def read_namespace(kubeconfig: str | None, context: str | None) -> str | None:
     return _text(chosen.get("namespace"))
 
 
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+def _read(path: str) -> dict[str, Any]:
+    if not is_file(path):
         return {}
+    import yaml
+
     try:
-        with path.open("rb") as file:
+        with Path(path).expanduser().open("rb") as file:
             content = yaml.safe_load(file.read(_LARGEST))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         message = f"kubeconfig {path} is not usable: {type(error).__name__}"
         raise NotConfigured(message) from error
     return content if isinstance(content, dict) else {}

@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 
 from pgrole_controller import imports
+from pgrole_controller.kube.contexts import HOME_CONFIG, is_file
 from pgrole_controller.kube.errors import NotConfigured
 
 imports.register_kubernetes()
@@ -97,15 +98,14 @@ def _find(kubeconfig: str | None) -> str | None:
     """Returns the kubeconfig files, as listed in KUBECONFIG; None means in-cluster."""
     files = kubeconfig or os.environ.get("KUBECONFIG")
     if files:
-        if not any(Path(f).expanduser().is_file() for f in files.split(os.pathsep) if f):
+        if not any(map(is_file, files.split(os.pathsep))):
             message = f"kubeconfig {files} does not exist: {CHOICES}"
             raise NotConfigured(message)
         return files
     if os.environ.get(SERVICE_HOST_ENV_NAME) and Path(SERVICE_TOKEN_FILENAME).is_file():
         return None
-    home = Path.home() / ".kube" / "config"
-    if home.is_file():
-        return str(home)
+    if is_file(HOME_CONFIG):
+        return str(Path(HOME_CONFIG).expanduser())
     message = f"no API server is configured: {CHOICES}"
     raise NotConfigured(message)
 
@@ -120,7 +120,7 @@ async def _load_files(files: str, context: str | None) -> Credentials:
         loader = await load_kube_config(
             config_file=files, context=context, client_configuration=configuration, persist_config=False
         )
-    except (*_UNUSABLE, yaml.YAMLError) as error:
+    except (*_UNUSABLE, yaml.YAMLError, RecursionError) as error:
         message = f"kubeconfig {files} is not usable: {error or type(error).__name__}"
         raise NotConfigured(message) from error
 

@@ -119,12 +119,17 @@ def sequence(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def whole(value: object) -> int:
+    """Returns the value if it is a whole number, else 0."""
+    return value if isinstance(value, int) else 0
+
+
 def parse(answer: bytes) -> dict[str, Any]:
     """Parses an answer with one object. Raises BadStream: a proxy may answer 200 with an HTML page."""
     try:
         parsed: dict[str, Any] = json.loads(answer)
         _metadata_of(parsed)
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         message = f"the API server's answer is not an object: {len(answer)} bytes"
         raise BadStream(message) from error
     return parsed

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from pgrole_controller.api import crd
-from pgrole_controller.cli import FAILED, MISUSED, main, make_parser
+from pgrole_controller.cli import MISUSED, main, make_parser
+from pgrole_controller.ending import FAILED
 from pgrole_controller.program import CONTROLLER, PLUGIN, spell_commands
 from pgrole_controller.settings import DSN, SETTINGS
 
@@ -133,3 +134,10 @@ def test_remedies_name_the_program_that_the_user_has(monkeypatch: pytest.MonkeyP
     assert spell_commands(said) == (
         "run `kubectl pgrole sql | psql` (Secret pgrole-controller-dsn, kubectl pgrole --version)"
     )
+
+
+@pytest.mark.parametrize("words", ["doctor --server=", "access app --database=", "history --database="])
+def test_an_empty_name_is_misuse_as_of_a_variable_that_is_not_set(words: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert ended.value.code == MISUSED

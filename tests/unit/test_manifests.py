@@ -1,5 +1,6 @@
 """commands/manifests.py: what is read of files, and that an error is one of its own document."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,48 @@ def test_maps_with_free_keys_have_no_unknown_fields() -> None:
     spec = "{parameters: {app.tenant: x, work_mem: 8MB}, databaseParameters: [{database: d, parameters: {a.b: c}}]}"
     found = parse_manifests("f.yaml", (ROLE % "a").replace("{}", spec), "shop")
     assert found.wrong == ()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 100_000, "- " * 100_000, "a:\n" + " [" * 300 + "]" * 300])
+def test_deeply_nested_documents_are_refused_before_libyaml_exhausts_the_stack(text: str) -> None:
+    found = parse_manifests("f.yaml", f"{text}\n---\n{ROLE % 'a'}", "shop")
+    assert [one.error.message for one in found.wrong] == ["the document is nested too deeply"]
+    assert len(found.roles) == 1
+
+
+def test_many_brackets_and_long_lines_are_not_deep() -> None:
+    comment = "[" * 500 + "x" * 500
+    text = (ROLE % "a").replace("spec: {}", f'spec: {{comment: "{comment}"}}')
+    assert parse_manifests("f.yaml", text, "shop").roles[0].pgrole.spec.comment == comment
+
+
+def test_a_key_that_is_given_twice_is_an_error_of_its_line() -> None:
+    text = (ROLE % "a").replace("spec: {}", "spec:\n  login: false\n  login: true")
+    found = parse_manifests("f.yaml", text, "shop")
+    assert found.roles == ()
+    assert [(one.place, one.error.message) for one in found.wrong] == [
+        ("f.yaml:6", 'key "login" is given twice: remove one')
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("", "takes a file"), ("a" * 5000, "File name too long"), ("no/such", "No such file")]
+)
+def test_a_name_that_is_no_file_is_misuse(name: str, text: str) -> None:
+    with pytest.raises(WrongSetting, match=text):
+        read_manifests([name], "shop")
+
+
+def test_a_pipe_in_a_directory_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.yaml")
+    with pytest.raises(WrongSetting, match=r"a\.yaml: not a regular file"):
+        read_manifests([str(tmp_path)], "shop")
+
+
+def test_links_that_lead_nowhere_are_named_and_those_to_directories_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(ROLE % "a")
+    (tmp_path / "again").symlink_to(tmp_path)
+    assert len(read_manifests([str(tmp_path)], "shop").roles) == 1
+    (tmp_path / "loop.yaml").symlink_to("loop.yaml")
+    with pytest.raises(WrongSetting, match=r"loop\.yaml"):
+        read_manifests([str(tmp_path)], "shop")

@@ -6,6 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
+from pgrole_controller.commands.output import render_document
 from pgrole_controller.commands.plan_model import (
     PlannedAction,
     PlannedChange,
@@ -79,9 +80,15 @@ def test_a_database_that_no_line_can_name_is_left_out_of_the_script() -> None:
     script = render_sql(PlanReport((one,)))
     assert "SELECT 1" not in script
     assert "left out" in script
-    assert all(line.startswith(("--", "\\")) for line in script.splitlines() if line)
+    assert all(line.startswith(("--", "\\", "SET ")) for line in script.splitlines() if line)
 
 
 def test_the_last_line_counts() -> None:
     assert printed(PlanReport(()), terminal=False).splitlines()[-1] == "nothing to do: 0 objects as declared"
     assert printed(PlanReport((planned("x"),)), terminal=False).splitlines()[-1] == "1 object: 1 change"
+
+
+def test_documents_are_valid_json_in_ascii_for_names_in_another_encoding() -> None:
+    shown = render_document({"na\udcffme": ["\udce9", ("\u202e",)]})
+    assert json.loads(shown) == {"na\\xffme": ["\\xe9", ["\u202e"]]}
+    assert shown.isascii()

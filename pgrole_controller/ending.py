@@ -1,0 +1,103 @@
+"""How a command ends: its exit code, and one line for an error, whatever its standard files are.
+
+Guarantees: no traceback unless PGROLE_LOG_LEVEL is `debug`; a reader that closes the pipe is no error to report.
+"""
+
+import io
+import os
+import sys
+from collections.abc import Callable
+
+from pgrole_controller.program import program_name
+
+FAILED = 1
+#: As a shell reports a program that the signals SIGINT and SIGPIPE ended.
+INTERRUPTED = 128 + 2
+UNREAD = 128 + 13
+
+_DEBUG = "PGROLE_LOG_LEVEL"
+
+
+def end(command: Callable[[], int]) -> int:
+    """Runs a command to its end and returns the exit code. Lets SystemExit pass."""
+    _fill_standard_files()
+    try:
+        try:
+            return command()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _discard_output()
+        return UNREAD
+    except OSError as error:
+        _discard_output()
+        return _fail(error, f"{error.strerror or type(error).__name__}{_name_file(error)}")
+    except Exception as error:  # noqa: BLE001 -- whatever happens, one line
+        return _fail(error, describe_unexpected(error))
+
+
+def describe_unexpected(error: Exception) -> str:
+    """What no one foresaw, and where it was raised. Its own text is left out, since it may quote a secret."""
+    return f"unexpected error: {type(error).__name__}{_name_place(error)}; with {_DEBUG}=debug, its traceback is shown"
+
+
+def shows_tracebacks() -> bool:
+    """Whether the user asked for them."""
+    return os.environ.get(_DEBUG, "").lower() == "debug"
+
+
+def make_printable(text: str) -> str:
+    """Escapes what a name can contain besides printable characters, such as terminal control sequences."""
+    if text.isprintable():
+        return text
+    return "".join(
+        sign if sign.isprintable() else sign.encode("unicode_escape", "surrogatepass").decode() for sign in text
+    )
+
+
+def _fill_standard_files() -> None:
+    """A standard file that is closed would become the next file or connection that is opened."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123 -- until the end
+
+
+def _discard_output() -> None:
+    """What is left in the buffers is not written at exit either."""
+    for file in (sys.stdout, sys.stderr):
+        try:
+            file.flush()
+        except OSError:
+            try:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+            except io.UnsupportedOperation:
+                continue  # no file of the operating system
+
+
+def _fail(error: Exception, text: str) -> int:
+    if shows_tracebacks():
+        sys.excepthook(type(error), error, error.__traceback__)
+    try:
+        print(f"{program_name()}: {text}", file=sys.stderr)  # noqa: T201
+    except OSError:
+        _discard_output()
+    return FAILED
+
+
+def _name_file(error: OSError) -> str:
+    return f": {str(error.filename)[:200]!a}" if error.filename is not None else ""
+
+
+def _name_place(error: BaseException) -> str:
+    """Where it was raised; of a group, its first error."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return ""
+    return f" in {os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}"  # noqa: PTH119

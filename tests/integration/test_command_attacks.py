@@ -1,0 +1,167 @@
+"""Commands under attack: names that look like commands of psql, an owner who sets traps, readers that leave."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import asyncpg
+import pytest
+
+from pgrole_controller.core.ddl import quote_identifier
+from pgrole_controller.local.postgres import PostgresServer
+from tests.integration.look_support import run_command
+
+NAMES = (
+    "atk\n\\! touch %s\n--",
+    "atk\x1b[31mred",
+    "atk\u202ebidi\U000e0041",
+    'atk"quo"te',
+    "atk\\",
+    "atk'; DROP ROLE x; --",
+    "atk`touch %s`",
+    "atk{brace}",
+    "atk[bold]",
+    "atk café",
+)
+TRAPS = """
+CREATE FUNCTION public.trap(text, text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE 'TRAPPED'; END $$;
+CREATE OPERATOR public.= (LEFTARG = text, RIGHTARG = text, FUNCTION = public.trap);
+CREATE FUNCTION public.textsend(text) RETURNS bytea LANGUAGE plpgsql AS $$ BEGIN RAISE 'TRAPPED'; END $$;
+CREATE FUNCTION public.current_setting(text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE 'TRAPPED'; END $$;
+"""
+
+
+def write_objects(place: Path, database: str, names: list[str], *, adopt: bool) -> Path:
+    """A role for each name: a member of it, with its text as comment and parameter, and a table of that name."""
+    items = [
+        {
+            "apiVersion": "pgrole.dev/v1alpha1",
+            "kind": "PgRole",
+            "metadata": {"name": f"atk{number}"},
+            "spec": {
+                "name": f"atk_of_{database}_{number}",
+                "adopt": adopt,
+                "comment": name.replace("\x1b", "") + " :x :'HOME' $1 %s \\gexec",
+                "memberOf": [{"role": name}],
+                "parameters": {"app.text": name.replace("\x1b", "")},
+                "privileges": [
+                    {
+                        "database": database,
+                        "objects": [
+                            {"kind": "Table", "schema": "public", "names": [name[:60]], "privileges": ["SELECT"]}
+                        ],
+                    }
+                ],
+            },
+        }
+        for number, name in enumerate(names)
+        if "\x1b" not in name or not adopt
+    ]
+    file = place / "roles.json"
+    file.write_text(json.dumps({"kind": "List", "items": items}, ensure_ascii=False), encoding="utf-8")
+    return file
+
+
+def run_psql(server: PostgresServer, dsn: str, script: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PGCLIENTENCODING": "LATIN1"}
+    command = [str(server.psql), "-X", "-d", dsn]
+    return subprocess.run(command, input=script, capture_output=True, env=environment, encoding="utf-8", check=False)
+
+
+async def test_psql_runs_the_script_of_a_plan_as_it_is_meant(
+    postgres_server: PostgresServer, database: str, tmp_path: Path
+) -> None:
+    name = database.rpartition("/")[2]
+    pwned = Path(f"/tmp/{name}")
+    names = [one.replace("%s", str(pwned))[:50] + name[-4:] for one in NAMES]
+    connection = await asyncpg.connect(database)
+    try:
+        for one in names:
+            await connection.execute(f"CREATE ROLE {quote_identifier(one)}")
+            await connection.execute(f"CREATE TABLE public.{quote_identifier(one)} (a int)")
+        await connection.execute(TRAPS)
+        for setting in ("search_path = public, pg_catalog", "standard_conforming_strings = off"):
+            await connection.execute(f"ALTER DATABASE {name} SET {setting}")
+        file = write_objects(tmp_path, name, names, adopt=False)
+        answer = await run_command("plan", "-f", str(file), "-o", "sql", PGROLE_DSN=database)
+        assert answer.code == 3, answer.err
+        assert all(line.isprintable() for line in answer.out.splitlines())
+        done = await anyio.to_thread.run_sync(run_psql, postgres_server, postgres_server.dsn(), answer.out)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert not await anyio.Path(pwned).exists()
+        file = write_objects(tmp_path, name, names, adopt=True)
+        planned = json.loads((await run_command("plan", "-f", str(file), "-o", "json", PGROLE_DSN=database)).out)
+        assert {one["action"] for one in planned["objects"]} == {"adopt"}
+        assert [one["changes"] for one in planned["objects"] if one["changes"]] == []
+    finally:
+        made = [f"atk_of_{name}_{number}" for number in range(len(names))]
+        quoted = [quote_identifier(one) for one in (*made, *names)]
+        for one in quoted:
+            with_role = await connection.fetchval("SELECT pg_catalog.to_regrole($1)", one)
+            if with_role is not None:
+                await connection.execute(f"DROP OWNED BY {one}; DROP ROLE {one}")
+        await connection.close()
+
+
+async def test_looking_writes_nothing(own_postgres: PostgresServer, tmp_path: Path) -> None:
+    dsn = own_postgres.dsn()
+    connection = await asyncpg.connect(dsn)
+    await connection.execute("CREATE ROLE app LOGIN; CREATE TABLE public.t (a int); GRANT SELECT ON public.t TO app")
+    query = "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())"
+    before = await connection.fetchval(query)
+    file = write_objects(tmp_path, "postgres", ["app"], adopt=True)
+    for words in (
+        ("plan", "-f", str(file)),
+        ("access", "app"),
+        ("access", "--on", "public.t"),
+        ("history",),
+        ("doctor",),
+    ):
+        answer = await run_command(*words, PGROLE_DSN=dsn)
+        assert "Traceback" not in answer.err
+    assert await connection.fetchval(query) == before
+    assert await connection.fetchval("SELECT count(*) FROM pg_catalog.pg_locks WHERE locktype = 'advisory'") == 0
+    await connection.close()
+
+
+def start(*words: str, stdout: int, dsn: str = "") -> subprocess.Popen[str]:
+    environment = {**os.environ, "KUBECONFIG": "/nonexistent", "PGROLE_DSN": dsn}
+    command = [sys.executable, "-c", "from pgrole_controller.cli import main; main()", *words]
+    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, env=environment, text=True)
+
+
+@pytest.mark.parametrize("words", ["sql", "crds", "completion bash", "access postgres", "access postgres -o json"])
+async def test_a_reader_that_leaves_is_no_error(words: str, postgres_server: PostgresServer) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with start(*words.split(), stdout=writing, dsn=postgres_server.dsn()) as command:
+        os.close(writing)
+        _, shown = await anyio.to_thread.run_sync(command.communicate)
+    assert (command.returncode, shown) == (141, "")
+
+
+@pytest.mark.parametrize("words", ["sql", "access postgres"])
+async def test_a_full_disk_is_one_line(words: str, postgres_server: PostgresServer) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    with start(*words.split(), stdout=full, dsn=postgres_server.dsn()) as command:
+        os.close(full)
+        _, shown = await anyio.to_thread.run_sync(command.communicate)
+    assert (command.returncode, shown) == (1, "pgrole-controller: No space left on device\n")
+
+
+async def test_an_interrupted_command_ends_without_a_word() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(30)
+        dsn = f"postgresql://u:s3cret@127.0.0.1:{silent.getsockname()[1]}/db"
+        with start("access", "app", stdout=subprocess.DEVNULL, dsn=dsn) as command:
+            accepted, _ = await anyio.to_thread.run_sync(silent.accept)
+            command.send_signal(signal.SIGINT)
+            _, shown = await anyio.to_thread.run_sync(command.communicate)
+            accepted.close()
+    assert (command.returncode, shown) == (130, "")

@@ -1,0 +1,46 @@
+"""ending.py: how a command ends, whatever fails."""
+
+import pytest
+
+from pgrole_controller.ending import FAILED, INTERRUPTED, UNREAD, describe_unexpected, end, make_printable
+
+
+def _raise(error: BaseException) -> int:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (KeyboardInterrupt(), INTERRUPTED, ""),
+        (BrokenPipeError(), UNREAD, ""),
+        (OSError(28, "No space left on device"), FAILED, "No space left on device"),
+        (OSError(13, "Permission denied", "/etc/\x1bx"), FAILED, "Permission denied: '/etc/\\x1bx'"),
+        (ValueError("s3cret"), FAILED, "unexpected error: ValueError in test_ending.py:"),
+        (ExceptionGroup("s3cret", [TypeError("s3cret")]), FAILED, "unexpected error: ExceptionGroup"),
+    ],
+)
+def test_an_error_is_one_line_and_quotes_nothing(
+    error: BaseException, code: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert end(lambda: _raise(error)) == code
+    shown = capsys.readouterr().err
+    assert text in shown
+    assert shown.count("\n") == bool(text)
+    assert "s3cret" not in shown
+
+
+def test_a_traceback_is_shown_to_who_asks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGROLE_LOG_LEVEL", "debug")
+    assert end(lambda: _raise(ValueError("why"))) == FAILED
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_place_is_that_of_the_first_error_of_a_group() -> None:
+    with pytest.raises(ValueError, match="why") as raised:
+        _raise(ValueError("why"))
+    assert "test_ending.py" in describe_unexpected(ExceptionGroup("", [raised.value]))
+
+
+def test_control_characters_and_half_characters_are_escaped() -> None:
+    assert make_printable("a\x1b\u202e\udcff\n") == "a\\x1b\\u202e\\udcff\\n"
