@@ -56,7 +56,7 @@ class ConsoleArguments:
 
 
 def _is_private(address: str) -> bool:
-    """Whether nobody on a network can read what is sent there."""
+    """Whether a network cannot read what is sent there."""
     try:
         parts = urlsplit(address)
         return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)
