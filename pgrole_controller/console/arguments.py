@@ -3,11 +3,13 @@
 import argparse
 import os
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from pgrole_controller.program import show_examples
 from pgrole_controller.settings import WrongSetting
 
 PORT = 8383
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +38,10 @@ class ConsoleArguments:
         if self.auth == "token":
             if self.open:
                 raise WrongSetting("--open requires --auth kubeconfig")
+            if self.api_server is not None and not _is_private(self.api_server):
+                raise WrongSetting("--api-server must begin with https://: viewers' tokens are sent to it")
             return
-        if self.host not in ("127.0.0.1", "::1", "localhost"):
+        if self.host not in LOOPBACK:
             raise WrongSetting(
                 "--auth kubeconfig requires a loopback --host: everyone who reaches it sees what you may"
             )
@@ -49,6 +53,15 @@ class ConsoleArguments:
         ):
             if given:
                 raise WrongSetting(f"{flag} requires --auth token")
+
+
+def _is_private(address: str) -> bool:
+    """Whether a network cannot read what is sent there."""
+    try:
+        parts = urlsplit(address)
+        return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)
+    except ValueError:
+        return False
 
 
 def add_console(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

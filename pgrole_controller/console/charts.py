@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import cycle
 
 from pgrole_controller.console.drift_entries import HourCount
 
@@ -82,7 +83,5 @@ def draw_chart(counts: Sequence[HourCount], source: str) -> DriftChart:
 
 def _round_up(number: int) -> int:
     """Returns the next even number of the form 2, 4, 10, 20, 40, 100: the top of the scale."""
-    top = 2
-    while top < number:
-        top = next(digit * 2 * 10**power for power in range(20) for digit in _STEPS if digit * 2 * 10**power > top)
-    return top
+    tops = (digit * 2 * 10 ** (place // len(_STEPS)) for place, digit in enumerate(cycle(_STEPS)))
+    return int(next(top for top in tops if top >= number))

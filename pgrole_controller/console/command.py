@@ -1,6 +1,7 @@
 """The command `console`: listens, and serves until it is stopped."""
 
 import asyncio
+import functools
 import logging
 import signal
 import socket
@@ -14,7 +15,7 @@ from aiohttp import web
 from anyio.abc import TaskStatus
 
 from pgrole_controller.console.arguments import ConsoleArguments
-from pgrole_controller.console.connections import LONGEST_HEADER, Connections
+from pgrole_controller.console.connections import LONGEST_HEADER, Connections, ConsoleProtocol
 from pgrole_controller.console.pages import ConsolePages
 from pgrole_controller.console.scope import ask_name, read_namespaces
 from pgrole_controller.console.security import LOOPBACK, RequestRules, read_networks
@@ -164,22 +165,25 @@ async def _owner(arguments: ConsoleArguments, sessions: Sessions, namespaces: tu
 
 @asynccontextmanager
 async def _accepting(server: ConsoleServer, listening: socket.socket) -> AsyncIterator[None]:
-    runner = web.AppRunner(
-        server.application(),
-        access_log=None,
+    runner = web.AppRunner(server.application(), handle_signals=False, shutdown_timeout=STOP_SECONDS)
+    await runner.setup()
+    manager = runner.server
+    if manager is None:
+        raise CannotServe("the web server did not start")
+    loop = asyncio.get_running_loop()
+    accept = functools.partial(
+        ConsoleProtocol,
+        manager,
+        loop=loop,
+        access_log=None,  # type: ignore[arg-type]  # as aiohttp's own runner accepts it
         logger=_QUIET,
-        handle_signals=False,
         max_field_size=LONGEST_HEADER,
         max_line_size=LONGEST_HEADER,
-        shutdown_timeout=STOP_SECONDS,
+        auto_decompress=False,  # a few kilobytes would become megabytes before any limit counts them
     )
-    await runner.setup()
-    accept = runner.server
-    if accept is None:
-        raise CannotServe("the web server did not start")
     connections = server.connections = Connections(accept)
     try:
-        listener = await asyncio.get_running_loop().create_server(connections.accept, sock=listening)
+        listener = await loop.create_server(connections.accept, sock=listening)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(connections.sweep)
             try:

@@ -1,4 +1,4 @@
-"""Limits on connections: how many there are, and how long one may take to send a request.
+"""Limits on connections: how many there are, how long one may take to send a request, and what a malformed one gets.
 
 aiohttp bounds the size of a request's head but not the time that a client takes to send it: a client that sends one
 byte a second would hold a connection for ever.
@@ -10,6 +10,8 @@ from collections.abc import Callable
 import anyio
 from aiohttp import web
 
+from pgrole_controller.console.security import HEADERS
+
 MOST_CONNECTIONS = 400
 #: Seconds without a complete request, on a new connection and between two requests.
 SILENT_SECONDS = 15.0
@@ -17,6 +19,24 @@ SWEEP_SECONDS = 1.0
 #: Bytes of one header, which may hold a token, and of a form.
 LONGEST_HEADER = 20 * 1024
 LONGEST_BODY = 32 * 1024
+
+
+class ConsoleProtocol(web.RequestHandler):
+    """Answers what is not HTTP without quoting it: aiohttp's own answer has its version and part of the request."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Raises ConnectionError if an answer was begun."""
+        super().handle_error(request, status, exc, message)
+        text = "this is not a request that the console understands\n" if status < 500 else "the console failed\n"
+        answer = web.Response(status=status, text=text, headers={**HEADERS, "Server": "pgrole"})
+        answer.force_close()
+        return answer
 
 
 class Closing(asyncio.Protocol):
@@ -40,7 +60,7 @@ class Connections:
         """The factory for the listening socket."""
         if len(self._silent_since) >= MOST_CONNECTIONS:
             self._drop_closed()
-        if len(self._silent_since) >= MOST_CONNECTIONS:
+        if len(self._silent_since) >= MOST_CONNECTIONS and not self._drop_most_silent():
             return Closing()
         protocol = self._accept()
         self._silent_since[protocol] = anyio.current_time()
@@ -66,6 +86,18 @@ class Connections:
                 transport = getattr(protocol, "transport", None)
                 if since is not None and now - since > SILENT_SECONDS and transport is not None:
                     transport.abort()
+
+    def _drop_most_silent(self) -> bool:
+        """Closes the connection that has been silent for longest. False if all wait for an answer."""
+        silent = {protocol: since for protocol, since in self._silent_since.items() if since is not None}
+        if not silent:
+            return False
+        protocol = min(silent, key=silent.__getitem__)
+        transport = getattr(protocol, "transport", None)
+        if transport is not None:
+            transport.abort()
+        del self._silent_since[protocol]
+        return True
 
     def _drop_closed(self) -> None:
         now = anyio.current_time()

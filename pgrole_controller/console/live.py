@@ -4,7 +4,7 @@ A slow page holds back only itself: what it has not been sent yet is a set of na
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import anyio
@@ -30,9 +30,11 @@ class TooManyFeeds(Exception):
 
 
 class Feed:
-    """What one open page has not been told yet."""
+    """What one open page has not been told yet. `owner`: the session that opened it."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: object = None, is_gone: Callable[[], bool] = lambda: False) -> None:
+        self.owner = owner
+        self.is_gone = is_gone
         self._pending: dict[str, None] = {}
         self._news = Signal()
         self.closed = False
@@ -71,18 +73,22 @@ class Live:
         for feed in self._feeds:
             feed.note(name)
 
-    def close(self) -> None:
-        """Ends all feeds: the viewer's session ended."""
+    def close(self, owner: object = None) -> None:
+        """Ends the feeds of one session that ended; without `owner`, all."""
         for feed in self._feeds:
-            feed.note(CONNECTION)
-            feed.close()
+            if owner is None or feed.owner is owner:
+                feed.note(CONNECTION)
+                feed.close()
 
     @contextmanager
-    def feed(self) -> Iterator[Feed]:
-        """Raises TooManyFeeds."""
-        if len(self._feeds) >= MOST_FEEDS:
+    def feed(self, owner: object = None, is_gone: Callable[[], bool] = lambda: False) -> Iterator[Feed]:
+        """`is_gone`: whether the page left, which its feed notices only when it writes. Raises TooManyFeeds."""
+        if sum(not one.is_gone() for one in self._feeds) >= MOST_FEEDS:
             raise TooManyFeeds
-        feed = Feed()
+        for one in self._feeds:
+            if one.is_gone():
+                one.close()
+        feed = Feed(owner, is_gone)
         self._feeds.append(feed)
         try:
             yield feed
@@ -90,9 +96,9 @@ class Live:
             self._feeds.remove(feed)
 
 
-async def send_events(request: web.Request, live: Live) -> web.StreamResponse:
-    """Answers until the page leaves or the session ends."""
-    with live.feed() as feed:
+async def send_events(request: web.Request, live: Live, owner: object = None) -> web.StreamResponse:
+    """Answers until the page leaves or the session `owner` ends."""
+    with live.feed(owner, lambda: request.transport is None) as feed:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await _write(response, "retry: 1000\n\n")

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-import yaml
-
 from pgrole_controller.console.drift_entries import DriftEntry
 from pgrole_controller.console.graph import Memberships, RoleNeighbours
 from pgrole_controller.console.json_reading import (
@@ -20,11 +18,11 @@ from pgrole_controller.console.json_reading import (
     read_texts,
     read_time,
 )
+from pgrole_controller.console.object_yaml import write_yaml
 from pgrole_controller.console.remedies import ReasonAdvice, describe_outlook, find_role_remedy
 from pgrole_controller.console.role_summary import RoleState, RoleSummary, judge, summarize
 from pgrole_controller.core.request import Key
 
-_LONGEST_YAML = 200_000
 _MOST_NAMES = 40
 
 _FLAGS = ("login", "superuser", "createdb", "createrole", "inherit", "replication", "bypassrls")
@@ -128,19 +126,6 @@ def read_conditions(found: Mapping[str, Any]) -> Iterator[ConditionView]:
             message=read_text(each, "message"),
             since=read_time(each, "lastTransitionTime"),
         )
-
-
-def write_yaml(found: Mapping[str, Any]) -> str:
-    """Returns the object as YAML without managedFields, cut if it is very long."""
-    metadata = {name: value for name, value in read_map(found, "metadata").items() if name != "managedFields"}
-    shown = {**found, "metadata": metadata} if metadata else dict(found)
-    order = {"apiVersion": 0, "kind": 1, "metadata": 2, "spec": 3, "status": 4}
-    shown = dict(sorted(shown.items(), key=lambda item: (order.get(str(item[0]), 5), str(item[0]))))
-    try:
-        text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=110)
-    except (yaml.YAMLError, RecursionError):
-        text = json.dumps(shown, default=str, indent=2)
-    return text if len(text) <= _LONGEST_YAML else f"{text[:_LONGEST_YAML]}\n# cut: the object is longer"
 
 
 def _rows(spec: Mapping[str, Any], summary: RoleSummary) -> Iterator[FieldRow]:

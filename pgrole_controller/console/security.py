@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from pgrole_controller.console.arguments import LOOPBACK as LOOPBACK
 from pgrole_controller.settings import WrongSetting
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -30,7 +31,6 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
     "Cache-Control": "no-store",
 }
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 METHODS = frozenset({"GET", "HEAD", "POST"})
 TOKEN_HEADER = "X-Forwarded-Access-Token"  # noqa: S105 -- a header's name
 _OWN_SITE = frozenset({"same-origin", "none"})

@@ -5,6 +5,7 @@ Pages are rendered in a thread, from a snapshot: a page with thousands of roles 
 
 import functools
 import hmac
+import http
 import logging
 import secrets
 import time
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 from typing import Protocol
+from urllib.parse import parse_qsl
 
 import anyio
 from aiohttp import hdrs, web
@@ -27,7 +29,7 @@ from pgrole_controller.console.security import (
     bearer_token,
     is_from_elsewhere,
 )
-from pgrole_controller.console.sessions import Rejected, Sessions, ViewerSession
+from pgrole_controller.console.sessions import Rejected, Sessions, ViewerSession, to_bytes
 from pgrole_controller.console.snapshot import Snapshot
 from pgrole_controller.console.viewer import Viewer
 from pgrole_controller.logs import describe_error
@@ -40,6 +42,7 @@ FORM_SECONDS = 10.0
 MOST_RENDERED = 2
 LONGEST_QUERY = 2048  # characters
 COOKIE_SECONDS = 8 * 3600
+MOST_FIELDS = 8  # of a form
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -82,7 +85,7 @@ class OwnerKey:
         self._announce(self._token)
 
     def redeem(self, token: str) -> bool:
-        if not self._token or not hmac.compare_digest(token.encode(), self._token.encode()):
+        if not self._token or not _equal(token, self._token):
             return False
         self._token = ""
         return True
@@ -175,7 +178,7 @@ class ConsoleServer:
             raise web.HTTPUnauthorized
         session.viewer.use()
         try:
-            return await send_events(request, session.viewer.live)
+            return await send_events(request, session.viewer.live, session)
         except TooManyFeeds:
             raise web.HTTPTooManyRequests from None
 
@@ -198,9 +201,16 @@ class ConsoleServer:
         viewer = session.viewer
         viewer.use()
         await viewer.wait_until_known()
-        question = PageQuestion(request.path, dict(request.query), session.csrf, datetime.now(UTC), fragment)
-        render = functools.partial(self._pages.render, question, viewer.snapshot())
-        status, html = await anyio.to_thread.run_sync(render, limiter=self._renders)
+        async with viewer.turn:  # one viewer's pages wait for each other, and for no other viewer's
+            if request.transport is None:
+                raise ConnectionError
+            if not self._sessions.holds(session):
+                if fragment:
+                    raise web.HTTPUnauthorized
+                return _redirect("/login")
+            question = PageQuestion(request.path, dict(request.query), session.csrf, datetime.now(UTC), fragment)
+            render = functools.partial(self._pages.render, question, viewer.snapshot())
+            status, html = await anyio.to_thread.run_sync(render, limiter=self._renders)
         return _page(status, html)
 
     async def _session(self, request: web.Request) -> ViewerSession | None:
@@ -279,13 +289,18 @@ async def _read_form(request: web.Request) -> dict[str, str]:
     """Raises HTTPException, TimeoutError."""
     if request.content_type != "application/x-www-form-urlencoded":
         raise web.HTTPUnsupportedMediaType
+    if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity":
+        raise web.HTTPUnsupportedMediaType
     with anyio.fail_after(FORM_SECONDS):
-        form = await request.post()
-    return {name: value for name, value in form.items() if isinstance(value, str)}
+        body = await request.read()
+    try:  # not in the charset that the request names: Python knows some that take quadratic time
+        return dict(parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=MOST_FIELDS))
+    except ValueError as error:
+        raise web.HTTPBadRequest from error
 
 
 def _equal(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode(), expected.encode())
+    return hmac.compare_digest(to_bytes(given), to_bytes(expected))
 
 
 def _page(status: int, html: str) -> web.Response:
@@ -298,11 +313,17 @@ def _redirect(path: str) -> web.Response:
 
 def _again() -> web.Response:
     """Loads the same page once more: then it is this site that asks, and the browser sends the strict cookie."""
-    return _page(200, '<!doctype html><meta http-equiv="refresh" content="0"><title>pgrole</title>')
+    head = '<meta http-equiv="refresh" content="0"><title>Loading · pgrole</title>'
+    return _page(200, f'<!doctype html><html lang="en">{head}<p>Loading')
 
 
 def _notice(status: int, text: str, headers: Mapping[str, str] | None = None) -> web.Response:
-    body = f'<!doctype html><html lang="en"><title>pgrole</title><main><h1>{status}</h1><p>{escape(text)}</p></main>'
+    title = http.HTTPStatus(status).phrase
+    body = (
+        '<!doctype html><html lang="en"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<title>{title} · pgrole</title><link rel="stylesheet" href="/static/style.css">'
+        f'<main class="narrow"><h1>{title}</h1><p>{escape(text)}</p><p><a href="/">Overview</a></p></main>'
+    )
     response = _page(status, body)
     if headers and hdrs.ALLOW in headers:
         response.headers[hdrs.ALLOW] = headers[hdrs.ALLOW]

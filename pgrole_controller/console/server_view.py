@@ -16,9 +16,10 @@ from pgrole_controller.console.json_reading import (
     read_text,
     read_texts,
 )
+from pgrole_controller.console.object_yaml import write_yaml
 from pgrole_controller.console.remedies import ReasonAdvice, describe_outlook, find_server_remedy
 from pgrole_controller.console.role_summary import RoleState, RoleSummary, judge
-from pgrole_controller.console.role_view import ConditionView, read_conditions, write_yaml
+from pgrole_controller.console.role_view import ConditionView, read_conditions
 from pgrole_controller.console.snapshot import Snapshot
 
 _MODES = {

@@ -28,6 +28,7 @@ from pgrole_controller.logs import describe_error
 log = logging.getLogger(__name__)
 
 MOST_VIEWERS = 20
+MOST_OF_ONE_USER = 4  # viewers with one user's name, each with another token or other namespaces; the oldest ends
 MOST_SESSIONS = 10  # of one viewer; the oldest ends
 LONGEST_SECONDS = 8 * 3600.0
 SWEEP_SECONDS = 1.0
@@ -41,6 +42,11 @@ MOST_CHECKS = 4
 
 LONGEST_TOKEN = 16 * 1024  # characters
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*\Z")
+
+
+def to_bytes(text: str) -> bytes:
+    """Encodes what a client sent. aiohttp passes bytes that are not UTF-8 on as surrogates."""
+    return text.encode(errors="surrogatepass")
 
 
 class Rejected(Exception):
@@ -66,11 +72,11 @@ class ViewerSession:
     viewer: Viewer
     ends_at: float  # seconds of the loop's clock
     digest: bytes
-    csrf: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    csrf: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
 
 
 class Failures:
-    """Limits failed attempts to log in. Times are in seconds of one clock."""
+    """Limits failed attempts to log in. An attempt counts from its beginning. Times are in seconds of one clock."""
 
     def __init__(self) -> None:
         self._since = 0.0
@@ -87,6 +93,11 @@ class Failures:
     def count(self, address: str | None) -> None:
         if address is not None:
             self._by_address[address] = self._by_address.get(address, 0) + 1
+
+    def forgive(self, address: str | None) -> None:
+        """The attempt did not fail, or by no fault of its own."""
+        if address is not None and self._by_address.get(address):
+            self._by_address[address] -= 1
 
 
 class Sessions:
@@ -114,7 +125,7 @@ class Sessions:
 
     def digest(self, text: str) -> bytes:
         """A keyed digest: memory that leaks shows no cookie and no token."""
-        return hmac.digest(self._key, text.encode(), hashlib.sha256)
+        return hmac.digest(self._key, to_bytes(text), hashlib.sha256)
 
     def sign(self, text: str) -> str:
         """The CSRF token of someone without a session, whose cookie holds `text`."""
@@ -136,8 +147,10 @@ class Sessions:
         """The session of a token that a trusted proxy sends with each request. Raises Rejected."""
         digest = self.digest(f"header {token}")
         session = self._sessions.get(digest)
-        if session is not None and anyio.current_time() < session.ends_at:
-            return session
+        if session is not None:
+            if anyio.current_time() < session.ends_at:
+                return session
+            self.end(session)
         viewer = await self._admit(token, (), None)
         found = self._sessions.get(digest)
         return found if found is not None and found.viewer is viewer else self._open(viewer, digest)
@@ -153,6 +166,7 @@ class Sessions:
         mine = [one for one in self._sessions.values() if one.viewer is viewer]
         for oldest in mine[: max(len(mine) - MOST_SESSIONS + 1, 0)]:
             del self._sessions[oldest.digest]
+            viewer.live.close(oldest)
         session = ViewerSession(viewer, anyio.current_time() + LONGEST_SECONDS, digest)
         self._sessions[digest] = session
         log.info("session began", extra={"viewer": viewer.name})
@@ -164,8 +178,13 @@ class Sessions:
             return
         log.info("session ended", extra={"viewer": session.viewer.name})
         self.ended()
+        session.viewer.live.close(session)
         if not any(one.viewer is session.viewer for one in self._sessions.values()):
             self._dismiss(session.viewer)
+
+    def holds(self, session: ViewerSession) -> bool:
+        """Whether the session has not ended."""
+        return self._sessions.get(session.digest) is session
 
     async def sweep(self) -> None:
         """Ends sessions that are over. Runs until cancelled."""
@@ -188,20 +207,22 @@ class Sessions:
         known = self._by_token.get(digest)
         if known is not None:
             return known
+        self._failures.count(address)
         try:
             async with self._checks, self._api.connect(token, lambda: None) as client:
                 name = await ask_name(client)
         except ApiError as error:
-            self._failures.count(address)
             if error.status == 401:
                 raise Rejected(401, "the API server does not accept this token: it is wrong or expired") from error
             raise Rejected(502, f"the API server answers with an error: {error.status} {error.reason}") from error
         except KubeError as error:
+            self._failures.forgive(address)
             raise Rejected(502, "the API server does not answer: try again") from error
+        self._failures.forgive(address)
         return self._by_token.get(digest) or self._add(self._api, token, digest, name, namespaces)
 
     def _add(self, api: ApiSource, token: str, digest: bytes, name: str, namespaces: tuple[str, ...]) -> Viewer:
-        self._make_room()
+        self._make_room(name)
 
         def refused() -> None:
             log.info("token refused, session ends", extra={"viewer": name})
@@ -213,8 +234,14 @@ class Sessions:
         self._follow(viewer)
         return viewer
 
-    def _make_room(self) -> None:
-        """Raises Rejected if as many viewers look as may; one whose watches are idle gives way."""
+    def _make_room(self, name: str) -> None:
+        """Raises Rejected if as many viewers look as may; one whose watches are idle gives way.
+
+        One user gives way to itself: tokens of one account cannot take all places.
+        """
+        own = sorted((one for one in self._scopes if name and one.name == name), key=lambda one: one.used_at)
+        for oldest in own[: max(len(own) - MOST_OF_ONE_USER + 1, 0)]:
+            self._dismiss(oldest)
         if len(self._scopes) < MOST_VIEWERS:
             return
         idle = sorted((one for one in self._scopes if not one.watching), key=lambda one: one.used_at)

@@ -79,6 +79,7 @@ class Viewer:
         """`wanted`: namespaces to try if the viewer may not list PgRoles in all."""
         self.name = name
         self.live = Live()
+        self.turn = anyio.Lock()  # of whoever renders a page for this viewer
         self._connect = connect
         self._wanted = wanted
         self._shared = shared

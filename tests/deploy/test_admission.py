@@ -135,6 +135,7 @@ async def test_the_pods_are_admitted_where_restricted_is_enforced(programs: Prog
         await render_chart(programs, *WITH_SERVERS, values=EVERYTHING | {"priorityClassName": ""}),
     ):
         await create_pod(prepared, the(objects, "Deployment"))
+    await create_pod(prepared, await console_of(programs))
 
 
 @pytest.mark.parametrize(
@@ -159,6 +160,24 @@ async def test_weaker_pods_are_refused_and_their_deployment_warns(
     answer = await dry_run(programs, prepared, [deployment])
     assert answer.code != 0
     assert "would violate PodSecurity" in answer.err
+
+
+async def console_of(programs: Programs) -> Json:
+    objects = await render_chart(programs, values={"console": {"enabled": True}})
+    return the(objects, "Deployment", f"{RELEASE}-console")
+
+
+async def test_the_console_has_no_token_no_writable_file_and_a_limit(programs: Programs) -> None:
+    pod = (await console_of(programs))["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["resources"]["limits"]["memory"]
+    assert (pod["automountServiceAccountToken"], pod["enableServiceLinks"]) == (False, False)
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["volumes"] == [{"name": "api-server-ca", "configMap": {"name": "kube-root-ca.crt"}}]
+    assert all(mount["readOnly"] for mount in container["volumeMounts"])
+    assert "env" not in container
+    assert "hostNetwork" not in pod
 
 
 async def test_what_restricted_does_not_ask_for_is_there_too(programs: Programs) -> None:

@@ -1,9 +1,11 @@
 """Attacks on the console, each against the real one in front of a real API server."""
 
 import asyncio
+import gzip
 import json
 import logging
 import secrets
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
@@ -13,12 +15,17 @@ import pytest
 import yarl
 
 from pgrole_controller.console import connections, sessions, viewer
+from pgrole_controller.console.command import serve
+from pgrole_controller.console.server import PageQuestion
+from pgrole_controller.console.snapshot import Snapshot
 from pgrole_controller.local.apiserver import ApiServer
 from tests.integration.console_stand import (
     DEADLINE,
     Accounts,
     Browser,
+    PlainPages,
     RunningConsole,
+    console_arguments,
     declare_role,
     patch_role,
     run_test_console,
@@ -163,6 +170,27 @@ class TestOtherSites:
             csrf = await browser.form_token()
             assert await browser.status("/login", "POST", json={"csrf": csrf, "token": "x"}) == 415
 
+    @pytest.mark.parametrize("charset", ["punycode", "utf-7", "unknown", "idna", "utf-16", "hex"])
+    async def test_a_form_is_read_in_no_charset_that_it_names(self, given: dict[str, Any], charset: str) -> None:
+        async with run_test_console(**given) as console, console.browser() as browser:
+            headers = {"Content-Type": f"application/x-www-form-urlencoded; charset={charset}"}
+            csrf = await browser.form_token()
+            form = f"csrf={csrf}&token=forged".encode()
+            assert await browser.status("/login", "POST", data=form, headers=headers) == 401
+            for wrong in (b"csrf=\xff", b"a=1&" * 50):
+                assert await browser.status("/login", "POST", data=wrong, headers=headers) == 400
+            for wrong in (b"csrf=%ff", b"csrf=%ed%a0%80", b"csrf=%C3%BC", b"csrf", b""):
+                assert await browser.status("/login", "POST", data=wrong, headers=headers) == 403
+
+    @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd"])
+    async def test_a_compressed_form_is_refused_and_not_decompressed(
+        self, given: dict[str, Any], encoding: str
+    ) -> None:
+        bomb = gzip.compress(b"x" * 20_000_000)
+        async with run_test_console(**given) as console, console.browser() as browser:
+            headers = {"Content-Encoding": encoding, "Content-Type": "application/x-www-form-urlencoded"}
+            assert await browser.status("/login", "POST", data=bomb, headers=headers) == 415
+
     @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"])
     async def test_nothing_can_be_written(self, given: dict[str, Any], method: str) -> None:
         async with run_test_console(**given) as console:
@@ -195,6 +223,83 @@ class TestAnswers:
                     assert set(policy.values()) == {"'self'"}
                     assert "Server" not in answer.headers
                     answer.close()
+
+    @pytest.mark.parametrize(
+        ("request_text", "status"),
+        [
+            ("SECRET\x01 / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"400"),
+            ("GET / HTTP/9.9-SECRET\r\nHost: localhost\r\n\r\n", b"400"),
+            ("GET / HTTP/1.1\r\nHost: localhost\r\nSECRET\r\n\r\n", b"400"),
+            ("GET / HTTP/1.1\r\nHost: localhost\r\nCookie: SECRET{long}\r\n\r\n", b"400"),
+            ("POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", b"400"),
+            (
+                "POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+                b"400",
+            ),
+            ("POST /login HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: xchunked\r\n\r\n", b"400"),
+            ("\x16\x03\x01\x02\x00\x01SECRET\r\n\r\n", b"400"),
+            ("GET / HTTP/1.1\r\nHost: SECRET\r\nConnection: close\r\n\r\n", b"403"),
+            ("DELETE / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"403"),
+            ("POST /roles HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"405"),
+            ("GET / HTTP/1.1\r\nHost: localhost\r\nExpect: other\r\nConnection: close\r\n\r\n", b"417"),
+            ("GET /static/none HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"404"),
+            ("GET /events HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"401"),
+            (
+                "POST /login HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+                "Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 41000\r\n\r\n{long}{long}",
+                b"413",
+            ),
+        ],
+    )
+    async def test_refusals_and_malformed_requests_have_the_headers_and_no_version(
+        self, given: dict[str, Any], request_text: str, status: bytes
+    ) -> None:
+        async with run_test_console(**given) as console:
+            answer = await exchange(console.port, request_text.format(long="x" * 20_500).encode("latin-1"))
+        head = answer.partition(b"\r\n\r\n")[0]
+        assert head.split()[1] == status, answer
+        for name, value in EXPECTED.items():
+            assert f"{name}: {value}".encode() in head, (name, head)
+        assert b"Content-Security-Policy: default-src 'none'" in head
+        assert b"aiohttp" not in answer
+        assert b"Python" not in answer
+        assert b"SECRET" not in answer
+
+    async def test_a_refusal_is_a_page_with_title_language_and_a_way_back(self, given: dict[str, Any]) -> None:
+        async with (
+            run_test_console(**given) as console,
+            console.browser() as browser,
+            browser.session.get("/static/none") as answer,
+        ):
+            text = await answer.text()
+        for part in ('<html lang="en">', "<title>Not Found", "<main", "<h1>", 'href="/"', "width=device-width"):
+            assert part in text
+
+    @pytest.mark.parametrize(
+        "request_text",
+        [
+            b"GET /roles?q=%ff%ed%a0%80&server=%00 HTTP/1.1\r\nHost: localhost\r\nCookie: __Host-pgrole=\xff\xfe\r\n",
+            b"GET /roles?q=\xff HTTP/1.1\r\nHost: localhost\r\n",
+            b"GET /roles/%ff/%ed%a0%80 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer \xff\r\n",
+            b"GET / HTTP/1.1\r\nHost: localhost\xff\r\n",
+            b"GET /login HTTP/1.1\r\nHost: localhost\r\nCookie: __Host-pgrole-form=\xff" + b"\xfe" * 30 + b"\r\n",
+            b"GET / HTTP/1.1\r\nHost: localhost\r\nOrigin: \xff\r\n",
+        ],
+    )
+    async def test_bytes_that_are_no_text_are_no_error_of_the_console(
+        self, given: dict[str, Any], request_text: bytes, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with run_test_console(**given, trusted_proxies=("127.0.0.1",)) as console:
+            answer = await exchange(console.port, request_text + b"Connection: close\r\n\r\n")
+        assert answer.split()[1] in (b"200", b"303", b"400", b"401", b"403"), answer
+        assert "page not rendered" not in caplog.messages
+
+    async def test_an_address_that_is_no_text_opens_nothing_on_a_laptop(self, api_server: ApiServer) -> None:
+        async with run_test_console(auth="kubeconfig", kubeconfig=str(api_server.kubeconfig)) as console:
+            for token in (b"%ff", b"%ed%a0%80", b"%C3%BC", b""):
+                head = b"Host: 127.0.0.1:%d\r\nConnection: close\r\n\r\n" % console.port
+                answer = await exchange(console.port, b"GET /?token=" + token + b" HTTP/1.1\r\n" + head)
+                assert answer.startswith(b"HTTP/1.1 403"), answer
 
     async def test_the_cookie_cannot_be_read_sent_in_clear_or_sent_by_other_sites(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str
@@ -300,6 +405,45 @@ class TestTokens:
             assert await browser.status("/logout", "POST", data={"csrf": csrf}) == 303
             assert await thief.status("/", headers=stolen) == 303
 
+    async def test_logout_ends_the_stream_of_a_stolen_cookie_though_the_viewer_has_another_session(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str
+    ) -> None:
+        token = await Accounts(api_server).create(namespace, sees=[namespace])
+        async with logged_in(given, token, namespace) as (console, browser), console.browser() as other:
+            assert await other.log_in(token, namespace) == 303
+            await other.show()
+            async with browser.events() as stolen, other.events() as kept:
+                csrf = await browser.form_token("/")
+                assert await browser.status("/logout", "POST", data={"csrf": csrf}) == 303
+                assert [names async for names in stolen] == [["connection"]]
+                await declare_role(api_server, namespace, "orders")
+                assert await anext(kept) == [f"role/{namespace}/orders"]
+
+    async def test_a_page_that_waits_when_the_session_ends_leads_to_the_login(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        token = await Accounts(api_server).create(namespace, sees=[namespace])
+        waits, goes_on = anyio.Event(), anyio.Event()
+
+        async def wait(_: viewer.Viewer) -> None:
+            waits.set()
+            await goes_on.wait()
+
+        async with logged_in(given, token, namespace) as (_, browser), anyio.create_task_group() as tasks:
+            csrf = await browser.form_token("/")
+            monkeypatch.setattr(viewer.Viewer, "wait_until_known", wait)
+            answers = []
+
+            async def load(**headers: str) -> None:
+                answers.append(await browser.status("/roles", headers=headers))
+
+            tasks.start_soon(load)
+            await waits.wait()
+            tasks.start_soon(lambda: load(**{"X-Fragment": "1"}))
+            assert await browser.status("/logout", "POST", data={"csrf": csrf}) == 303
+            goes_on.set()
+        assert sorted(answers) == [303, 401]
+
     async def test_a_session_ends_after_its_time(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -324,6 +468,41 @@ class TestTokens:
                 for n in range(sessions.MOST_FAILURES + 2)
             ]
         assert answers == [401] * sessions.MOST_FAILURES + [429] * 2
+
+    async def test_guessing_at_once_is_slowed_down_too(self, given: dict[str, Any]) -> None:
+        async with run_test_console(**given) as console, console.browser() as browser:
+            csrf = await browser.form_token()
+            answers: list[int] = []
+
+            async def guess(number: int) -> None:
+                data = {"csrf": csrf, "token": f"guess{number}"}
+                answers.append(await browser.status("/login", "POST", data=data))
+
+            async with anyio.create_task_group() as tasks:
+                for number in range(3 * sessions.MOST_FAILURES):
+                    tasks.start_soon(guess, number)
+        assert (answers.count(401), answers.count(429)) == (sessions.MOST_FAILURES, 2 * sessions.MOST_FAILURES)
+
+    async def test_a_token_is_not_sent_to_where_the_api_server_redirects(self) -> None:
+        heard: list[bytes] = []
+
+        async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            heard.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.close()
+
+        other = await asyncio.start_server(listen, "127.0.0.1", 0)
+        target = other.sockets[0].getsockname()[1]
+
+        async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(f"HTTP/1.1 307 Moved\r\nLocation: http://127.0.0.1:{target}/\r\n\r\n".encode())
+            writer.close()
+
+        hostile = await asyncio.start_server(redirect, "127.0.0.1", 0)
+        address = f"http://127.0.0.1:{hostile.sockets[0].getsockname()[1]}"
+        async with other, hostile, run_test_console(api_server=address) as console, console.browser() as browser:
+            assert await browser.log_in("secret-token") == 502
+        assert not any(b"secret-token" in request for request in heard)
 
     async def test_the_log_and_the_pages_contain_no_token(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str, caplog: pytest.LogCaptureFixture
@@ -420,6 +599,49 @@ class TestLimits:
             assert await browsers[1].status("/logout", "POST", data={"csrf": csrf}) == 303
             assert await browsers[3].log_in(tokens[3]) == 303
 
+    async def test_one_user_cannot_take_all_places(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sessions, "MOST_VIEWERS", 3)
+        monkeypatch.setattr(sessions, "MOST_OF_ONE_USER", 2)
+        accounts = Accounts(api_server)
+        greedy, other = [await accounts.create(namespace) for _ in range(2)]
+        async with run_test_console(**given) as console, AsyncExitStack() as stack:
+            mine = [await stack.enter_async_context(console.browser()) for _ in range(5)]
+            for number, browser in enumerate(mine):
+                assert await browser.log_in(greedy, f"namespace-{number}") == 303
+            assert [await browser.status("/") for browser in mine] == [303, 303, 303, 200, 200]
+            another = await stack.enter_async_context(console.browser())
+            assert await another.log_in(other) == 303
+
+    async def test_one_viewer_who_loads_many_pages_delays_no_other(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        accounts = Accounts(api_server)
+        greedy, other = [await accounts.create(namespace) for _ in range(2)]
+        goes_on, render = threading.Event(), PlainPages.render
+
+        def slow(pages: PlainPages, question: PageQuestion, snapshot: Snapshot) -> tuple[int, str]:
+            if question.path == "/slow":
+                goes_on.wait(DEADLINE)
+            return render(pages, question, snapshot)
+
+        async with run_test_console(**given) as console, console.browser() as one, console.browser() as two:
+            assert (await one.log_in(greedy), await two.log_in(other)) == (303, 303)
+            await one.show()
+            await two.show()
+            monkeypatch.setattr(PlainPages, "render", slow)
+            try:
+                async with anyio.create_task_group() as tasks:
+                    for _ in range(6):
+                        tasks.start_soon(one.show, "/slow")
+                    await anyio.sleep(0.2)
+                    with anyio.fail_after(DEADLINE / 2):
+                        await two.show()
+                    goes_on.set()
+            finally:
+                goes_on.set()
+
     def test_there_are_20_viewers(self) -> None:
         assert sessions.MOST_VIEWERS == 20
         assert sessions.LONGEST_SECONDS == 8 * 3600
@@ -470,23 +692,63 @@ class TestLimits:
             answer = await exchange(console.port, head + b"Content-Length: 100\r\nConnection: close\r\n\r\ncsrf=")
         assert answer.startswith(b"HTTP/1.1 408")
 
-    async def test_more_connections_than_allowed_are_closed_and_the_others_served(
+    async def test_a_connection_that_sends_nothing_gives_way_to_a_new_one(
         self, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(connections, "MOST_CONNECTIONS", 4)
         async with run_test_console(**given) as console:
             held = [await asyncio.open_connection("127.0.0.1", console.port) for _ in range(4)]
             await anyio.sleep(0.1)
-            reader, writer = await asyncio.open_connection("127.0.0.1", console.port)
-            with anyio.fail_after(DEADLINE):
-                with suppress(ConnectionError):
-                    assert await reader.read() == b""
-            writer.close()
-            first_reader, first = held[0]
-            first.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert (await first_reader.readline()).startswith(b"HTTP/1.1 200")
+            for _ in range(3):
+                answer = await exchange(console.port, b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                assert answer.startswith(b"HTTP/1.1 200")
+            with anyio.fail_after(DEADLINE), suppress(ConnectionError):
+                assert await held[0][0].read() == b""
+            newest_reader, newest = held[-1]
+            newest.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await newest_reader.readline()).startswith(b"HTTP/1.1 200")
             for _, one in held:
                 one.close()
+
+    async def test_a_connection_in_use_gives_way_to_no_other(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        token = await Accounts(api_server).create(namespace, sees=[namespace])
+        await declare_role(api_server, namespace, "orders")
+        async with logged_in(given, token, namespace) as (_, browser):
+            await browser.show()
+            async with browser.events() as events, browser.events():
+                monkeypatch.setattr(connections, "MOST_CONNECTIONS", 2)
+                reader, writer = await asyncio.open_connection("127.0.0.1", browser.console.port)
+                second_reader, second = await asyncio.open_connection("127.0.0.1", browser.console.port)
+                with anyio.fail_after(DEADLINE):
+                    for one in (reader, second_reader):
+                        with suppress(ConnectionError):
+                            assert await one.read() == b""
+                writer.close()
+                second.close()
+                await patch_role(api_server, namespace, "orders", {"connectionLimit": 9})
+                assert f"role/{namespace}/orders" in await anext(events)
+
+    async def test_the_console_stops_while_pages_are_open(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str
+    ) -> None:
+        token = await Accounts(api_server).create(namespace, sees=[namespace])
+        scope, stopped = anyio.CancelScope(), anyio.Event()
+
+        async def run(*, task_status: anyio.abc.TaskStatus[int]) -> None:
+            with scope:
+                await serve(console_arguments(**given), PlainPages(), lambda _: None, task_status=task_status)
+            stopped.set()
+
+        async with anyio.create_task_group() as tasks:
+            console = RunningConsole(await tasks.start(run))
+            async with console.browser() as browser:
+                assert await browser.log_in(token, namespace) == 303
+                async with browser.events():
+                    scope.cancel()
+                    with anyio.fail_after(DEADLINE):
+                        await stopped.wait()
 
     async def test_streams_of_one_viewer_are_limited(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch

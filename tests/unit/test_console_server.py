@@ -2,11 +2,13 @@
 
 import argparse
 import gc
+from contextlib import ExitStack
 
 import pytest
 
 from pgrole_controller.cli import main
 from pgrole_controller.console.arguments import add_console, read_arguments
+from pgrole_controller.console.live import MOST_FEEDS, Live, TooManyFeeds
 from pgrole_controller.console.objects import SharedObjects, ViewedObjects
 from pgrole_controller.console.scope import MOST_TRIED, read_namespaces
 from pgrole_controller.console.security import LOOPBACK, RequestRules, read_networks
@@ -38,6 +40,9 @@ def test_it_uses_the_kubeconfig_on_a_laptop_and_tokens_in_a_pod(monkeypatch: pyt
         (["--hostname", "example.com"], "--hostname"),
         (["--api-server", "https://x"], "--api-server"),
         (["--auth", "token", "--open"], "--open"),
+        (["--auth", "token", "--api-server", "http://10.0.0.1:8080"], "--api-server"),
+        (["--auth", "token", "--api-server", "10.0.0.1:6443"], "--api-server"),
+        (["--auth", "token", "--api-server", "https://[x"], "--api-server"),
         (["--port", "70000"], "--port"),
     ],
 )
@@ -119,6 +124,41 @@ def test_failures_are_limited_by_address_and_in_all_and_forgotten_after_a_minute
     assert failures.exceeded("b", 100.0)
     assert not failures.exceeded(None, 100.0)
     assert not failures.exceeded("a", 100.0 + FAILURE_SECONDS)
+
+
+def test_an_attempt_that_succeeds_is_forgiven() -> None:
+    failures = Failures()
+    for _ in range(3 * MOST_FAILURES):
+        failures.count("a")
+        failures.forgive("a")
+    assert not failures.exceeded("a", 0.0)
+    failures.forgive("b")
+    failures.forgive(None)
+    assert not failures.exceeded("b", 0.0)
+
+
+async def test_a_feed_ends_with_the_session_that_opened_it() -> None:
+    live, mine, other = Live(), object(), object()
+    with live.feed(mine) as one, live.feed(other) as two:
+        live.close(mine)
+        assert (one.closed, two.closed) == (True, False)
+        live.close()
+        assert two.closed
+
+
+async def test_pages_that_left_leave_room_for_others() -> None:
+    live, gone = Live(), False
+    with ExitStack() as stack:
+        left = [stack.enter_context(live.feed(is_gone=lambda: gone)) for _ in range(MOST_FEEDS)]
+        with pytest.raises(TooManyFeeds):
+            stack.enter_context(live.feed())
+        gone = True
+        stack.enter_context(live.feed())
+        assert all(feed.closed for feed in left)
+        for _ in range(MOST_FEEDS - 1):
+            stack.enter_context(live.feed())
+        with pytest.raises(TooManyFeeds):
+            stack.enter_context(live.feed())
 
 
 def an_object(version: str = "1", text: str = "") -> dict[str, object]:

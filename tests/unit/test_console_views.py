@@ -7,18 +7,20 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgrole_controller.console.charts import draw_chart
-from pgrole_controller.console.drift_entries import HOURS, count_by_hour, read_counts, read_history
+from pgrole_controller.console.drift_entries import HOURS, HourCount, count_by_hour, read_counts, read_history
 from pgrole_controller.console.graph import Memberships
 from pgrole_controller.console.json_reading import read_number, read_text, read_time
+from pgrole_controller.console.object_yaml import LONGEST_YAML, write_yaml
 from pgrole_controller.console.overview import view_overview
 from pgrole_controller.console.pages import Page, PageRequest, render, render_fragment, render_login
 from pgrole_controller.console.remedies import find_role_remedy
 from pgrole_controller.console.role_summary import RoleState, judge, summarize
-from pgrole_controller.console.role_view import view_role, write_yaml
+from pgrole_controller.console.role_view import view_role
 from pgrole_controller.console.roles_view import PAGE_ROWS, read_query, view_roles
 from pgrole_controller.console.snapshot import Snapshot
 from pgrole_controller.console.template_files import tell_distance
@@ -199,6 +201,37 @@ def test_yaml_has_no_managed_fields_and_the_order_of_kubectl() -> None:
     assert re.findall(r"^\w+", text, re.MULTILINE) == ["apiVersion", "kind", "metadata", "spec", "status"]
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        ["x" * 300] * 100_000,
+        {f"key{n}": {"privileges": ["SELECT", "INSERT"]} for n in range(20_000)},
+        {"text": "a b\n" * 300_000},
+        {"text": "\u202e\x00" * 300_000},
+        {"x" * 1_000_000: 1},
+    ],
+)
+def test_yaml_of_a_large_object_is_cut_before_it_is_written(content: Any) -> None:
+    text = write_yaml({"metadata": {"name": "x"}, "spec": content})
+    assert len(text) < LONGEST_YAML + 100
+    assert text.endswith("# cut: the object is longer\n")
+
+
+def test_yaml_of_a_deep_object_is_cut() -> None:
+    deep: Any = "bottom"
+    for _ in range(900):
+        deep = {"a": [deep]}
+    assert write_yaml({"spec": deep}).endswith("# cut: the object is longer\n")
+
+
+def test_yaml_of_an_object_that_fits_is_the_object() -> None:
+    found = {
+        "metadata": {"name": "x"},
+        "spec": {"comment": "é\u202e", "empty": {}, "none": None, "list": [1, 2.5, True]},
+    }
+    assert yaml.safe_load(write_yaml(found)) == found
+
+
 @pytest.mark.parametrize("reason", list(Reason))
 def test_every_reason_of_a_role_has_its_meaning_and_what_to_do(reason: Reason) -> None:
     remedy = find_role_remedy(reason)
@@ -254,6 +287,24 @@ def test_drifts_are_counted_by_hour_from_servers_and_else_from_roles() -> None:
     assert read_counts([{"status": {}}], NOW) is None
     history = read_history({"driftHistory": [drift(ago(minutes=1), "login"), drift(ago(hours=30), "login")]})
     assert sum(each.corrected for each in count_by_hour(history, NOW)) == 1
+
+
+@pytest.mark.parametrize("entries", [1, 48])
+def test_counts_of_any_size_are_drawn(entries: int) -> None:
+    most = 2**63 - 1
+    counted = [{"hour": NOW.isoformat(), "corrected": most, "reported": most}] * entries
+    known = read_counts([{"status": {"driftsPerHour": counted}}] * 20, NOW)
+    assert known is not None
+    chart = draw_chart(known, "")
+    assert chart.total == 2 * most * entries * 20
+    assert all(bar.reported_y >= 0 for bar in chart.bars)
+
+
+@pytest.mark.parametrize(
+    ("highest", "top"), [(0, 2), (2, 2), (3, 4), (4, 4), (5, 10), (11, 20), (21, 40), (41, 100), (101, 200)]
+)
+def test_the_scale_ends_at_a_round_number(highest: int, top: int) -> None:
+    assert draw_chart([HourCount(NOW, highest, 0)], "").ticks[-1][1] == top
 
 
 def test_bars_stay_within_the_chart() -> None:
