@@ -9,6 +9,7 @@ from rich.text import Text
 
 from pgrole_controller.commands.output import make_printable
 from pgrole_controller.commands.plan_model import (
+    IDLE,
     PlannedAction,
     PlannedChange,
     PlannedObject,
@@ -23,6 +24,7 @@ _ACTIONS: dict[PlannedAction, tuple[str, str]] = {
     PlannedAction.CREATE: ("+", "green"),
     PlannedAction.CHANGE: ("~", "yellow"),
     PlannedAction.ADOPT: ("~", "yellow"),
+    PlannedAction.CLAIM: ("=", "dim"),
     PlannedAction.DROP: ("-", "red"),
     PlannedAction.REVOKE: ("-", "red"),
     PlannedAction.REPORT: ("?", "cyan"),
@@ -31,6 +33,7 @@ _ACTIONS: dict[PlannedAction, tuple[str, str]] = {
     PlannedAction.NOTHING: ("=", "dim"),
     PlannedAction.FAIL: ("!", "bold red"),
 }
+_COUNTED = {PlannedAction.NOTHING: "as declared", PlannedAction.CLAIM: "adopted as they are"}
 
 
 def print_plan(console: Console, report: PlanReport) -> None:
@@ -38,7 +41,7 @@ def print_plan(console: Console, report: PlanReport) -> None:
     for note in report.notes:
         console.print(Text(f"note: {make_printable(note)}", style="dim"))
     for one in report.objects:
-        if one.action is not PlannedAction.NOTHING:
+        if one.action not in IDLE:
             console.print(_render(one), soft_wrap=True)
     console.print(_summarize(report))
 
@@ -110,7 +113,9 @@ def _summarize(report: PlanReport) -> Text:
     count = len(report.objects)
     if set(counted) <= {PlannedAction.NOTHING}:
         return Text(f"nothing to do: {_objects(count)} as declared", style="green")
-    words = ", ".join(f"{count} {action.value}" for action, count in counted.items())
+    words = ", ".join(f"{count} {_COUNTED.get(action, action.value)}" for action, count in counted.items())
+    if set(counted) <= IDLE:
+        return Text(f"nothing to do: {_objects(count)}: {words}", style="green")
     return Text(f"{_objects(count)}: {words}", style="bold")
 
 

@@ -493,7 +493,8 @@ def _action_of(one: PlannedObject, plan: Plan) -> PlannedAction:
     if plan.action is Action.CREATED or any(isinstance(change, Create) for change in plan.changes):
         return PlannedAction.CREATE
     if plan.action is Action.ADOPTED:
-        return PlannedAction.ADOPT
+        same = not (one.changes or one.refusals or one.waits or plan.reported or _PASSWORDS in one.notes)
+        return PlannedAction.CLAIM if same else PlannedAction.ADOPT
     if corrected:
         refused = any(isinstance(error, Refused) for error in plan.pending)
         return PlannedAction.REVOKE if refused else PlannedAction.CHANGE

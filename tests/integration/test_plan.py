@@ -221,6 +221,26 @@ async def test_an_existing_role_needs_adopt_and_then_is_adopted(trial: PlanTrial
     assert (adopted.action, words(adopted)) == (PlannedAction.ADOPT, ["~login: false -> true"])
 
 
+async def test_adoption_that_changes_nothing_is_nothing_to_do(trial: PlanTrial) -> None:
+    schema, reader = f"s{trial.prefix}", trial.name("reader")
+    await trial.home.execute(
+        f"CREATE ROLE {reader} LOGIN; CREATE SCHEMA {schema}; GRANT USAGE ON SCHEMA {schema} TO {reader}"
+    )
+    held: dict[str, Any] = {"schemas": [{"name": schema, "access": ["Execute"]}]}
+    spec = {"name": reader, "login": True, "adopt": True, "privileges": [{"database": "postgres", **held}]}
+    report = await trial.plan(spec)
+    assert [(one.action, words(one), lines(one)) for one in report.objects] == [(PlannedAction.CLAIM, [], [])]
+    assert not report.differs
+    changes = {
+        "an attribute": {"connectionLimit": 3},
+        "a password": {"password": {"secretRef": {"name": "reader"}}},
+        "a membership": {"memberOf": [{"role": trial.name("missing")}]},
+        "privileges": {"privileges": [{"database": "postgres"}]},
+    }
+    for what, change in changes.items():
+        assert (await trial.plan_one({**spec, **change})).action is PlannedAction.ADOPT, what
+
+
 async def test_rules_refuse_with_their_remedy_and_nothing_else(trial: PlanTrial) -> None:
     report = await trial.plan(
         {"name": "postgres", "object": "initial"},

@@ -85,3 +85,15 @@ def test_a_database_that_no_line_can_name_is_left_out_of_the_script() -> None:
 def test_the_last_line_counts() -> None:
     assert printed(PlanReport(()), terminal=False).splitlines()[-1] == "nothing to do: 0 objects as declared"
     assert printed(PlanReport((planned("x"),)), terminal=False).splitlines()[-1] == "1 object: 1 change"
+
+
+def test_roles_that_are_adopted_as_they_are_leave_nothing_to_do() -> None:
+    kept, declared = PlannedObject("shop/a", action=PlannedAction.CLAIM), PlannedObject("shop/b")
+    assert not PlanReport((kept, declared)).differs
+    same = "nothing to do: 3 objects: 3 adopted as they are\n"
+    assert printed(PlanReport((kept, kept, kept)), terminal=False) == same
+    mixed = printed(PlanReport((kept, declared)), terminal=False)
+    assert mixed == "nothing to do: 2 objects: 1 adopted as they are, 1 as declared\n"
+    changed = printed(PlanReport((planned("x"), kept)), terminal=False)
+    assert changed.splitlines()[-1] == "2 objects: 1 change, 1 adopted as they are"
+    assert json.loads(render_json(PlanReport((kept,))))["counts"] == {"claim": 1}
