@@ -19,7 +19,7 @@ with startup_imports():
     from pgrole_controller.claims.arguments import add_claims
     from pgrole_controller.commands.arguments import add_commands
     from pgrole_controller.dsn import address_of
-    from pgrole_controller.program import PLUGIN, CommandParser, program_name, show_examples
+    from pgrole_controller.program import PLUGIN, CommandParser, program_name, show_examples, spell_commands
     from pgrole_controller.settings import (
         DSN,
         SETTINGS,
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = options.command(options)
     except WrongSetting as error:
-        parser.exit(MISUSED, f"{parser.prog}: {error}\n")
+        parser.exit(MISUSED, f"{parser.prog}: {spell_commands(str(error))}\n")
     except KeyboardInterrupt:
         code = 0
     sys.exit(code)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from pgrole_controller.commands.arguments import ServerChoice
+from pgrole_controller.commands.output import spell_error
 from pgrole_controller.commands.servers import find_server, reading
 from pgrole_controller.core.access_report import (
     AccessLine,
@@ -144,7 +145,7 @@ async def _look_into(
         async with limit, reading(endpoint, None if seen.current else seen.acl.object.name) as connection:
             read = await read_objects(connection, reach, everything=everything)
     except PgRoleError as error:
-        access.problem = error.message
+        access.problem = spell_error(error)
         access.lines = what_can(judge, role, groups, {}, around, {})
         return
     access.cut = read.cut

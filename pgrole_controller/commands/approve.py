@@ -23,6 +23,7 @@ from pgrole_controller.kube.client import MERGE_PATCH, PGROLES, Client
 from pgrole_controller.kube.contexts import read_namespace
 from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.store import mapping, parse, sequence
+from pgrole_controller.program import spell_commands
 from pgrole_controller.settings import WrongSetting
 
 _DEFAULT_NAMESPACE = "default"
@@ -112,7 +113,7 @@ async def approve(choice: ServerChoice, drift: ReportedDrift, wait: float, conso
     if not progress.left:
         console.print("corrected")
         return DONE
-    why = progress.message or "the object is not there any more"
+    why = spell_commands(progress.message) or "the object is not there any more"
     if progress.offered:
         console.print(make_printable(f"not corrected within {wait:g} s: {', '.join(progress.left)}. {why}"))
         console.print(
@@ -143,7 +144,7 @@ async def set_approval(client: Client, drift: ReportedDrift, value: str) -> None
     raise Refused(
         Reason.DRIFT_REPORTED,
         f"PgRole {drift.namespace}/{drift.name} changed after its drift was shown, so nothing was approved: "
-        "run approve again",
+        "run `pgrole-controller approve` again",
     )
 
 
@@ -207,7 +208,7 @@ def _why_nothing(status: Mapping[str, Any]) -> str:
     if not any(mapping(one).get("type") == "DriftDetected" for one in sequence(status.get("conditions"))):
         return "no drift is reported, so there is nothing to approve"
     return (
-        f"the drift that is reported cannot be approved: {_message_of(status)}. Approval covers the role, and "
+        f"the drift that is reported cannot be approved: {spell_commands(_message_of(status))}. Approval covers the role, and "
         "privileges in databases with schema pgrole; it needs the CRDs and the schema of this release, and does not "
         "cover a changed connection Secret"
     )

@@ -15,14 +15,15 @@ from rich.text import Text
 from pgrole_controller.commands.arguments import DONE, FAILED, ServerChoice, server_choice
 from pgrole_controller.commands.doctor_cluster import ClusterChecks, ClusterKnowledge
 from pgrole_controller.commands.doctor_server import check_server
-from pgrole_controller.commands.output import finish, make_console, make_printable
+from pgrole_controller.commands.output import finish, make_console, make_printable, spell_error
 from pgrole_controller.commands.servers import of_dsn, read_server
 from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.core.cluster_findings import CLUSTER, not_checked
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.finding import Finding, FindingState, describe, has_problem, summarize
+from pgrole_controller.core.finding import Finding, FindingState, RemedyKind, describe, has_problem, summarize
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import KubeError, NotConfigured
+from pgrole_controller.program import spell_commands
 from pgrole_controller.settings import WrongSetting
 
 _SIGNS = {FindingState.OK: "✓", FindingState.WARNING: "!", FindingState.PROBLEM: "✗", FindingState.UNKNOWN: "?"}
@@ -38,7 +39,16 @@ _ORDER = (FindingState.PROBLEM, FindingState.WARNING, FindingState.UNKNOWN, Find
 def run(options: argparse.Namespace) -> int:
     """Returns the exit code: 1 for any problem. Raises WrongSetting if there is nothing to check."""
     choice = server_choice(options)
-    return finish(lambda: _show(anyio.run(examine, choice, options.login), options.output))
+    return finish(lambda: _show([*map(_spell, anyio.run(examine, choice, options.login))], options.output))
+
+
+def _spell(finding: Finding) -> Finding:
+    """As this user types the commands in it."""
+    remedies = tuple(
+        replace(one, command=spell_commands(one.command)) if one.kind is RemedyKind.SHELL else one
+        for one in finding.remedies
+    )
+    return replace(finding, text=spell_commands(finding.text), remedies=remedies)
 
 
 async def examine(choice: ServerChoice, login: str | None) -> list[Finding]:
@@ -74,8 +84,7 @@ async def _find_servers(client: Client, choice: ServerChoice, known: ClusterKnow
         try:
             found.append(await read_server(client, name, choice.own_namespace))
         except (PgRoleError, KubeError) as error:
-            why = error.message if isinstance(error, PgRoleError) else str(error)
-            known.findings.append(not_checked(f"PgServer {name}", why))
+            known.findings.append(not_checked(f"PgServer {name}", spell_error(error)))
     if choice.dsn is not None:
         return [_at_dsn(found, choice.dsn)]
     return found

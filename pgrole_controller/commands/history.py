@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pgrole_controller.commands.arguments import DONE, ServerChoice, server_choice
-from pgrole_controller.commands.output import finish, make_console, make_printable
+from pgrole_controller.commands.output import finish, make_console, make_printable, spell_error
 from pgrole_controller.commands.servers import find_server, read_server, reading
 from pgrole_controller.controller.objects import role_of, server_of
 from pgrole_controller.controller.server import ServerConfig
@@ -31,6 +31,7 @@ from pgrole_controller.kube.client import PGROLES, Client
 from pgrole_controller.kube.errors import ApiError, NotConfigured
 from pgrole_controller.kube.store import mapping, parse, sequence
 from pgrole_controller.postgres.history_listing import HistoryState, find_history, list_drifts
+from pgrole_controller.program import spell_commands
 from pgrole_controller.settings import WrongSetting
 
 #: Characters of a statement and of what differed in a cell of the table; JSON has what is recorded.
@@ -81,7 +82,7 @@ async def _read(options: argparse.Namespace, choice: ServerChoice) -> History:
         return await _read_statuses(options, choice, since, "no server is named", remedy)
     server = await _find_server(choice)
     if server.endpoint is None:
-        why = server.problem.message if server.problem is not None else "its address is unknown"
+        why = spell_error(server.problem) if server.problem is not None else "its address is unknown"
         if options.database is not None:
             raise Refused(Reason.SERVER_NOT_READY, why)
         return await _read_statuses(options, choice, since, why, "Set PGROLE_DSN", server)
@@ -108,7 +109,7 @@ async def _find_server(choice: ServerChoice) -> ServerConfig:
 def _remedy(state: HistoryState) -> str:
     if state is HistoryState.FORBIDDEN:
         return "Connect as a member of pg_monitor, or as the controller's role"
-    return "An administrator can install it with the output of `pgrole-controller sql`"
+    return spell_commands("An administrator can install it with the output of `pgrole-controller sql`")
 
 
 async def _read_statuses(

@@ -10,7 +10,7 @@ from rich.console import Console
 from pgrole_controller.commands.arguments import DONE, FAILED
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.kube.errors import ApiError, BadStream, NotConfigured, Unreachable
-from pgrole_controller.program import program_name
+from pgrole_controller.program import program_name, spell_commands
 
 #: Columns of a table in a pipe, so that no row is cut or folded.
 _WIDE = 10_000
@@ -32,6 +32,11 @@ def make_printable(text: str) -> str:
     )
 
 
+def spell_error(error: Exception) -> str:
+    """The message, with the commands that it names as this user types them."""
+    return spell_commands(error.message if isinstance(error, PgRoleError) else str(error))
+
+
 def finish(command: Callable[[], int]) -> int:
     """Runs a command and returns its exit code. Prints expected errors; survives a reader that closes the pipe."""
     try:
@@ -41,7 +46,6 @@ def finish(command: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except (PgRoleError, ApiError, Unreachable, BadStream, NotConfigured) as error:
-        message = error.message if isinstance(error, PgRoleError) else str(error)
-        print(f"{program_name()}: {make_printable(message)}", file=sys.stderr)  # noqa: T201
+        print(f"{program_name()}: {make_printable(spell_error(error))}", file=sys.stderr)  # noqa: T201
         return FAILED
     return code

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from pgrole_controller.commands.output import make_printable
+from pgrole_controller.commands.output import make_printable, spell_error
 from pgrole_controller.commands.plan_model import (
     IDLE,
     PlannedAction,
@@ -105,7 +105,7 @@ def _line(change: PlannedChange) -> str:
 
 
 def _problem(error: PgRoleError) -> str:
-    return f"{error.reason}: {make_printable(error.message)}"
+    return f"{error.reason}: {make_printable(spell_error(error))}"
 
 
 def _summarize(report: PlanReport) -> Text:
@@ -159,7 +159,7 @@ def _describe_change(change: PlannedChange) -> dict[str, Any]:
 
 
 def _describe_error(error: PgRoleError) -> dict[str, str]:
-    return {"reason": error.reason.value, "message": error.message}
+    return {"reason": error.reason.value, "message": _text(spell_error(error))}
 
 
 def _text(text: str) -> str:
@@ -171,7 +171,7 @@ def _remarks(one: PlannedObject) -> Iterator[str]:
     """What the script cannot do."""
     for word, some in (("refused", one.refusals), ("waits", one.waits), ("not evaluated", one.errors)):
         for error in some:
-            yield f"-- {_comment(one.name)}: {word}, {error.reason}: {_comment(error.message)}"
+            yield f"-- {_comment(one.name)}: {word}, {error.reason}: {_comment(spell_error(error))}"
 
 
 def _script(objects: Sequence[PlannedObject]) -> Iterator[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from pgrole_controller.api import crd
 from pgrole_controller.cli import FAILED, MISUSED, main, make_parser
-from pgrole_controller.program import CONTROLLER, PLUGIN, spell_commands
+from pgrole_controller.program import CONTROLLER, PLUGIN, SHARED_COMMANDS, spell_commands
 from pgrole_controller.settings import DSN, SETTINGS
 
 
@@ -133,3 +133,20 @@ def test_remedies_name_the_program_that_the_user_has(monkeypatch: pytest.MonkeyP
     assert spell_commands(said) == (
         "run `kubectl pgrole sql | psql` (Secret pgrole-controller-dsn, kubectl pgrole --version)"
     )
+
+
+def test_what_only_resembles_a_call_of_the_program_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["kubectl-pgrole"])
+    for text in (
+        "kubectl -n pgrole-controller logs",
+        "no Deployment with label app.kubernetes.io/name=pgrole-controller in namespace shop",
+        "kubectl logs -l app.kubernetes.io/name=pgrole-controller --tail=50",
+        "pgrole-controller run --dsn-file dsn",
+    ):
+        assert spell_commands(text) == text
+
+
+def test_the_commands_that_the_plugin_has_are_spelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["kubectl-pgrole"])
+    commands = {command.prog.split()[2] for command in commands_of(make_parser())}
+    assert commands == set(SHARED_COMMANDS)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 
 import pytest
 from rich.console import Console
@@ -80,6 +81,14 @@ def test_a_database_that_no_line_can_name_is_left_out_of_the_script() -> None:
     assert "SELECT 1" not in script
     assert "left out" in script
     assert all(line.startswith(("--", "\\")) for line in script.splitlines() if line)
+
+
+def test_remedies_name_the_program_that_the_user_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["kubectl-pgrole"])
+    error = Refused(Reason.NOT_ALLOWED, "run `pgrole-controller sql --database`")
+    report = PlanReport((PlannedObject("shop/a", action=PlannedAction.REFUSE, refusals=(error,)),))
+    for said in (printed(report, terminal=False), render_json(report), render_sql(report)):
+        assert "run `kubectl pgrole sql --database`" in said
 
 
 def test_the_last_line_counts() -> None:
