@@ -16,17 +16,15 @@ from rich.console import Console
 
 from pgrole_controller.commands.arguments import DONE, FAILED, ServerChoice, server_choice
 from pgrole_controller.commands.output import finish, make_console, make_printable
+from pgrole_controller.commands.plan_cluster import current_namespace
 from pgrole_controller.core.approval import APPROVE
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.password import request_of
 from pgrole_controller.kube.client import MERGE_PATCH, PGROLES, Client
-from pgrole_controller.kube.contexts import read_namespace
 from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.store import mapping, parse, sequence
 from pgrole_controller.program import spell_commands
 from pgrole_controller.settings import WrongSetting
-
-_DEFAULT_NAMESPACE = "default"
 
 #: In seconds: status is read again after the first; a drift that vanished without an answer is gone after the second.
 _PAUSE = 0.25
@@ -77,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace, choice: ServerChoice) -> int:
-    namespace = choice.namespace or read_namespace(choice.kubeconfig, choice.context) or _DEFAULT_NAMESPACE
+    namespace = current_namespace(choice)
     console = make_console()
     drift = anyio.run(read_drift, choice, namespace, options.name)
     for line in describe_drift(drift):
@@ -208,9 +206,9 @@ def _why_nothing(status: Mapping[str, Any]) -> str:
     if not any(mapping(one).get("type") == "DriftDetected" for one in sequence(status.get("conditions"))):
         return "no drift is reported, so there is nothing to approve"
     return (
-        f"the drift that is reported cannot be approved: {spell_commands(_message_of(status))}. Approval covers the role, and "
-        "privileges in databases with schema pgrole; it needs the CRDs and the schema of this release, and does not "
-        "cover a changed connection Secret"
+        f"the drift that is reported cannot be approved: {spell_commands(_message_of(status))}. Approval covers the "
+        "role, and privileges in databases with schema pgrole; it needs the CRDs and the schema of this release, and "
+        "does not cover a changed connection Secret"
     )
 
 

@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -29,7 +28,8 @@ from pgrole_controller.core.listed_drift import (
 )
 from pgrole_controller.kube.client import PGROLES, Client
 from pgrole_controller.kube.errors import ApiError, NotConfigured
-from pgrole_controller.kube.store import mapping, parse, sequence
+from pgrole_controller.kube.listing import list_pages
+from pgrole_controller.kube.store import mapping, sequence
 from pgrole_controller.postgres.history_listing import HistoryState, find_history, list_drifts
 from pgrole_controller.program import spell_commands
 from pgrole_controller.settings import WrongSetting
@@ -37,8 +37,6 @@ from pgrole_controller.settings import WrongSetting
 #: Characters of a statement and of what differed in a cell of the table; JSON has what is recorded.
 _STATEMENT = 60
 _CELL = 160
-
-_PAGE = 500
 
 _STATUS_LACKS = (
     "each PgRole records its last ten drifts only",
@@ -126,7 +124,8 @@ async def _read_statuses(
         async with Client.connect(choice.kubeconfig, context=choice.context) as client:
             found = [
                 drift
-                async for obj in _list_pgroles(client, choice.namespace)
+                async for page in list_pages(client, PGROLES, choice.namespace)
+                for obj in page
                 if name is None or server_of(obj) == name
                 for drift in _drifts_of(obj)
             ]
@@ -140,18 +139,6 @@ async def _read_statuses(
     where = f"namespace {choice.namespace}" if choice.namespace else "all namespaces"
     drifts = select(found, since, options.role)
     return History(f"status.driftHistory of PgRoles in {where}", drifts, since, options.limit, why, _STATUS_LACKS)
-
-
-async def _list_pgroles(client: Client, namespace: str | None) -> AsyncIterator[dict[str, Any]]:
-    token = ""
-    while True:
-        query = {"limit": str(_PAGE)} | ({"continue": token} if token else {})
-        page = parse(await client.request("GET", PGROLES.path(namespace), query=query))
-        for obj in sequence(page.get("items")):
-            yield mapping(obj)
-        token = str(mapping(page.get("metadata")).get("continue") or "")
-        if not token:
-            return
 
 
 def _drifts_of(obj: dict[str, Any]) -> list[ListedDrift]:

@@ -11,12 +11,10 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import NAMESPACES, PGROLES, Client
 from pgrole_controller.kube.contexts import read_namespace
 from pgrole_controller.kube.errors import ApiError, BadStream
-from pgrole_controller.kube.store import mapping, parse, sequence
+from pgrole_controller.kube.listing import list_objects
+from pgrole_controller.kube.store import mapping, parse
 
 DEFAULT_NAMESPACE = "default"
-
-#: Objects of one answer to a list.
-_PAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ async def read_cluster(client: Client, namespaces: Collection[str] | None, *, re
     notes: list[str] = []
     for namespace in [None] if namespaces is None else sorted(namespaces):
         try:
-            for obj in await _list(client, namespace):
+            for obj in await list_objects(client, PGROLES, namespace):
                 metadata = mapping(obj.get("metadata"))
                 roles[Key(str(metadata.get("namespace", "")), str(metadata.get("name", "")))] = obj
         except ApiError as error:
@@ -71,17 +69,6 @@ async def read_cluster(client: Client, namespaces: Collection[str] | None, *, re
         if found[name].labels is None:
             notes.append(f"namespace {name} not read, since it does not exist or you may not read it")
     return ClusterView(roles, found, tuple(notes))
-
-
-async def _list(client: Client, namespace: str | None) -> list[dict[str, Any]]:
-    query, found = {"limit": str(_PAGE)}, list[dict[str, Any]]()
-    while True:
-        answer = parse(await client.request("GET", PGROLES.path(namespace), query=query))
-        found += [item for item in sequence(answer.get("items")) if isinstance(item, dict)]
-        following = mapping(answer.get("metadata")).get("continue")
-        if not isinstance(following, str) or not following:
-            return found
-        query = {**query, "continue": following}
 
 
 async def _read_namespace(client: Client, name: str) -> ListedNamespace:

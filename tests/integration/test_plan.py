@@ -2,16 +2,12 @@
 
 import json
 import secrets
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import asyncpg
 import pytest
 import pytest_asyncio
@@ -29,6 +25,7 @@ from pgrole_controller.core.role import digest
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.schema import install
+from tests.commands import choose, run_command
 from tests.servers import Servers
 
 SPEC: dict[str, Any] = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole"}
@@ -69,14 +66,7 @@ class PlanTrial:
         return one
 
     def choice(self, dsn: str | None = None) -> ServerChoice:
-        return ServerChoice(
-            dsn=dsn or self.server.dsn(),
-            server=None,
-            kubeconfig=None,
-            context=None,
-            namespace=None,
-            own_namespace="pgrole-system",
-        )
+        return choose(dsn=dsn or self.server.dsn())
 
     async def claim(self, spec: dict[str, Any], *, applied: bool = True, name: str = "") -> None:
         """As the controller leaves it after it has applied the spec to an existing role."""
@@ -231,7 +221,7 @@ async def test_adoption_that_changes_nothing_is_nothing_to_do(trial: PlanTrial) 
     report = await trial.plan(spec)
     assert [(one.action, words(one), lines(one)) for one in report.objects] == [(PlannedAction.CLAIM, [], [])]
     assert not report.differs
-    changes = {
+    changes: dict[str, dict[str, Any]] = {
         "an attribute": {"connectionLimit": 3},
         "a password": {"password": {"secretRef": {"name": "reader"}}},
         "a membership": {"memberOf": [{"role": trial.name("missing")}]},
@@ -487,10 +477,7 @@ async def test_a_schema_that_would_run_code_is_not_read(servers: Servers, databa
             "CREATE VIEW pgrole.claim AS SELECT 'x'::text AS role_name WHERE 1 / (nextval('pgrole.called') - 1) > 0"
         )
         manifests = parse_manifests("a.yaml", json.dumps({**SPEC, "metadata": {"name": "p-trap"}, "spec": {}}), "shop")
-        choice = ServerChoice(
-            dsn=database, server=None, kubeconfig=None, context=None, namespace=None, own_namespace="pgrole-system"
-        )
-        report = await plan_files(manifests, choice)
+        report = await plan_files(manifests, choose(dsn=database))
         assert [one.action for one in report.objects] == [PlannedAction.CREATE]
         assert not await connection.fetchval("SELECT is_called FROM pgrole.called")
     finally:
@@ -507,11 +494,11 @@ async def test_a_server_that_does_not_answer_fails_every_object(trial: PlanTrial
 async def test_the_command_itself(trial: PlanTrial, tmp_path: Path, output: str, code: int) -> None:
     file = tmp_path / "roles.yaml"
     file.write_text(trial.write({"name": trial.name("app"), "login": True}), encoding="utf-8")
-    ended = await run_command(trial.server.dsn(), "-f", str(tmp_path), "-o", output)
-    assert ended.returncode == code, ended.stderr
-    assert trial.name("app") in ended.stdout
+    ended = await run_command("plan", "-f", str(tmp_path), "-o", output, PGROLE_DSN=trial.server.dsn())
+    assert ended.code == code, ended.err
+    assert trial.name("app") in ended.out
     if output == "json":
-        (one,) = json.loads(ended.stdout)["objects"]
+        (one,) = ended.json()["objects"]
         assert (one["action"], one["place"]) == ("create", f"{file}:1")
 
 
@@ -522,15 +509,7 @@ async def test_the_exit_code_tells_what_happened(trial: PlanTrial, tmp_path: Pat
     file = tmp_path / "roles.yaml"
     file.write_text(trial.write({"name": name}), encoding="utf-8")
     dsn = trial.server.dsn()
-    assert (await run_command(dsn, "-f", str(file))).returncode == 0
-    assert (await run_command(dsn, "-f", str(tmp_path / "missing.yaml"))).returncode == 2
+    assert (await run_command("plan", "-f", str(file), PGROLE_DSN=dsn)).code == 0
+    assert (await run_command("plan", "-f", str(tmp_path / "missing.yaml"), PGROLE_DSN=dsn)).code == 2
     file.write_text("kind: PgRole\napiVersion: pgrole.dev/v1alpha1\nmetadata: {name: x}\nspec: 1", encoding="utf-8")
-    assert (await run_command(dsn, "-f", str(file))).returncode == 1
-
-
-async def run_command(dsn: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    environment = {"PGROLE_DSN": dsn, "PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
-    command = [sys.executable, "-m", "pgrole_controller", "plan", *arguments]
-    run = partial(subprocess.run, command, env=environment, capture_output=True, text=True, check=False)
-    ended: subprocess.CompletedProcess[str] = await anyio.to_thread.run_sync(run)
-    return ended
+    assert (await run_command("plan", "-f", str(file), PGROLE_DSN=dsn)).code == 1
