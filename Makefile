@@ -37,6 +37,19 @@ test: env ## What to run before a commit: unit, integration and the core of the 
 test-all: env ## All tests: those of `make test`, the slow ones, deploy/ and the documentation
 	@$(RUN) pytest $(PARALLEL) $(ARGS)
 
+.PHONY: chromium
+chromium: ## Install Chromium for tests/browser when it is missing: the Debian package, as root (CHROMIUM=path: another)
+	@command -v "$${CHROMIUM:-chromium}" >/dev/null || \
+		{ apt-get update -q && apt-get install -q -y --no-install-recommends chromium fonts-dejavu-core; }
+
+.PHONY: browser
+browser: env chromium ## The console's pages in a real browser (ARGS="-k axe")
+	@$(RUN) pytest $(PARALLEL) tests/browser $(ARGS)
+
+.PHONY: screenshots
+screenshots: env chromium ## Take the pictures of the console in docs/images
+	@$(RUN) python -m tests.browser.screenshots
+
 .PHONY: test-matrix
 test-matrix: env ## The tests for each supported PostgreSQL, fetched when needed (VERSIONS="14 17" for some)
 	@$(RUN) python -m tests.matrix $(VERSIONS) -- $(PARALLEL) $(ARGS)

@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from pgrole_controller.imports import import_plain, startup_imports
 with startup_imports():
     from pgrole_controller.claims.arguments import add_claims
     from pgrole_controller.commands.arguments import add_commands
+    from pgrole_controller.console.arguments import add_console
     from pgrole_controller.dsn import address_of
     from pgrole_controller.program import PLUGIN, CommandParser, program_name, show_examples, spell_commands
     from pgrole_controller.settings import (
@@ -83,6 +85,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_sql(commands)
     add_claims(commands)
     add_commands(commands)
+    add_console(commands)
     _add_completion(commands)
     return parser
 
@@ -110,6 +113,7 @@ def _add_dev(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         epilog=show_examples("pgrole-controller dev --state .dev"),
     )
     dev.add_argument("--state", type=Path, metavar="DIR", help="keep the state of both servers in DIR between runs")
+    dev.add_argument("--console", action="store_true", help="serve the web console, too")
     dev.set_defaults(command=_dev)
 
 
@@ -267,7 +271,7 @@ def _dev(options: argparse.Namespace) -> int:
         from pgrole_controller.local.dev import run_dev
     except ModuleNotFoundError as error:
         raise WrongSetting(f"dev needs the extra `local` (pip install 'pgrole-controller[local]'): {error}") from error
-    return anyio.run(run_dev, options.state)
+    return anyio.run(partial(run_dev, options.state, console=options.console))
 
 
 def _crds(options: argparse.Namespace) -> int:

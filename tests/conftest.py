@@ -30,7 +30,7 @@ _TESTS = Path(__file__).parent
 #: Only `make test-all` runs these; their modules need no mark.
 _SLOW = (_TESTS / "deploy", _TESTS / "docs")
 #: Order of folders for parallel runs: slowest first, so that tests of milliseconds fill the last seconds.
-_ORDER = ("docs", "deploy", "acceptance", "integration", "unit")
+_ORDER = ("docs", "deploy", "acceptance", "browser", "integration", "unit")
 
 # The Go programs run for a test or two: collecting garbage less often saves a quarter of an API server's start.
 os.environ.setdefault("GOGC", "400")

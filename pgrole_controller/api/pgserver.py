@@ -1,6 +1,7 @@
 """PgServer: a PostgreSQL server as its administrator declares it, with the policy for its roles."""
 
 import re
+from datetime import datetime
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, StrictBool, model_validator
@@ -333,8 +334,22 @@ class RoleCounts(Model):
     )
 
 
+class DriftsInHour(Model):
+    """Drifts that the controller observed in one hour."""
+
+    hour: datetime = Field(description="Beginning of the hour.")
+    corrected: int = Field(
+        description="Drifts that the controller corrected.",
+        json_schema_extra={"format": "int32", "minimum": 0, "maximum": 2**31 - 1},
+    )
+    reported: int = Field(
+        description="Drifts that the controller only reported.",
+        json_schema_extra={"format": "int32", "minimum": 0, "maximum": 2**31 - 1},
+    )
+
+
 class PgServerStatus(Model):
-    """Observed state of the server. The controller writes it and never reads it as input."""
+    """Observed state of the server. The controller writes it. It reads back driftsPerHour after a restart."""
 
     observed_generation: int = Field(
         default=-1,
@@ -361,6 +376,15 @@ class PgServerStatus(Model):
         json_schema_extra={"maxItems": 500, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     roles: RoleCounts | None = Field(default=None, description="Number of PgRoles that reference the server.")
+    drifts_per_hour: list[DriftsInHour] | None = Field(
+        default=None,
+        description="Drifts in the last 24 hours, newest hour first. Hours without drift are absent.",
+        json_schema_extra={
+            "maxItems": 24,
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["hour"],
+        },
+    )
 
 
 class PgServer(Model):

@@ -136,6 +136,11 @@ def _add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--database", metavar="NAME", action="append", help="privileges in these databases only; default: all"
     )
     parser.add_argument("--output-dir", type=Path, metavar="DIR", help="write one file per role into DIR")
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="list objects by name, so that no privilege extends to objects that are created later",
+    )
 
 
 def _add_access(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

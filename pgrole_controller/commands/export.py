@@ -1,7 +1,297 @@
-"""The command `export`."""
+"""The command `export`: prints existing roles of a server as PgRoles, or writes one file for each."""
 
 import argparse
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import anyio
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from pgrole_controller.commands.arguments import DONE, FAILED, ServerChoice, server_choice
+from pgrole_controller.commands.export_objects import (
+    ExportedObject,
+    find_refusal,
+    make_object,
+    name_objects,
+    sort_groups_first,
+)
+from pgrole_controller.commands.export_yaml import to_comments, to_yaml
+from pgrole_controller.commands.output import finish, make_console, make_printable
+from pgrole_controller.commands.servers import find_server, reading
+from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.core.acl import DatabaseObject, ObjectKind
+from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Refused
+from pgrole_controller.core.policy import Policy, References, matches, protection
+from pgrole_controller.core.privilege_folding import FoldedDatabase, PrivilegeFolder
+from pgrole_controller.core.privilege_policy import check_database
+from pgrole_controller.core.public_privileges import PUBLIC, describe_public
+from pgrole_controller.core.role import ObservedRole
+from pgrole_controller.postgres.acl_catalog import read_database
+from pgrole_controller.postgres.capabilities import identify
+from pgrole_controller.postgres.catalog import ReferencedNames, read_references
+from pgrole_controller.postgres.connection import Endpoint
+from pgrole_controller.postgres.role_catalog import (
+    ListedDatabase,
+    NamedRole,
+    read_databases,
+    read_role_names,
+    read_roles,
+)
+
+#: Begins every file, so that a later export recognizes those that it would no longer write.
+MARK = "Exported by pgrole-controller."
+
+#: Bytes of one answer about a whole database.
+_VOLUME = 1 << 30
+
+_NAMESPACE = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """What to export. `databases` None: all that can be read. `roles`: patterns; empty: all."""
+
+    choice: ServerChoice
+    roles: tuple[str, ...] = ()
+    databases: tuple[str, ...] | None = None
+    output_dir: Path | None = None
+    exact: bool = False
+
+
+@dataclass(slots=True)
+class Export:
+    """What was exported. `remarks`: about the server as a whole. `errors`: what should have been read and was not."""
+
+    objects: list[ExportedObject] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
 
 
 def run(options: argparse.Namespace) -> int:
-    raise NotImplementedError(options)
+    wanted = ExportOptions(
+        choice=server_choice(options),
+        roles=tuple(options.roles or ()),
+        databases=None if options.database is None else tuple(dict.fromkeys(options.database)),
+        output_dir=options.output_dir,
+        exact=options.exact,
+    )
+    return finish(partial(anyio.run, _run, wanted))
+
+
+async def _run(options: ExportOptions) -> int:
+    server = await find_server(options.choice)
+    with _progress() as progress:
+        exported = await export_roles(server, options, progress)
+    to_files = options.output_dir is not None
+    for text in dict.fromkeys((*exported.warnings, *exported.errors, *(exported.remarks if to_files else ()))):
+        print(f"pgrole-controller: {make_printable(text)}", file=sys.stderr)  # noqa: T201
+    code = FAILED if exported.errors else DONE
+    if to_files:
+        return code if write_files(exported.objects, options) else FAILED
+    sys.stdout.write("".join(render(exported)))
+    return code
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """A bar on a terminal, nothing elsewhere."""
+    console = make_console(sys.stderr)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield progress
+
+
+async def export_roles(server: ServerConfig, options: ExportOptions, progress: Progress) -> Export:
+    """Reads the server and makes the objects. Raises PgRoleError if nothing can be read."""
+    if server.endpoint is None:
+        raise server.problem or Refused(Reason.SERVER_NOT_READY, "the server's endpoint is unknown")
+    export = Export()
+    namespace = options.choice.namespace
+    policy = server.server_policy.policy(namespace or _NAMESPACE, {})
+    async with reading(server.endpoint) as home:
+        identity = await identify(home)
+        every = await read_role_names(home)
+        selected = [one for one in every if not options.roles or matches(one.name, options.roles)]
+        selected = _leave_out(selected, policy, identity.own_roles, export, chosen=bool(options.roles))
+        bar = progress.add_task("roles", total=len(selected))
+        found: list[ObservedRole] = []
+        async for name, answer in read_roles(home, [one.name for one in selected]):
+            progress.advance(bar)
+            if isinstance(answer, PgRoleError):
+                export.errors.append(f'role "{name}" is left out: {answer.message}')
+            else:
+                found.append(answer)
+        references = await read_references(home, _referenced(found, policy), identity.version_number)
+        databases = _choose_databases(await read_databases(home), options, export)
+    folded: dict[int, list[FoldedDatabase]] = {one.oid: [] for one in found}
+    bar = progress.add_task("databases", total=len(databases))
+    for database in databases:
+        await _fold_database(server.endpoint, database, found, folded, options, export, policy)
+        progress.advance(bar)
+    names = name_objects(one.name for one in every)
+    for one in found:
+        _add_object(one, names[one.role.name], folded[one.oid], options, export, policy, references)
+    export.objects = sort_groups_first(export.objects)
+    return export
+
+
+def _leave_out(
+    roles: Iterable[NamedRole], policy: Policy, own: frozenset[str], export: Export, *, chosen: bool
+) -> list[NamedRole]:
+    """Returns the roles that objects can declare, and remarks on the others. PostgreSQL's own are not worth one."""
+    kept: list[NamedRole] = []
+    for one in roles:
+        why = protection(policy, one.name, one.oid, own)
+        if NOT_UTF8.search(one.name):
+            export.remarks.append(f'role "{one.name}" is left out: its name is not UTF-8, and no PgRole can name it')
+        elif why is None:
+            kept.append(one)
+        elif chosen or not one.name.startswith("pg_"):
+            export.remarks.append(f'role "{one.name}" is left out: it is {why}')
+    return kept
+
+
+def _referenced(found: Sequence[ObservedRole], policy: Policy) -> ReferencedNames:
+    return ReferencedNames(
+        groups=frozenset(held.role for one in found for held in one.role.member_of if not NOT_UTF8.search(held.role)),
+        parameters=frozenset(name for one in found for name in one.role.parameter_names if not NOT_UTF8.search(name)),
+        protected=frozenset(policy.protected),
+    )
+
+
+def _choose_databases(listed: Sequence[ListedDatabase], options: ExportOptions, export: Export) -> list[str]:
+    """Returns the databases to read. What was named and cannot be read is an error; otherwise a warning."""
+    by_name = {one.name: one for one in listed}
+    chosen: list[str] = []
+    for name in sorted(by_name) if options.databases is None else options.databases:
+        found = by_name.get(name)
+        if found is not None and found.connectable and not NOT_UTF8.search(name):
+            chosen.append(name)
+        elif found is None:
+            export.errors.append(f'database "{name}" does not exist')
+        elif options.databases is not None or found.allows_connections:
+            why = "no role may connect to it"
+            if found.allows_connections:
+                why = "this login may not connect to it: GRANT CONNECT"
+            if NOT_UTF8.search(name):
+                why = "its name is not UTF-8"
+            _miss(name, why, options, export)
+    return chosen
+
+
+def _miss(name: str, why: str, options: ExportOptions, export: Export) -> None:
+    text = f'privileges in database "{name}" are left out: {why}'
+    export.remarks.append(text)
+    (export.warnings if options.databases is None else export.errors).append(text)
+
+
+async def _fold_database(
+    endpoint: Endpoint,
+    database: str,
+    found: Sequence[ObservedRole],
+    folded: dict[int, list[FoldedDatabase]],
+    options: ExportOptions,
+    export: Export,
+    policy: Policy,
+) -> None:
+    """Adds what each role holds in one database. An unreadable database is reported, and the others are read."""
+    try:
+        async with reading(replace(endpoint, volume=_VOLUME), database) as connection:
+            grantees = [one.oid for one in found]
+            _, observed = await read_database(connection, [PUBLIC, *grantees], (), _everywhere, _nowhere)
+    except PgRoleError as error:
+        _miss(database, error.message, options, export)
+        return
+    folder = PrivilegeFolder(observed, exact=options.exact)
+    held = False
+    for one in found:
+        result = folder.fold(one.oid, one.role.name)
+        if result.declared is not None or result.notes:
+            folded[one.oid].append(replace(result, notes=tuple(f"{database}: {note}" for note in result.notes)))
+            held = held or result.declared is not None
+    refused = check_database(policy.privileges, database) if held else None
+    if refused is not None:
+        export.warnings.append(refused.message)
+    export.remarks += [f"{database}: {line}" for line in describe_public(observed)]
+
+
+def _everywhere(_schema: str, _kind: ObjectKind) -> bool:
+    return True
+
+
+def _nowhere(_table: DatabaseObject) -> bool:
+    return False
+
+
+def _add_object(
+    found: ObservedRole,
+    name: str,
+    folded: Sequence[FoldedDatabase],
+    options: ExportOptions,
+    export: Export,
+    policy: Policy,
+    references: References,
+) -> None:
+    choice = options.choice
+    try:
+        made = make_object(found, name, folded, namespace=choice.namespace, server=choice.server)
+    except Refused as error:
+        export.remarks.append(f'role "{found.role.name}" is left out: {error.message}')
+        export.warnings.append(export.remarks[-1])
+        return
+    refusal = find_refusal(found, made.document, policy, references)
+    notes = tuple(note for one in folded for note in one.notes)
+    if refusal:
+        notes = (f"The controller refuses this object as the server is: {refusal}", *notes)
+    export.objects.append(replace(made, notes=(*notes, *made.notes)))
+
+
+def render(exported: Export) -> Iterator[str]:
+    """The objects as one stream of YAML documents, groups before members."""
+    yield to_comments((MARK, *exported.remarks))
+    for one in exported.objects:
+        yield f"---\n{to_yaml(one.document, one.notes)}"
+
+
+def write_files(objects: Sequence[ExportedObject], options: ExportOptions) -> bool:
+    """Writes one file per role, only if it changed. Names files that an export of all roles would no longer write.
+
+    Returns whether all were written.
+    """
+    folder = options.output_dir
+    if folder is None:
+        return True
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for one in objects:
+            _write(folder / f"{one.name}.yaml", to_yaml(one.document, (MARK, *one.notes)))
+        stale = [] if options.roles else _find_stale(folder, {f"{one.name}.yaml" for one in objects})
+    except OSError as error:
+        print(f"pgrole-controller: {make_printable(str(error))}", file=sys.stderr)  # noqa: T201
+        return False
+    for name in stale:
+        print(f"pgrole-controller: {make_printable(name)} is not of an exported role", file=sys.stderr)  # noqa: T201
+    return True
+
+
+def _write(file: Path, text: str) -> None:
+    content = text.encode()
+    if not file.is_file() or file.read_bytes() != content:
+        file.write_bytes(content)
+
+
+def _find_stale(folder: Path, written: set[str]) -> list[str]:
+    first = f"# {MARK}\n".encode()
+    found: list[str] = []
+    for file in sorted(folder.glob("*.yaml")):
+        if file.name in written or not file.is_file():
+            continue
+        with file.open("rb") as opened:
+            if opened.read(len(first)) == first:
+                found.append(str(file))
+    return found

@@ -1,6 +1,7 @@
 """Writes the status of PgServers, and keeps a PgServer that PgRoles still reference from being deleted."""
 
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.objects import Objects
 from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker
+from pgrole_controller.core.drift_counts import HourlyDrifts, of_status
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import Outcome, Phase, build_conditions, of_error
@@ -23,6 +25,13 @@ from pgrole_controller.kube.errors import ApiError, KubeError
 from pgrole_controller.kube.store import Store, Stored
 
 log = logging.getLogger(__name__)
+
+#: Drifts per hour are written at most so often, in seconds.
+DRIFT_SECONDS = 60.0
+#: The API server refuses a status with driftsPerHour if the CRDs are those of 0.3.0: then it is left out for so long,
+#: in seconds.
+OLDER_CRDS_SECONDS = 60.0
+_NOT_DECLARED = "not declared in schema"
 
 #: As in the CRD.
 MOST_DATABASES = 500
@@ -48,6 +57,9 @@ class ServerReporter:
         self._objects = objects
         self._leadership = leadership
         self._counted_at: dict[str, float] = {}
+        self._drifts: dict[str, HourlyDrifts] = {}  # by uid: counted before this process did
+        self._drifts_written_at: dict[str, float] = {}
+        self._older_crds_until = 0.0
         self._resting: dict[str, tuple[float, float]] = {}  # after failures: until when, and for how long
 
     async def run(self) -> None:
@@ -102,9 +114,39 @@ class ServerReporter:
         obj = stored.object()
         previous = obj.get("status") or {}
         status = self._status(worker, previous, _outcome(worker, obj["metadata"]))
+        drifts = self._count_drifts(worker, stored.uid, previous)
+        if drifts is not None:
+            status["driftsPerHour"] = drifts
         if unchanged(previous, status):
             return
-        self._store.put(await apply_status(self._client, PGSERVERS, stored, status), by=stored.key)
+        try:
+            written = await apply_status(self._client, PGSERVERS, stored, status)
+        except ApiError as error:
+            if "driftsPerHour" not in status or _NOT_DECLARED not in error.message:
+                raise
+            log.info("drifts per hour left out: the CRDs are older", extra={"server": worker.server.name})
+            self._older_crds_until = anyio.current_time() + OLDER_CRDS_SECONDS
+            del status["driftsPerHour"]
+            if unchanged(previous, status):
+                return
+            written = await apply_status(self._client, PGSERVERS, stored, status)
+        self._store.put(written, by=stored.key)
+
+    def _count_drifts(self, worker: ServerWorker, uid: str, previous: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """What the status held when this process first wrote it, and what was counted since. None: left out."""
+        now = anyio.current_time()
+        written: list[dict[str, Any]] | None = previous.get("driftsPerHour")
+        if now < self._older_crds_until:
+            return None
+        if uid not in self._drifts:
+            self._drifts[uid] = of_status(written)
+        counted = self._drifts[uid].plus(worker.drift_counts.counted).since(datetime.now(UTC)).to_status()
+        if counted == written or (
+            written is not None and now - self._drifts_written_at.get(uid, -math.inf) < DRIFT_SECONDS
+        ):
+            return written
+        self._drifts_written_at[uid] = now
+        return counted
 
     def _status(self, worker: ServerWorker, previous: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
         generation, now = worker.server.generation, datetime.now(UTC)

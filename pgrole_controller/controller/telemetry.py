@@ -13,11 +13,13 @@ may be about the cause of the change, and is not counted.
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import anyio
 
 from pgrole_controller import metrics
 from pgrole_controller.controller.result import Result
+from pgrole_controller.core.drift_counts import HourlyDrifts
 from pgrole_controller.core.privilege_result import News
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import Outcome
@@ -97,6 +99,31 @@ class BatchMetrics:
     def end(self) -> None:
         """Everything that can be done in the database is done."""
         metrics.RECONCILE_SECONDS.observe(anyio.current_time() - self._began)
+
+
+class DriftCounts:
+    """Drifts on one server since the process began, by hour. A drift that is only reported counts once."""
+
+    def __init__(self) -> None:
+        self.counted = HourlyDrifts()
+        self._reported: dict[Key, tuple[str, ...]] = {}  # fields of the drift that is reported now
+        self._began = datetime.now(UTC)
+
+    def count(self, result: Result) -> None:
+        """Counts the drifts in the result of one reconcile."""
+        corrected = sum(news.reason is News.DRIFT_CORRECTED for news in result.news)
+        reported = sum(news.reason is News.DRIFT_REPORTED for news in result.news)
+        corrected += bool(result.corrected)
+        if result.drift is not None and not result.drift.corrected:
+            # One that was first seen before this process began is in the status, counted by the process before.
+            new = self._reported.get(result.key) != result.drift.fields and result.drift.at >= self._began
+            reported += new
+            self._reported[result.key] = result.drift.fields
+        elif result.decided or result.done_with or result.target.stored is None:
+            self._reported.pop(result.key, None)
+        if corrected or reported:
+            now = datetime.now(UTC)
+            self.counted = self.counted.add(now, corrected=corrected, reported=reported).since(now)
 
 
 def _count_news(server: str, reason: News) -> None:

@@ -28,7 +28,13 @@ from pgrole_controller.controller.reconcile import WorkerMemory, reconcile
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.controller.session_keeper import SessionKeeper, SessionState
-from pgrole_controller.controller.telemetry import BatchMetrics, OwnChanges, begin_reconciles, count_notification
+from pgrole_controller.controller.telemetry import (
+    BatchMetrics,
+    DriftCounts,
+    OwnChanges,
+    begin_reconciles,
+    count_notification,
+)
 from pgrole_controller.controller.upkeep import Upkeep
 from pgrole_controller.core.database_options import AuditSource
 from pgrole_controller.core.errors import PgRoleError, Reason
@@ -76,6 +82,7 @@ class ServerWorker:
             context.objects.cluster,
             lambda key: self.enqueue(key, RequestReason.ATTRIBUTED, Rank.DEPENDENCY),
         )
+        self.drift_counts = DriftCounts()
         self._connection = anyio.Lock()  # of the session: one batch or one release of claims at a time
 
     @property
@@ -268,6 +275,7 @@ class ServerWorker:
         """To the reporter or the background, which ends the reconcile."""
         try:
             batch_metrics.count(result)
+            self.drift_counts.count(result)
             if _is_suspended_there(result):
                 self.keeper.note_suspended(True)
             result = self._attribute(result, noted)

@@ -139,7 +139,12 @@ class Client:
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, kubeconfig: str | None = None, *, context: str | None = None, strict_tls: bool = True
+        cls,
+        kubeconfig: str | None = None,
+        *,
+        context: str | None = None,
+        strict_tls: bool = True,
+        reachability: Reachability | None = None,
     ) -> AsyncIterator[Self]:
         """Sends nothing yet. `strict_tls=False` accepts CAs that Python 3.13 began to reject.
 
@@ -155,7 +160,7 @@ class Client:
             credentials.forget_files()
         log.info("API server configured", extra={"server": known.configuration.host, "source": known.source})
         async with transport:
-            yield cls(transport, known)
+            yield cls(transport, known, reachability=reachability)
 
     @property
     def may_write(self) -> bool:

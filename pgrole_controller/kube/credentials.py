@@ -50,6 +50,42 @@ async def load(kubeconfig: str | None, *, context: str | None, strict_tls: bool)
     return credentials
 
 
+async def load_address(
+    kubeconfig: str | None, *, context: str | None, address: str | None, ca_file: str | None, strict_tls: bool
+) -> Any:  # noqa: ANN401 - kubernetes_asyncio's
+    """Returns a configuration with the API server's address and CA only: neither token nor client certificate.
+
+    Uses `address` with the CAs in `ca_file` (None: the system's), else the address that a pod has in its environment,
+    else the kubeconfig without its user. Raises NotConfigured.
+    """
+    if address is None and kubeconfig is None and (host := os.environ.get(SERVICE_HOST_ENV_NAME)):
+        port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+        address = f"https://{f'[{host}]' if ':' in host else host}:{port}"
+    if address is not None:
+        configuration = Configuration()
+        configuration.host = address.rstrip("/")
+        configuration.ssl_ca_cert = ca_file
+    else:
+        configuration = (await load(kubeconfig, context=context, strict_tls=strict_tls)).configuration
+        configuration.ssl_ca_cert = ca_file or configuration.ssl_ca_cert
+    configuration.cert_file = configuration.key_file = None
+    configuration.api_key = {}
+    configuration.disable_strict_ssl_verification = not strict_tls
+    return configuration
+
+
+def of_token(configuration: Any, token: str, refused: Callable[[], None]) -> Credentials:  # noqa: ANN401
+    """Credentials that are this bearer token and nothing else, in memory only. `refused` is called at each 401."""
+
+    async def authorization() -> str:
+        return f"Bearer {token}"
+
+    async def renew() -> None:
+        refused()
+
+    return Credentials(configuration, "bearer token", authorization, renew)
+
+
 def forget_files() -> None:
     """Removes the temporary files with certificates and keys, which TLS no longer needs once a client exists."""
     loader = sys.modules.get("kubernetes_asyncio.config.kube_config")

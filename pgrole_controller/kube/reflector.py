@@ -224,7 +224,7 @@ class _Reflection:
             for item in page.get("items") or ():
                 listed = self._pack(item, api_version, kind)
                 old = self._store.get(listed.key)
-                items.append(old if old is not None and old.is_same(listed) else listed)
+                items.append(old if old is not None and old.is_same(listed) else self._store.share(listed))
         except (ValueError, TypeError, AttributeError) as error:
             message = f"the list contains something that is not an object: {error}"
             raise BadStream(message) from error
@@ -323,4 +323,4 @@ class _Reflection:
         if gone:
             self._store.remove(stored.key, stored.uid)
         else:
-            self._store.put(stored)
+            self._store.put(self._store.share(stored))

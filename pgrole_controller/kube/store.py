@@ -34,7 +34,7 @@ _OWNERS_KEPT = 8
 _FEW = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Stored:
     key: Key  # namespace "" when cluster-scoped
     uid: str
@@ -45,6 +45,11 @@ class Stored:
     def object(self) -> dict[str, Any]:
         """Returns the parsed object. It is shared: do not change it, and keep it no longer than needed."""
         return _parsed.get(self.body)
+
+    def parse(self) -> dict[str, Any]:
+        """Returns a parsed object of the caller's own. Any thread may call it."""
+        parsed: dict[str, Any] = json.loads(zlib.decompress(self.body))
+        return parsed
 
     def is_same(self, other: "Stored") -> bool:
         return (self.uid, self.resource_version) == (other.uid, other.resource_version)
@@ -226,6 +231,10 @@ class Store:
         """
         if listener not in self._listeners:
             self._listeners.append(listener)
+
+    def share(self, new: Stored) -> Stored:
+        """Returns what to store for an object that was just read: a subclass may return an equal one that it has."""
+        return new
 
     def doubt(self) -> None:
         """Marks the content as possibly outdated; `synced` is set again after the next complete list."""

@@ -108,12 +108,21 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 class Transport:
     """An async context. Certificates are read when it is created; their files are not needed afterwards."""
 
-    def __init__(self, configuration: Any, user_agent: str) -> None:  # noqa: ANN401 - kubernetes_asyncio's
-        """Raises OSError (including ssl.SSLError) if the certificates cannot be used."""
+    def __init__(
+        self,
+        configuration: Any,  # noqa: ANN401 - kubernetes_asyncio's
+        user_agent: str,
+        trust: ssl.SSLContext | bool | None = None,
+    ) -> None:
+        """`trust`: what `read_trust` returned for this configuration, to read no certificate again.
+
+        Raises OSError (including ssl.SSLError) if the certificates cannot be used.
+        """
         self._host = configuration.host
         self._server_name = configuration.tls_server_name or None
+        verified = read_trust(configuration) if trust is None else trust
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=_CONNECTIONS, ssl=_trust(configuration)),
+            connector=aiohttp.TCPConnector(limit=_CONNECTIONS, ssl=verified),
             headers={"User-Agent": user_agent},
             proxy=configuration.proxy or find_proxy(self._host),
             read_bufsize=_READ_BUFFER,
@@ -160,7 +169,8 @@ def find_proxy(address: str) -> str | None:
     return None if proxy is None or proxy.startswith(("https:", "wss:")) else proxy
 
 
-def _trust(configuration: Any) -> ssl.SSLContext | bool:  # noqa: ANN401 - kubernetes_asyncio's
+def read_trust(configuration: Any) -> ssl.SSLContext | bool:  # noqa: ANN401 - kubernetes_asyncio's
+    """Reads the CAs, and the client certificate if there is one. Raises OSError (including ssl.SSLError)."""
     if not configuration.host.startswith("https"):
         return bool(configuration.verify_ssl)
     context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)

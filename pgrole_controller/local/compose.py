@@ -46,6 +46,7 @@ class Demo:
     api_port: str
     postgres_port: str
     http_port: str
+    console_port: str
     folder: str
 
 
@@ -164,6 +165,9 @@ Everything is running. In another terminal, in the folder of compose.yaml:
 
 4. Show the metrics of the controller:
   curl -s http://localhost:{demo.http_port}/metrics
+
+5. Open the console, and log in with the token in {demo.folder}/kubeconfig:
+  http://localhost:{demo.console_port}/
 
 Without psql: docker compose exec postgres psql -U postgres -c …
 

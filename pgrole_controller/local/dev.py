@@ -83,19 +83,32 @@ def _table(kubeconfig: Path, *arguments: str) -> str:
 
 
 _CONTROLLER = (sys.executable, "-m", "pgrole_controller", "run")
+_CONSOLE = (
+    sys.executable,
+    "-m",
+    "pgrole_controller",
+    "console",
+    "--auth=kubeconfig",
+    "--port=0",
+    "--log-level=warning",
+)
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 15.0
 _LINE_BYTES = 1 << 20
 
 
 async def run_dev(
-    state: Path | None = None, *, stream: TextIO = sys.stdout, controller: Sequence[str] = _CONTROLLER
+    state: Path | None = None,
+    *,
+    console: bool = False,
+    stream: TextIO = sys.stdout,
+    controller: Sequence[str] = _CONTROLLER,
 ) -> int:
     """Runs until asked to stop. Returns the exit code: 0 if asked, 1 if a start failed or the controller ended by
     itself.
 
-    `controller` is the command to run; `--kubeconfig PATH` is appended, and PGROLE_DSN is in its environment. Raises
-    WrongSetting before anything starts.
+    `console`: the web console runs as well. `controller` is the command to run; `--kubeconfig PATH` is appended, and
+    PGROLE_DSN is in its environment. Raises WrongSetting before anything starts.
     """
     own = read_settings({}, os.environ, only=("own_namespace",)).own_namespace
     installation = RightsScope(namespace=own or "default")
@@ -107,7 +120,7 @@ async def run_dev(
             tasks.start_soon(_cancel_when_told, received, tasks.cancel_scope, display)
             try:
                 with _locked(state):
-                    await _run_servers(state, installation, display, controller)
+                    await _run_servers(state, installation, display, controller, console)
             except* LocalError as errors:
                 for error in errors.exceptions:
                     display.say(str(error))
@@ -128,7 +141,7 @@ async def _cancel_when_told(
 
 
 async def _run_servers(
-    state: Path | None, installation: RightsScope, display: Display, controller: Sequence[str]
+    state: Path | None, installation: RightsScope, display: Display, controller: Sequence[str], console: bool
 ) -> None:
     """Runs until cancelled. Raises LocalError if something does not start, or the controller ends."""
     binaries = await find(display)
@@ -144,7 +157,28 @@ async def _run_servers(
             user = await install(server, installation)
             display.done("CRDs and samples applied", since=started)
             command = [*controller, "--kubeconfig", str(server.kubeconfig_of(user))]
-            await _run_controller(command, server, database, samples, state, display)
+            async with anyio.create_task_group() as tasks:
+                if console:
+                    tasks.start_soon(_run_console, server, display)
+                await _run_controller(command, server, database, samples, state, display)
+
+
+async def _run_console(server: ApiServer, display: Display) -> None:
+    """Runs the web console for the API server's admin until cancelled, and prints its address."""
+    process = await asyncio.create_subprocess_exec(
+        *tied_to_parent([*_CONSOLE, "--kubeconfig", str(server.kubeconfig)]),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        limit=_LINE_BYTES,
+        start_new_session=True,
+    )
+    last: deque[str] = deque(maxlen=15)
+    try:
+        await _pass_on(process, last, display, "console: ")
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _stop(process, last, display)
 
 
 async def _run_controller(
@@ -240,14 +274,14 @@ def _is_ready(role: Json) -> bool:
     return ready and status.get("observedGeneration") == role["metadata"]["generation"]
 
 
-async def _pass_on(process: asyncio.subprocess.Process, last: deque[str], display: Display) -> None:
-    """Forwards every line of the controller's output until it ends."""
+async def _pass_on(process: asyncio.subprocess.Process, last: deque[str], display: Display, prefix: str = "") -> None:
+    """Forwards every line of the program's output until it ends."""
     if process.stdout is None:
         return
     async for line in process.stdout:
         text = line.decode(errors="replace").rstrip()
         last.append(text)
-        display.say(text)
+        display.say(f"{prefix}{text}")
 
 
 async def _watch_over(process: Process) -> None:

@@ -25,6 +25,7 @@ class Project:
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"
         self.http_port = free_port()
+        self.console_port = free_port()
         self.environment = {
             **environment,
             "COMPOSE_PROJECT_NAME": "pgrole-test",
@@ -32,6 +33,7 @@ class Project:
             "DEMO_API_PORT": str(free_port()),
             "DEMO_POSTGRES_PORT": str(free_port()),
             "DEMO_HTTP_PORT": str(self.http_port),
+            "DEMO_CONSOLE_PORT": str(self.console_port),
         }
 
     def docker(self, *arguments: str, fails: bool = False, seconds: float = _SECONDS) -> str:
@@ -80,6 +82,7 @@ def check_all(project: Project) -> None:
             the_controller_runs_without_rights_that_it_does_not_need,
             the_image_has_no_shell_and_no_installer,
             metrics_are_served_to_the_host,
+            the_console_asks_for_a_token_and_then_shows_the_roles,
             each_service_may_be_restarted,
             down_keeps_what_it_holds,
         ):
@@ -127,6 +130,18 @@ def the_controller_runs_without_rights_that_it_does_not_need(project: Project) -
     assert "Read-only file system" in project.docker("exec", found["Id"], "python", "-c", writes, fails=True)
     kubeconfig = project.docker("exec", found["Id"], "python", "-c", "print(open('/controller/kubeconfig').read())")
     assert "name: system:serviceaccount:pgrole-system:pgrole-controller" in kubeconfig
+
+
+def the_console_asks_for_a_token_and_then_shows_the_roles(project: Project) -> None:
+    url, jar = f"http://localhost:{project.console_port}", str(project.folder / "cookies")
+    curl = ["curl", "-sL", "--cookie", jar, "--cookie-jar", jar]
+    form = _run([*curl, f"{url}/"], project.environment)
+    csrf = re.search(r'name="csrf" value="([^"]+)"', form)
+    assert csrf is not None, form[:500]
+    token = re.search(r"token: (\S+)", project.kubeconfig.read_text(encoding="utf-8"))
+    assert token is not None
+    fields = ["--data-urlencode", f"csrf={csrf[1]}", "--data-urlencode", f"token={token[1]}"]
+    assert "orders-app" in _run([*curl, *fields, f"{url}/login", f"{url}/roles"], project.environment)
 
 
 def the_image_has_no_shell_and_no_installer(project: Project) -> None:

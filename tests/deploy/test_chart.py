@@ -64,6 +64,7 @@ EVERYTHING: Json = {
         "ingressFrom": [{"namespaceSelector": {"matchLabels": {"monitoring": "true"}}}],
         "postgresqlPorts": [5432, 6432],
     },
+    "console": {"enabled": True, "hostnames": ["pgrole.example.com"], "trustedProxies": ["10.1.0.0/16"]},
     "podDisruptionBudget": {"enabled": True, "maxUnavailable": "50%"},
     "serviceMonitor": {"enabled": True, "interval": "15s", "labels": {"release": "prometheus"}},
     "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
@@ -239,6 +240,35 @@ async def test_options_are_those_of_kustomize(programs: Programs) -> None:
         file = folder / f"{name.replace('-', '_')}.yaml"
         component = yaml.safe_load(file.read_text(encoding="utf-8"))
         assert the(objects, component["kind"])["spec"] == component["spec"]
+
+
+async def test_the_console_is_that_of_kustomize(programs: Programs) -> None:
+    objects = await render_chart(programs, values={"console": {"enabled": True}})
+    folder, name = OVERLAYS.parent / "components" / "console", f"{RELEASE}-console"
+    for kind in ("Deployment", "NetworkPolicy", "Service"):
+        file = folder / f"{'network_policy' if kind == 'NetworkPolicy' else kind.lower()}.yaml"
+        assert the(objects, kind, name)["spec"] == yaml.safe_load(file.read_text(encoding="utf-8"))["spec"]
+    assert the(objects, "ServiceAccount", name)["automountServiceAccountToken"] is False
+    bound = [
+        subject["name"] for one in objects if one["kind"].endswith("Binding") for subject in one.get("subjects", ())
+    ]
+    assert name not in bound
+
+
+async def test_values_of_the_console_become_arguments(programs: Programs) -> None:
+    given = {
+        "enabled": True,
+        "hostnames": ["pgrole.example.com"],
+        "trustedProxies": ["10.1.0.0/16"],
+        "namespaces": ["shop"],
+        "ingressFrom": [{"podSelector": {}}],
+    }
+    objects = await render_chart(programs, values={"console": given})
+    [container] = the(objects, "Deployment", f"{RELEASE}-console")["spec"]["template"]["spec"]["containers"]
+    expected = {"--hostname=pgrole.example.com", "--trusted-proxy=10.1.0.0/16", "--namespace=shop"}
+    assert expected <= set(container["args"])
+    [rule] = the(objects, "NetworkPolicy", f"{RELEASE}-console")["spec"]["ingress"]
+    assert rule["from"] == [{"podSelector": {}}]
 
 
 async def test_the_definitions_can_be_left_to_an_administrator(programs: Programs) -> None:

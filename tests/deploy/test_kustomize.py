@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pgrole_controller.cli import make_parser
+from pgrole_controller.console.arguments import read_arguments
 from tests.deploy.manifests import COMPONENTS, INSTALL, OVERLAYS, ROOT
 from tests.deploy.programs import Programs
 from tests.deploy.rendering import (
@@ -20,6 +22,7 @@ from tests.deploy.rendering import (
 )
 
 POLICY = "pgrole-controller-secrets"
+CONSOLE = "pgrole-controller-console"
 CLUSTER, ONE_NAMESPACE = OVERLAYS / "cluster", OVERLAYS / "namespace"
 
 
@@ -163,6 +166,7 @@ patches:
 async def test_every_option_adds_one_object_that_is_about_these_pods(programs: Programs, tmp_path: Path) -> None:
     folders = sorted(folder.name for folder in COMPONENTS.iterdir() if folder.is_dir())
     folders.remove("secrets-policy")  # which the overlays have
+    folders.remove("console")  # pods of its own
     listed = "".join(f"  - ROOT/deploy/kustomize/components/{name}\n" for name in folders)
     overlay = write_overlay(tmp_path, f"resources: [ROOT/deploy/kustomize/overlays/cluster]\ncomponents:\n{listed}")
     objects = await render_kustomization(programs, overlay)
@@ -180,6 +184,32 @@ async def test_every_option_adds_one_object_that_is_about_these_pods(programs: P
     assert the(objects, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == pods
     chosen = the(objects, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
     assert chosen.items() <= service["metadata"]["labels"].items()
+
+
+async def test_the_console_has_no_right_and_no_token_and_pods_of_its_own(programs: Programs, tmp_path: Path) -> None:
+    text = (
+        "resources: [ROOT/deploy/kustomize/overlays/cluster]\ncomponents: [ROOT/deploy/kustomize/components/console]\n"
+    )
+    objects = await render_kustomization(programs, write_overlay(tmp_path, text))
+    plain = await render_kustomization(programs, CLUSTER)
+    added = [one for one in objects if one not in plain]
+    assert sorted(one["kind"] for one in added) == ["Deployment", "NetworkPolicy", "Service", "ServiceAccount"]
+    assert {one["metadata"]["name"] for one in added} == {CONSOLE}
+    assert the(objects, "ServiceAccount", CONSOLE)["automountServiceAccountToken"] is False
+    pod = the(objects, "Deployment", CONSOLE)["spec"]["template"]
+    assert (pod["spec"]["serviceAccountName"], pod["spec"]["automountServiceAccountToken"]) == (CONSOLE, False)
+    [container] = pod["spec"]["containers"]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["image"] == the(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]["image"]
+    assert read_arguments(make_parser().parse_args(container["args"])).auth == "token"
+    bound = [
+        subject["name"] for one in objects if one["kind"].endswith("Binding") for subject in one.get("subjects", ())
+    ]
+    assert CONSOLE not in bound
+    labels = pod["metadata"]["labels"]
+    assert the(objects, "Service", CONSOLE)["spec"]["selector"] == labels
+    assert the(objects, "NetworkPolicy", CONSOLE)["spec"]["podSelector"]["matchLabels"] == labels
+    assert not the(objects, "Service")["spec"]["selector"].items() <= labels.items()
 
 
 async def test_the_lease_that_may_be_written_is_the_one_that_is_named(programs: Programs) -> None:

@@ -15,6 +15,13 @@ kubectl wait -n shop --for=condition=Ready pgr --all --timeout=60s
 
 #: Scripts by page.
 BEFORE = {
+    "docs/export.md": """
+psql -qX -v ON_ERROR_STOP=1 "$ADMIN_DSN" <<'END'
+CREATE ROLE shop_owner; CREATE ROLE shop_reader; CREATE ROLE shop_app LOGIN; GRANT shop_reader TO shop_app;
+CREATE SCHEMA shop AUTHORIZATION shop_owner; CREATE TABLE shop.orders (id int); CREATE TABLE shop.customers (id int);
+GRANT USAGE ON SCHEMA shop TO shop_reader; GRANT SELECT ON ALL TABLES IN SCHEMA shop TO shop_reader;
+END
+""",
     "docs/privileges.md": 'pgrole-controller sql | psql -qX -v ON_ERROR_STOP=1 "$ADMIN_DSN"',
     "docs/running.md": INSTALLED,
     "docs/servers.md": f"""{INSTALLED}

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from pgrole_controller.kube import credentials
+from pgrole_controller.kube.api_address import ApiAddress
 from pgrole_controller.kube.client import ApiError, Client, Unreachable
 from pgrole_controller.local.apiserver import ApiServer
 from tests.fake_apiserver import WIDGETS, FakeApiServer, refuse
@@ -109,3 +110,36 @@ async def test_a_user_that_may_not_is_told_so_with_the_servers_words(api_server:
             await client.request("GET", f"/api/v1/namespaces/{namespace}/secrets")
     assert (refused.value.status, refused.value.reason) == (403, "Forbidden")
     assert "pgrole-controller" in refused.value.message
+
+
+async def test_a_client_for_a_token_sends_this_one_and_nothing_of_the_kubeconfig_s_user(tmp_path: Path) -> None:
+    fake = FakeApiServer()
+    refused: list[int] = []
+    async with fake.serve(tmp_path / "k"):
+        address = await ApiAddress.find(as_user(tmp_path / "k", {"token": "own"}))
+        async with address.connect("viewer", lambda: refused.append(1)) as client:
+            await client.request("GET", WIDGETS.path())
+            fake.always["list"] = refuse(401, "Unauthorized")
+            with pytest.raises(ApiError, match="Unauthorized"):
+                await client.request("GET", WIDGETS.path())
+    assert set(tokens(fake)) == {"Bearer viewer"}
+    assert refused == [1]
+
+
+async def test_an_address_has_no_client_certificate(tmp_path: Path, api_server: ApiServer) -> None:
+    user = {"client-certificate": str(api_server.ca), "client-key": str(api_server.ca.with_suffix(".key"))}
+    config = json.loads(json.dumps(yaml.safe_load(api_server.kubeconfig.read_text(encoding="utf-8"))))
+    config["users"][0]["user"] = user
+    (tmp_path / "k").write_text(json.dumps(config))
+    configuration = await credentials.load_address(
+        str(tmp_path / "k"), context=None, address=None, ca_file=None, strict_tls=True
+    )
+    assert (configuration.cert_file, configuration.key_file, configuration.api_key) == (None, None, {})
+    assert configuration.host == api_server.url
+
+
+async def test_the_address_of_a_pod_comes_from_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
+    configuration = await credentials.load_address(None, context=None, address=None, ca_file="/ca", strict_tls=True)
+    assert (configuration.host, configuration.ssl_ca_cert) == ("https://[fd00::1]:6443", "/ca")

@@ -31,7 +31,7 @@ def test_the_servers_are_of_the_versions_that_dev_and_the_tests_use() -> None:
 
 def test_nothing_is_published_beyond_this_machine(services: dict[str, Any]) -> None:
     published = [port for service in services.values() for port in service.get("ports", [])]
-    assert len(published) == 3
+    assert len(published) == 4
     assert all(port.startswith("127.0.0.1:") for port in published)
 
 

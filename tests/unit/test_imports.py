@@ -58,7 +58,7 @@ def test_run_imports_nothing_that_it_does_not_need() -> None:
         "pgrole_controller.api.pgserver",
         "pgrole_controller.claims.command",
         "pgrole_controller.commands.output",
-        "pgrole_controller.console",
+        "pgrole_controller.console.command",
         "pgrole_controller.local",
         "prometheus_client.exposition",
         "pydantic",

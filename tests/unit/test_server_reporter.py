@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import anyio
@@ -38,7 +39,7 @@ class FakeApi:
     def __init__(self) -> None:
         self.statuses: list[dict[str, Any]] = []
         self.requests = 0
-        self.refuses = self.babbles = False
+        self.refuses = self.babbles = self.older = False
         self.asked = anyio.Event()
 
     async def request(self, method: str, path: str, *, body: dict[str, Any], **_: object) -> bytes:
@@ -46,6 +47,8 @@ class FakeApi:
         self.asked.set()
         if self.refuses:
             raise ApiError(403, "Forbidden", f"{method} {path}")
+        if self.older and "driftsPerHour" in body["status"]:
+            raise ApiError(500, "InternalError", ".status.driftsPerHour: field not declared in schema")
         if self.babbles:
             return b"<html>bad gateway</html>"
         self.statuses.append(body["status"])
@@ -221,3 +224,58 @@ async def test_what_breaks_while_one_pgserver_is_written_ends_nothing(monkeypatc
         with anyio.fail_after(PATIENCE):
             await world.api.asked.wait()
     assert broken
+
+
+HOUR = f"{datetime.now(UTC):%Y-%m-%dT%H}:00:00Z"
+
+
+def drifted(world: World, corrected: int) -> None:
+    counts = world.worker.drift_counts
+    counts.counted = counts.counted.add(datetime.now(UTC), corrected=corrected)
+
+
+async def status_with(world: World, status: dict[str, Any]) -> list[dict[str, Any]]:
+    """The statuses that are written after the PgServer had this one."""
+    world.worker.keeper.state, world.worker.keeper.server = SessionState.ACTIVE, declared(2, "second")
+    world.store.put(pack({"kind": "PgServer", "metadata": metadata(2, "second"), "spec": {}, "status": status}))
+    async with running(world):
+        with anyio.fail_after(PATIENCE):
+            await world.api.asked.wait()
+    return world.api.statuses
+
+
+async def test_drifts_are_added_to_those_that_the_process_before_counted() -> None:
+    world = World()
+    drifted(world, 2)
+    before = {"hour": HOUR, "corrected": 5, "reported": 1}
+    old = {"hour": "2020-01-01T00:00:00Z", "corrected": 9, "reported": 9}
+    (status,) = await status_with(world, {"driftsPerHour": [before, old]})
+    assert status["driftsPerHour"] == [{"hour": HOUR, "corrected": 7, "reported": 1}]
+
+
+async def test_drifts_are_written_with_another_change_at_once_and_otherwise_once_a_minute() -> None:
+    world = World()
+    world.worker.keeper.state, world.worker.keeper.server = SessionState.ACTIVE, declared(2, "second")
+    world.store.put(stored(2, "second"))
+    async with running(world):
+        with anyio.fail_after(PATIENCE):
+            await world.api.asked.wait()
+        drifted(world, 1)
+        await anyio.sleep(0.1)
+    assert [status["driftsPerHour"] for status in world.api.statuses] == [[]]
+
+
+async def test_older_crds_get_the_status_without_drifts() -> None:
+    world = World()
+    world.api.older = True
+    drifted(world, 2)
+    world.worker.keeper.state, world.worker.keeper.server = SessionState.ACTIVE, declared(2, "second")
+    world.store.put(stored(2, "second"))
+    async with running(world):
+        with anyio.fail_after(PATIENCE):
+            while not world.api.statuses:  # noqa: ASYNC110 - what the reporter wrote is seen from outside only
+                await anyio.sleep(0.01)
+        await anyio.sleep(0.1)
+    (status,) = world.api.statuses
+    assert "driftsPerHour" not in status
+    assert world.api.requests == 2

@@ -1,6 +1,15 @@
-"""controller/telemetry: the notifications of our own changes."""
+"""controller/telemetry: the notifications of our own changes, and drifts by hour."""
 
-from pgrole_controller.controller.telemetry import KEPT, MOST, OVERDUE, OwnChanges
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+from pgrole_controller.controller.objects import Target
+from pgrole_controller.controller.result import Result
+from pgrole_controller.controller.telemetry import KEPT, MOST, OVERDUE, DriftCounts, OwnChanges
+from pgrole_controller.core.privilege_result import News, PrivilegeNews
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.role_drift import RoleDrift
+from pgrole_controller.kube.store import Stored
 
 
 def sent(*names: str, at: float = 0.0) -> OwnChanges:
@@ -72,3 +81,40 @@ def test_own_changes_are_expected_until_they_are_heard_of() -> None:
     assert not own_changes.expects("other")
     own_changes.notice(("app",), 1.1)
     assert not own_changes.expects("app")
+
+
+KEY = Key("shop", "app")
+LATER = datetime.now(UTC) + timedelta(days=1)
+
+
+def a_result(**given: Any) -> Result:
+    return Result(Target(KEY, stored=given.pop("stored", cast("Stored", object()))), decided=True, **given)
+
+
+def reported(at: datetime = LATER, *fields: str) -> Result:
+    return a_result(drift=RoleDrift("app", 1, "u", fields or ("superuser",), corrected=False, at=at))
+
+
+def counts_of(*results: Result) -> tuple[int, int]:
+    counts = DriftCounts()
+    for one in results:
+        counts.count(one)
+    pairs = counts.counted.hours.values()
+    return sum(one for one, _ in pairs), sum(two for _, two in pairs)
+
+
+def test_each_reconcile_that_corrects_drift_counts_once_and_each_news_of_privileges() -> None:
+    news = (PrivilegeNews(News.DRIFT_CORRECTED, ""), PrivilegeNews(News.PRIVILEGES_EXTENDED, ""))
+    assert counts_of(a_result(corrected=("superuser", "login"))) == (1, 0)
+    assert counts_of(a_result(news=news), a_result(news=(PrivilegeNews(News.DRIFT_REPORTED, ""),))) == (1, 1)
+    assert counts_of(a_result()) == (0, 0)
+
+
+def test_drift_that_is_only_reported_counts_once_while_it_lasts() -> None:
+    assert counts_of(reported(), reported()) == (0, 1)
+    assert counts_of(reported(), reported(LATER, "login")) == (0, 2)
+    assert counts_of(reported(), a_result(), reported()) == (0, 2)
+
+
+def test_drift_that_a_process_before_reported_is_not_counted_again() -> None:
+    assert counts_of(reported(datetime(2020, 1, 1, tzinfo=UTC))) == (0, 0)

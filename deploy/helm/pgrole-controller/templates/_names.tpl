@@ -13,8 +13,23 @@ app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
+{{- /* Other pods than the controller's: its Service and policies must not select them. */ -}}
+{{- define "pgrole-controller.console-selector" -}}
+app.kubernetes.io/name: pgrole-console
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
 {{- define "pgrole-controller.labels" -}}
 {{ include "pgrole-controller.selector" . }}
+{{ include "pgrole-controller.common-labels" . }}
+{{- end -}}
+
+{{- define "pgrole-controller.console-labels" -}}
+{{ include "pgrole-controller.console-selector" . }}
+{{ include "pgrole-controller.common-labels" . }}
+{{- end -}}
+
+{{- define "pgrole-controller.common-labels" -}}
 app.kubernetes.io/part-of: pgrole
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}

@@ -1,0 +1,192 @@
+"""The command `console`: listens, and serves until it is stopped."""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+import webbrowser
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import anyio
+from aiohttp import web
+from anyio.abc import TaskStatus
+
+from pgrole_controller.console.arguments import ConsoleArguments
+from pgrole_controller.console.connections import LONGEST_HEADER, Connections
+from pgrole_controller.console.pages import ConsolePages
+from pgrole_controller.console.scope import ask_name, read_namespaces
+from pgrole_controller.console.security import LOOPBACK, RequestRules, read_networks
+from pgrole_controller.console.server import ConsoleServer, OwnerKey, Pages
+from pgrole_controller.console.sessions import Sessions
+from pgrole_controller.console.viewer import Viewer
+from pgrole_controller.kube.api_address import ApiAddress
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.errors import KubeError
+from pgrole_controller.logs import set_up
+
+log = logging.getLogger(__name__)
+
+FAILED = 1
+BACKLOG = 128
+STOP_SECONDS = 2.0
+
+#: aiohttp logs malformed requests with their content, which may be a token.
+_QUIET = logging.Logger("http", level=logging.CRITICAL + 1)
+
+
+class CannotServe(Exception):
+    """The message is for the user."""
+
+
+def run_console(arguments: ConsoleArguments) -> int:
+    set_up(arguments.log_level, "auto")
+    code = 0
+    try:
+        anyio.run(_run, arguments)
+    except* (CannotServe, KubeError) as group:
+        for error in _leaves(group):
+            print(f"pgrole-controller: {error}", file=sys.stderr)  # noqa: T201
+        code = FAILED
+    return code
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+async def _run(arguments: ConsoleArguments) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_stop_on_signal, tasks.cancel_scope)
+        await serve(arguments, ConsolePages(), _announce(arguments))
+
+
+def _announce(arguments: ConsoleArguments) -> Callable[[str], None]:
+    """Prints each address, and opens the first in the browser if that was asked for."""
+    opens = arguments.open
+
+    def announce(address: str) -> None:
+        nonlocal opens
+        print(address, flush=True)  # noqa: T201
+        if opens:
+            opens = False
+            webbrowser.open(address)
+
+    return announce
+
+
+async def _stop_on_signal(scope: anyio.CancelScope) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            scope.cancel()
+            return
+
+
+async def serve(
+    arguments: ConsoleArguments,
+    pages: Pages,
+    announce: Callable[[str], None],
+    *,
+    task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serves until cancelled; reports the port once it listens. `announce` is called with each address to open.
+
+    Raises CannotServe, KubeError.
+    """
+    listening = _listen(arguments)
+    port = listening.getsockname()[1]
+    with listening:
+        async with anyio.create_task_group() as tasks:
+            server = await _server(arguments, pages, port, announce, tasks)
+            async with _accepting(server, listening):
+                log.info("console listens", extra={"host": arguments.host, "port": port, "auth": arguments.auth})
+                task_status.started(port)
+                await anyio.sleep_forever()
+
+
+def _listen(arguments: ConsoleArguments) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(arguments.host, arguments.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise CannotServe(f"cannot listen on {arguments.host}:{arguments.port}: {error.strerror or error}") from error
+
+
+async def _server(
+    arguments: ConsoleArguments,
+    pages: Pages,
+    port: int,
+    announce: Callable[[str], None],
+    tasks: anyio.abc.TaskGroup,
+) -> ConsoleServer:
+    hosts = LOOPBACK | {name.lower().rstrip(".") for name in arguments.hostnames}
+    namespaces = read_namespaces(" ".join(arguments.namespaces))
+    if arguments.auth == "token":
+        api = await ApiAddress.find(
+            arguments.kubeconfig,
+            context=arguments.context,
+            address=arguments.api_server,
+            ca_file=arguments.certificate_authority,
+        )
+        sessions = Sessions(tasks, api, namespaces)
+        server = ConsoleServer(RequestRules(hosts, None, read_networks(arguments.trusted_proxies)), sessions, pages)
+        announce(_address(arguments.host, port))
+    else:
+        sessions = Sessions(tasks, None, namespaces)
+        viewer = await _owner(arguments, sessions, namespaces)
+        owner = OwnerKey(viewer, lambda token: announce(f"{_address(arguments.host, port)}?token={token}"))
+        sessions.ended = owner.renew
+        server = ConsoleServer(RequestRules(hosts, port), sessions, pages, owner, cookie=f"pgrole-{port}")
+    tasks.start_soon(sessions.sweep)
+    return server
+
+
+def _address(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
+async def _owner(arguments: ConsoleArguments, sessions: Sessions, namespaces: tuple[str, ...]) -> Viewer:
+    async with Client.connect(arguments.kubeconfig, context=arguments.context) as client:
+        name = await ask_name(client)
+    return Viewer(
+        name,
+        lambda reachability: Client.connect(arguments.kubeconfig, context=arguments.context, reachability=reachability),
+        namespaces,
+        sessions.shared,
+    )
+
+
+@asynccontextmanager
+async def _accepting(server: ConsoleServer, listening: socket.socket) -> AsyncIterator[None]:
+    runner = web.AppRunner(
+        server.application(),
+        access_log=None,
+        logger=_QUIET,
+        handle_signals=False,
+        max_field_size=LONGEST_HEADER,
+        max_line_size=LONGEST_HEADER,
+        shutdown_timeout=STOP_SECONDS,
+    )
+    await runner.setup()
+    accept = runner.server
+    if accept is None:
+        raise CannotServe("the web server did not start")
+    connections = server.connections = Connections(accept)
+    try:
+        listener = await asyncio.get_running_loop().create_server(connections.accept, sock=listening)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(connections.sweep)
+            try:
+                yield
+            finally:
+                tasks.cancel_scope.cancel()
+                listener.close()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await runner.cleanup()

@@ -1,0 +1,75 @@
+"""Limits on connections: how many there are, and how long one may take to send a request.
+
+aiohttp bounds the size of a request's head but not the time that a client takes to send it: a client that sends one
+byte a second would hold a connection for ever.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import anyio
+from aiohttp import web
+
+MOST_CONNECTIONS = 400
+#: Seconds without a complete request, on a new connection and between two requests.
+SILENT_SECONDS = 15.0
+SWEEP_SECONDS = 1.0
+#: Bytes of one header, which may hold a token, and of a form.
+LONGEST_HEADER = 20 * 1024
+LONGEST_BODY = 32 * 1024
+
+
+class Closing(asyncio.Protocol):
+    """Closes a connection as soon as it is made."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 -- for the type checker
+        transport.abort()
+
+
+class Connections:
+    def __init__(self, accept: Callable[[], asyncio.Protocol]) -> None:
+        """`accept`: makes aiohttp's protocol for a new connection."""
+        self._accept = accept
+        self._silent_since: dict[asyncio.BaseProtocol, float | None] = {}  # None: a request is being answered
+
+    def __len__(self) -> int:
+        return len(self._silent_since)
+
+    def accept(self) -> asyncio.Protocol:
+        """The factory for the listening socket."""
+        if len(self._silent_since) >= MOST_CONNECTIONS:
+            self._drop_closed()
+        if len(self._silent_since) >= MOST_CONNECTIONS:
+            return Closing()
+        protocol = self._accept()
+        self._silent_since[protocol] = anyio.current_time()
+        return protocol
+
+    def begin(self, request: web.Request) -> None:
+        """The head of a request is complete."""
+        if request.protocol in self._silent_since:
+            self._silent_since[request.protocol] = None
+
+    def end(self, request: web.Request) -> None:
+        """The request is answered."""
+        if request.protocol in self._silent_since:
+            self._silent_since[request.protocol] = anyio.current_time()
+
+    async def sweep(self) -> None:
+        """Closes connections that are silent for too long. Runs until cancelled."""
+        while True:
+            await anyio.sleep(SWEEP_SECONDS)
+            self._drop_closed()
+            now = anyio.current_time()
+            for protocol, since in list(self._silent_since.items()):
+                transport = getattr(protocol, "transport", None)
+                if since is not None and now - since > SILENT_SECONDS and transport is not None:
+                    transport.abort()
+
+    def _drop_closed(self) -> None:
+        now = anyio.current_time()
+        for protocol, since in list(self._silent_since.items()):
+            made = since is None or now - since > SWEEP_SECONDS
+            if made and getattr(protocol, "transport", None) is None:
+                del self._silent_since[protocol]

@@ -1,0 +1,111 @@
+"""Live updates: what changed for one viewer, sent to their open pages as server-sent events.
+
+A slow page holds back only itself: what it has not been sent yet is a set of names, never a queue of events.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import anyio
+from aiohttp import web
+
+from pgrole_controller.signals import Signal
+
+#: Changes within so many seconds are sent together.
+COALESCE_SECONDS = 0.04
+HEARTBEAT_SECONDS = 15.0
+#: A page that takes no byte for so long is disconnected.
+WRITE_SECONDS = 20.0
+#: Pages of one viewer that are connected at once. Browsers open six connections to a server over HTTP/1.1.
+MOST_FEEDS = 12
+#: Names in one message.
+MOST_NAMES = 500
+
+CONNECTION = "connection"
+
+
+class TooManyFeeds(Exception):
+    pass
+
+
+class Feed:
+    """What one open page has not been told yet."""
+
+    def __init__(self) -> None:
+        self._pending: dict[str, None] = {}
+        self._news = Signal()
+        self.closed = False
+
+    def note(self, name: str) -> None:
+        self._pending[name] = None
+        self._news.set()
+
+    def close(self) -> None:
+        """Ends the feed after what is pending."""
+        self.closed = True
+        self._news.set()
+
+    async def take(self) -> list[str]:
+        """Waits for changes, and returns their names; none after HEARTBEAT_SECONDS without a change."""
+        with anyio.move_on_after(HEARTBEAT_SECONDS):
+            await self._news.wait()
+            if not self.closed:
+                await anyio.sleep(COALESCE_SECONDS)
+        self._news.clear()
+        names, self._pending = list(self._pending), {}
+        return names
+
+
+class Live:
+    """Distributes changes to the feeds of one viewer."""
+
+    def __init__(self) -> None:
+        self._feeds: list[Feed] = []
+
+    def __len__(self) -> int:
+        return len(self._feeds)
+
+    def note(self, name: str) -> None:
+        """`name`: role/NAMESPACE/NAME, server/NAME or connection."""
+        for feed in self._feeds:
+            feed.note(name)
+
+    def close(self) -> None:
+        """Ends all feeds: the viewer's session ended."""
+        for feed in self._feeds:
+            feed.note(CONNECTION)
+            feed.close()
+
+    @contextmanager
+    def feed(self) -> Iterator[Feed]:
+        """Raises TooManyFeeds."""
+        if len(self._feeds) >= MOST_FEEDS:
+            raise TooManyFeeds
+        feed = Feed()
+        self._feeds.append(feed)
+        try:
+            yield feed
+        finally:
+            self._feeds.remove(feed)
+
+
+async def send_events(request: web.Request, live: Live) -> web.StreamResponse:
+    """Answers until the page leaves or the session ends."""
+    with live.feed() as feed:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await _write(response, "retry: 1000\n\n")
+        while not feed.closed:
+            names = await feed.take()
+            if not names:
+                await _write(response, ": \n\n")
+            for start in range(0, len(names), MOST_NAMES):
+                await _write(response, f"event: changed\ndata: {json.dumps(names[start : start + MOST_NAMES])}\n\n")
+    return response
+
+
+async def _write(response: web.StreamResponse, text: str) -> None:
+    """Raises TimeoutError, ConnectionError."""
+    with anyio.fail_after(WRITE_SECONDS):
+        await response.write(text.encode())

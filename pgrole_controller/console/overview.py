@@ -1,0 +1,92 @@
+"""The first page: what needs attention, servers, roles by state, and drift over the last day."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from heapq import nlargest
+
+from pgrole_controller.console.charts import DriftChart, draw_chart
+from pgrole_controller.console.drift_entries import DriftEntry, count_by_hour, read_counts
+from pgrole_controller.console.role_summary import RoleState, RoleSummary
+from pgrole_controller.console.server_view import ServerSummary, list_servers
+from pgrole_controller.console.snapshot import Snapshot
+from pgrole_controller.core.request import Key
+
+_MOST_ATTENTION = 8
+_MOST_DRIFTS = 8
+_PATIENCE = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class StateCount:
+    state: RoleState
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecentDrift:
+    """A drift with the role that it changed."""
+
+    key: Key
+    role: str
+    drift: DriftEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """`attention` and `broken_servers`: what someone has to look at, worst first, `attention` cut to the first."""
+
+    broken_servers: tuple[ServerSummary, ...]
+    attention: tuple[RoleSummary, ...]
+    attention_count: int
+    servers: tuple[ServerSummary, ...]
+    states: tuple[StateCount, ...]
+    total: int
+    chart: DriftChart
+    drifts: tuple[RecentDrift, ...]
+
+    @property
+    def trouble_count(self) -> int:
+        return len(self.broken_servers) + self.attention_count
+
+
+def view_overview(snapshot: Snapshot, summaries: Sequence[RoleSummary], now: datetime) -> Overview:
+    servers = list_servers(snapshot, summaries)
+    attention = sorted((each for each in summaries if needs_attention(each, now)), key=_urgency)
+    counts = Counter(each.state for each in summaries)
+    recent = [RecentDrift(each.key, each.role, drift) for each in summaries for drift in each.drifts]
+    known = read_counts(snapshot.servers.values(), now)
+    if known is not None:
+        chart = draw_chart(known, "All drifts that the controller counted on the servers you may see.")
+    else:
+        chart = draw_chart(
+            count_by_hour((each.drift for each in recent), now),
+            "Counted from the last ten drifts of each role you may see, so there can have been more.",
+        )
+    return Overview(
+        broken_servers=tuple(each for each in servers if not each.hidden and each.state is not RoleState.READY),
+        attention=tuple(attention[:_MOST_ATTENTION]),
+        attention_count=len(attention),
+        servers=servers,
+        states=tuple(StateCount(state, counts[state]) for state in RoleState if counts[state]),
+        total=len(summaries),
+        chart=chart,
+        drifts=tuple(nlargest(_MOST_DRIFTS, recent, key=lambda each: each.drift.time)),
+    )
+
+
+def needs_attention(role: RoleSummary, now: datetime) -> bool:
+    """Whether someone should look at the role: not while it may yet become Ready by itself within minutes."""
+    if role.state in (RoleState.STALLED, RoleState.DRIFT):
+        return True
+    return (
+        role.state in (RoleState.RETRYING, RoleState.WORKING)
+        and role.since is not None
+        and now - role.since > _PATIENCE
+    )
+
+
+def _urgency(role: RoleSummary) -> tuple[int, float, Key]:
+    """Worst first, and the newest of them first."""
+    return (role.state.rank, -role.since.timestamp() if role.since else 0.0, role.key)

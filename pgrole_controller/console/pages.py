@@ -1,0 +1,178 @@
+"""From a path to a page. Nothing here does I/O: a page shows one snapshot of what its viewer may see."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from pgrole_controller.console.overview import view_overview
+from pgrole_controller.console.role_summary import RoleState, SummaryCache
+from pgrole_controller.console.role_view import view_role
+from pgrole_controller.console.roles_view import read_query, view_roles
+from pgrole_controller.console.server_view import list_servers, view_server
+from pgrole_controller.console.snapshot import Snapshot
+from pgrole_controller.console.template_files import environment, static_files
+from pgrole_controller.core.request import Key
+
+if TYPE_CHECKING:
+    from pgrole_controller.console.server import PageQuestion
+
+_SUMMARIES = SummaryCache()
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """`path` is decoded. `csrf`: for the form that logs out; empty if the viewer cannot."""
+
+    path: str
+    query: Mapping[str, str]
+    csrf: str
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    status: int
+    html: str
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A template and what it shows. `section`: of the navigation. `watch`: what changes it ("*": anything)."""
+
+    template: str
+    title: str
+    section: str
+    announcement: str
+    watch: str = "*"
+    status: int = 200
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def render(request: PageRequest, snapshot: Snapshot) -> Page:
+    """Returns the whole document."""
+    view = _find_view(request, snapshot)
+    main = _render_main(view, request, snapshot)
+    template = environment().get_template("page.html")
+    return Page(
+        view.status,
+        template.render(
+            main=main, title=view.title, section=view.section, csrf=request.csrf, viewer=snapshot.viewer, live=True
+        ),
+    )
+
+
+def render_fragment(request: PageRequest, snapshot: Snapshot) -> Page:
+    """Returns only <main>, for a page that is open."""
+    view = _find_view(request, snapshot)
+    return Page(view.status, str(_render_main(view, request, snapshot)))
+
+
+def render_login(csrf: str, problem: str) -> str:
+    """Returns the form that asks for a token. `problem`: why the last one was not accepted, or empty."""
+    main = _trust(environment().get_template("login.html").render(csrf=csrf, problem=problem))
+    return (
+        environment()
+        .get_template("page.html")
+        .render(main=main, title="Sign in", section="", csrf="", viewer="", live=False)
+    )
+
+
+class ConsolePages:
+    """The pages as the server asks for them. Any thread may call it."""
+
+    @property
+    def static(self) -> Mapping[str, tuple[str, bytes]]:
+        """Content type and content of each file below /static/, by name."""
+        return static_files()
+
+    def render(self, question: "PageQuestion", snapshot: Snapshot) -> tuple[int, str]:
+        """Returns the HTTP status and the document, or only its <main>."""
+        request = PageRequest(question.path, question.query, question.csrf, question.now)
+        make = render_fragment if question.fragment else render
+        page = make(request, snapshot)
+        return page.status, page.html
+
+    def render_login(self, csrf: str, problem: str) -> str:
+        return render_login(csrf, problem)
+
+
+def _render_main(view: _View, request: PageRequest, snapshot: Snapshot) -> Markup:
+    template = environment().get_template(view.template)
+    return _trust(template.render(view=view, snapshot=snapshot, now=request.now, **view.values))
+
+
+def _trust(html: str) -> Markup:
+    """Marks what a template made, which escaped every value in it."""
+    return Markup(html)  # noqa: S704
+
+
+def _find_view(request: PageRequest, snapshot: Snapshot) -> _View:
+    match [each for each in request.path.split("/") if each]:
+        case []:
+            return _overview(request, snapshot)
+        case ["roles"]:
+            return _roles(request, snapshot)
+        case ["roles", namespace, name]:
+            return _role(Key(namespace, name), snapshot)
+        case ["servers"]:
+            return _servers(snapshot)
+        case ["servers", name]:
+            return _server(name, request, snapshot)
+        case _:
+            return _missing("Page not found", "The console has no page at this address.", "Check the address.")
+
+
+def _overview(request: PageRequest, snapshot: Snapshot) -> _View:
+    summaries = _SUMMARIES.list(snapshot.roles)
+    overview = view_overview(snapshot, summaries, request.now)
+    trouble = overview.trouble_count
+    said = f"{trouble} need{'s' * (trouble == 1)} attention" if trouble else "Nothing needs attention"
+    return _View("overview.html", "Overview", "overview", said, values={"overview": overview})
+
+
+def _roles(request: PageRequest, snapshot: Snapshot) -> _View:
+    page = view_roles(read_query(request.query), _SUMMARIES.list(snapshot.roles))
+    said = f"{page.matching:,} of {page.total:,} roles" if page.query.is_filtered else f"{page.total:,} roles"
+    return _View("roles.html", "Roles", "roles", said, values={"page": page})
+
+
+def _role(key: Key, snapshot: Snapshot) -> _View:
+    found = snapshot.roles.get(key)
+    if found is None:
+        if snapshot.namespaces is not None and key.namespace not in snapshot.namespaces:
+            why = f"You may not list PgRoles in namespace {key.namespace}."
+            return _missing(
+                "No such role for you", why, "Ask its administrators for the right to list pgroles.", "roles"
+            )
+        why = f"Namespace {key.namespace} has no PgRole {key.name}."
+        missing = _missing("Role not found", why, "It may have been deleted.", "roles")
+        return replace(missing, watch=f"role/{key}")
+    role = view_role(key, found, _SUMMARIES.list(snapshot.roles))
+    said = f"{key.name}: {role.summary.state.words}. {len(role.drifts)} drifts"
+    return _View("role.html", key.name, "roles", said, values={"role": role})
+
+
+def _servers(snapshot: Snapshot) -> _View:
+    servers = list_servers(snapshot, _SUMMARIES.list(snapshot.roles))
+    ready = sum(each.state is RoleState.READY for each in servers)
+    said = f"{ready} of {len(servers)} servers are ready"
+    return _View("servers.html", "Servers", "servers", said, values={"servers": servers})
+
+
+def _server(name: str, request: PageRequest, snapshot: Snapshot) -> _View:
+    found = snapshot.servers.get(name)
+    if found is None:
+        if snapshot.servers_hidden:
+            why = "You may not list PgServers, so this page cannot show the server."
+            return _missing("Server hidden", why, "Ask for the right to get, list and watch pgservers.", "servers")
+        return _missing("Server not found", f"There is no PgServer {name}.", "It may have been deleted.", "servers")
+    server = view_server(name, found, _SUMMARIES.list(snapshot.roles), request.now)
+    said = f"{name}: {server.summary.state.words}"
+    return _View("server.html", name, "servers", said, values={"server": server})
+
+
+def _missing(title: str, why: str, remedy: str, section: str = "") -> _View:
+    return _View("missing.html", title, section, f"{title}. {why}", status=404, values={"why": why, "remedy": remedy})

@@ -1,0 +1,184 @@
+"""What lists, charts and graphs show of one PgRole. It is small, and made once for each version of an object."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from sys import intern
+from typing import Any, Protocol, runtime_checkable
+from weakref import ref as weakref
+
+from pgrole_controller.console.drift_entries import DriftEntry, read_history
+from pgrole_controller.console.json_reading import (
+    read_flag,
+    read_map,
+    read_maps,
+    read_number,
+    read_text,
+    read_time,
+)
+from pgrole_controller.core.request import Key
+from pgrole_controller.kube.store import Stored
+
+_MESSAGE = 300
+
+
+class RoleState(StrEnum):
+    """States of a PgRole and of a PgServer, in the order of how much they need attention."""
+
+    STALLED = "stalled"
+    DRIFT = "drift"
+    RETRYING = "retrying"
+    WORKING = "working"
+    NEW = "new"
+    SUSPENDED = "suspended"
+    READY = "ready"
+
+    @property
+    def words(self) -> str:
+        return _WORDS[self]
+
+    @property
+    def rank(self) -> int:
+        return _RANKS[self]
+
+
+_WORDS = {
+    RoleState.STALLED: "Needs action",
+    RoleState.DRIFT: "Drift reported",
+    RoleState.RETRYING: "Retrying",
+    RoleState.WORKING: "In progress",
+    RoleState.NEW: "Not processed",
+    RoleState.SUSPENDED: "Suspended",
+    RoleState.READY: "Ready",
+}
+_RANKS = {state: rank for rank, state in enumerate(RoleState)}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the conditions of an object say in all. `since`: when Ready last changed."""
+
+    state: RoleState
+    reason: str
+    message: str
+    since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSummary:
+    """`role`: its name in PostgreSQL. `message`: of Ready, cut; empty if the role is Ready. `drifts`: newest first."""
+
+    key: Key
+    role: str
+    server: str
+    login: bool
+    state: RoleState
+    reason: str
+    message: str
+    since: datetime | None
+    deleting: bool
+    drift_count: int
+    drifts: tuple[DriftEntry, ...]
+    member_of: tuple[str, ...]
+
+    @property
+    def last_drift(self) -> datetime | None:
+        return self.drifts[0].time if self.drifts else None
+
+
+@runtime_checkable
+class StoredRoles(Protocol):
+    """PgRoles that are parsed only when they are asked for."""
+
+    def stored(self, name: Key) -> Stored:
+        """Returns the object as it is stored: its identity tells whether it changed."""
+        ...
+
+
+class SummaryCache:
+    """Summaries of stored objects, as long as a viewer's store holds these. A changed object is another one."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref[Stored], RoleSummary]] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def list(self, roles: Mapping[Key, Mapping[str, Any]]) -> Sequence[RoleSummary]:
+        """Returns the summary of every role. Only those that are new are parsed."""
+        if not isinstance(roles, StoredRoles):
+            return [summarize(key, found) for key, found in roles.items()]
+        return [self._find(key, roles) for key in roles]
+
+    def _find(self, key: Key, roles: StoredRoles) -> RoleSummary:
+        stored = roles.stored(key)
+        identity = id(stored)
+        known = self._known.get(identity)
+        if known is not None and known[0]() is stored:
+            return known[1]
+        summary = summarize(key, stored.parse())
+        self._known[identity] = weakref(stored, lambda gone: self._forget(identity, gone)), summary
+        return summary
+
+    def _forget(self, identity: int, gone: "weakref[Stored]") -> None:
+        """Another object can have the same identity by now."""
+        known = self._known.get(identity)
+        if known is not None and known[0] is gone:
+            del self._known[identity]
+
+
+def summarize(key: Key, found: Mapping[str, Any]) -> RoleSummary:
+    """Summarizes a PgRole object of any shape."""
+    spec, status = read_map(found, "spec"), read_map(found, "status")
+    verdict = judge(found)
+    return RoleSummary(
+        key=key,
+        role=read_text(spec, "name", most=256) or key.name,
+        server=intern(read_text(spec, "serverRef", "name", most=256) or "default"),
+        login=read_flag(spec, "login") is True,
+        state=verdict.state,
+        reason=verdict.reason,
+        message="" if verdict.state is RoleState.READY else verdict.message[:_MESSAGE],
+        since=verdict.since,
+        deleting=read_time(found, "metadata", "deletionTimestamp") is not None,
+        drift_count=max(0, read_number(status, "driftCount") or 0),
+        drifts=read_history(status),
+        member_of=tuple(
+            name for each in read_maps(spec, "memberOf", most=64) if (name := read_text(each, "role", most=256))
+        ),
+    )
+
+
+def judge(found: Mapping[str, Any]) -> Verdict:
+    """Reads the state of a PgRole or PgServer from its conditions (kstatus)."""
+    ready: Mapping[str, Any] = {}
+    others = set()
+    for condition in read_maps(found, "status", "conditions", most=32):
+        if condition.get("type") == "Ready":
+            ready = condition
+        elif condition.get("status") == "True":
+            others.add(str(condition.get("type")))
+    reason = intern(read_text(ready, "reason", most=128))
+    message, since = read_text(ready, "message"), read_time(ready, "lastTransitionTime")
+    if not ready:
+        return Verdict(RoleState.NEW, "", "The controller has not processed this object yet.", None)
+    if reason == "Suspended":
+        state = RoleState.SUSPENDED
+    elif "DriftDetected" in others or reason == "DriftReported":
+        state = RoleState.DRIFT
+    elif "Stalled" in others or reason == "Contested":
+        state = RoleState.STALLED
+    elif ready.get("status") == "True":
+        state = RoleState.WORKING if _is_outdated(found) else RoleState.READY
+        if state is RoleState.WORKING:
+            reason, message = "Progressing", "The spec changed. The controller has not processed the change yet."
+    else:
+        state = RoleState.WORKING if reason == "Progressing" else RoleState.RETRYING
+    return Verdict(state, reason, message, since)
+
+
+def _is_outdated(found: Mapping[str, Any]) -> bool:
+    generation = read_number(found, "metadata", "generation")
+    observed = read_number(found, "status", "observedGeneration")
+    return generation is not None and observed is not None and observed < generation

@@ -1,0 +1,271 @@
+"""The page of one role: what is declared beside what is in the database, conditions, drifts, privileges, graph."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import yaml
+
+from pgrole_controller.console.drift_entries import DriftEntry
+from pgrole_controller.console.graph import Memberships, RoleNeighbours
+from pgrole_controller.console.json_reading import (
+    LONGEST_TEXT,
+    read_flag,
+    read_map,
+    read_maps,
+    read_number,
+    read_text,
+    read_texts,
+    read_time,
+)
+from pgrole_controller.console.remedies import ReasonAdvice, describe_outlook, find_role_remedy
+from pgrole_controller.console.role_summary import RoleState, RoleSummary, judge, summarize
+from pgrole_controller.core.request import Key
+
+_LONGEST_YAML = 200_000
+_MOST_NAMES = 40
+
+_FLAGS = ("login", "superuser", "createdb", "createrole", "inherit", "replication", "bypassrls")
+_TRUE_BY_DEFAULT = ("inherit",)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldRow:
+    """A field of spec: `declared` in words, whether it is written in the spec, and what is known of the database.
+
+    `fit`: ready, drift, working, ignored or unmanaged. `observed`: the same in words.
+    """
+
+    name: str
+    declared: tuple[str, ...]
+    written: bool
+    fit: str
+    observed: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionView:
+    type: str
+    status: str
+    reason: str
+    message: str
+    since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredPrivilege:
+    """One line of spec.privileges: on what, which privileges, and exceptions."""
+
+    target: str
+    privileges: tuple[str, ...]
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseView:
+    """Privileges in one database. `declared` is False while only former ones are being revoked there."""
+
+    name: str
+    declared: bool
+    state: RoleState
+    reason: str
+    message: str
+    lines: tuple[DeclaredPrivilege, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RoleView:
+    summary: RoleSummary
+    message: str
+    remedy: ReasonAdvice
+    outlook: str
+    conditions: tuple[ConditionView, ...]
+    fields: tuple[FieldRow, ...]
+    oid: int | None
+    system_identifier: str
+    created: datetime | None
+    next_rotation: datetime | None
+    policy: str
+    deletion: str
+    drifts: tuple[DriftEntry, ...]
+    databases: tuple[DatabaseView, ...]
+    graph: RoleNeighbours
+    yaml: str
+
+
+def view_role(key: Key, found: Mapping[str, Any], summaries: Sequence[RoleSummary]) -> RoleView:
+    """Makes the page of the object `found`. `summaries`: of all roles, for the graph."""
+    spec, status = read_map(found, "spec"), read_map(found, "status")
+    summary, verdict = summarize(key, found), judge(found)
+    return RoleView(
+        summary=summary,
+        message=verdict.message,
+        remedy=find_role_remedy(verdict.reason),
+        outlook=describe_outlook(verdict.state),
+        conditions=tuple(read_conditions(found)),
+        fields=tuple(_rows(spec, summary)),
+        oid=read_number(status, "role", "oid"),
+        system_identifier=read_text(status, "server", "systemIdentifier", most=64),
+        created=read_time(found, "metadata", "creationTimestamp"),
+        next_rotation=read_time(status, "nextRotation"),
+        policy=read_text(spec, "drift", "policy", most=64) or "Correct",
+        deletion=read_text(spec, "deletionPolicy", most=64) or "Retain",
+        drifts=summary.drifts,
+        databases=tuple(_databases(spec, status)),
+        graph=Memberships(summaries, summary.server).draw(summary),
+        yaml=write_yaml(found),
+    )
+
+
+def read_conditions(found: Mapping[str, Any]) -> Iterator[ConditionView]:
+    for each in read_maps(found, "status", "conditions", most=16):
+        yield ConditionView(
+            type=read_text(each, "type", most=128),
+            status=read_text(each, "status", most=32),
+            reason=read_text(each, "reason", most=128),
+            message=read_text(each, "message"),
+            since=read_time(each, "lastTransitionTime"),
+        )
+
+
+def write_yaml(found: Mapping[str, Any]) -> str:
+    """Returns the object as YAML without managedFields, cut if it is very long."""
+    metadata = {name: value for name, value in read_map(found, "metadata").items() if name != "managedFields"}
+    shown = {**found, "metadata": metadata} if metadata else dict(found)
+    order = {"apiVersion": 0, "kind": 1, "metadata": 2, "spec": 3, "status": 4}
+    shown = dict(sorted(shown.items(), key=lambda item: (order.get(str(item[0]), 5), str(item[0]))))
+    try:
+        text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=110)
+    except (yaml.YAMLError, RecursionError):
+        text = json.dumps(shown, default=str, indent=2)
+    return text if len(text) <= _LONGEST_YAML else f"{text[:_LONGEST_YAML]}\n# cut: the object is longer"
+
+
+def _rows(spec: Mapping[str, Any], summary: RoleSummary) -> Iterator[FieldRow]:
+    ignored = read_texts(spec, "drift", "ignore", most=64)
+    last = summary.drifts[0] if summary.drifts else None
+    differing = last.fields if last and not last.corrected and summary.state is RoleState.DRIFT else ()
+    for name, declared, written, managed in _declared(spec):
+        if not managed:
+            fit, observed = "unmanaged", "not managed"
+        elif name in differing:
+            fit, observed = "drift", "differs, and is left as it is"
+        elif name in ignored:
+            fit, observed = "ignored", "left to others (drift.ignore)"
+        elif summary.state is RoleState.READY:
+            fit, observed = "ready", "as declared"
+        elif summary.state is RoleState.DRIFT:
+            fit, observed = "ready", "not reported as different"
+        else:
+            fit, observed = "working", "not confirmed"
+        yield FieldRow(name, declared, written, fit, observed)
+
+
+def _declared(spec: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...], bool, bool]]:
+    """Yields name, value in words, whether it is written in the spec, and whether the controller manages it."""
+    for name in _FLAGS:
+        flag = read_flag(spec, name)
+        value = flag if flag is not None else name in _TRUE_BY_DEFAULT
+        yield name, ("yes" if value else "no",), name in spec, True
+    limit = read_number(spec, "connectionLimit")
+    yield "connectionLimit", ("no limit" if limit in (None, -1) else f"{limit:,}",), "connectionLimit" in spec, True
+    yield "validUntil", (read_text(spec, "validUntil", most=64) or "never expires",), "validUntil" in spec, True
+    yield "comment", (read_text(spec, "comment") or "none",), "comment" in spec, True
+    yield "password", (_describe_password(spec),), "password" in spec, "password" in spec
+    yield "memberOf", tuple(_describe_memberships(spec)) or ("none",), "memberOf" in spec, True
+    yield (
+        "parameters",
+        tuple(_describe_parameters(read_map(spec, "parameters"))) or ("none",),
+        "parameters" in spec,
+        True,
+    )
+    in_databases = tuple(
+        f"{read_text(each, 'database', most=256)}: {line}"
+        for each in read_maps(spec, "databaseParameters", most=32)
+        for line in _describe_parameters(read_map(each, "parameters"))
+    )
+    yield "databaseParameters", in_databases or ("none",), "databaseParameters" in spec, True
+    databases = tuple(read_text(each, "database", most=256) for each in read_maps(spec, "privileges", most=32))
+    described = (f"in {', '.join(databases)}",) if databases else ("not managed",)
+    yield "privileges", described, "privileges" in spec, bool(databases)
+
+
+def _describe_password(spec: Mapping[str, Any]) -> str:
+    password = read_map(spec, "password")
+    if "secretRef" in password:
+        return f"from Secret {read_text(password, 'secretRef', 'name', most=256)}"
+    if "generate" in password:
+        every = read_text(password, "generate", "rotateEvery", most=64)
+        return f"generated, replaced every {every}" if every else "generated"
+    return "none (disabled)" if read_flag(password, "disabled") else "not managed"
+
+
+def _describe_memberships(spec: Mapping[str, Any]) -> Iterator[str]:
+    for each in read_maps(spec, "memberOf", most=64):
+        options = [
+            "with ADMIN" if read_flag(each, "admin") else "",
+            "without INHERIT" if read_flag(each, "inherit") is False else "",
+            "without SET" if read_flag(each, "set") is False else "",
+        ]
+        noted = ", ".join(option for option in options if option)
+        name = read_text(each, "role", most=256)
+        yield f"{name} ({noted})" if noted else name
+
+
+def _describe_parameters(parameters: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in list(parameters.items())[:64]:
+        yield f"{str(name)[:256]} = {value if isinstance(value, str) else json.dumps(value, default=str)}"[
+            :LONGEST_TEXT
+        ]
+
+
+def _databases(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[DatabaseView]:
+    states = {read_text(each, "database"): each for each in read_maps(status, "privileges", most=64)}
+    declared = {read_text(each, "database"): each for each in read_maps(spec, "privileges", most=32)}
+    for name in dict.fromkeys([*declared, *states]):
+        state = states.get(name)
+        ready = read_flag(state, "ready")
+        reason = read_text(state, "reason", most=128)
+        if state is None:
+            verdict = RoleState.NEW
+        elif ready:
+            verdict = RoleState.READY
+        else:
+            verdict = RoleState.DRIFT if reason == "DriftReported" else RoleState.RETRYING
+        lines = tuple(_lines(declared[name])) if name in declared else ()
+        yield DatabaseView(name, name in declared, verdict, reason, read_text(state, "message"), lines)
+
+
+def _lines(privileges: Mapping[str, Any]) -> Iterator[DeclaredPrivilege]:
+    if on_database := read_texts(privileges, "onDatabase", most=8):
+        yield DeclaredPrivilege("the database itself", on_database, "")
+    creators = read_texts(privileges, "createdBy", most=32)
+    for each in read_maps(privileges, "schemas", most=64):
+        excepted = _list_names(read_texts(each, "except", most=64))
+        yield DeclaredPrivilege(
+            f"everything in schema {read_text(each, 'name', most=256)}",
+            read_texts(each, "access", most=8),
+            f"except {excepted}" if excepted else "",
+        )
+    for each in read_maps(privileges, "objects", most=64):
+        schema = read_text(each, "schema", most=256)
+        columns = _list_names(read_texts(each, "columns", most=128))
+        names = _list_names([f"{schema}.{name}" for name in read_texts(each, "names", most=128)])
+        yield DeclaredPrivilege(
+            f"{read_text(each, 'kind', most=64)} {names}",
+            read_texts(each, "privileges", most=16),
+            f"columns {columns}" if columns else "",
+        )
+    if creators:
+        yield DeclaredPrivilege(
+            f"objects that {_list_names(creators)} will create in these schemas", ("same access",), ""
+        )
+    if unmanaged := read_texts(privileges, "unmanaged", most=32):
+        yield DeclaredPrivilege(f"schemas {_list_names(unmanaged)}", ("left alone",), "")
+
+
+def _list_names(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MOST_NAMES])
+    return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES} more"

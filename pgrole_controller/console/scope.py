@@ -1,0 +1,95 @@
+"""What a viewer may see: who the API server says they are, and which PgRoles and PgServers they may list.
+
+RBAC has no question "which namespaces may I list": all namespaces are tried first, then those that the viewer named,
+that the console was started with, and that the viewer may list.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pgrole_controller.kube.client import NAMESPACES, PGROLES, PGSERVERS, Client
+from pgrole_controller.kube.errors import ApiError, BadStream
+from pgrole_controller.kube.resource import Resource
+from pgrole_controller.kube.store import mapping, sequence
+
+#: At most so many namespaces are tried for one viewer, and so many watched.
+MOST_TRIED = 200
+MOST_WATCHED = 50
+TIMEOUT = 5.0  # seconds, for one request
+LONGEST_NAME = 256  # characters of a user's name
+
+REVIEWS = Resource("authentication.k8s.io", "v1", "selfsubjectreviews")
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
+_DENIED = (403, 404)
+
+
+@dataclass(frozen=True, slots=True)
+class ViewScope:
+    """`namespaces`: None means all. `servers`: whether PgServers may be listed."""
+
+    namespaces: tuple[str, ...] | None
+    servers: bool
+
+
+def read_namespaces(text: str) -> tuple[str, ...]:
+    """Reads names separated by commas or white space. Whatever cannot be a namespace's name is left out."""
+    names = dict.fromkeys(name for name in re.split(r"[\s,]+", text) if _LABEL.match(name))
+    return tuple(names)[:MOST_TRIED]
+
+
+async def ask_name(client: Client) -> str:
+    """Returns the viewer's name; empty if the API server does not tell. Raises ApiError (401 above all), KubeError."""
+    body = {"apiVersion": REVIEWS.api_version, "kind": "SelfSubjectReview"}
+    try:
+        answer = await client.request("POST", REVIEWS.path(), body=body, timeout=TIMEOUT)
+    except ApiError as error:
+        if error.status not in _DENIED:
+            raise
+        return ""
+    name = mapping(mapping(_parse(answer).get("status")).get("userInfo")).get("username")
+    return name[:LONGEST_NAME] if isinstance(name, str) else ""
+
+
+async def find_scope(client: Client, wanted: Iterable[str]) -> ViewScope:
+    """Raises KubeError, and ApiError for anything but a denial."""
+    servers = await _may_list(client, PGSERVERS, None)
+    if await _may_list(client, PGROLES, None):
+        return ViewScope(None, servers)
+    tried = list(dict.fromkeys([*wanted, *await _listed_namespaces(client)]))[:MOST_TRIED]
+    allowed: list[str] = []
+    for namespace in tried:
+        if len(allowed) < MOST_WATCHED and await _may_list(client, PGROLES, namespace):
+            allowed.append(namespace)
+    return ViewScope(tuple(sorted(allowed)), servers)
+
+
+async def _may_list(client: Client, resource: Resource, namespace: str | None) -> bool:
+    try:
+        await client.request("GET", resource.path(namespace), query={"limit": "1"}, timeout=TIMEOUT)
+    except ApiError as error:
+        if error.status in _DENIED:
+            return False
+        raise
+    return True
+
+
+async def _listed_namespaces(client: Client) -> list[str]:
+    try:
+        answer = await client.request("GET", NAMESPACES.path(), query={"limit": str(MOST_TRIED)}, timeout=TIMEOUT)
+    except ApiError as error:
+        if error.status in _DENIED:
+            return []
+        raise
+    names = (mapping(mapping(item).get("metadata")).get("name") for item in sequence(_parse(answer).get("items")))
+    return [name for name in names if isinstance(name, str)]
+
+
+def _parse(answer: bytes) -> dict[str, Any]:
+    try:
+        return mapping(json.loads(answer))
+    except ValueError as error:
+        message = f"the API server's answer is not JSON: {len(answer)} bytes"
+        raise BadStream(message) from error

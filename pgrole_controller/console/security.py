@@ -1,0 +1,127 @@
+"""What a request must be before anything else is looked at, and the headers of every answer.
+
+A browser tells where a request comes from (Host, Origin, Sec-Fetch-Site). A Host that is not the console's own is a
+rebound DNS name; another Origin is another site. A client that is not a browser can send anything, and gains nothing:
+without a session's cookie or a token it gets the login page.
+"""
+
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from pgrole_controller.settings import WrongSetting
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; font-src 'self'; connect-src 'self'; "
+        "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Embedder-Policy": "require-corp",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+    "Cache-Control": "no-store",
+}
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+METHODS = frozenset({"GET", "HEAD", "POST"})
+TOKEN_HEADER = "X-Forwarded-Access-Token"  # noqa: S105 -- a header's name
+_OWN_SITE = frozenset({"same-origin", "none"})
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRules:
+    """`hosts`: names by which browsers reach the console, in lower case, without port. `port`: None if a proxy or a
+    forwarded port may change it. `trusted`: networks of proxies that may send a viewer's token.
+    """
+
+    hosts: frozenset[str]
+    port: int | None
+    trusted: tuple[Network, ...] = ()
+
+    def knows_host(self, host: str) -> bool:
+        """`host`: the header, with or without port."""
+        try:
+            parts = urlsplit(f"//{host}")
+            name, port = parts.hostname, parts.port
+        except ValueError:
+            return False
+        if parts.netloc != host or "@" in host or name is None or name.rstrip(".") not in self.hosts:
+            return False
+        return self.port is None or (port or 80) == self.port
+
+    def trusts(self, address: str) -> bool:
+        try:
+            found = ipaddress.ip_address(address)
+        except ValueError:
+            return False
+        if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+            found = found.ipv4_mapped
+        return any(found in network for network in self.trusted)
+
+    def problem(self, request: web.Request) -> str | None:
+        """Says why a request is refused; None: it is not."""
+        host = request.headers.getall("Host", [])
+        if len(host) != 1 or not self.knows_host(host[0]):
+            return "this console is not known by that name (start it with --hostname to add one)"
+        if request.method not in METHODS:
+            return "this console is read-only"
+        origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site", "none")
+        own = {None, f"http://{host[0]}", f"https://{host[0]}"}
+        if site == "same-origin":  # which no page can forge: under `no-referrer`, browsers send a form's origin as null
+            own.add("null")
+        if origin not in own:
+            return "the request comes from another origin"
+        if site not in _OWN_SITE and not is_navigation(request):
+            return "the request comes from another site"
+        return None
+
+
+def is_navigation(request: web.Request) -> bool:
+    """Whether the request opens a page in a window, for example because a link on another site was followed."""
+    fetch = request.headers.get("Sec-Fetch-Mode"), request.headers.get("Sec-Fetch-Dest")
+    return request.method == "GET" and fetch == ("navigate", "document")
+
+
+def is_from_elsewhere(request: web.Request) -> bool:
+    """Whether the browser followed a link on another site, and therefore did not send the strict cookie."""
+    return is_navigation(request) and request.headers.get("Sec-Fetch-Site", "none") not in _OWN_SITE
+
+
+def read_networks(texts: Iterable[str]) -> tuple[Network, ...]:
+    """Raises WrongSetting."""
+    found = []
+    for text in texts:
+        try:
+            found.append(ipaddress.ip_network(text))
+        except ValueError as error:
+            raise WrongSetting(f"--trusted-proxy: {error}; write an address or a network, as 10.1.2.0/24") from error
+    return tuple(found)
+
+
+def address_of(request: web.Request) -> str:
+    """The address of whoever opened the connection; empty if unknown."""
+    peer = request.transport.get_extra_info("peername") if request.transport is not None else None
+    return str(peer[0]) if isinstance(peer, tuple) else ""
+
+
+def bearer_token(request: web.Request) -> str | None:
+    """The token in the headers that an authenticating proxy sets. A header that comes twice is none."""
+    given = request.headers.getall("Authorization", [])
+    if len(given) == 1 and given[0][:7].lower() == "bearer ":
+        return given[0][7:].strip()
+    forwarded = request.headers.getall(TOKEN_HEADER, [])
+    return forwarded[0].strip() if len(forwarded) == 1 else None
+
+
+async def add_headers(_: web.Request, response: web.StreamResponse) -> None:
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
+    response.headers.pop("Server", None)

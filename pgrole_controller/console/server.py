@@ -1,0 +1,309 @@
+"""The web application: routes, who may see what they lead to, and the pages.
+
+Pages are rendered in a thread, from a snapshot: a page with thousands of roles delays no other request.
+"""
+
+import functools
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from html import escape
+from typing import Protocol
+
+import anyio
+from aiohttp import hdrs, web
+
+from pgrole_controller.console.connections import LONGEST_BODY, Connections
+from pgrole_controller.console.live import TooManyFeeds, send_events
+from pgrole_controller.console.scope import read_namespaces
+from pgrole_controller.console.security import (
+    RequestRules,
+    add_headers,
+    address_of,
+    bearer_token,
+    is_from_elsewhere,
+)
+from pgrole_controller.console.sessions import Rejected, Sessions, ViewerSession
+from pgrole_controller.console.snapshot import Snapshot
+from pgrole_controller.console.viewer import Viewer
+from pgrole_controller.logs import describe_error
+
+log = logging.getLogger(__name__)
+
+#: Seconds that a form may take to arrive.
+FORM_SECONDS = 10.0
+#: Pages that are rendered at once.
+MOST_RENDERED = 2
+LONGEST_QUERY = 2048  # characters
+COOKIE_SECONDS = 8 * 3600
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class PageQuestion:
+    """What a page is asked for. `fragment`: only its <main>."""
+
+    path: str
+    query: Mapping[str, str]
+    csrf: str
+    now: datetime
+    fragment: bool
+
+
+class Pages(Protocol):
+    """What renders the pages, without I/O. `static`: files by name."""
+
+    @property
+    def static(self) -> Mapping[str, tuple[str, bytes]]: ...
+
+    def render(self, question: PageQuestion, snapshot: Snapshot) -> tuple[int, str]: ...
+
+    def render_login(self, csrf: str, problem: str) -> str: ...
+
+
+class OwnerKey:
+    """The token in the address that the command prints: it opens one session, once."""
+
+    def __init__(self, viewer: Viewer, announce: Callable[[str], None]) -> None:
+        """`announce` is called with each new token."""
+        self.viewer = viewer
+        self._announce = announce
+        self._token = ""
+        self.renew()
+
+    def renew(self) -> None:
+        """The session ended: another one can be opened with a new token."""
+        self._token = secrets.token_urlsafe(32)
+        self._announce(self._token)
+
+    def redeem(self, token: str) -> bool:
+        if not self._token or not hmac.compare_digest(token.encode(), self._token.encode()):
+            return False
+        self._token = ""
+        return True
+
+
+class ConsoleServer:
+    def __init__(
+        self,
+        policy: RequestRules,
+        sessions: Sessions,
+        pages: Pages,
+        owner: OwnerKey | None = None,
+        cookie: str = "pgrole",
+    ) -> None:
+        """`owner`: on a laptop, the only one who can have a session. `cookie`: part of its name."""
+        self._policy = policy
+        self._sessions = sessions
+        self._pages = pages
+        self._owner = owner
+        self._cookie = f"__Host-{cookie}"
+        self._form_cookie = f"{self._cookie}-form"
+        self._renders = anyio.CapacityLimiter(MOST_RENDERED)
+        self.connections: Connections | None = None
+
+    def application(self) -> web.Application:
+        app = web.Application(middlewares=[self._guard], client_max_size=LONGEST_BODY)
+        app.on_response_prepare.append(add_headers)
+        app.router.add_get("/healthz", self._answer_probe)
+        app.router.add_get("/static/{file}", self._send_static)
+        app.router.add_get("/events", self._send_events, allow_head=False)
+        app.router.add_get("/login", self._show_login)
+        app.router.add_post("/login", self._log_in)
+        app.router.add_post("/logout", self._log_out)
+        app.router.add_get("/{path:.*}", self._show_page)
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuses what must not be answered, contains errors, and logs, without query and headers."""
+        began, status = time.perf_counter(), 500
+        if self.connections is not None:
+            self.connections.begin(request)
+        try:
+            response = await self._answer(request, handler)
+            status = response.status
+            return response
+        except web.HTTPException as error:
+            status = error.status
+            return _notice(status, error.reason, dict(error.headers))
+        except Rejected as error:
+            status = error.status
+            return _notice(status, str(error))
+        except (ConnectionError, TimeoutError):
+            status = 499  # the client left, or takes nothing
+            return _notice(408, "the request took too long")
+        except Exception as error:  # noqa: BLE001 -- one page's error
+            log.error("page not rendered", extra={"path": request.path[:200], **describe_error(error)})
+            return _notice(500, "this page cannot be shown: the console's log has the error")
+        finally:
+            if self.connections is not None:
+                self.connections.end(request)
+            taken = round((time.perf_counter() - began) * 1000, 1)
+            extra = {"method": request.method[:16], "path": request.path[:200], "status": status, "milliseconds": taken}
+            log.log(logging.DEBUG if request.path in ("/healthz", "/events") else logging.INFO, "request", extra=extra)
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path == "/healthz":
+            return await handler(request)
+        problem = self._policy.problem(request)
+        if problem is None and len(request.query_string) > LONGEST_QUERY:
+            problem = "the address is too long"
+        if problem is not None:
+            log.warning("request refused", extra={"why": problem, "address": address_of(request)})
+            return _notice(403, problem)
+        return await handler(request)
+
+    async def _answer_probe(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _send_static(self, request: web.Request) -> web.Response:
+        found = self._pages.static.get(request.match_info["file"])
+        if found is None:
+            raise web.HTTPNotFound
+        content_type, body = found
+        return web.Response(body=body, content_type=content_type)
+
+    async def _send_events(self, request: web.Request) -> web.StreamResponse:
+        session = await self._session(request)
+        if session is None:
+            raise web.HTTPUnauthorized
+        session.viewer.use()
+        try:
+            return await send_events(request, session.viewer.live)
+        except TooManyFeeds:
+            raise web.HTTPTooManyRequests from None
+
+    async def _show_page(self, request: web.Request) -> web.StreamResponse:
+        fragment = request.headers.get("X-Fragment") == "1"
+        if self._owner is not None and "token" in request.query:
+            return self._redeem(request, self._owner)
+        try:
+            session = await self._session(request)
+        except Rejected as error:
+            if fragment or error.status != 401:
+                raise
+            return self._login_form(request, str(error), error.status)
+        if session is None:
+            if fragment:
+                raise web.HTTPUnauthorized
+            if is_from_elsewhere(request):
+                return _again()
+            return _redirect("/login")
+        viewer = session.viewer
+        viewer.use()
+        await viewer.wait_until_known()
+        question = PageQuestion(request.path, dict(request.query), session.csrf, datetime.now(UTC), fragment)
+        render = functools.partial(self._pages.render, question, viewer.snapshot())
+        status, html = await anyio.to_thread.run_sync(render, limiter=self._renders)
+        return _page(status, html)
+
+    async def _session(self, request: web.Request) -> ViewerSession | None:
+        """The session of the token that a trusted proxy sent, else of the cookie. Raises Rejected."""
+        if self._sessions.accepts_tokens and self._policy.trusts(address_of(request)):
+            token = bearer_token(request)
+            if token:
+                return await self._sessions.of_header(token)
+        cookie = request.cookies.get(self._cookie)
+        return self._sessions.find(cookie) if cookie else None
+
+    async def _show_login(self, request: web.Request) -> web.StreamResponse:
+        if await self._session(request) is not None:
+            return _redirect("/")
+        return self._login_form(request, "", 200)
+
+    def _login_form(self, request: web.Request, problem: str, status: int) -> web.StreamResponse:
+        if self._owner is not None:
+            return _notice(401, "open the address that pgrole-controller console printed last")
+        held = request.cookies.get(self._form_cookie, "")
+        cookie = held if 20 <= len(held) <= 64 else secrets.token_urlsafe(24)
+        response = _page(status, self._pages.render_login(self._sessions.sign(cookie), problem))
+        self._set_cookie(response, self._form_cookie, cookie)
+        return response
+
+    async def _log_in(self, request: web.Request) -> web.StreamResponse:
+        if self._owner is not None:
+            raise web.HTTPForbidden
+        form = await _read_form(request)
+        cookie = request.cookies.get(self._form_cookie, "")
+        if not cookie or not _equal(form.get("csrf", ""), self._sessions.sign(cookie)):
+            return self._login_form(request, "the form has expired: try again", 403)
+        namespaces = read_namespaces(form.get("namespaces", "")[:LONGEST_QUERY])
+        try:
+            _, content = await self._sessions.log_in(form.get("token", "").strip(), namespaces, address_of(request))
+        except Rejected as error:
+            return self._login_form(request, str(error), error.status)
+        response = _redirect("/")
+        self._set_cookie(response, self._cookie, content)
+        response.del_cookie(self._form_cookie, secure=True, httponly=True, samesite="Strict")
+        return response
+
+    async def _log_out(self, request: web.Request) -> web.StreamResponse:
+        session = await self._session(request)
+        if session is None:
+            return _redirect("/login")
+        form = await _read_form(request)
+        if not _equal(form.get("csrf", ""), session.csrf):
+            return _notice(403, "the form has expired: load the page again")
+        self._sessions.end(session)
+        response = _redirect("/login")
+        response.del_cookie(self._cookie, secure=True, httponly=True, samesite="Strict")
+        return response
+
+    def _redeem(self, request: web.Request, owner: OwnerKey) -> web.StreamResponse:
+        """Exchanges the token in the address for a cookie. A browser that only prefetches does not use it up."""
+        if request.headers.get("Sec-Purpose", "").startswith("prefetch"):
+            raise web.HTTPServiceUnavailable
+        if request.method != "GET" or not owner.redeem(request.query["token"]):
+            return _notice(
+                403, "this address was used before: open the one that pgrole-controller console printed last"
+            )
+        _, content = self._sessions.open(owner.viewer)
+        response = _redirect("/")
+        self._set_cookie(response, self._cookie, content)
+        return response
+
+    @staticmethod
+    def _set_cookie(response: web.StreamResponse, name: str, content: str) -> None:
+        response.set_cookie(
+            name, content, max_age=COOKIE_SECONDS, path="/", secure=True, httponly=True, samesite="Strict"
+        )
+
+
+async def _read_form(request: web.Request) -> dict[str, str]:
+    """Raises HTTPException, TimeoutError."""
+    if request.content_type != "application/x-www-form-urlencoded":
+        raise web.HTTPUnsupportedMediaType
+    with anyio.fail_after(FORM_SECONDS):
+        form = await request.post()
+    return {name: value for name, value in form.items() if isinstance(value, str)}
+
+
+def _equal(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode(), expected.encode())
+
+
+def _page(status: int, html: str) -> web.Response:
+    return web.Response(status=status, text=html, content_type="text/html")
+
+
+def _redirect(path: str) -> web.Response:
+    return web.Response(status=303, headers={hdrs.LOCATION: path})
+
+
+def _again() -> web.Response:
+    """Loads the same page once more: then it is this site that asks, and the browser sends the strict cookie."""
+    return _page(200, '<!doctype html><meta http-equiv="refresh" content="0"><title>pgrole</title>')
+
+
+def _notice(status: int, text: str, headers: Mapping[str, str] | None = None) -> web.Response:
+    body = f'<!doctype html><html lang="en"><title>pgrole</title><main><h1>{status}</h1><p>{escape(text)}</p></main>'
+    response = _page(status, body)
+    if headers and hdrs.ALLOW in headers:
+        response.headers[hdrs.ALLOW] = headers[hdrs.ALLOW]
+    return response

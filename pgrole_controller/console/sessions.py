@@ -1,0 +1,249 @@
+"""Who is looking: sessions behind opaque cookies, and one viewer for each bearer token.
+
+Tokens are in memory only, inside the viewer's client. A session ends by logout, by a 401 from the API server, or after
+eight hours. Nothing is shared between viewers except the limits.
+"""
+
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import anyio
+from anyio.abc import TaskGroup
+
+from pgrole_controller.console.objects import SharedObjects
+from pgrole_controller.console.scope import ask_name
+from pgrole_controller.console.viewer import Viewer
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.errors import ApiError, KubeError
+from pgrole_controller.kube.transport import Reachability
+from pgrole_controller.logs import describe_error
+
+log = logging.getLogger(__name__)
+
+MOST_VIEWERS = 20
+MOST_SESSIONS = 10  # of one viewer; the oldest ends
+LONGEST_SECONDS = 8 * 3600.0
+SWEEP_SECONDS = 1.0
+
+#: Attempts to log in that fail: for one address and altogether, in a minute.
+MOST_FAILURES = 10
+MOST_FAILURES_IN_ALL = 60
+FAILURE_SECONDS = 60.0
+#: Tokens that are checked at once.
+MOST_CHECKS = 4
+
+LONGEST_TOKEN = 16 * 1024  # characters
+_TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*\Z")
+
+
+class Rejected(Exception):
+    """The viewer is not admitted; the message says why, without the token. `status` is of HTTP."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ApiSource(Protocol):
+    """Where clients for a viewer's token come from: `ApiAddress`."""
+
+    def connect(
+        self, token: str, refused: Callable[[], None], reachability: Reachability | None = None
+    ) -> AbstractAsyncContextManager[Client]: ...
+
+
+@dataclass(slots=True, eq=False)
+class ViewerSession:
+    """`digest`: of what the cookie holds. `csrf` goes into forms."""
+
+    viewer: Viewer
+    ends_at: float  # seconds of the loop's clock
+    digest: bytes
+    csrf: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+
+
+class Failures:
+    """Limits failed attempts to log in. Times are in seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._by_address: dict[str, int] = {}
+
+    def exceeded(self, address: str | None, now: float) -> bool:
+        if address is None:
+            return False
+        if now - self._since >= FAILURE_SECONDS:
+            self._since, self._by_address = now, {}
+        in_all = sum(self._by_address.values())
+        return self._by_address.get(address, 0) >= MOST_FAILURES or in_all >= MOST_FAILURES_IN_ALL
+
+    def count(self, address: str | None) -> None:
+        if address is not None:
+            self._by_address[address] = self._by_address.get(address, 0) + 1
+
+
+class Sessions:
+    def __init__(self, tasks: TaskGroup, api: ApiSource | None, namespaces: tuple[str, ...] = ()) -> None:
+        """`api` None: no tokens are accepted. `namespaces`: tried for viewers who may not list PgRoles in all."""
+        self.shared = SharedObjects()
+        self._tasks = tasks
+        self._api = api
+        self._namespaces = namespaces
+        self._key = secrets.token_bytes(32)
+        self._sessions: dict[bytes, ViewerSession] = {}
+        self._scopes: dict[Viewer, anyio.CancelScope] = {}
+        self._by_token: dict[bytes, Viewer] = {}
+        self._failures = Failures()
+        self._checks = anyio.Semaphore(MOST_CHECKS)
+        self.ended: Callable[[], None] = lambda: None  # called after a session ended
+
+    def __len__(self) -> int:
+        """Number of viewers."""
+        return len(self._scopes)
+
+    @property
+    def accepts_tokens(self) -> bool:
+        return self._api is not None
+
+    def digest(self, text: str) -> bytes:
+        """A keyed digest: memory that leaks shows no cookie and no token."""
+        return hmac.digest(self._key, text.encode(), hashlib.sha256)
+
+    def sign(self, text: str) -> str:
+        """The CSRF token of someone without a session, whose cookie holds `text`."""
+        return self.digest(f"form {text}").hex()
+
+    def find(self, cookie: str) -> ViewerSession | None:
+        session = self._sessions.get(self.digest(cookie))
+        if session is not None and anyio.current_time() >= session.ends_at:
+            self.end(session)
+            return None
+        return session
+
+    async def log_in(self, token: str, namespaces: tuple[str, ...], address: str) -> tuple[ViewerSession, str]:
+        """Returns the session and what its cookie holds. `address`: the client's. Raises Rejected."""
+        viewer = await self._admit(token, namespaces, address)
+        return self.open(viewer)
+
+    async def of_header(self, token: str) -> ViewerSession:
+        """The session of a token that a trusted proxy sends with each request. Raises Rejected."""
+        digest = self.digest(f"header {token}")
+        session = self._sessions.get(digest)
+        if session is not None and anyio.current_time() < session.ends_at:
+            return session
+        viewer = await self._admit(token, (), None)
+        found = self._sessions.get(digest)
+        return found if found is not None and found.viewer is viewer else self._open(viewer, digest)
+
+    def open(self, viewer: Viewer) -> tuple[ViewerSession, str]:
+        """Opens a session of a viewer who was admitted; returns it and what its cookie holds."""
+        if viewer not in self._scopes:
+            self._follow(viewer)
+        cookie = secrets.token_urlsafe(32)
+        return self._open(viewer, self.digest(cookie)), cookie
+
+    def _open(self, viewer: Viewer, digest: bytes) -> ViewerSession:
+        mine = [one for one in self._sessions.values() if one.viewer is viewer]
+        for oldest in mine[: max(len(mine) - MOST_SESSIONS + 1, 0)]:
+            del self._sessions[oldest.digest]
+        session = ViewerSession(viewer, anyio.current_time() + LONGEST_SECONDS, digest)
+        self._sessions[digest] = session
+        log.info("session began", extra={"viewer": viewer.name})
+        return session
+
+    def end(self, session: ViewerSession) -> None:
+        """The viewer's watches and pages end with their last session."""
+        if self._sessions.pop(session.digest, None) is None:
+            return
+        log.info("session ended", extra={"viewer": session.viewer.name})
+        self.ended()
+        if not any(one.viewer is session.viewer for one in self._sessions.values()):
+            self._dismiss(session.viewer)
+
+    async def sweep(self) -> None:
+        """Ends sessions that are over. Runs until cancelled."""
+        while True:
+            await anyio.sleep(SWEEP_SECONDS)
+            now = anyio.current_time()
+            for session in [one for one in self._sessions.values() if now >= one.ends_at]:
+                self.end(session)
+
+    async def _admit(self, token: str, namespaces: tuple[str, ...], address: str | None) -> Viewer:
+        """`address`: whose failures are counted; None for those of a proxy, which speaks for many."""
+        if self._api is None:
+            raise Rejected(403, "this console accepts no tokens")
+        if self._failures.exceeded(address, anyio.current_time()):
+            raise Rejected(429, "too many attempts to log in failed: wait a minute")
+        if len(token) > LONGEST_TOKEN or not _TOKEN.match(token):
+            self._failures.count(address)
+            raise Rejected(401, "this is not a bearer token: paste it without spaces and line breaks")
+        digest = self.digest(f"viewer {token} {namespaces}")
+        known = self._by_token.get(digest)
+        if known is not None:
+            return known
+        try:
+            async with self._checks, self._api.connect(token, lambda: None) as client:
+                name = await ask_name(client)
+        except ApiError as error:
+            self._failures.count(address)
+            if error.status == 401:
+                raise Rejected(401, "the API server does not accept this token: it is wrong or expired") from error
+            raise Rejected(502, f"the API server answers with an error: {error.status} {error.reason}") from error
+        except KubeError as error:
+            raise Rejected(502, "the API server does not answer: try again") from error
+        return self._by_token.get(digest) or self._add(self._api, token, digest, name, namespaces)
+
+    def _add(self, api: ApiSource, token: str, digest: bytes, name: str, namespaces: tuple[str, ...]) -> Viewer:
+        self._make_room()
+
+        def refused() -> None:
+            log.info("token refused, session ends", extra={"viewer": name})
+            self._dismiss(viewer)
+
+        wanted = tuple(dict.fromkeys((*namespaces, *self._namespaces)))
+        viewer = Viewer(name, lambda reachability: api.connect(token, refused, reachability), wanted, self.shared)
+        self._by_token[digest] = viewer
+        self._follow(viewer)
+        return viewer
+
+    def _make_room(self) -> None:
+        """Raises Rejected if as many viewers look as may; one whose watches are idle gives way."""
+        if len(self._scopes) < MOST_VIEWERS:
+            return
+        idle = sorted((one for one in self._scopes if not one.watching), key=lambda one: one.used_at)
+        if not idle:
+            raise Rejected(503, f"{MOST_VIEWERS} viewers are logged in, which is the most: try again later")
+        self._dismiss(idle[0])
+
+    def _follow(self, viewer: Viewer) -> None:
+        scope = self._scopes[viewer] = anyio.CancelScope()
+        viewer.use()
+        self._tasks.start_soon(self._run, viewer, scope)
+
+    async def _run(self, viewer: Viewer, scope: anyio.CancelScope) -> None:
+        with scope:
+            while True:
+                try:
+                    await viewer.run()
+                except Exception as error:  # noqa: BLE001 -- one viewer's error must not end the others
+                    log.error("watches ended by an error", extra={"viewer": viewer.name, **describe_error(error)})
+                await anyio.sleep(SWEEP_SECONDS)
+
+    def _dismiss(self, viewer: Viewer) -> None:
+        """Ends everything about a viewer."""
+        scope = self._scopes.pop(viewer, None)
+        if scope is None:
+            return
+        for digest in [digest for digest, one in self._sessions.items() if one.viewer is viewer]:
+            del self._sessions[digest]
+        for digest in [digest for digest, one in self._by_token.items() if one is viewer]:
+            del self._by_token[digest]
+        viewer.live.close()
+        scope.cancel()

@@ -1,0 +1,24 @@
+"""What the server part hands to the pages: everything that one viewer may see, at one moment."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pgrole_controller.core.request import Key
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What one viewer may see, at one moment.
+
+    `roles` reads objects only when they are asked for: a page that shows one role parses one.
+    """
+
+    roles: Mapping[Key, Mapping[str, Any]]  # PgRole objects as JSON, without managedFields
+    servers: Mapping[str, Mapping[str, Any]]  # PgServer objects by name; empty if they are hidden
+    servers_hidden: bool  # the viewer may not list PgServers
+    namespaces: tuple[str, ...] | None  # None: all namespaces; otherwise those whose PgRoles the viewer may list
+    connected: bool  # False: the API server does not answer, and this is what it last said
+    read_at: datetime  # UTC; when the API server last confirmed it
+    viewer: str  # user name for the header; may be empty

@@ -1,0 +1,228 @@
+"""One viewer: the watches with their credentials, and what these delivered.
+
+The watches run while the viewer looks: they begin with the first request and stop some minutes after the last one, when
+everything that was read is forgotten. What the viewer may see is asked again regularly, and a watch is renewed every
+minute, so a revoked right takes effect within that time.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
+
+import anyio
+
+from pgrole_controller.console.live import CONNECTION, Live
+from pgrole_controller.console.objects import SharedObjects, ViewedObjects, ViewedStore
+from pgrole_controller.console.scope import ViewScope, ask_name, find_scope
+from pgrole_controller.console.snapshot import Snapshot
+from pgrole_controller.core.request import Key
+from pgrole_controller.kube.client import PGROLES, PGSERVERS, Client
+from pgrole_controller.kube.errors import ApiError, KubeError
+from pgrole_controller.kube.reflector import WatchTiming, reflect
+from pgrole_controller.kube.store import Change, Stored
+from pgrole_controller.kube.transport import Reachability
+from pgrole_controller.signals import Signal
+
+log = logging.getLogger(__name__)
+
+IDLE_SECONDS = 600.0
+#: The token is checked so often, and more often while the API server does not answer.
+CHECK_SECONDS = 10.0
+AWAY_SECONDS = 1.0
+#: The scope is asked for again so often, and so soon after a refusal.
+SCOPE_SECONDS = 300.0
+REFUSED_SECONDS = 2.0
+#: A page waits so long for the first list.
+FIRST_SECONDS = 8.0
+
+TIMING = WatchTiming(watch_least=45.0, watch_most=60.0, backoff_first=0.2, backoff_most=5.0, list_timeout=30.0)
+
+Connect = Callable[[Reachability], AbstractAsyncContextManager[Client]]
+
+
+class ViewedConnection(Reachability):
+    """Whether the API server answers this viewer, as of the last request."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        super().__init__()
+        self.connected = True
+        self.read_at = datetime.now(UTC)
+        self._changed = changed
+        self._returned = Signal()
+
+    def note_answer(self, status: int) -> None:
+        super().note_answer(status)
+        if status >= 500:
+            self.note_failure()
+            return
+        self.read_at = datetime.now(UTC)
+        if not self.connected:
+            self.connected = True
+            self._returned.pulse()
+            self._changed()
+
+    def note_failure(self) -> None:
+        super().note_failure()
+        if self.connected:
+            self.connected = False
+            self._changed()
+
+    async def wait_until_back(self) -> None:
+        await self._returned.wait()
+
+
+class Viewer:
+    """`run` follows the API server while the viewer looks; `snapshot` is what it knows."""
+
+    def __init__(self, name: str, connect: Connect, wanted: tuple[str, ...], shared: SharedObjects) -> None:
+        """`wanted`: namespaces to try if the viewer may not list PgRoles in all."""
+        self.name = name
+        self.live = Live()
+        self._connect = connect
+        self._wanted = wanted
+        self._shared = shared
+        self._connection = ViewedConnection(lambda: self.live.note(CONNECTION))
+        self._scope: ViewScope | None = None
+        self._roles: list[ViewedStore] = []
+        self._servers: ViewedStore | None = None
+        self._known = Signal()
+        self._rescope = Signal()
+        self._used = Signal()
+        self.used_at = anyio.current_time()
+
+    @property
+    def watching(self) -> bool:
+        """Whether its watches run."""
+        return self._used.is_set()
+
+    def use(self) -> None:
+        """A request came: the watches run from now on, or go on."""
+        self.used_at = anyio.current_time()
+        self._used.set()
+
+    async def wait_until_known(self) -> None:
+        """Returns once everything was listed or refused, or after FIRST_SECONDS."""
+        with anyio.move_on_after(FIRST_SECONDS):
+            await self._known.wait()
+            for store in (*self._roles, *([self._servers] if self._servers else [])):
+                await store.answered.wait()
+
+    def snapshot(self) -> Snapshot:
+        roles: dict[Key, Stored] = {}
+        for store in self._roles:
+            roles.update(store.items())
+        servers = {} if self._servers is None else {key.name: one for key, one in self._servers.items()}
+        scope = self._scope
+        return Snapshot(
+            roles=ViewedObjects(roles),
+            servers=ViewedObjects(servers),
+            servers_hidden=scope is not None and not scope.servers,
+            namespaces=None if scope is None else scope.namespaces,
+            connected=self._connection.connected,
+            read_at=self._connection.read_at,
+            viewer=self.name,
+        )
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        while True:
+            await self._used.wait()
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._follow)
+                    await self._wait_until_idle()
+                    tasks.cancel_scope.cancel()
+            finally:
+                self._forget()
+            self._used.clear()
+            log.info("watches stopped: viewer is idle", extra={"viewer": self.name})
+
+    async def _wait_until_idle(self) -> None:
+        while (rest := self.used_at + IDLE_SECONDS - anyio.current_time()) > 0:
+            await anyio.sleep(rest)
+            if len(self.live):
+                self.used_at = anyio.current_time()
+
+    async def _follow(self) -> None:
+        async with self._connect(self._connection) as client, anyio.create_task_group() as tasks:
+            tasks.start_soon(self._check, client)
+            while True:
+                self._rescope.clear()
+                scope = await self._ask_scope(client)
+                if scope != self._scope:
+                    self._forget()
+                await self._watch(client, scope)
+
+    async def _check(self, client: Client) -> None:
+        """Notices a token that expired and a server that is away although no watch does."""
+        while True:
+            await anyio.sleep(CHECK_SECONDS if self._connection.connected else AWAY_SECONDS)
+            try:
+                await ask_name(client)
+            except ApiError as error:
+                if error.status != 401:
+                    log.warning("viewer not checked", extra={"viewer": self.name, "error": str(error)})
+            except KubeError as error:
+                log.debug("API server does not answer", extra={"viewer": self.name, "error": str(error)})
+
+    async def _ask_scope(self, client: Client) -> ViewScope:
+        while True:
+            try:
+                return await find_scope(client, self._wanted)
+            except KubeError as error:
+                log.warning("rights of the viewer not read", extra={"viewer": self.name, "error": str(error)})
+                if isinstance(error, ApiError):
+                    self._connection.note_failure()
+                    self._known.set()
+                with anyio.move_on_after(AWAY_SECONDS):
+                    await self._connection.wait_until_back()
+
+    async def _watch(self, client: Client, scope: ViewScope) -> None:
+        """Watches until a right was lost or gained."""
+        async with anyio.create_task_group() as watches:
+            if scope != self._scope:
+                self._scope = scope
+                self._roles = [self._store() for _ in self._places(scope)]
+                self._servers = self._store() if scope.servers else None
+            for namespace, store in zip(self._places(scope), self._roles, strict=True):
+                watches.start_soon(self._reflect, client, store, namespace)
+            if self._servers is not None:
+                watches.start_soon(self._reflect_servers, client, self._servers)
+            self._known.set()
+            await self._wait_for_new_scope(client, scope)
+            watches.cancel_scope.cancel()
+
+    async def _wait_for_new_scope(self, client: Client, scope: ViewScope) -> None:
+        while True:
+            with anyio.move_on_after(SCOPE_SECONDS if scope.namespaces != () else CHECK_SECONDS):
+                await self._rescope.wait()
+                await anyio.sleep(REFUSED_SECONDS)
+                return
+            if await self._ask_scope(client) != scope:
+                return
+
+    @staticmethod
+    def _places(scope: ViewScope) -> tuple[str | None, ...]:
+        return (None,) if scope.namespaces is None else scope.namespaces
+
+    def _store(self) -> ViewedStore:
+        return ViewedStore(self._shared, self._rescope.set)
+
+    async def _reflect(self, client: Client, store: ViewedStore, namespace: str | None) -> None:
+        await reflect(client, PGROLES, store, self._note_role, namespace=namespace, timing=TIMING)
+
+    async def _reflect_servers(self, client: Client, store: ViewedStore) -> None:
+        await reflect(client, PGSERVERS, store, self._note_server, timing=TIMING)
+
+    def _note_role(self, change: Change) -> None:
+        self.live.note(f"role/{change.key}")
+
+    def _note_server(self, change: Change) -> None:
+        self.live.note(f"server/{change.key.name}")
+
+    def _forget(self) -> None:
+        for store in (*self._roles, *([self._servers] if self._servers else [])):
+            store.replace([])
+        self._roles, self._servers, self._scope = [], None, None
+        self._known.clear()

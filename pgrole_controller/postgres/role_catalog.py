@@ -1,0 +1,80 @@
+"""Reads all roles and databases of a server, as a login that need not have more than pg_monitor.
+
+Password verifiers and claims are not read. Everything else is in catalogs that every role may read.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from pgrole_controller.core.errors import NOT_UTF8, PgRoleError
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.role import ObservedRole
+from pgrole_controller.core.state import Observed
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.catalog import parse_roles
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.rows import Row, fetch, query_each
+
+#: Roles of one query.
+ROLES_PER_QUERY = 200
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRole:
+    """A role that exists."""
+
+    oid: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListedDatabase:
+    """A database. `connectable`: this session's role may connect to it. `allows_connections`: someone may."""
+
+    name: str
+    connectable: bool
+    allows_connections: bool
+
+
+async def read_role_names(connection: Connection) -> list[NamedRole]:
+    """All roles, by name. Bytes of names that are not UTF-8 are surrogates. Raises PgRoleError."""
+    rows = await fetch(connection, "", queries.inspect("every_role"))
+    return [NamedRole(row.get("oid", int), row.text("name")) for row in rows]
+
+
+async def read_databases(connection: Connection) -> list[ListedDatabase]:
+    """All databases, by name. Raises PgRoleError."""
+    rows = await fetch(connection, "", queries.inspect("every_database"))
+    return [
+        ListedDatabase(row.text("name"), row.get("connectable", bool), row.get("allows_connections", bool))
+        for row in rows
+    ]
+
+
+async def read_roles(
+    connection: Connection, names: Sequence[str]
+) -> AsyncIterator[tuple[str, ObservedRole | PgRoleError]]:
+    """Yields these roles, which exist and whose names are UTF-8, each with everything but its password.
+
+    A role that cannot be read gets an error of its own. A role that was dropped meanwhile is left out.
+    """
+    for start in range(0, len(names), ROLES_PER_QUERY):
+        some = names[start : start + ROLES_PER_QUERY]
+
+        async def query(asked: Sequence[str]) -> Sequence[Observed | PgRoleError]:
+            rows = await _fetch(connection, asked)
+            return parse_roles(rows, [(Key("", name), name) for name in asked], claims=False)
+
+        for name, answer in zip(some, await query_each(connection, query, some), strict=True):
+            if isinstance(answer, PgRoleError):
+                yield name, answer
+            elif answer.named is not None:
+                yield name, answer.named
+
+
+async def _fetch(connection: Connection, names: Sequence[str]) -> list[Row]:
+    if any(NOT_UTF8.search(name) for name in names):
+        raise ValueError("a role's name that is not UTF-8 cannot be asked for")
+    query = queries.inspect_from("roles", claims="claims_in_status", verifiers="no_verifiers")
+    nothing: list[object] = [""] * len(names)
+    return await fetch(connection, "", query, list(names), nothing, nothing, "", 0, [], [], [])

@@ -1,0 +1,86 @@
+"""A real browser: Chromium of the operating system, with a fresh profile for each test."""
+
+import os
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright
+
+from tests.browser.stand import Stand, run_stand
+
+ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+def find_chromium() -> str:
+    """Returns the path of Chromium. Fails, and says how to install it, if there is none."""
+    wanted = os.environ.get("CHROMIUM")
+    found = wanted or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if not found or not shutil.which(found):
+        pytest.fail(
+            f"no browser: {wanted or 'chromium'} is not in PATH. Run `make chromium` (as root, on Debian), or set "
+            "CHROMIUM to the path of a Chromium",
+            pytrace=False,
+        )
+    return found
+
+
+@dataclass
+class Tab:
+    """A page of the browser, and what it did wrong: `errors` of scripts and of the CSP, `strange` requests."""
+
+    page: Page
+    stand: Stand
+    errors: list[str] = field(default_factory=list)
+    strange: list[str] = field(default_factory=list)
+
+    async def open(self, path: str) -> None:
+        answer = await self.page.goto(self.stand.url + path)
+        assert answer is not None
+
+    def note_message(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and "status of 404" not in message.text:
+            self.errors.append(message.text)
+
+    def note_request(self, request: Request) -> None:
+        if not request.url.startswith((self.stand.url, "about:", "data:")):
+            self.strange.append(request.url)
+
+
+@pytest_asyncio.fixture(scope="session")
+async def browser() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        started = await playwright.chromium.launch(executable_path=find_chromium(), args=list(ARGUMENTS))
+        yield started
+        await started.close()
+
+
+@pytest_asyncio.fixture
+async def stand() -> AsyncIterator[Stand]:
+    async with run_stand() as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def tab(browser: Browser, stand: Stand) -> AsyncIterator[Tab]:
+    """Every test fails at its end if the page had an error, violated its CSP, or asked another host."""
+    context = await browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    page = await context.new_page()
+    opened = Tab(page, stand)
+    page.on("console", opened.note_message)
+    page.on("pageerror", lambda error: opened.errors.append(str(error)))
+    page.on("request", opened.note_request)
+    yield opened
+    await context.close()
+    assert opened.errors == []
+    assert opened.strange == []

@@ -1,0 +1,138 @@
+"""Pages that change while they are open, ten thousand roles, and everything by keyboard alone."""
+
+from dataclasses import replace
+
+import pytest
+from playwright.async_api import expect
+
+from pgrole_controller.console.snapshot import Snapshot
+from pgrole_controller.core.request import Key
+from tests.browser import snapshots
+from tests.browser.conftest import Tab
+from tests.browser.snapshots import ago, drift, make_role
+
+pytestmark = pytest.mark.slow
+
+_APP = Key("shop", "orders-app")
+
+
+def change_role(snapshot: Snapshot) -> Snapshot:
+    """The same, after mallory changed orders-app."""
+    entry = drift(ago(seconds=1), "bypassrls", by="mallory", proof="Log")
+    _, changed = make_role(*_APP, status={"driftCount": 15, "driftHistory": [entry]})
+    return replace(snapshot, roles={**snapshot.roles, _APP: changed})
+
+
+async def open_live(tab: Tab, path: str) -> None:
+    await tab.open(path)
+    await expect(tab.page.locator("#live-words")).to_have_text("Live")
+
+
+async def test_a_drift_appears_without_loading_the_page(tab: Tab) -> None:
+    await open_live(tab, "/roles/shop/orders-app")
+    await tab.page.evaluate("globalThis.sameDocument = true")
+    await tab.stand.publish(change_role(tab.stand.snapshot), f"role/{_APP}")
+    await expect(tab.page.get_by_role("main")).to_contain_text("mallory")
+    assert await tab.page.evaluate("globalThis.sameDocument")
+
+
+async def test_an_update_keeps_focus_scroll_selection_and_what_is_open(tab: Tab) -> None:
+    await open_live(tab, "/roles/shop/orders-app")
+    await tab.page.get_by_text("Show as YAML").click()
+    await tab.page.evaluate("""() => {
+        const heading = document.getElementById('fields');
+        getSelection().selectAllChildren(heading);
+        document.querySelector('#yaml summary').focus({preventScroll: true});
+        scrollTo(0, 700);
+    }""")
+    await tab.stand.publish(change_role(tab.stand.snapshot), f"role/{_APP}")
+    await expect(tab.page.get_by_role("main")).to_contain_text("mallory")
+    assert await tab.page.evaluate("document.activeElement.textContent") == "Show as YAML"
+    assert await tab.page.evaluate("getSelection().toString()") == "Declared and observed"
+    assert await tab.page.evaluate("scrollY") > 0
+    assert await tab.page.evaluate("document.getElementById('yaml').open")
+
+
+async def test_an_update_is_announced_once(tab: Tab) -> None:
+    await open_live(tab, "/")
+    await tab.stand.publish(snapshots.calm(), "role/shop/orders-app")
+    await expect(tab.page.get_by_role("status")).to_have_text("Nothing needs attention")
+
+
+async def test_the_page_says_that_the_api_server_does_not_answer_and_when_it_does_again(tab: Tab) -> None:
+    await open_live(tab, "/roles")
+    await tab.stand.publish(snapshots.disconnected(), "connection")
+    await expect(tab.page.get_by_role("alert")).to_contain_text("The API server does not answer.")
+    await tab.stand.publish(snapshots.typical(), "connection")
+    await expect(tab.page.get_by_role("alert")).to_have_count(0)
+
+
+async def test_a_session_that_ended_leads_to_the_login_page(tab: Tab) -> None:
+    await open_live(tab, "/")
+    tab.stand.logged_in = False
+    await tab.stand.publish(tab.stand.snapshot, "connection")
+    await expect(tab.page.get_by_role("heading", level=1)).to_have_text("Sign in")
+    tab.errors.clear()  # Chromium reports the answer 401
+
+
+async def test_typing_searches_ten_thousand_roles(tab: Tab) -> None:
+    tab.stand.snapshot = snapshots.many()
+    await open_live(tab, "/roles")
+    await expect(tab.page.get_by_text("10,000 roles", exact=True)).to_be_visible()
+    field = tab.page.get_by_label("Search")
+    await field.press_sequentially("service-0042", delay=20)
+    await expect(tab.page.locator("#matching")).to_have_text("10 of 10,000 roles")
+    await expect(field).to_be_focused()
+    await expect(field).to_have_value("service-0042")
+    await expect(tab.page.locator("tbody tr")).to_have_count(10)
+    assert tab.page.url.endswith("q=service-0042&sort=state")
+    assert len([each for each in tab.stand.asked if each.startswith("fragment")]) < 6
+    await expect(tab.page.get_by_role("status")).to_have_text("10 of 10,000 roles")
+
+
+async def test_the_list_is_turned_filtered_and_sorted(tab: Tab) -> None:
+    tab.stand.snapshot = snapshots.many(1000)
+    await open_live(tab, "/roles?sort=name")
+    await tab.page.get_by_role("link", name="Next").click()
+    await expect(tab.page.get_by_text("Page 2 of 10")).to_be_visible()
+    await expect(tab.page.locator("tbody th a").first).to_have_text("service-00100")
+    await tab.page.get_by_label("Namespace").select_option("team-07")
+    await expect(tab.page.locator("#matching")).to_have_text("25 of 1,000 roles")
+    await tab.page.get_by_label("Sort by").select_option("drift")
+    await expect(tab.page).to_have_url(tab.stand.url + "/roles?namespace=team-07&sort=drift")
+    await tab.page.get_by_role("navigation", name="States").get_by_role("link", name="Ready").click()
+    await expect(tab.page.locator("#namespace")).to_have_value("team-07")
+
+
+async def test_a_keyboard_reaches_everything_in_order(tab: Tab) -> None:
+    await open_live(tab, "/roles")
+    reached = []
+    for _ in range(24):
+        await tab.page.keyboard.press("Tab")
+        reached.append(
+            await tab.page.evaluate("""() => {
+                const at = document.activeElement, style = getComputedStyle(at);
+                const shown = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2;
+                return [(at.textContent.trim() || at.id).split(/\\s+/).slice(0, 3).join(' '), shown];
+            }""")
+        )
+    names = [name for name, _ in reached]
+    assert names[:7] == ["Skip to content", "pgrole", "Overview", "Roles", "Servers", "Dark theme", "Sign out"]
+    assert names[7] == "search"
+    assert "billing-app" in names
+    assert all(shown for _, shown in reached)
+
+
+async def test_the_skip_link_leads_past_the_header(tab: Tab) -> None:
+    await tab.open("/roles")
+    await tab.page.keyboard.press("Tab")
+    await tab.page.keyboard.press("Enter")
+    await tab.page.keyboard.press("Tab")
+    await expect(tab.page.get_by_label("Search")).to_be_focused()
+
+
+async def test_a_slash_leads_to_the_search(tab: Tab) -> None:
+    await tab.open("/roles")
+    await tab.page.keyboard.press("/")
+    await tab.page.keyboard.type("legacy")
+    await expect(tab.page.locator("tbody tr")).to_have_count(1)

@@ -1,0 +1,227 @@
+"""A console for tests: the real one on a free port, with pages that show what the server part gives them."""
+
+import json
+import re
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import aiohttp
+import anyio
+
+from pgrole_controller.console.arguments import ConsoleArguments
+from pgrole_controller.console.command import serve
+from pgrole_controller.console.server import PageQuestion
+from pgrole_controller.console.snapshot import Snapshot
+from pgrole_controller.local.apiserver import ApiServer, LocalApiError
+
+DEADLINE = 30.0  # seconds
+CSRF = re.compile(r'name="csrf" value="([^"]*)"')
+
+
+class PlainPages:
+    """Pages as JSON in <main>: every object of the snapshot, and the CSRF token in a form."""
+
+    static: Mapping[str, tuple[str, bytes]] = {"live.js": ("text/javascript", b"'use strict';")}
+
+    def render(self, question: PageQuestion, snapshot: Snapshot) -> tuple[int, str]:
+        shown = {
+            "path": question.path,
+            "roles": {str(key): role["spec"] for key, role in snapshot.roles.items()},
+            "servers": sorted(snapshot.servers),
+            "servers_hidden": snapshot.servers_hidden,
+            "namespaces": snapshot.namespaces,
+            "connected": snapshot.connected,
+            "viewer": snapshot.viewer,
+        }
+        form = f'<input name="csrf" value="{question.csrf}">'
+        return 200, f"<main>{json.dumps(shown)}</main>{'' if question.fragment else form}"
+
+    def render_login(self, csrf: str, problem: str) -> str:
+        return f'<form><input name="csrf" value="{csrf}"></form><p>{problem}</p>'
+
+
+def console_arguments(**given: Any) -> ConsoleArguments:
+    defaults: dict[str, Any] = {
+        "host": "127.0.0.1",
+        "port": 0,
+        "auth": "token",
+        "open": False,
+        "hostnames": (),
+        "trusted_proxies": (),
+        "namespaces": (),
+        "kubeconfig": None,
+        "context": None,
+        "api_server": None,
+        "certificate_authority": None,
+        "log_level": "debug",
+    }
+    return ConsoleArguments(**{**defaults, **given})
+
+
+@dataclass(frozen=True, slots=True)
+class RunningConsole:
+    port: int
+    announced: list[str] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @asynccontextmanager
+    async def browser(self, **headers: str) -> AsyncIterator["Browser"]:
+        """A client with cookies of its own; it sends Secure cookies over loopback, as browsers do."""
+        jar = aiohttp.CookieJar(unsafe=True, treat_as_secure_origin=self.url)
+        async with aiohttp.ClientSession(self.url, cookie_jar=jar, headers=headers) as session:
+            yield Browser(self, session)
+
+
+@dataclass(frozen=True, slots=True)
+class Browser:
+    console: RunningConsole
+    session: aiohttp.ClientSession
+
+    async def form_token(self, path: str = "/login") -> str:
+        async with self.session.get(path) as answer:
+            found = CSRF.search(await answer.text())
+            assert found is not None, answer.status
+            return found[1]
+
+    async def log_in(self, token: str, namespaces: str = "") -> int:
+        """Returns the status of the answer to the form."""
+        data = {"csrf": await self.form_token(), "token": token, "namespaces": namespaces}
+        async with self.session.post("/login", data=data, allow_redirects=False) as answer:
+            return answer.status
+
+    async def show(self, path: str = "/", **headers: str) -> dict[str, Any]:
+        """Returns what the page shows. Raises AssertionError if it is none."""
+        async with self.session.get(path, headers=headers, allow_redirects=False) as answer:
+            text = await answer.text()
+            assert answer.status == 200, (answer.status, text)
+            shown: dict[str, Any] = json.loads(text.partition("<main>")[2].partition("</main>")[0])
+            return shown
+
+    async def status(self, path: str = "/", method: str = "GET", **given: Any) -> int:
+        async with self.session.request(method, path, allow_redirects=False, **given) as answer:
+            return answer.status
+
+    @asynccontextmanager
+    async def events(self) -> AsyncIterator["EventLines"]:
+        async with self.session.get("/events", timeout=aiohttp.ClientTimeout(total=None)) as answer:
+            assert answer.status == 200, answer.status
+            yield EventLines(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class EventLines:
+    """The names that server-sent events report; ends when the console ends the stream."""
+
+    answer: aiohttp.ClientResponse
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[str]:
+        with anyio.fail_after(DEADLINE):
+            async for line in self.answer.content:
+                if line.startswith(b"data: "):
+                    names: list[str] = json.loads(line[6:])
+                    return names
+        raise StopAsyncIteration
+
+
+@asynccontextmanager
+async def run_test_console(**given: Any) -> AsyncIterator[RunningConsole]:
+    """Arguments as in `ConsoleArguments`."""
+    announced: list[str] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def start(*, task_status: anyio.abc.TaskStatus[int]) -> None:
+            await serve(console_arguments(**given), PlainPages(), announced.append, task_status=task_status)
+
+        yield RunningConsole(await tasks.start(start), announced)
+        tasks.cancel_scope.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """ServiceAccounts as viewers. Each may list what its Role says and nothing else."""
+
+    server: ApiServer
+
+    async def create(
+        self, namespace: str, *, sees: Sequence[str] = (), everything: bool = False, name: str | None = None
+    ) -> str:
+        """Creates an account in `namespace` that may list PgRoles in the namespaces `sees`; returns its token."""
+        account = name or f"viewer-{secrets.token_hex(3)}"
+        await self._post(
+            f"/api/v1/namespaces/{namespace}/serviceaccounts",
+            {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}},
+        )
+        for place in sees:
+            await self._grant(place, namespace, account, ["pgroles"])
+        if everything:
+            await self._grant(None, namespace, account, ["pgroles", "pgservers"])
+        return self.server.token_of(await self.server.admit(namespace, account))
+
+    async def delete(self, namespace: str, name: str) -> None:
+        """Its tokens are void from then on."""
+        await self.server.request("DELETE", f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}")
+
+    async def revoke(self, place: str, account: str) -> None:
+        path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{place}/rolebindings/{account}"
+        await self.server.request("DELETE", path)
+
+    async def _grant(self, place: str | None, namespace: str, account: str, resources: Sequence[str]) -> None:
+        cluster = "Cluster" if place is None else ""
+        path = "/apis/rbac.authorization.k8s.io/v1/" + (f"namespaces/{place}/" if place else "")
+        group = "rbac.authorization.k8s.io"
+        rules = [{"apiGroups": ["pgrole.dev"], "resources": list(resources), "verbs": ["get", "list", "watch"]}]
+        await self._post(
+            f"{path}{cluster.lower()}roles",
+            {"apiVersion": f"{group}/v1", "kind": f"{cluster}Role", "metadata": {"name": account}, "rules": rules},
+        )
+        await self._post(
+            f"{path}{cluster.lower()}rolebindings",
+            {
+                "apiVersion": f"{group}/v1",
+                "kind": f"{cluster}RoleBinding",
+                "metadata": {"name": account},
+                "roleRef": {"apiGroup": group, "kind": f"{cluster}Role", "name": account},
+                "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
+            },
+        )
+
+    async def _post(self, path: str, body: dict[str, Any]) -> None:
+        await self.server.request("POST", path, body)
+
+
+async def declare_role(server: ApiServer, namespace: str, name: str, **spec: Any) -> None:
+    body = {
+        "apiVersion": "pgrole.dev/v1alpha1",
+        "kind": "PgRole",
+        "metadata": {"name": name},
+        "spec": {"name": f"{namespace}_{name}".replace("-", "_"), "serverRef": {"name": "main"}, **spec},
+    }
+    await server.request("POST", f"/apis/pgrole.dev/v1alpha1/namespaces/{namespace}/pgroles", body)
+
+
+async def patch_role(server: ApiServer, namespace: str, name: str, spec: dict[str, Any]) -> None:
+    path = f"/apis/pgrole.dev/v1alpha1/namespaces/{namespace}/pgroles/{name}"
+    obj = await server.request("GET", path)
+    obj["spec"].update(spec)
+    await server.request("PUT", path, obj)
+
+
+__all__ = [
+    "Accounts",
+    "Browser",
+    "LocalApiError",
+    "RunningConsole",
+    "console_arguments",
+    "declare_role",
+    "patch_role",
+    "run_test_console",
+]

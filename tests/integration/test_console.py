@@ -1,0 +1,248 @@
+"""The console's server part against a real API server: who sees what, live."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+import yarl
+
+from pgrole_controller.local.apiserver import ApiServer
+from tests.integration.console_stand import (
+    DEADLINE,
+    Accounts,
+    Browser,
+    RunningConsole,
+    declare_role,
+    patch_role,
+    run_test_console,
+)
+
+
+def of_token(server: ApiServer, **given: Any) -> dict[str, Any]:
+    return {"certificate_authority": str(server.ca), "api_server": server.url} | given
+
+
+async def shown_once(browser: Browser, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    with anyio.fail_after(DEADLINE):
+        while True:
+            shown = await browser.show()
+            if condition(shown):
+                return shown
+            await anyio.sleep(0.05)
+
+
+async def test_a_viewer_with_every_right_sees_all_roles_and_servers(api_server: ApiServer, namespace: str) -> None:
+    token = await Accounts(api_server).create(namespace, everything=True)
+    await declare_role(api_server, namespace, "orders")
+    async with run_test_console(**of_token(api_server)) as console, console.browser() as browser:
+        assert await browser.log_in(token) == 303
+        shown = await browser.show()
+        assert f"{namespace}/orders" in shown["roles"]
+        assert shown["namespaces"] is None
+        assert not shown["servers_hidden"]
+        assert shown["viewer"].startswith(f"system:serviceaccount:{namespace}:viewer-")
+
+
+@pytest.mark.parametrize("by_form", [True, False])
+async def test_a_viewer_of_one_namespace_sees_that_one(api_server: ApiServer, namespace: str, by_form: bool) -> None:
+    token = await Accounts(api_server).create(namespace, sees=[namespace])
+    await declare_role(api_server, namespace, "orders")
+    started_with = () if by_form else (namespace, "default")
+    async with (
+        run_test_console(**of_token(api_server, namespaces=started_with)) as console,
+        console.browser() as browser,
+    ):
+        await browser.log_in(token, f"kube-system, {namespace}" if by_form else "")
+        shown = await browser.show()
+    assert list(shown["roles"]) == [f"{namespace}/orders"]
+    assert shown["namespaces"] == [namespace]
+    assert shown["servers_hidden"]
+
+
+async def test_a_viewer_without_rights_is_shown_nothing(api_server: ApiServer, namespace: str) -> None:
+    token = await Accounts(api_server).create(namespace)
+    async with run_test_console(**of_token(api_server)) as console, console.browser() as browser:
+        await browser.log_in(token, namespace)
+        shown = await browser.show()
+    assert (shown["roles"], shown["namespaces"], shown["servers_hidden"]) == ({}, [], True)
+
+
+async def test_a_change_is_announced_and_then_shown(api_server: ApiServer, namespace: str) -> None:
+    token = await Accounts(api_server).create(namespace, sees=[namespace])
+    await declare_role(api_server, namespace, "orders", connectionLimit=3)
+    async with run_test_console(**of_token(api_server)) as console, console.browser() as browser:
+        await browser.log_in(token, namespace)
+        await browser.show()
+        async with browser.events() as events:
+            await patch_role(api_server, namespace, "orders", {"connectionLimit": 4})
+            assert await anext(events) == [f"role/{namespace}/orders"]
+            shown = await browser.show("/roles", **{"X-Fragment": "1"})
+    assert shown["roles"][f"{namespace}/orders"]["connectionLimit"] == 4
+
+
+async def test_a_right_that_is_lost_empties_the_page(
+    api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgrole_controller.console.viewer.SCOPE_SECONDS", 0.2)
+    accounts = Accounts(api_server)
+    token = await accounts.create(namespace, sees=[namespace], name="leaver")
+    await declare_role(api_server, namespace, "orders")
+    async with run_test_console(**of_token(api_server)) as console, console.browser() as browser:
+        await browser.log_in(token, namespace)
+        assert (await browser.show())["roles"]
+        await accounts.revoke(namespace, "leaver")
+        shown = await shown_once(browser, lambda page: not page["roles"])
+    assert shown["namespaces"] == []
+
+
+async def test_an_api_server_that_is_away_is_told_and_the_page_keeps_its_content(
+    api_server: ApiServer, namespace: str
+) -> None:
+    token = await Accounts(api_server).create(namespace, sees=[namespace])
+    await declare_role(api_server, namespace, "orders")
+    async with (
+        cut_before(api_server) as cut,
+        run_test_console(**of_token(api_server, api_server=cut.url)) as console,
+        console.browser() as browser,
+    ):
+        await browser.log_in(token, namespace)
+        assert (await browser.show())["connected"]
+        async with browser.events() as events:
+            await cut.sever()
+            assert await anext(events) == ["connection"]
+            shown = await browser.show()
+            assert not shown["connected"]
+            assert f"{namespace}/orders" in shown["roles"]
+            await declare_role(api_server, namespace, "later")
+            await cut.mend()
+            await _told(events, f"role/{namespace}/later")
+        shown = await shown_once(browser, lambda page: page["connected"])
+        assert f"{namespace}/later" in shown["roles"]
+
+
+async def _told(events: Any, name: str) -> None:
+    async for names in events:
+        if name in names:
+            return
+    pytest.fail(f"{name} was not announced")
+
+
+async def test_idle_watches_stop_and_begin_with_the_next_request(
+    api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pgrole_controller.console.viewer.IDLE_SECONDS", 0.3)
+    caplog.set_level("INFO", "pgrole_controller")
+    token = await Accounts(api_server).create(namespace, sees=[namespace])
+    await declare_role(api_server, namespace, "orders")
+    async with run_test_console(**of_token(api_server)) as console, console.browser() as browser:
+        await browser.log_in(token, namespace)
+        assert (await browser.show())["roles"]
+        with anyio.fail_after(DEADLINE):
+            while "watches stopped: viewer is idle" not in caplog.messages:  # noqa: ASYNC110 - a line of the log
+                await anyio.sleep(0.05)
+        assert f"{namespace}/orders" in (await browser.show())["roles"]
+
+
+class TestLaptop:
+    @staticmethod
+    async def enter(console: RunningConsole, browser: Browser) -> int:
+        return await browser.status(str(yarl.URL(console.announced[-1]).relative()))
+
+    async def test_the_printed_address_opens_one_session(self, api_server: ApiServer, namespace: str) -> None:
+        await declare_role(api_server, namespace, "orders")
+        async with (
+            run_test_console(auth="kubeconfig", kubeconfig=str(api_server.kubeconfig)) as console,
+            console.browser() as browser,
+            console.browser() as thief,
+        ):
+            assert await browser.status("/roles") == 303
+            assert await self.enter(console, browser) == 303
+            assert f"{namespace}/orders" in (await browser.show())["roles"]
+            assert await self.enter(console, thief) == 403
+            assert await thief.status("/roles", headers={"X-Fragment": "1"}) == 401
+            assert await thief.status("/login") == 401
+
+    async def test_a_prefetch_does_not_use_the_address_up(self, api_server: ApiServer) -> None:
+        async with (
+            run_test_console(auth="kubeconfig", kubeconfig=str(api_server.kubeconfig)) as console,
+            console.browser() as browser,
+        ):
+            path = str(yarl.URL(console.announced[-1]).relative())
+            assert await browser.status(path, headers={"Sec-Purpose": "prefetch;prerender"}) == 503
+            assert await browser.status(path) == 303
+
+    async def test_logout_prints_a_new_address(self, api_server: ApiServer) -> None:
+        async with (
+            run_test_console(auth="kubeconfig", kubeconfig=str(api_server.kubeconfig)) as console,
+            console.browser() as browser,
+        ):
+            await self.enter(console, browser)
+            csrf = await browser.form_token("/")
+            assert await browser.status("/logout", "POST", data={"csrf": csrf}) == 303
+            assert await browser.status("/") == 303
+            assert len(console.announced) == 2
+            assert await self.enter(console, browser) == 303
+            assert (await browser.show())["connected"]
+
+
+class Cut:
+    """A relay of TCP connections that can be severed."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._severed = False
+        self._open: set[anyio.abc.SocketStream] = set()
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.port}"
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+        self.port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        task_status.started()
+        async with listener:
+            await listener.serve(self._relay)
+
+    async def sever(self) -> None:
+        self._severed = True
+        for stream in list(self._open):
+            await anyio.aclose_forcefully(stream)
+
+    async def mend(self) -> None:
+        self._severed = False
+
+    async def _relay(self, near: anyio.abc.SocketStream) -> None:
+        if self._severed:
+            await anyio.aclose_forcefully(near)
+            return
+        far = await anyio.connect_tcp("127.0.0.1", self._target)
+        self._open |= {near, far}
+        async with near, far, anyio.create_task_group() as tasks:
+            tasks.start_soon(self._copy, near, far)
+            await self._copy(far, near)
+            tasks.cancel_scope.cancel()
+        self._open -= {near, far}
+
+    @staticmethod
+    async def _copy(source: anyio.abc.SocketStream, target: anyio.abc.SocketStream) -> None:
+        try:
+            async for chunk in source:
+                await target.send(chunk)
+            await target.send_eof()
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            return
+
+
+@asynccontextmanager
+async def cut_before(server: ApiServer) -> AsyncIterator[Cut]:
+    port = yarl.URL(server.url).port
+    assert port is not None
+    relay = Cut(port)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(relay.run)
+        yield relay
+        tasks.cancel_scope.cancel()

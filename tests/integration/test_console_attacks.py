@@ -1,0 +1,524 @@
+"""Attacks on the console, each against the real one in front of a real API server."""
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+
+import anyio
+import pytest
+import yarl
+
+from pgrole_controller.console import connections, sessions, viewer
+from pgrole_controller.local.apiserver import ApiServer
+from tests.integration.console_stand import (
+    DEADLINE,
+    Accounts,
+    Browser,
+    RunningConsole,
+    declare_role,
+    patch_role,
+    run_test_console,
+)
+
+EXPECTED = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Embedder-Policy": "require-corp",
+    "Cache-Control": "no-store",
+}
+
+
+@pytest.fixture
+def given(api_server: ApiServer) -> dict[str, Any]:
+    return {"api_server": api_server.url, "certificate_authority": str(api_server.ca)}
+
+
+@asynccontextmanager
+async def logged_in(given: dict[str, Any], token: str, namespace: str) -> AsyncIterator[tuple[RunningConsole, Browser]]:
+    async with run_test_console(**given) as console, console.browser() as browser:
+        assert await browser.log_in(token, namespace) == 303
+        yield console, browser
+
+
+async def cookies_of(browser: Browser) -> dict[str, str]:
+    return {one.key: one.value for one in browser.session.cookie_jar}
+
+
+async def exchange(port: int, request: bytes, *, seconds: float = DEADLINE) -> bytes:
+    """Sends bytes as they are; returns the answer until the console closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(request)
+        await writer.drain()
+        with anyio.fail_after(seconds):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+class TestOtherSites:
+    """A page of another site, open in the viewer's browser."""
+
+    @pytest.mark.parametrize(
+        "host",
+        [
+            "attacker.example",
+            "127.0.0.1.attacker.example",
+            "169.254.169.254",
+            "user@127.0.0.1",
+            "[::1",
+            "",
+            "localhost#x",
+        ],
+    )
+    async def test_a_rebound_name_is_refused(self, given: dict[str, Any], host: str) -> None:
+        async with run_test_console(**given) as console:
+            answer = await exchange(
+                console.port, f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
+            )
+        assert answer.split()[1] in (b"403", b"400")
+
+    async def test_two_hosts_or_none_are_refused(self, given: dict[str, Any]) -> None:
+        async with run_test_console(**given) as console:
+            for head in ("Host: localhost\r\nHost: attacker.example\r\n", ""):
+                request = f"GET / HTTP/1.1\r\n{head}Connection: close\r\n\r\n".encode()
+                assert (await exchange(console.port, request)).split()[1] in (b"403", b"400")
+
+    async def test_a_laptop_console_answers_on_its_own_port_only(self, api_server: ApiServer) -> None:
+        async with run_test_console(auth="kubeconfig", kubeconfig=str(api_server.kubeconfig)) as console:
+            request = b"GET / HTTP/1.1\r\nHost: 127.0.0.1:1\r\nConnection: close\r\n\r\n"
+            assert (await exchange(console.port, request)).startswith(b"HTTP/1.1 403")
+
+    @pytest.mark.parametrize("origin", ["https://attacker.example", "null", "http://127.0.0.1:1", "http://localhost"])
+    async def test_another_origin_is_refused(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str, origin: str
+    ) -> None:
+        token = await Accounts(api_server).create(namespace, sees=[namespace])
+        async with logged_in(given, token, namespace) as (_, browser):
+            for path in ("/", "/events", "/roles"):
+                assert await browser.status(path, headers={"Origin": origin}) == 403
+            csrf = await browser.form_token("/")
+            assert await browser.status("/logout", "POST", data={"csrf": csrf}, headers={"Origin": origin}) == 403
+            await browser.show()
+
+    async def test_a_form_of_the_console_itself_whose_origin_the_browser_hides_is_accepted(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str
+    ) -> None:
+        token = await Accounts(api_server).create(namespace, sees=[namespace])
+        async with logged_in(given, token, namespace) as (_, browser):
+            csrf = {"csrf": await browser.form_token("/")}
+            hidden = {"Origin": "null", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+            for site, status in (("cross-site", 403), ("same-site", 403), ("none", 403), ("same-origin", 303)):
+                sent = {**hidden, "Sec-Fetch-Site": site}
+                assert await browser.status("/logout", "POST", data=csrf, headers=sent) == status
+
+    @pytest.mark.parametrize("site", ["cross-site", "same-site"])
+    async def test_what_another_site_embeds_or_fetches_is_refused(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str, site: str
+    ) -> None:
+        token = await Accounts(api_server).create(namespace, sees=[namespace])
+        async with logged_in(given, token, namespace) as (_, browser):
+            for mode, dest in (("no-cors", "image"), ("cors", "empty"), ("navigate", "iframe"), ("no-cors", "script")):
+                fetch = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": dest}
+                assert await browser.status("/", headers=fetch) == 403
+            post = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+            assert await browser.status("/logout", "POST", data={}, headers=post) == 403
+
+    async def test_a_link_on_another_site_leads_to_the_page_but_not_to_its_content(self, given: dict[str, Any]) -> None:
+        followed = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+        async with (
+            run_test_console(**given) as console,
+            console.browser() as browser,
+            browser.session.get("/roles", headers=followed) as answer,
+        ):
+            assert answer.status == 200
+            text = await answer.text()
+        assert "refresh" in text
+        assert "<main" not in text
+
+    @pytest.mark.parametrize("csrf", [None, "", "x", "forged"])
+    async def test_a_forged_form_is_refused(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str, csrf: str | None
+    ) -> None:
+        token = await Accounts(api_server).create(namespace, sees=[namespace])
+        data = {} if csrf is None else {"csrf": csrf}
+        async with logged_in(given, token, namespace) as (console, browser):
+            assert await browser.status("/logout", "POST", data=data) == 403
+            async with console.browser() as other:
+                theirs = await other.form_token()
+                assert await browser.status("/logout", "POST", data={"csrf": theirs}) == 403
+                assert await browser.status("/login", "POST", data={"csrf": theirs, "token": token}) == 403
+                assert await other.status("/login", "POST", data={**data, "token": token}) == 403
+            await browser.show()
+
+    async def test_a_form_of_another_encoding_is_refused(self, given: dict[str, Any]) -> None:
+        async with run_test_console(**given) as console, console.browser() as browser:
+            csrf = await browser.form_token()
+            assert await browser.status("/login", "POST", json={"csrf": csrf, "token": "x"}) == 415
+
+    @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"])
+    async def test_nothing_can_be_written(self, given: dict[str, Any], method: str) -> None:
+        async with run_test_console(**given) as console:
+            target = "127.0.0.1:1" if method == "CONNECT" else "/roles"
+            request = f"{method} {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode()
+            answer = await exchange(console.port, request)
+        assert answer.startswith((b"HTTP/1.1 403", b"HTTP/1.1 400", b"HTTP/1.1 405"))
+
+
+class TestAnswers:
+    async def test_every_answer_has_the_headers(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str
+    ) -> None:
+        token = await Accounts(api_server).create(namespace, sees=[namespace])
+        async with logged_in(given, token, namespace) as (_, browser):
+            for path in (
+                "/",
+                "/login",
+                "/nowhere",
+                "/static/live.js",
+                "/static/none",
+                "/healthz",
+                "/roles?a=b",
+                "/events",
+            ):
+                async with browser.session.get(path, allow_redirects=False) as answer:
+                    assert {name: answer.headers.get(name) for name in EXPECTED} == EXPECTED, path
+                    policy = dict(rule.split(" ", 1) for rule in answer.headers["Content-Security-Policy"].split("; "))
+                    assert policy.pop("default-src") == policy.pop("frame-ancestors") == policy.pop("base-uri")
+                    assert set(policy.values()) == {"'self'"}
+                    assert "Server" not in answer.headers
+                    answer.close()
+
+    async def test_the_cookie_cannot_be_read_sent_in_clear_or_sent_by_other_sites(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str
+    ) -> None:
+        token = await Accounts(api_server).create(namespace, sees=[namespace])
+        async with run_test_console(**given) as console, console.browser() as browser:
+            data = {"csrf": await browser.form_token(), "token": token}
+            async with browser.session.post("/login", data=data, allow_redirects=False) as answer:
+                cookie = answer.cookies["__Host-pgrole"]
+        assert (cookie["httponly"], cookie["secure"], cookie["samesite"]) == (True, True, "Strict")
+        assert (cookie["path"], cookie["domain"]) == ("/", "")
+        assert token not in cookie.value
+        assert len(cookie.value) >= 40
+
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "/static/../security.py",
+            "/static/..%2fsecurity.py",
+            "/static/%2e%2e/security.py",
+            "/static/%2fetc%2fpasswd",
+            "/static/..\\security.py",
+            "/static//etc/passwd",
+            "/static/live.js%00",
+            "/static/",
+        ],
+    )
+    async def test_no_file_but_the_listed_ones_is_served(self, given: dict[str, Any], path: str) -> None:
+        async with run_test_console(**given) as console:
+            request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode()
+            answer = await exchange(console.port, request)
+        assert answer.startswith((b"HTTP/1.1 404", b"HTTP/1.1 400", b"HTTP/1.1 303"))
+        assert b"import" not in answer
+        assert b"root:" not in answer
+
+    async def test_what_a_request_contains_is_not_markup_in_the_answer(self, given: dict[str, Any]) -> None:
+        async with run_test_console(**given) as console:
+            request = b"GET /%3Cscript%3E?x=<script> HTTP/1.1\r\nHost: <script>.example\r\nConnection: close\r\n\r\n"
+            assert b"<script" not in await exchange(console.port, request)
+
+
+class TestTokens:
+    async def test_a_header_counts_only_from_a_trusted_proxy(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str
+    ) -> None:
+        token = await Accounts(api_server).create(namespace, sees=[namespace])
+        for header in ({"Authorization": f"Bearer {token}"}, {"X-Forwarded-Access-Token": token}):
+            for trusted, status in (((), 303), (("10.0.0.0/8", "::/128"), 303), (("127.0.0.0/8",), 200)):
+                async with (
+                    run_test_console(**given, trusted_proxies=trusted) as console,
+                    console.browser(**header) as browser,
+                ):
+                    assert await browser.status("/") == status
+                    forged = {"X-Forwarded-For": "127.0.0.1", "Forwarded": "for=127.0.0.1"}
+                    assert await browser.status("/", headers=forged) == status
+
+    async def test_a_viewer_behind_a_proxy_is_who_the_header_says_at_each_request(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str
+    ) -> None:
+        accounts = Accounts(api_server)
+        one, two = [await accounts.create(namespace, name=name) for name in ("first", "second")]
+        async with (
+            run_test_console(**given, trusted_proxies=("127.0.0.1/32",)) as console,
+            console.browser() as browser,
+        ):
+            for token, name in ((one, "first"), (two, "second"), (one, "first")):
+                shown = await browser.show("/", Authorization=f"Bearer {token}")
+                assert shown["viewer"].endswith(f":{name}")
+            assert await browser.status("/") == 303
+            async with browser.session.get("/", headers={"Authorization": "Bearer forged"}) as answer:
+                assert answer.status == 401
+
+    async def test_two_tokens_in_one_header_are_none(self, given: dict[str, Any]) -> None:
+        async with run_test_console(**given, trusted_proxies=("127.0.0.1",)) as console:
+            request = b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer a\r\nAuthorization: Bearer b\r\n"
+            answer = await exchange(console.port, request + b"Connection: close\r\n\r\n")
+        assert answer.startswith((b"HTTP/1.1 303", b"HTTP/1.1 400"))
+
+    async def test_a_revoked_token_ends_session_stream_and_watches(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(viewer, "CHECK_SECONDS", 0.2)
+        accounts = Accounts(api_server)
+        token = await accounts.create(namespace, sees=[namespace], name="fired")
+        async with logged_in(given, token, namespace) as (_, browser):
+            await browser.show()
+            async with browser.events() as events:
+                await accounts.delete(namespace, "fired")
+                told = [names async for names in events]
+            assert told[-1] == ["connection"]
+            assert await browser.status("/", headers={"X-Fragment": "1"}) == 401
+            assert await browser.status("/events") == 401
+            assert await browser.status("/") == 303
+
+    async def test_logout_ends_the_session_for_a_stolen_cookie_too(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str
+    ) -> None:
+        token = await Accounts(api_server).create(namespace, sees=[namespace])
+        async with logged_in(given, token, namespace) as (console, browser), console.browser() as thief:
+            stolen = {"Cookie": f"__Host-pgrole={(await cookies_of(browser))['__Host-pgrole']}"}
+            assert await thief.status("/", headers=stolen) == 200
+            csrf = await browser.form_token("/")
+            assert await browser.status("/logout", "POST", data={"csrf": csrf}) == 303
+            assert await thief.status("/", headers=stolen) == 303
+
+    async def test_a_session_ends_after_its_time(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sessions, "LONGEST_SECONDS", 0.3)
+        token = await Accounts(api_server).create(namespace, sees=[namespace])
+        async with logged_in(given, token, namespace) as (_, browser):
+            with anyio.fail_after(DEADLINE):
+                while await browser.status("/") != 303:  # noqa: ASYNC110 - seen from outside only
+                    await anyio.sleep(0.05)
+
+    @pytest.mark.parametrize("token", ["", "forged", "two words", "a\r\nX-Injected: 1", "ü" * 10, "x" * 20_000])
+    async def test_what_is_no_token_opens_nothing(self, given: dict[str, Any], token: str) -> None:
+        async with run_test_console(**given) as console, console.browser() as browser:
+            assert await browser.log_in(token) == 401
+            assert await browser.status("/") == 303
+
+    async def test_guessing_is_slowed_down(self, given: dict[str, Any]) -> None:
+        async with run_test_console(**given) as console, console.browser() as browser:
+            csrf = await browser.form_token()
+            answers = [
+                await browser.status("/login", "POST", data={"csrf": csrf, "token": f"guess{n}"})
+                for n in range(sessions.MOST_FAILURES + 2)
+            ]
+        assert answers == [401] * sessions.MOST_FAILURES + [429] * 2
+
+    async def test_the_log_and_the_pages_contain_no_token(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.DEBUG)
+        token = await Accounts(api_server).create(namespace, sees=[namespace])
+        async with run_test_console(**given, trusted_proxies=("127.0.0.1",)) as console, console.browser() as browser:
+            await browser.log_in(token, namespace)
+            async with browser.session.get("/") as answer:
+                assert token not in await answer.text()
+            await browser.status(f"/roles?token={token}")
+            await browser.status("/", headers={"Authorization": f"Bearer {token}"})
+            await exchange(
+                console.port,
+                f"GET / HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}{'x' * 30_000}\r\n\r\n".encode(),
+            )
+            cookie = (await cookies_of(browser))["__Host-pgrole"]
+        written = [f"{record.getMessage()} {vars(record)}" for record in caplog.records]
+        assert any("request" in line for line in written)
+        assert not any(token in line or cookie in line for line in written)
+
+    async def test_the_first_address_is_not_in_the_log(
+        self, api_server: ApiServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.DEBUG)
+        async with (
+            run_test_console(auth="kubeconfig", kubeconfig=str(api_server.kubeconfig)) as console,
+            console.browser() as browser,
+        ):
+            address = yarl.URL(console.announced[0])
+            async with browser.session.get(address, allow_redirects=False) as answer:
+                assert answer.headers["Location"] == "/"
+        assert not any(address.query["token"] in f"{vars(record)}" for record in caplog.records)
+
+
+class TestIsolation:
+    async def test_a_viewer_never_gets_what_another_may_see(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str
+    ) -> None:
+        accounts = Accounts(api_server)
+        wide = await accounts.create(namespace, everything=True)
+        narrow = await accounts.create(namespace, sees=[namespace])
+        hidden = "kube-public"
+        name = f"hidden-{secrets.token_hex(4)}"
+        await declare_role(api_server, namespace, "mine")
+        async with run_test_console(**given) as console, console.browser() as one, console.browser() as two:
+            assert await one.log_in(wide) == 303
+            assert await two.log_in(narrow, f"{hidden} {namespace}") == 303
+            await one.show()
+            await two.show()
+            async with one.events() as seen, two.events() as heard:
+                await declare_role(api_server, hidden, name)
+                with anyio.fail_after(DEADLINE):
+                    while f"role/{hidden}/{name}" not in await anext(seen):
+                        pass
+                await patch_role(api_server, namespace, "mine", {"connectionLimit": 5})
+                assert await anext(heard) == [f"role/{namespace}/mine"]
+            assert f"{hidden}/{name}" in (await one.show())["roles"]
+            for path in ("/", "/roles", f"/roles/{hidden}/{name}"):
+                shown = await two.show(path)
+                assert name not in json.dumps(shown["roles"])
+                assert (shown["servers"], shown["servers_hidden"]) == ([], True)
+
+    async def test_a_session_opens_only_its_own_viewer(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str
+    ) -> None:
+        accounts = Accounts(api_server)
+        tokens = [await accounts.create(namespace, sees=[namespace]) for _ in range(2)]
+        async with run_test_console(**given) as console, console.browser() as one, console.browser() as two:
+            await one.log_in(tokens[0])
+            await two.log_in(tokens[1])
+            csrf = await one.form_token("/")
+            assert await two.status("/logout", "POST", data={"csrf": csrf}) == 403
+            mine = await cookies_of(one)
+            for guess in ("", mine["__Host-pgrole"][:-1], mine["__Host-pgrole"] + "x", tokens[0]):
+                async with console.browser() as thief:
+                    assert await thief.status("/", headers={"Cookie": f"__Host-pgrole={guess}"}) == 303
+
+
+class TestLimits:
+    async def test_the_21st_viewer_waits_until_one_leaves(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sessions, "MOST_VIEWERS", 3)
+        accounts = Accounts(api_server)
+        tokens = [await accounts.create(namespace) for _ in range(4)]
+        async with run_test_console(**given) as console, AsyncExitStack() as stack:
+            browsers = [await stack.enter_async_context(console.browser()) for _ in tokens]
+            answers = [await browser.log_in(token) for browser, token in zip(browsers, tokens, strict=True)]
+            assert answers == [303, 303, 303, 503]
+            again = await stack.enter_async_context(console.browser())
+            assert await again.log_in(tokens[0]) == 303  # the same viewer in another browser
+            csrf = await browsers[1].form_token("/")
+            assert await browsers[1].status("/logout", "POST", data={"csrf": csrf}) == 303
+            assert await browsers[3].log_in(tokens[3]) == 303
+
+    def test_there_are_20_viewers(self) -> None:
+        assert sessions.MOST_VIEWERS == 20
+        assert sessions.LONGEST_SECONDS == 8 * 3600
+
+    @pytest.mark.parametrize(
+        "request_text",
+        [
+            "GET /?{long} HTTP/1.1\r\nHost: localhost\r\n",
+            "GET / HTTP/1.1\r\nHost: localhost\r\nCookie: {longest}\r\n",
+            "GET / HTTP/1.1\r\nHost: localhost\r\n{many}",
+            "POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-www-form-urlencoded\r\n"
+            "Content-Length: 10000000\r\n",
+        ],
+    )
+    async def test_oversized_requests_are_refused(self, given: dict[str, Any], request_text: str) -> None:
+        text = request_text.format(
+            long="x" * 4000, longest="x" * 30_000, many="".join(f"X-{n}: {n}\r\n" for n in range(5000))
+        )
+        body = b"token=" + b"x" * 100_000 if "Content-Length" in text else b""
+        async with run_test_console(**given) as console:
+            request = f"{text}Connection: close\r\n\r\n".encode() + body
+            try:
+                answer = await exchange(console.port, request)
+            except ConnectionError:
+                answer = b""
+            async with console.browser() as browser:
+                assert await browser.status("/login") == 200
+        assert answer == b"" or answer.split()[1] in (b"400", b"403", b"413", b"431"), answer[:100]
+
+    @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: loc"])
+    async def test_a_client_that_sends_slowly_is_disconnected(
+        self, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, sent: bytes
+    ) -> None:
+        monkeypatch.setattr(connections, "SILENT_SECONDS", 0.3)
+        monkeypatch.setattr(connections, "SWEEP_SECONDS", 0.1)
+        async with run_test_console(**given) as console:
+            reader, writer = await asyncio.open_connection("127.0.0.1", console.port)
+            writer.write(sent)
+            with anyio.fail_after(DEADLINE):
+                with suppress(ConnectionError):
+                    assert await reader.read() == b""
+            writer.close()
+
+    async def test_a_slow_form_ends(self, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("pgrole_controller.console.server.FORM_SECONDS", 0.3)
+        head = b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-www-form-urlencoded\r\n"
+        async with run_test_console(**given) as console:
+            answer = await exchange(console.port, head + b"Content-Length: 100\r\nConnection: close\r\n\r\ncsrf=")
+        assert answer.startswith(b"HTTP/1.1 408")
+
+    async def test_more_connections_than_allowed_are_closed_and_the_others_served(
+        self, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(connections, "MOST_CONNECTIONS", 4)
+        async with run_test_console(**given) as console:
+            held = [await asyncio.open_connection("127.0.0.1", console.port) for _ in range(4)]
+            await anyio.sleep(0.1)
+            reader, writer = await asyncio.open_connection("127.0.0.1", console.port)
+            with anyio.fail_after(DEADLINE):
+                with suppress(ConnectionError):
+                    assert await reader.read() == b""
+            writer.close()
+            first_reader, first = held[0]
+            first.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await first_reader.readline()).startswith(b"HTTP/1.1 200")
+            for _, one in held:
+                one.close()
+
+    async def test_streams_of_one_viewer_are_limited(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("pgrole_controller.console.live.MOST_FEEDS", 2)
+        token = await Accounts(api_server).create(namespace, sees=[namespace])
+        async with logged_in(given, token, namespace) as (_, browser):
+            async with browser.events(), browser.events():
+                assert await browser.status("/events") == 429
+            with anyio.fail_after(DEADLINE):
+                while await self._stream(browser) == 429:  # noqa: ASYNC110 - seen from outside only
+                    await anyio.sleep(0.05)
+
+    @staticmethod
+    async def _stream(browser: Browser) -> int:
+        async with browser.session.get("/events") as answer:
+            return answer.status
+
+    async def test_a_page_that_reads_nothing_delays_no_other(
+        self, given: dict[str, Any], api_server: ApiServer, namespace: str
+    ) -> None:
+        token = await Accounts(api_server).create(namespace, sees=[namespace])
+        await declare_role(api_server, namespace, "orders")
+        async with logged_in(given, token, namespace) as (console, browser):
+            cookie = (await cookies_of(browser))["__Host-pgrole"]
+            slow = [await asyncio.open_connection("127.0.0.1", console.port) for _ in range(5)]
+            for _, writer in slow:
+                asks = f"GET / HTTP/1.1\r\nHost: localhost\r\nCookie: __Host-pgrole={cookie}\r\n\r\n"
+                writer.write(asks.encode() * 200)
+            await browser.show()
+            async with browser.events() as events:
+                await patch_role(api_server, namespace, "orders", {"connectionLimit": 9})
+                assert f"role/{namespace}/orders" in await anext(events)
+            for _, writer in slow:
+                writer.close()

@@ -1,0 +1,152 @@
+"""console: what needs no network: arguments, hosts, addresses, namespaces, limits of failures, shared objects."""
+
+import argparse
+import gc
+
+import pytest
+
+from pgrole_controller.cli import main
+from pgrole_controller.console.arguments import add_console, read_arguments
+from pgrole_controller.console.objects import SharedObjects, ViewedObjects
+from pgrole_controller.console.scope import MOST_TRIED, read_namespaces
+from pgrole_controller.console.security import LOOPBACK, RequestRules, read_networks
+from pgrole_controller.console.sessions import FAILURE_SECONDS, MOST_FAILURES, MOST_FAILURES_IN_ALL, Failures
+from pgrole_controller.core.request import Key
+from pgrole_controller.kube.store import pack
+from pgrole_controller.settings import WrongSetting
+
+
+def options(*given: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_console(parser.add_subparsers())
+    return parser.parse_args(["console", *given])
+
+
+def test_it_uses_the_kubeconfig_on_a_laptop_and_tokens_in_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert read_arguments(options()).auth == "kubeconfig"
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert read_arguments(options()).auth == "token"
+    assert read_arguments(options("--kubeconfig", "k")).auth == "kubeconfig"
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["--host", "0.0.0.0"], "--host"),
+        (["--trusted-proxy", "10.0.0.0/8"], "--trusted-proxy"),
+        (["--hostname", "example.com"], "--hostname"),
+        (["--api-server", "https://x"], "--api-server"),
+        (["--auth", "token", "--open"], "--open"),
+        (["--port", "70000"], "--port"),
+    ],
+)
+def test_arguments_that_contradict_each_other_are_refused_by_name(given: list[str], named: str) -> None:
+    with pytest.raises(WrongSetting, match=named):
+        read_arguments(options("--auth", "kubeconfig", *given))
+
+
+def test_a_wrong_argument_ends_the_program_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["console", "--auth", "kubeconfig", "--host", "0.0.0.0"])
+    assert ended.value.code == 2
+    assert "loopback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["10.0.0.1/8", "proxy", "10.0.0.0/33", ""])
+def test_a_network_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(WrongSetting, match="--trusted-proxy"):
+        read_networks([text])
+
+
+@pytest.mark.parametrize(
+    ("host", "known"),
+    [
+        ("127.0.0.1:8383", True),
+        ("LOCALHOST:8383", True),
+        ("[::1]:8383", True),
+        ("localhost.:8383", True),
+        ("localhost", False),
+        ("localhost:8384", False),
+        ("localhost:8383/", False),
+        ("localhost:8383@attacker.example", False),
+        ("attacker.example:8383", False),
+        ("localhost.attacker.example:8383", False),
+        ("localhost:", False),
+        ("localhost:99999", False),
+        ("[::1", False),
+        ("", False),
+        (" localhost:8383", False),
+    ],
+)
+def test_a_host_is_known_by_name_and_port(host: str, known: bool) -> None:
+    assert RequestRules(LOOPBACK, 8383).knows_host(host) is known
+
+
+def test_any_port_is_known_where_a_proxy_may_change_it() -> None:
+    rules = RequestRules(LOOPBACK | {"pgrole.example.com"}, None)
+    assert rules.knows_host("PGRole.example.com")
+    assert rules.knows_host("pgrole.example.com:443")
+
+
+@pytest.mark.parametrize(
+    ("address", "trusted"),
+    [("10.1.2.3", True), ("::ffff:10.1.2.3", True), ("10.2.0.1", False), ("fd00::5", True), ("", False), ("x", False)],
+)
+def test_an_address_is_trusted_in_either_notation(address: str, trusted: bool) -> None:
+    assert RequestRules(LOOPBACK, None, read_networks(["10.1.0.0/16", "fd00::/8"])).trusts(address) is trusted
+
+
+def test_no_address_is_trusted_by_default() -> None:
+    assert not RequestRules(LOOPBACK, None).trusts("127.0.0.1")
+
+
+def test_namespaces_are_read_and_whatever_cannot_be_one_is_left_out() -> None:
+    text = "shop, billing\n\tshop ../etc A b_c -x x- " + "y" * 64
+    assert read_namespaces(text) == ("shop", "billing")
+    assert len(read_namespaces(" ".join(f"n{n}" for n in range(1000)))) == MOST_TRIED
+
+
+def test_failures_are_limited_by_address_and_in_all_and_forgotten_after_a_minute() -> None:
+    failures = Failures()
+    for _ in range(MOST_FAILURES):
+        assert not failures.exceeded("a", 100.0)
+        failures.count("a")
+    assert failures.exceeded("a", 100.0)
+    assert not failures.exceeded("b", 100.0)
+    for n in range(MOST_FAILURES_IN_ALL):
+        failures.count(f"c{n}")
+    assert failures.exceeded("b", 100.0)
+    assert not failures.exceeded(None, 100.0)
+    assert not failures.exceeded("a", 100.0 + FAILURE_SECONDS)
+
+
+def an_object(version: str = "1", text: str = "") -> dict[str, object]:
+    about = {"namespace": "shop", "name": "app", "uid": "u", "resourceVersion": version}
+    return {"kind": "PgRole", "metadata": about, "spec": {"comment": text}}
+
+
+def test_equal_objects_are_one_in_memory_and_others_never() -> None:
+    shared = SharedObjects()
+    first, same = shared.share(pack(an_object())), shared.share(pack(an_object()))
+    assert first is same
+    assert shared.share(pack(an_object(text="other"))) is not first  # as another API server might answer
+    assert shared.share(pack(an_object("2"))) is not first
+
+
+def test_an_object_that_no_one_holds_is_forgotten() -> None:
+    shared = SharedObjects()
+    held = shared.share(pack(an_object()))
+    shared.share(pack(an_object("2")))
+    gc.collect()
+    assert len(shared) == 1
+    assert held.resource_version == "1"
+
+
+def test_objects_are_parsed_when_they_are_asked_for() -> None:
+    key = Key("shop", "app")
+    objects = ViewedObjects({key: pack(an_object(text="x"))})
+    assert objects[key]["spec"]["comment"] == "x"
+    assert (list(objects), len(objects), key in objects, Key("a", "b") in objects) == ([key], 1, True, False)
+    with pytest.raises(KeyError):
+        objects[Key("a", "b")]

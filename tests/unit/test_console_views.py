@@ -1,0 +1,359 @@
+"""What the console's pages show of objects: as they should be, malformed, and hostile."""
+
+import re
+from dataclasses import replace
+from datetime import timedelta
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pgrole_controller.console.charts import draw_chart
+from pgrole_controller.console.drift_entries import HOURS, count_by_hour, read_counts, read_history
+from pgrole_controller.console.graph import Memberships
+from pgrole_controller.console.json_reading import read_number, read_text, read_time
+from pgrole_controller.console.overview import view_overview
+from pgrole_controller.console.pages import Page, PageRequest, render, render_fragment, render_login
+from pgrole_controller.console.remedies import find_role_remedy
+from pgrole_controller.console.role_summary import RoleState, judge, summarize
+from pgrole_controller.console.role_view import view_role, write_yaml
+from pgrole_controller.console.roles_view import PAGE_ROWS, read_query, view_roles
+from pgrole_controller.console.snapshot import Snapshot
+from pgrole_controller.console.template_files import tell_distance
+from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.request import Key
+from tests.browser import snapshots
+from tests.browser.snapshots import NOW, SCRIPT, ago, drift, make_role, make_snapshot
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just(SCRIPT),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+    max_leaves=12,
+)
+_FIELDS = [
+    "name",
+    "serverRef",
+    "login",
+    "memberOf",
+    "privileges",
+    "parameters",
+    "databaseParameters",
+    "password",
+    "drift",
+    "validUntil",
+    "connectionLimit",
+    "conditions",
+    "role",
+    "server",
+    "driftHistory",
+    "lastDrift",
+    "driftCount",
+    "driftsPerHour",
+    "databases",
+    "detection",
+    "allow",
+    "connection",
+    "time",
+    "by",
+    "fields",
+    "details",
+    "database",
+    "schemas",
+    "objects",
+    "type",
+    "status",
+    "reason",
+    "message",
+    "metadata",
+    "spec",
+]
+_SHAPED = st.recursive(
+    _JSON,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_FIELDS), inner, max_size=8),
+    max_leaves=25,
+)
+
+
+def show(path: str, snapshot: Snapshot, **query: str) -> Page:
+    return render(PageRequest(path, query, "a-csrf-token", NOW), snapshot)
+
+
+class _Tags(HTMLParser):
+    """Every tag of a document with its attributes; and what is open at its end."""
+
+    _VOID = frozenset({"meta", "link", "img", "input"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self._VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def check_inert(html: str) -> None:
+    """Nothing in the document runs, styles, or leads to another host; every tag is closed."""
+    html.encode()
+    parsed = _Tags(html)
+    assert parsed.open == []
+    for tag, attributes in parsed.tags:
+        assert tag not in {"style", "iframe", "object", "base"}
+        if tag == "script":
+            assert attributes["src"] in {"/static/theme.js", "/static/live.js"}
+        for name, value in attributes.items():
+            assert not name.startswith("on")
+            assert name != "style"
+            if name in {"href", "src", "action"}:
+                assert value is not None
+                assert value.startswith(("/", "#main"))
+                assert not value.startswith("//")
+
+
+def _paths(snapshot: Snapshot) -> list[str]:
+    roles = [f"/roles/{key.namespace}/{key.name}" for key in snapshot.roles]
+    return ["/", "/roles", "/servers", "/nowhere", *roles, *(f"/servers/{name}" for name in snapshot.servers)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        snapshots.typical,
+        snapshots.calm,
+        snapshots.empty,
+        snapshots.disconnected,
+        snapshots.restricted,
+        snapshots.without_rights,
+        snapshots.hostile,
+    ],
+)
+def test_every_page_of_every_snapshot_is_well_formed_and_inert(make: Any) -> None:
+    snapshot = make()
+    for path in _paths(snapshot):
+        page = show(path, snapshot)
+        assert page.status in (200, 404)
+        check_inert(page.html)
+
+
+@settings(max_examples=30)
+@given(role=_SHAPED, server=_SHAPED)
+def test_an_object_of_any_shape_is_shown_beside_the_others(role: Any, server: Any) -> None:
+    key, good = make_role("shop", "good")
+    bad = {"spec": role, "status": role} if not isinstance(role, dict) else {"spec": role, "status": server, **role}
+    worse = server if isinstance(server, dict) else {"spec": server, "status": role}
+    snapshot = replace(make_snapshot([(key, good), (Key("shop", "bad"), bad)]), servers={"worse": worse})
+    for path in ("/", "/roles", "/roles/shop/bad", "/servers", "/servers/worse"):
+        page = show(path, snapshot)
+        assert page.status == 200
+        check_inert(page.html)
+    assert "/roles/shop/good" in show("/roles", snapshot).html
+
+
+@settings(max_examples=40)
+@given(query=st.dictionaries(st.sampled_from(["q", "namespace", "server", "state", "sort", "page"]), st.text()))
+def test_any_query_is_answered(query: dict[str, str]) -> None:
+    page = show("/roles", snapshots.calm(), **query)
+    assert page.status == 200
+    check_inert(page.html)
+
+
+def test_a_name_that_is_markup_is_shown_as_text() -> None:
+    key, found = make_role("shop", "app", "NotAllowed", SCRIPT, spec={"name": SCRIPT, "comment": SCRIPT})
+    html = show("/roles/shop/app", make_snapshot([(key, found)])).html
+    assert SCRIPT not in html
+    assert "&lt;script&gt;globalThis.pwned=1&lt;/script&gt;" in html
+
+
+def test_characters_that_reverse_a_line_are_made_visible() -> None:
+    found = make_role("shop", "app", spec={"name": "\u202egnp\x1b"})
+    html = show("/roles", make_snapshot([found])).html
+    assert "\u202e" not in html
+    assert "\x1b" not in html
+    assert "\\u202egnp\\x1b" in html
+
+
+def test_a_fragment_is_the_main_of_the_page() -> None:
+    request = PageRequest("/", {}, "", NOW)
+    fragment = render_fragment(request, snapshots.typical()).html
+    assert fragment.lstrip().startswith("<main")
+    assert fragment in render(request, snapshots.typical()).html
+
+
+def test_yaml_has_no_managed_fields_and_the_order_of_kubectl() -> None:
+    _, found = make_role("shop", "app")
+    found["metadata"]["managedFields"] = [{"manager": "kubectl"}]
+    text = write_yaml(found)
+    assert "managedFields" not in text
+    assert re.findall(r"^\w+", text, re.MULTILINE) == ["apiVersion", "kind", "metadata", "spec", "status"]
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_every_reason_of_a_role_has_its_meaning_and_what_to_do(reason: Reason) -> None:
+    remedy = find_role_remedy(reason)
+    assert remedy.meaning
+    assert remedy.action or reason is Reason.RECONCILED
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [
+        ("Reconciled", RoleState.READY),
+        ("NotAllowed", RoleState.STALLED),
+        ("Contested", RoleState.STALLED),
+        ("DriftReported", RoleState.DRIFT),
+        ("DatabaseError", RoleState.RETRYING),
+        ("Progressing", RoleState.WORKING),
+        ("Suspended", RoleState.SUSPENDED),
+    ],
+)
+def test_conditions_give_the_state(reason: str, state: RoleState) -> None:
+    assert summarize(*make_role("shop", "app", reason)).state is state
+
+
+def test_a_role_whose_spec_changed_since_is_in_progress() -> None:
+    _, found = make_role("shop", "app")
+    found["metadata"]["generation"] = 2
+    assert judge(found).state is RoleState.WORKING
+    assert judge({}).state is RoleState.NEW
+
+
+def test_what_needs_attention_comes_worst_first_and_without_what_ends_by_itself() -> None:
+    snapshot = snapshots.typical()
+    overview = view_overview(snapshot, [summarize(*each) for each in snapshot.roles.items()], NOW)
+    assert [each.name for each in overview.broken_servers] == ["warehouse"]
+    assert [each.key.name for each in overview.attention] == ["billing-app", "orders-report", "legacy-batch"]
+
+
+def test_a_role_that_waits_for_minutes_needs_attention() -> None:
+    roles = [
+        make_role("shop", "short", "MembershipPending", since=ago(minutes=4)),
+        make_role("shop", "long", "MembershipPending", since=ago(minutes=6)),
+    ]
+    overview = view_overview(make_snapshot(roles), [summarize(*each) for each in roles], NOW)
+    assert [each.key.name for each in overview.attention] == ["long"]
+
+
+def test_drifts_are_counted_by_hour_from_servers_and_else_from_roles() -> None:
+    counts = [{"hour": ago(hours=1, minutes=40), "corrected": 3, "reported": 1}, {"hour": "x", "corrected": True}]
+    known = read_counts([{"status": {"driftsPerHour": counts}}], NOW)
+    assert known is not None
+    assert len(known) == HOURS
+    assert (known[-2].corrected, known[-2].reported) == (3, 1)
+    assert read_counts([{"status": {}}], NOW) is None
+    history = read_history({"driftHistory": [drift(ago(minutes=1), "login"), drift(ago(hours=30), "login")]})
+    assert sum(each.corrected for each in count_by_hour(history, NOW)) == 1
+
+
+def test_bars_stay_within_the_chart() -> None:
+    known = read_counts([{"status": {"driftsPerHour": [{"hour": ago(), "corrected": 2**62, "reported": 7}]}}], NOW)
+    assert known is not None
+    chart = draw_chart(known, "")
+    assert all(bar.reported_y >= 0 and bar.corrected_y >= 0 for bar in chart.bars)
+
+
+def test_a_field_that_differs_under_report_is_marked() -> None:
+    snapshot = snapshots.typical()
+    key = Key("billing", "legacy-batch")
+    view = view_role(key, snapshot.roles[key], [])
+    fits = {row.name: row.fit for row in view.fields}
+    assert (fits["login"], fits["memberOf"], fits["superuser"], fits["password"]) == (
+        "drift",
+        "drift",
+        "ready",
+        "unmanaged",
+    )
+
+
+def test_the_last_drift_is_not_listed_twice() -> None:
+    entry = drift(ago(minutes=1), "login", by="alice", proof="Log")
+    assert len(read_history({"lastDrift": entry, "driftHistory": [entry, drift(ago(hours=1), "login")]})) == 2
+
+
+def test_roles_are_searched_filtered_sorted_and_paged() -> None:
+    summaries = [summarize(*each) for each in snapshots.many(1000).roles.items()]
+    page = view_roles(read_query({"page": "3", "sort": "name"}), summaries)
+    assert (len(page.rows), page.first, page.last, page.pages) == (PAGE_ROWS, 201, 300, 10)
+    assert page.rows[0].key.name == "service-00200"
+    assert view_roles(read_query({"page": "99"}), summaries).query.page == 10
+    assert view_roles(read_query({"q": "TEAM-03 00043"}), summaries).matching == 1
+    found = view_roles(read_query({"namespace": "team-03", "state": "ready"}), summaries)
+    assert 0 < found.matching == found.states[-1].count
+    assert "page=" not in found.query.link(state="drift")
+
+
+def test_memberships_are_drawn_in_columns_without_cycles_and_cut_when_there_are_many() -> None:
+    roles = [make_role("shop", f"member-{number:03}", spec={"memberOf": [{"role": "group"}]}) for number in range(30)]
+    roles += [
+        make_role("shop", "group", spec={"memberOf": [{"role": "circle"}, {"role": "group"}]}),
+        make_role("shop", "circle", spec={"memberOf": [{"role": "group"}]}),
+    ]
+    summaries = [summarize(*each) for each in roles]
+    graph = Memberships(summaries, "orders").draw(summaries[30])
+    assert sum(node.is_subject for node in graph.nodes) == 1
+    assert len(graph.nodes) < 25
+    assert any(node.more for node in graph.nodes)
+    assert all(0 <= node.y <= graph.height for node in graph.nodes)
+
+
+def test_roles_of_another_server_are_not_in_the_graph() -> None:
+    subject = summarize(*make_role("shop", "app", spec={"memberOf": [{"role": "readers"}]}))
+    other = summarize(*make_role("shop", "readers", spec={"serverRef": {"name": "other"}}))
+    graph = Memberships([subject, other], "orders").draw(subject)
+    assert [node.key for node in graph.nodes if not node.is_subject] == [None]
+
+
+def test_a_viewer_without_pgservers_sees_names_of_servers_only() -> None:
+    snapshot = snapshots.restricted()
+    html = show("/", snapshot).html
+    assert "Hidden" in html
+    assert "You may not list PgServers" in html
+    assert show("/servers/orders", snapshot).status == 404
+    assert "You may not list PgRoles in namespace shop." in show("/roles/shop/orders-app", snapshot).html
+
+
+def test_a_viewer_without_rights_reads_what_to_ask_for() -> None:
+    assert "Ask for the right to get, list and watch pgroles.pgrole.dev" in show("/", snapshots.without_rights()).html
+
+
+def test_a_page_says_since_when_the_api_server_does_not_answer() -> None:
+    html = show("/roles", snapshots.disconnected()).html
+    assert "The API server does not answer." in html
+    assert 'datetime="2026-11-22T14:37:00+00:00"' in html
+
+
+def test_the_login_page_escapes_its_problem() -> None:
+    html = render_login('"><b>', SCRIPT)
+    check_inert(html)
+    assert SCRIPT not in html
+
+
+@pytest.mark.parametrize(
+    ("distance", "words"),
+    [
+        (timedelta(), "now"),
+        (-timedelta(seconds=59), "59 s ago"),
+        (-timedelta(minutes=61), "1 h ago"),
+        (timedelta(days=17), "in 17 d"),
+    ],
+)
+def test_distances_in_time_are_short(distance: timedelta, words: str) -> None:
+    assert tell_distance(distance) == words
+
+
+def test_values_of_another_type_count_as_absent() -> None:
+    assert read_text({"a": {"b": 1}}, "a", "b") == ""
+    assert read_number({"a": True}, "a") is None
+    assert read_number({"a": 2**64}, "a") is None
+    assert read_time({"a": "0001-01-01T00:00:00+14:00"}, "a") is None

@@ -1,0 +1,44 @@
+"""core/drift_counts: drifts by hour, and what of a status counts."""
+
+from datetime import UTC, datetime, timedelta
+
+from pgrole_controller.core.drift_counts import HOURS, MOST, HourlyDrifts, of_status
+
+NOON = datetime(2026, 11, 22, 12, 30, tzinfo=UTC)
+
+
+def test_drifts_of_one_hour_add_up_and_the_newest_hour_is_first() -> None:
+    counts = HourlyDrifts().add(NOON, corrected=1).add(NOON - timedelta(hours=1), reported=2).add(NOON, corrected=3)
+    assert counts.to_status() == [
+        {"hour": "2026-11-22T12:00:00Z", "corrected": 4, "reported": 0},
+        {"hour": "2026-11-22T11:00:00Z", "corrected": 0, "reported": 2},
+    ]
+
+
+def test_what_a_status_says_is_read_back() -> None:
+    counts = HourlyDrifts().add(NOON, corrected=1).add(NOON - timedelta(hours=3), reported=2)
+    assert of_status(counts.to_status()) == counts
+
+
+def test_only_a_day_is_kept_and_nothing_of_the_future() -> None:
+    counts = HourlyDrifts()
+    for back in range(-5, 40):
+        counts = counts.add(NOON - timedelta(hours=back), corrected=1)
+    kept = counts.since(NOON).to_status()
+    assert len(kept) == HOURS
+    assert (kept[0]["hour"], kept[-1]["hour"]) == ("2026-11-22T12:00:00Z", "2026-11-21T13:00:00Z")
+
+
+def test_a_status_that_others_wrote_breaks_nothing() -> None:
+    good = {"hour": "2026-11-22T12:00:00Z", "corrected": 1, "reported": 0}
+    bad = [None, 1, {}, {"hour": 5}, {"hour": "x"}, {**good, "hour": "2026-11-22T12:00:00"}, {**good, "corrected": -1}]
+    bad += [{**good, "corrected": "1"}, {**good, "reported": 2**40}, {**good, "reported": None}]
+    nothing: tuple[object, ...] = (None, {}, "text", 5)
+    for entries in nothing:
+        assert of_status(entries) == HourlyDrifts()
+    assert of_status([*bad, good, good]).to_status() == [good]
+    assert len(of_status([{**good, "hour": f"{NOON + timedelta(hours=n):%FT%TZ}"} for n in range(500)]).hours) <= 48
+
+
+def test_counts_do_not_grow_beyond_what_the_crd_admits() -> None:
+    assert HourlyDrifts().add(NOON, corrected=MOST).add(NOON, corrected=5).to_status()[0]["corrected"] == MOST
