@@ -25,6 +25,7 @@ SHARED_COMMANDS = (
     "access",
     "history",
     "doctor",
+    "console",
     "completion",
 )
 

@@ -9,7 +9,7 @@ import secrets
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from rich.console import Console
@@ -17,14 +17,18 @@ from rich.console import Console
 from pgrole_controller.commands.arguments import DONE, FAILED, ServerChoice, server_choice
 from pgrole_controller.commands.output import finish, make_console, make_printable
 from pgrole_controller.commands.plan_cluster import current_namespace
+from pgrole_controller.commands.servers import open_cluster
 from pgrole_controller.core.approval import APPROVE
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.password import request_of
-from pgrole_controller.kube.client import MERGE_PATCH, PGROLES, Client
 from pgrole_controller.kube.errors import ApiError
+from pgrole_controller.kube.resource import MERGE_PATCH, PGROLES
 from pgrole_controller.kube.store import mapping, parse, sequence
 from pgrole_controller.program import spell_commands
 from pgrole_controller.settings import WrongSetting
+
+if TYPE_CHECKING:
+    from pgrole_controller.kube.client import Client
 
 #: In seconds: status is read again after the first; a drift that vanished without an answer is gone after the second.
 _PAUSE = 0.25
@@ -95,7 +99,7 @@ def _confirms() -> bool:
 
 async def read_drift(choice: ServerChoice, namespace: str, name: str) -> ReportedDrift:
     """Raises Refused if there is nothing to approve; ApiError, Unreachable, NotConfigured."""
-    async with Client.connect(choice.kubeconfig, context=choice.context) as client:
+    async with open_cluster(choice) as client:
         return drift_of(await _read(client, namespace, name))
 
 
@@ -104,7 +108,7 @@ async def approve(choice: ServerChoice, drift: ReportedDrift, wait: float, conso
 
     Raises Refused if the object reports another drift by now; ApiError, Unreachable, NotConfigured.
     """
-    async with Client.connect(choice.kubeconfig, context=choice.context) as client:
+    async with open_cluster(choice) as client:
         value = f"{drift.digest}/{secrets.token_hex(8)}"
         await set_approval(client, drift, value)
         progress = await _await_answer(client, drift, value, wait)
@@ -123,7 +127,7 @@ async def approve(choice: ServerChoice, drift: ReportedDrift, wait: float, conso
     return FAILED
 
 
-async def set_approval(client: Client, drift: ReportedDrift, value: str) -> None:
+async def set_approval(client: "Client", drift: ReportedDrift, value: str) -> None:
     """Sets the annotation on the object as it was shown. Raises Refused, ApiError, Unreachable."""
     shown = drift
     for _ in range(_ATTEMPTS):
@@ -146,11 +150,11 @@ async def set_approval(client: Client, drift: ReportedDrift, value: str) -> None
     )
 
 
-async def _read(client: Client, namespace: str, name: str) -> dict[str, Any]:
+async def _read(client: "Client", namespace: str, name: str) -> dict[str, Any]:
     return parse(await client.request("GET", PGROLES.path(namespace, name)))
 
 
-async def _await_answer(client: Client, drift: ReportedDrift, value: str, wait: float) -> Progress:
+async def _await_answer(client: "Client", drift: ReportedDrift, value: str, wait: float) -> Progress:
     began = anyio.current_time()
     offered_at = began
     while True:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import anyio
 from rich.console import Console
@@ -16,15 +17,17 @@ from pgrole_controller.commands.arguments import DONE, FAILED, ServerChoice, ser
 from pgrole_controller.commands.doctor_cluster import ClusterChecks, ClusterKnowledge
 from pgrole_controller.commands.doctor_server import check_server
 from pgrole_controller.commands.output import finish, make_console, make_printable, spell_error
-from pgrole_controller.commands.servers import of_dsn, read_server
+from pgrole_controller.commands.servers import at_dsn, of_dsn, open_cluster, read_server
 from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.core.cluster_findings import CLUSTER, not_checked
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.finding import Finding, FindingState, RemedyKind, describe, has_problem, summarize
-from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import KubeError, NotConfigured
 from pgrole_controller.program import spell_commands
 from pgrole_controller.settings import WrongSetting
+
+if TYPE_CHECKING:
+    from pgrole_controller.kube.client import Client
 
 _SIGNS = {FindingState.OK: "✓", FindingState.WARNING: "!", FindingState.PROBLEM: "✗", FindingState.UNKNOWN: "?"}
 _STYLES = {
@@ -55,7 +58,7 @@ async def examine(choice: ServerChoice, login: str | None) -> list[Finding]:
     """The findings, by area. Raises WrongSetting if neither a cluster nor a server is configured."""
     known = ClusterKnowledge()
     try:
-        async with Client.connect(choice.kubeconfig, context=choice.context) as client:
+        async with open_cluster(choice) as client:
             await ClusterChecks(client, choice, known).run()
             servers = await _find_servers(client, choice, known)
     except NotConfigured as error:
@@ -75,7 +78,7 @@ async def examine(choice: ServerChoice, login: str | None) -> list[Finding]:
     return findings
 
 
-async def _find_servers(client: Client, choice: ServerChoice, known: ClusterKnowledge) -> list[ServerConfig]:
+async def _find_servers(client: "Client", choice: ServerChoice, known: ClusterKnowledge) -> list[ServerConfig]:
     """The one that is chosen; else that of the DSN; else every PgServer. One that cannot be read is a finding."""
     if choice.server is None and choice.dsn is not None:
         return [of_dsn(choice.dsn)]
@@ -86,14 +89,8 @@ async def _find_servers(client: Client, choice: ServerChoice, known: ClusterKnow
         except (PgRoleError, KubeError) as error:
             known.findings.append(not_checked(f"PgServer {name}", spell_error(error)))
     if choice.dsn is not None:
-        return [_at_dsn(found, choice.dsn)]
+        return [at_dsn(found[0], choice.dsn) if found else of_dsn(choice.dsn)]
     return found
-
-
-def _at_dsn(found: Sequence[ServerConfig], dsn: str) -> ServerConfig:
-    """The server of the DSN, with the declaration of the PgServer if it could be read."""
-    plain = of_dsn(dsn)
-    return replace(found[0], endpoint=plain.endpoint, problem=None) if found else plain
 
 
 def _show(findings: Sequence[Finding], output: str) -> int:

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pgrole_controller import __version__
 from pgrole_controller.api.crd import DEFINITIONS, crd
@@ -13,11 +13,13 @@ from pgrole_controller.core import cluster_findings as judge
 from pgrole_controller.core.cluster_findings import CLUSTER, RequiredRight, not_checked
 from pgrole_controller.core.finding import Finding, FindingState, shell
 from pgrole_controller.core.listed_drift import read_moment
-from pgrole_controller.kube.client import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, Client
 from pgrole_controller.kube.errors import ApiError, BadStream
 from pgrole_controller.kube.listing import list_objects, list_pages
-from pgrole_controller.kube.resource import LEASES, Resource
+from pgrole_controller.kube.resource import CONFIGMAPS, LEASES, NAMESPACES, PGROLES, PGSERVERS, Resource
 from pgrole_controller.kube.store import mapping, parse, sequence
+
+if TYPE_CHECKING:
+    from pgrole_controller.kube.client import Client
 
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions")
 DEPLOYMENTS = Resource("apps", "v1", "deployments")
@@ -45,7 +47,7 @@ class ClusterKnowledge:
 class ClusterChecks:
     """The checks of one cluster, one method for each question."""
 
-    client: Client
+    client: "Client"
     choice: ServerChoice
     known: ClusterKnowledge
     user: str = "you"

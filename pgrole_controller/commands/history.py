@@ -13,7 +13,7 @@ from rich.text import Text
 
 from pgrole_controller.commands.arguments import DONE, ServerChoice, server_choice
 from pgrole_controller.commands.output import finish, make_console, make_printable, spell_error
-from pgrole_controller.commands.servers import find_server, read_server, reading
+from pgrole_controller.commands.servers import find_server, open_cluster, read_server, reading
 from pgrole_controller.controller.objects import role_of, server_of
 from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.core.drift_record import rfc3339
@@ -26,9 +26,9 @@ from pgrole_controller.core.listed_drift import (
     read_status_entry,
     select,
 )
-from pgrole_controller.kube.client import PGROLES, Client
 from pgrole_controller.kube.errors import ApiError, NotConfigured
 from pgrole_controller.kube.listing import list_pages
+from pgrole_controller.kube.resource import PGROLES
 from pgrole_controller.kube.store import mapping, sequence
 from pgrole_controller.postgres.history_listing import HistoryState, find_history, list_drifts
 from pgrole_controller.program import spell_commands
@@ -100,7 +100,7 @@ async def _find_server(choice: ServerChoice) -> ServerConfig:
     """Without an endpoint if its Secret cannot be read: the cluster may know its drifts."""
     if choice.server is None or choice.dsn is not None:
         return await find_server(choice)
-    async with Client.connect(choice.kubeconfig, context=choice.context) as client:
+    async with open_cluster(choice) as client:
         return await read_server(client, choice.server, choice.own_namespace)
 
 
@@ -121,7 +121,7 @@ async def _read_statuses(
     """Raises Refused if no cluster is configured; ApiError, Unreachable, BadStream."""
     name = choice.server or (server.name if server is not None else None)
     try:
-        async with Client.connect(choice.kubeconfig, context=choice.context) as client:
+        async with open_cluster(choice) as client:
             found = [
                 drift
                 async for page in list_pages(client, PGROLES, choice.namespace)

@@ -1,18 +1,20 @@
 """Lists a resource once, in pages. The controller watches instead: see reflector."""
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.resource import Resource
 from pgrole_controller.kube.store import mapping, parse, sequence
+
+if TYPE_CHECKING:
+    from pgrole_controller.kube.client import Client
 
 #: Objects of one answer.
 PAGE = 500
 
 
 async def list_pages(
-    client: Client, resource: Resource, namespace: str | None, query: Mapping[str, str] | None = None
+    client: "Client", resource: Resource, namespace: str | None, query: Mapping[str, str] | None = None
 ) -> AsyncIterator[list[dict[str, Any]]]:
     """The objects of a namespace (None: all), a page at a time. Raises ApiError, Unreachable, BadStream."""
     token = ""
@@ -26,7 +28,7 @@ async def list_pages(
 
 
 async def list_objects(
-    client: Client, resource: Resource, namespace: str | None, query: Mapping[str, str] | None = None
+    client: "Client", resource: Resource, namespace: str | None, query: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
     """Raises ApiError, Unreachable, BadStream."""
     return [one async for page in list_pages(client, resource, namespace, query) for one in page]
