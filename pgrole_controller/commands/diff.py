@@ -10,9 +10,10 @@ from pgrole_controller.api.reading import Invalid, read_pgrole
 from pgrole_controller.commands.arguments import ServerChoice, server_choice
 from pgrole_controller.commands.output import finish
 from pgrole_controller.commands.plan import show
+from pgrole_controller.commands.plan_case import Subject
 from pgrole_controller.commands.plan_cluster import ClusterView, created_at, current_namespace, read_cluster
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport, join_reports
-from pgrole_controller.commands.planning import Subject, plan_server
+from pgrole_controller.commands.planning import plan_server
 from pgrole_controller.commands.servers import at_dsn, of_dsn, open_cluster, read_server, unreachable_server
 from pgrole_controller.controller.objects import server_of
 from pgrole_controller.controller.server import DEFAULT_SERVER, ServerConfig

@@ -16,12 +16,9 @@ from pgrole_controller.kube import credentials
 from pgrole_controller.kube.credentials import ConfigException
 from pgrole_controller.kube.errors import ApiError, BadStream, NotConfigured, Unreachable
 from pgrole_controller.kube.resource import (
-    APPLY,
     CONFIGMAPS,
     EVENTS,
     JSON,
-    JSON_PATCH,
-    MERGE_PATCH,
     NAMESPACES,
     PGROLES,
     PGSERVERS,
@@ -68,12 +65,8 @@ class LineSplitter:
 
 
 __all__ = [
-    "APPLY",
     "CONFIGMAPS",
     "EVENTS",
-    "JSON",
-    "JSON_PATCH",
-    "MERGE_PATCH",
     "NAMESPACES",
     "PGROLES",
     "PGSERVERS",
