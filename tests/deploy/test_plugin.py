@@ -28,6 +28,12 @@ COMMANDS = [
     pytest.param(("claims", "list"), (0,), "ROLE", id="claims"),
     pytest.param(("sql",), (0,), "pgrole", id="sql"),
     pytest.param(("crds",), (0,), "kind: CustomResourceDefinition", id="crds"),
+    pytest.param(("plan", "-f", os.devnull), (0,), "nothing to do: 0 objects", id="plan-nothing"),
+    pytest.param(("plan", "-f", str(ROOT / "deploy" / "samples" / "20-orders-app.yaml")), (3,), "create role", id="plan-something"),
+    pytest.param(("export",), (0,), "apiVersion", id="export"),
+    pytest.param(("access", "--on", "pgrole.claim"), (0,), "owner postgres", id="access"),
+    pytest.param(("history",), (0,), "No drift since", id="history"),
+    pytest.param(("doctor",), (0,), "schema pgrole", id="doctor"),
     pytest.param(("completion", "bash"), (0,), "kubectl-pgrole", id="completion"),
 ]
 
