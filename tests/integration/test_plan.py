@@ -513,3 +513,19 @@ async def test_the_exit_code_tells_what_happened(trial: PlanTrial, tmp_path: Pat
     assert (await run_command("plan", "-f", str(tmp_path / "missing.yaml"), PGROLE_DSN=dsn)).code == 2
     file.write_text("kind: PgRole\napiVersion: pgrole.dev/v1alpha1\nmetadata: {name: x}\nspec: 1", encoding="utf-8")
     assert (await run_command("plan", "-f", str(file), PGROLE_DSN=dsn)).code == 1
+
+
+async def test_the_plan_of_an_export_is_empty(trial: PlanTrial, tmp_path: Path) -> None:
+    group, member, schema = trial.name("group"), trial.name("member"), f"s{trial.prefix}"
+    await trial.home.execute(
+        f"CREATE ROLE {group}; CREATE ROLE {member} LOGIN CONNECTION LIMIT 3 IN ROLE {group}; "
+        f"CREATE SCHEMA {schema}; CREATE TABLE {schema}.t (id int); GRANT USAGE ON SCHEMA {schema} TO {group}; "
+        f"GRANT SELECT ON {schema}.t TO {group}; ALTER ROLE {member} SET search_path = {schema}"
+    )
+    dsn = trial.server.dsn()
+    exported = await run_command("export", "--roles", f"{trial.prefix}_*", "-n", trial.namespace, PGROLE_DSN=dsn)
+    file = tmp_path / "roles.yaml"
+    file.write_text(exported.out, encoding="utf-8")
+    planned = await run_command("plan", "-f", str(file), PGROLE_DSN=dsn)
+    assert planned.code == 0, planned.out
+    assert planned.out.splitlines()[-1] == "nothing to do: 2 objects: 2 adopted as they are"
