@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 
 from bench.stand import NAMESPACE, Stand
 from pgrole_controller.kube.apply import MANAGER, apply_status
-from pgrole_controller.kube.client import APPLY, PGROLES, Client
+from pgrole_controller.kube.client import PGROLES, Client
+from pgrole_controller.kube.resource import APPLY
 from pgrole_controller.kube.store import pack, parse
 
 _REQUESTS = 300

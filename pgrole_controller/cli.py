@@ -23,7 +23,7 @@ with startup_imports():
     from pgrole_controller.console.arguments import add_console
     from pgrole_controller.dsn import address_of
     from pgrole_controller.ending import FAILED, INTERRUPTED, end, make_printable
-    from pgrole_controller.program import PLUGIN, CommandParser, program_name, show_examples
+    from pgrole_controller.program import PLUGIN, CommandParser, program_name, show_examples, spell_commands
     from pgrole_controller.settings import (
         DSN,
         SETTINGS,
@@ -62,7 +62,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     try:
         code: int = options.command(options)
     except WrongSetting as error:
-        parser.exit(MISUSED, f"{parser.prog}: {make_printable(str(error))}\n")
+        parser.exit(MISUSED, f"{parser.prog}: {make_printable(spell_commands(str(error)))}\n")
     except KeyboardInterrupt:
         return 0 if options.command in (_run, _dev) else INTERRUPTED
     return code

@@ -13,7 +13,23 @@ PLUGIN_EXECUTABLE = "kubectl-pgrole"
 #: The executable that kubectl asks for completions (kubectl 1.26 and later).
 PLUGIN_COMPLETER = "kubectl_complete-pgrole"
 
-_CALL = re.compile(rf"(?<![\w/.-]){CONTROLLER}(?= [a-z-])")
+#: Without `run` and `dev`, which the plugin does not have.
+SHARED_COMMANDS = (
+    "crds",
+    "sql",
+    "claims",
+    "plan",
+    "diff",
+    "approve",
+    "export",
+    "access",
+    "history",
+    "doctor",
+    "console",
+    "completion",
+)
+
+_CALL = re.compile(rf"(?<![\w/.=-]){CONTROLLER}(?= (?:{'|'.join(SHARED_COMMANDS)}|--version|--help)\b)")
 
 
 def program_name() -> str:

@@ -27,7 +27,7 @@ from pgrole_controller.postgres.claims import (
     transfer,
 )
 from pgrole_controller.postgres.connection import Endpoint
-from pgrole_controller.program import program_name
+from pgrole_controller.program import program_name, spell_commands
 from pgrole_controller.settings import WrongSetting
 
 _HEADINGS = ("ROLE", "IN DATABASE", "CLUSTER", "OBJECT", "STATE", "APPLIED", "DRIFTS", "LAST DRIFT", "RELEASED")
@@ -107,7 +107,7 @@ def run(options: Arguments, dsn: str) -> int:
             return _show(options, endpoint)
         return _change(options, endpoint)
     except PgRoleError as error:
-        print(f"{program_name()}: {error.message}", file=sys.stderr)  # noqa: T201
+        print(f"{program_name()}: {spell_commands(error.message)}", file=sys.stderr)  # noqa: T201
         return FAILED
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import anyio
 
 from pgrole_controller.commands.arguments import ServerChoice
+from pgrole_controller.commands.output import spell_error
 from pgrole_controller.commands.servers import find_server, reading
 from pgrole_controller.core.access_origin import Changes, Declarations, LastChange
 from pgrole_controller.core.access_report import (
@@ -191,7 +192,7 @@ class _DatabaseLook:
                 async with self.limit, reading(self.endpoint, database) as connection:
                     read = await read_objects(connection, reach, everything=everything)
             except PgRoleError as error:
-                access.problem = error.message
+                access.problem = spell_error(error)
         access.cut = read.cut
         if role in judge.superusers:
             access.lines = what_can(judge, role, groups, {}, around, {}, declared)

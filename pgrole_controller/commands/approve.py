@@ -10,23 +10,26 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from rich.console import Console
 
 from pgrole_controller.commands.arguments import DONE, FAILED, ServerChoice, server_choice
 from pgrole_controller.commands.output import finish, make_console, make_printable
+from pgrole_controller.commands.plan_cluster import current_namespace
+from pgrole_controller.commands.servers import open_cluster
 from pgrole_controller.core.approval import APPROVE
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.password import request_of
-from pgrole_controller.kube.client import MERGE_PATCH, PGROLES, Client
-from pgrole_controller.kube.contexts import read_namespace
 from pgrole_controller.kube.errors import ApiError
+from pgrole_controller.kube.resource import MERGE_PATCH, PGROLES
 from pgrole_controller.kube.store import mapping, parse, sequence, whole
+from pgrole_controller.program import spell_commands
 from pgrole_controller.settings import WrongSetting
 
-_DEFAULT_NAMESPACE = "default"
+if TYPE_CHECKING:
+    from pgrole_controller.kube.client import Client
 
 #: In seconds: status is read again after the first; a drift that vanished without an answer is gone after the second.
 _PAUSE = 0.25
@@ -77,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace, choice: ServerChoice) -> int:
-    namespace = choice.namespace or read_namespace(choice.kubeconfig, choice.context) or _DEFAULT_NAMESPACE
+    namespace = current_namespace(choice)
     console = make_console()
     drift = anyio.run(read_drift, choice, namespace, options.name)
     for line in describe_drift(drift):
@@ -97,7 +100,7 @@ def _confirms() -> bool:
 
 async def read_drift(choice: ServerChoice, namespace: str, name: str) -> ReportedDrift:
     """Raises Refused if there is nothing to approve; ApiError, Unreachable, NotConfigured."""
-    async with Client.connect(choice.kubeconfig, context=choice.context) as client:
+    async with open_cluster(choice) as client:
         return drift_of(await _read(client, namespace, name))
 
 
@@ -106,14 +109,14 @@ async def approve(choice: ServerChoice, drift: ReportedDrift, wait: float, conso
 
     Raises Refused if the object reports another drift by now; ApiError, Unreachable, NotConfigured.
     """
-    async with Client.connect(choice.kubeconfig, context=choice.context) as client:
+    async with open_cluster(choice) as client:
         value = f"{drift.digest}/{secrets.token_hex(8)}"
         await set_approval(client, drift, value)
         progress = await _await_answer(client, drift, value, wait)
     if not progress.left:
         console.print("corrected")
         return DONE
-    why = progress.message or "the object is not there any more"
+    why = spell_commands(progress.message) or "the object is not there any more"
     if progress.offered:
         console.print(make_printable(f"not corrected within {wait:g} s: {', '.join(progress.left)}. {why}"))
         withdraw = f"kubectl annotate pgrole -n {quote(drift.namespace)} {quote(drift.name)} {APPROVE}-"
@@ -124,7 +127,7 @@ async def approve(choice: ServerChoice, drift: ReportedDrift, wait: float, conso
     return FAILED
 
 
-async def set_approval(client: Client, drift: ReportedDrift, value: str) -> None:
+async def set_approval(client: "Client", drift: ReportedDrift, value: str) -> None:
     """Sets the annotation on the object as it was shown. Raises Refused, ApiError, Unreachable."""
     shown = drift
     for _ in range(_ATTEMPTS):
@@ -143,15 +146,15 @@ async def set_approval(client: Client, drift: ReportedDrift, value: str) -> None
     raise Refused(
         Reason.DRIFT_REPORTED,
         f"PgRole {drift.namespace}/{drift.name} changed after its drift was shown, so nothing was approved: "
-        "run approve again",
+        "run `pgrole-controller approve` again",
     )
 
 
-async def _read(client: Client, namespace: str, name: str) -> dict[str, Any]:
+async def _read(client: "Client", namespace: str, name: str) -> dict[str, Any]:
     return parse(await client.request("GET", PGROLES.path(namespace, name)))
 
 
-async def _await_answer(client: Client, drift: ReportedDrift, value: str, wait: float) -> Progress:
+async def _await_answer(client: "Client", drift: ReportedDrift, value: str, wait: float) -> Progress:
     began = anyio.current_time()
     offered_at = began
     while True:
@@ -207,9 +210,9 @@ def _why_nothing(status: Mapping[str, Any]) -> str:
     if not any(mapping(one).get("type") == "DriftDetected" for one in sequence(status.get("conditions"))):
         return "no drift is reported, so there is nothing to approve"
     return (
-        f"the drift that is reported cannot be approved: {_message_of(status)}. Approval covers the role, and "
-        "privileges in databases with schema pgrole; it needs the CRDs and the schema of this release, and does not "
-        "cover a changed connection Secret"
+        f"the drift that is reported cannot be approved: {spell_commands(_message_of(status))}. Approval covers the "
+        "role, and privileges in databases with schema pgrole; it needs the CRDs and the schema of this release, and "
+        "does not cover a changed connection Secret"
     )
 
 

@@ -2,8 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -11,18 +10,21 @@ from pgrole_controller.api.reading import Invalid, read_pgrole
 from pgrole_controller.commands.arguments import ServerChoice, server_choice
 from pgrole_controller.commands.output import finish
 from pgrole_controller.commands.plan import show
+from pgrole_controller.commands.plan_case import Subject
 from pgrole_controller.commands.plan_cluster import ClusterView, created_at, current_namespace, read_cluster
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport, join_reports
-from pgrole_controller.commands.planning import Subject, plan_server
-from pgrole_controller.commands.servers import of_dsn, read_server, unreachable_server
+from pgrole_controller.commands.planning import plan_server
+from pgrole_controller.commands.servers import at_dsn, of_dsn, open_cluster, read_server, unreachable_server
 from pgrole_controller.controller.objects import server_of
 from pgrole_controller.controller.server import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.store import mapping
 from pgrole_controller.settings import WrongSetting
+
+if TYPE_CHECKING:
+    from pgrole_controller.kube.client import Client
 
 
 def run(options: argparse.Namespace) -> int:
@@ -43,7 +45,7 @@ async def diff_cluster(choice: ServerChoice, namespace: str | None, names: Seque
 
     Raises WrongSetting, PgRoleError, ApiError, Unreachable, NotConfigured.
     """
-    async with Client.connect(choice.kubeconfig, context=choice.context) as client:
+    async with open_cluster(choice) as client:
         view = await read_cluster(client, None if namespace is None else {namespace}, required=True)
         asked = frozenset(Key(namespace or "", name) for name in names) if names else None
         missing = sorted((asked or frozenset()) - view.roles.keys())
@@ -78,7 +80,7 @@ def _on_one_server(by_server: dict[str, list[Subject]], asked: frozenset[Key] | 
     return concerned
 
 
-async def _find(client: Client, name: str, choice: ServerChoice) -> ServerConfig:
+async def _find(client: "Client", name: str, choice: ServerChoice) -> ServerConfig:
     """The PgServer; or the server of the DSN where none is named `default`."""
     dsn = None if choice.dsn is None else of_dsn(choice.dsn)
     try:
@@ -88,7 +90,7 @@ async def _find(client: Client, name: str, choice: ServerChoice) -> ServerConfig
         if dsn is not None and name == DEFAULT_SERVER and absent:
             return dsn
         return unreachable_server(name, error)
-    return found if dsn is None else replace(found, endpoint=dsn.endpoint, problem=None)
+    return found if choice.dsn is None else at_dsn(found, choice.dsn)
 
 
 def _subject(key: Key, obj: dict[str, Any], view: ClusterView) -> Subject | PlannedObject:

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import anyio
 from rich.console import Console
@@ -13,16 +14,26 @@ from rich.text import Text
 from pgrole_controller.commands.arguments import DONE, FAILED, ServerChoice, server_choice
 from pgrole_controller.commands.doctor_cluster import ClusterChecks, ClusterKnowledge
 from pgrole_controller.commands.doctor_server import check_server
-from pgrole_controller.commands.output import finish, make_console, make_printable, render_document, write_document
-from pgrole_controller.commands.servers import of_dsn, read_server
+from pgrole_controller.commands.output import (
+    finish,
+    make_console,
+    make_printable,
+    render_document,
+    spell_error,
+    write_document,
+)
+from pgrole_controller.commands.servers import at_dsn, of_dsn, open_cluster, read_server
 from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.core.cluster_findings import CLUSTER, not_checked
 from pgrole_controller.core.ddl import spell_printably
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.finding import Finding, FindingState, RemedyKind, describe, has_problem, summarize
-from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import KubeError, NotConfigured
+from pgrole_controller.program import spell_commands
 from pgrole_controller.settings import WrongSetting
+
+if TYPE_CHECKING:
+    from pgrole_controller.kube.client import Client
 
 _SIGNS = {FindingState.OK: "✓", FindingState.WARNING: "!", FindingState.PROBLEM: "✗", FindingState.UNKNOWN: "?"}
 _STYLES = {
@@ -37,14 +48,23 @@ _ORDER = (FindingState.PROBLEM, FindingState.WARNING, FindingState.UNKNOWN, Find
 def run(options: argparse.Namespace) -> int:
     """Returns the exit code: 1 for any problem. Raises WrongSetting if there is nothing to check."""
     choice = server_choice(options)
-    return finish(lambda: _show(anyio.run(examine, choice, options.login), options.output))
+    return finish(lambda: _show([*map(_spell, anyio.run(examine, choice, options.login))], options.output))
+
+
+def _spell(finding: Finding) -> Finding:
+    """As this user types the commands in it."""
+    remedies = tuple(
+        replace(one, command=spell_commands(one.command)) if one.kind is RemedyKind.SHELL else one
+        for one in finding.remedies
+    )
+    return replace(finding, text=spell_commands(finding.text), remedies=remedies)
 
 
 async def examine(choice: ServerChoice, login: str | None) -> list[Finding]:
     """The findings, by area. Raises WrongSetting if neither a cluster nor a server is configured."""
     known = ClusterKnowledge()
     try:
-        async with Client.connect(choice.kubeconfig, context=choice.context) as client:
+        async with open_cluster(choice) as client:
             await ClusterChecks(client, choice, known).run()
             servers = await _find_servers(client, choice, known)
     except NotConfigured as error:
@@ -64,7 +84,7 @@ async def examine(choice: ServerChoice, login: str | None) -> list[Finding]:
     return findings
 
 
-async def _find_servers(client: Client, choice: ServerChoice, known: ClusterKnowledge) -> list[ServerConfig]:
+async def _find_servers(client: "Client", choice: ServerChoice, known: ClusterKnowledge) -> list[ServerConfig]:
     """The one that is chosen; else that of the DSN; else every PgServer. One that cannot be read is a finding."""
     if choice.server is None and choice.dsn is not None:
         return [of_dsn(choice.dsn)]
@@ -73,17 +93,10 @@ async def _find_servers(client: Client, choice: ServerChoice, known: ClusterKnow
         try:
             found.append(await read_server(client, name, choice.own_namespace))
         except (PgRoleError, KubeError) as error:
-            why = error.message if isinstance(error, PgRoleError) else str(error)
-            known.findings.append(not_checked(f"PgServer {name}", why))
+            known.findings.append(not_checked(f"PgServer {name}", spell_error(error)))
     if choice.dsn is not None:
-        return [_at_dsn(found, choice.dsn)]
+        return [at_dsn(found[0], choice.dsn) if found else of_dsn(choice.dsn)]
     return found
-
-
-def _at_dsn(found: Sequence[ServerConfig], dsn: str) -> ServerConfig:
-    """The server of the DSN, with the declaration of the PgServer if it could be read."""
-    plain = of_dsn(dsn)
-    return replace(found[0], endpoint=plain.endpoint, problem=None) if found else plain
 
 
 def _show(findings: Sequence[Finding], output: str) -> int:

@@ -1,11 +1,10 @@
 """The checks of `doctor` on the cluster, through its API server."""
 
 import json
-from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pgrole_controller import __version__
 from pgrole_controller.api.crd import DEFINITIONS, crd
@@ -15,10 +14,13 @@ from pgrole_controller.core import cluster_findings as judge
 from pgrole_controller.core.cluster_findings import CLUSTER, RequiredRight, not_checked
 from pgrole_controller.core.finding import Finding, FindingState, shell
 from pgrole_controller.core.listed_drift import read_moment
-from pgrole_controller.kube.client import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, Client
 from pgrole_controller.kube.errors import ApiError, BadStream
-from pgrole_controller.kube.resource import LEASES, Resource
+from pgrole_controller.kube.listing import list_objects, list_pages
+from pgrole_controller.kube.resource import CONFIGMAPS, LEASES, NAMESPACES, PGROLES, PGSERVERS, Resource
 from pgrole_controller.kube.store import mapping, parse, sequence
+
+if TYPE_CHECKING:
+    from pgrole_controller.kube.client import Client
 
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions")
 DEPLOYMENTS = Resource("apps", "v1", "deployments")
@@ -27,7 +29,6 @@ SELF_ACCESS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
 ACCESS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews")
 
 _LABEL = "app.kubernetes.io/name=pgrole-controller"
-_PAGE = 500
 
 #: PgRoles that are read; more are not counted.
 MOST_ROLES = 20_000
@@ -47,7 +48,7 @@ class ClusterKnowledge:
 class ClusterChecks:
     """The checks of one cluster, one method for each question."""
 
-    client: Client
+    client: "Client"
     choice: ServerChoice
     known: ClusterKnowledge
     user: str = "you"
@@ -138,7 +139,7 @@ class ClusterChecks:
     async def _ask_deployment(self) -> list[Finding]:
         namespace = self.choice.own_namespace
         try:
-            deployments = await self._list(DEPLOYMENTS, namespace, {"labelSelector": _LABEL})
+            deployments = await list_objects(self.client, DEPLOYMENTS, namespace, {"labelSelector": _LABEL})
         except ApiError as error:
             if error.status != 403:
                 raise
@@ -225,7 +226,7 @@ class ClusterChecks:
 
     async def _ask_servers(self) -> list[Finding]:
         try:
-            objects = await self._list(PGSERVERS, None)
+            objects = await list_objects(self.client, PGSERVERS, None)
         except ApiError as error:
             if error.status not in (403, 404):
                 raise
@@ -248,7 +249,7 @@ class ClusterChecks:
     async def _ask_roles(self) -> list[Finding]:
         objects: list[dict[str, Any]] = []
         try:
-            async for page in self._pages(PGROLES, self.choice.namespace):
+            async for page in list_pages(self.client, PGROLES, self.choice.namespace):
                 objects += page
                 if len(objects) >= MOST_ROLES:
                     break
@@ -260,23 +261,6 @@ class ClusterChecks:
         if self.choice.server is not None:
             objects = [one for one in objects if _server_of(one) == self.choice.server]
         return judge.judge_roles(objects)
-
-    async def _list(
-        self, resource: Resource, namespace: str | None, query: dict[str, str] | None = None
-    ) -> list[dict[str, Any]]:
-        return [one async for page in self._pages(resource, namespace, query) for one in page]
-
-    async def _pages(
-        self, resource: Resource, namespace: str | None, query: dict[str, str] | None = None
-    ) -> AsyncIterator[Sequence[dict[str, Any]]]:
-        token = ""
-        while True:
-            asked = {"limit": str(_PAGE), **(query or {})} | ({"continue": token} if token else {})
-            answer = parse(await self.client.request("GET", resource.path(namespace), query=asked))
-            yield [mapping(one) for one in sequence(answer.get("items"))]
-            token = str(mapping(answer.get("metadata")).get("continue") or "")
-            if not token:
-                return
 
 
 def _read(answer: bytes) -> dict[str, Any]:

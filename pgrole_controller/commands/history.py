@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,8 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from pgrole_controller.commands.arguments import DONE, ServerChoice, server_choice
-from pgrole_controller.commands.output import finish, make_console, make_printable, render_document, write_document
-from pgrole_controller.commands.servers import find_server, read_server, reading
+from pgrole_controller.commands.output import (
+    finish,
+    make_console,
+    make_printable,
+    render_document,
+    spell_error,
+    write_document,
+)
+from pgrole_controller.commands.servers import find_server, open_cluster, read_server, reading
 from pgrole_controller.controller.objects import role_of, server_of
 from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.core.drift_record import rfc3339
@@ -26,17 +32,17 @@ from pgrole_controller.core.listed_drift import (
     read_status_entry,
     select,
 )
-from pgrole_controller.kube.client import PGROLES, Client
 from pgrole_controller.kube.errors import ApiError, NotConfigured
-from pgrole_controller.kube.store import mapping, parse, sequence
+from pgrole_controller.kube.listing import list_pages
+from pgrole_controller.kube.resource import PGROLES
+from pgrole_controller.kube.store import mapping, sequence
 from pgrole_controller.postgres.history_listing import HistoryState, find_history, list_drifts
+from pgrole_controller.program import spell_commands
 from pgrole_controller.settings import WrongSetting
 
 #: Characters of a statement and of what differed in a cell of the table; JSON has what is recorded.
 _STATEMENT = 60
 _CELL = 160
-
-_PAGE = 500
 
 _STATUS_LACKS = (
     "each PgRole records its last ten drifts only",
@@ -80,7 +86,7 @@ async def _read(options: argparse.Namespace, choice: ServerChoice) -> History:
         return await _read_statuses(options, choice, since, "no server is named", remedy)
     server = await _find_server(choice)
     if server.endpoint is None:
-        why = server.problem.message if server.problem is not None else "its address is unknown"
+        why = spell_error(server.problem) if server.problem is not None else "its address is unknown"
         if options.database is not None:
             raise Refused(Reason.SERVER_NOT_READY, why)
         return await _read_statuses(options, choice, since, why, "Set PGROLE_DSN", server)
@@ -100,14 +106,14 @@ async def _find_server(choice: ServerChoice) -> ServerConfig:
     """Without an endpoint if its Secret cannot be read: the cluster may know its drifts."""
     if choice.server is None or choice.dsn is not None:
         return await find_server(choice)
-    async with Client.connect(choice.kubeconfig, context=choice.context) as client:
+    async with open_cluster(choice) as client:
         return await read_server(client, choice.server, choice.own_namespace)
 
 
 def _remedy(state: HistoryState) -> str:
     if state is HistoryState.FORBIDDEN:
         return "Connect as a member of pg_monitor, or as the controller's role"
-    return "An administrator can install it with the output of `pgrole-controller sql`"
+    return spell_commands("An administrator can install it with the output of `pgrole-controller sql`")
 
 
 async def _read_statuses(
@@ -121,10 +127,11 @@ async def _read_statuses(
     """Raises Refused if no cluster is configured; ApiError, Unreachable, BadStream."""
     name = choice.server or (server.name if server is not None else None)
     try:
-        async with Client.connect(choice.kubeconfig, context=choice.context) as client:
+        async with open_cluster(choice) as client:
             found = [
                 drift
-                async for obj in _list_pgroles(client, choice.namespace)
+                async for page in list_pages(client, PGROLES, choice.namespace)
+                for obj in page
                 if name is None or server_of(obj) == name
                 for drift in _drifts_of(obj)
             ]
@@ -138,18 +145,6 @@ async def _read_statuses(
     where = f"namespace {choice.namespace}" if choice.namespace else "all namespaces"
     drifts = select(found, since, options.role)
     return History(f"status.driftHistory of PgRoles in {where}", drifts, since, options.limit, why, _STATUS_LACKS)
-
-
-async def _list_pgroles(client: Client, namespace: str | None) -> AsyncIterator[dict[str, Any]]:
-    token = ""
-    while True:
-        query = {"limit": str(_PAGE)} | ({"continue": token} if token else {})
-        page = parse(await client.request("GET", PGROLES.path(namespace), query=query))
-        for obj in sequence(page.get("items")):
-            yield mapping(obj)
-        token = str(mapping(page.get("metadata")).get("continue") or "")
-        if not token:
-            return
 
 
 def _drifts_of(obj: dict[str, Any]) -> list[ListedDrift]:

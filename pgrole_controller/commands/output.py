@@ -14,7 +14,7 @@ from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Transie
 from pgrole_controller.ending import describe_unexpected, shows_tracebacks
 from pgrole_controller.ending import make_printable as make_printable
 from pgrole_controller.kube.errors import ApiError, BadStream, NotConfigured, Unreachable
-from pgrole_controller.program import program_name
+from pgrole_controller.program import program_name, spell_commands
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,11 @@ def make_unexpected(error: Exception) -> Transient:
     return Transient(Reason.INTERNAL_ERROR, describe_unexpected(error))
 
 
+def spell_error(error: BaseException) -> str:
+    """The message, with the commands that it names as this user types them."""
+    return spell_commands(error.message if isinstance(error, PgRoleError) else str(error))
+
+
 def finish(command: Callable[[], int]) -> int:
     """Runs a command and returns its exit code. Prints expected errors; the program's end does the rest."""
     if not shows_tracebacks() and not logging.getLogger().handlers:
@@ -77,6 +82,5 @@ def finish(command: Callable[[], int]) -> int:
         error: BaseException = group
         while isinstance(error, BaseExceptionGroup):  # of what failed together, the first tells enough
             error = error.exceptions[0]
-        message = error.message if isinstance(error, PgRoleError) else str(error)
-        print(f"{program_name()}: {make_printable(message)}", file=sys.stderr)  # noqa: T201
+        print(f"{program_name()}: {make_printable(spell_error(error))}", file=sys.stderr)  # noqa: T201
     return FAILED

@@ -5,12 +5,14 @@ from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 import anyio
 
 from pgrole_controller.commands.arguments import DIFFERENT, DONE, FAILED, ServerChoice, server_choice
 from pgrole_controller.commands.manifests import DeclaredRole, DeclaredServer, Manifests, WrongDocument, read_manifests
 from pgrole_controller.commands.output import finish, make_console, write_document
+from pgrole_controller.commands.plan_case import Subject
 from pgrole_controller.commands.plan_cluster import (
     ClusterView,
     created_at,
@@ -20,15 +22,17 @@ from pgrole_controller.commands.plan_cluster import (
 )
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport, join_reports
 from pgrole_controller.commands.plan_output import print_plan, render_json, render_sql
-from pgrole_controller.commands.planning import Subject, plan_server
-from pgrole_controller.commands.servers import complete_server, of_dsn, read_server, unreachable_server
+from pgrole_controller.commands.planning import plan_server
+from pgrole_controller.commands.servers import at_dsn, complete_server, of_dsn, read_server, unreachable_server
 from pgrole_controller.controller.server import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.imports import gc_paused
-from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.store import mapping, whole
 from pgrole_controller.settings import WrongSetting
+
+if TYPE_CHECKING:
+    from pgrole_controller.kube.client import Client
 
 #: Objects that are not in the cluster are younger than all that are, in the order of the files.
 _NOT_YET = datetime(9998, 1, 1, tzinfo=UTC)
@@ -129,7 +133,7 @@ def _needs_cluster(servers: Collection[str], declared: dict[str, DeclaredServer]
 
 
 async def _find(
-    name: str, declared: DeclaredServer | None, client: Client | None, choice: ServerChoice
+    name: str, declared: DeclaredServer | None, client: "Client | None", choice: ServerChoice
 ) -> tuple[ServerConfig, str]:
     """The server with its endpoint, or why it has none; and a note on where its policy is from."""
     if choice.dsn is not None:
@@ -149,7 +153,7 @@ async def _find(
     except (PgRoleError, ApiError, BadStream, Unreachable) as error:
         return unreachable_server(name, error), ""
     if choice.dsn is not None:
-        found = replace(found, endpoint=of_dsn(choice.dsn).endpoint, problem=None)
+        found = at_dsn(found, choice.dsn)
     return found, ""
 
 

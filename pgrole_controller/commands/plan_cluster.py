@@ -4,19 +4,21 @@ from collections.abc import Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pgrole_controller.commands.arguments import ServerChoice
+from pgrole_controller.commands.servers import open_cluster
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.client import NAMESPACES, PGROLES, Client
 from pgrole_controller.kube.contexts import read_namespace
 from pgrole_controller.kube.errors import ApiError, BadStream
-from pgrole_controller.kube.store import mapping, parse, sequence
+from pgrole_controller.kube.listing import list_objects
+from pgrole_controller.kube.resource import NAMESPACES, PGROLES
+from pgrole_controller.kube.store import mapping, parse
+
+if TYPE_CHECKING:
+    from pgrole_controller.kube.client import Client
 
 DEFAULT_NAMESPACE = "default"
-
-#: Objects of one answer to a list.
-_PAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +43,12 @@ def current_namespace(choice: ServerChoice) -> str:
     return choice.namespace or read_namespace(choice.kubeconfig, choice.context) or DEFAULT_NAMESPACE
 
 
-async def open_client(stack: AsyncExitStack, choice: ServerChoice) -> Client:
+async def open_client(stack: AsyncExitStack, choice: ServerChoice) -> "Client":
     """Raises NotConfigured."""
-    return await stack.enter_async_context(Client.connect(choice.kubeconfig, context=choice.context))
+    return await stack.enter_async_context(open_cluster(choice))
 
 
-async def read_cluster(client: Client, namespaces: Collection[str] | None, *, required: bool) -> ClusterView:
+async def read_cluster(client: "Client", namespaces: Collection[str] | None, *, required: bool) -> ClusterView:
     """The PgRoles of these namespaces (None: all) with their namespaces. `required` False: a cluster without the CRDs,
     or a login that may not list PgRoles, has none, with a note.
 
@@ -56,7 +58,7 @@ async def read_cluster(client: Client, namespaces: Collection[str] | None, *, re
     notes: list[str] = []
     for namespace in [None] if namespaces is None else sorted(namespaces):
         try:
-            for obj in await _list(client, namespace):
+            for obj in await list_objects(client, PGROLES, namespace):
                 metadata = mapping(obj.get("metadata"))
                 roles[Key(str(metadata.get("namespace", "")), str(metadata.get("name", "")))] = obj
         except ApiError as error:
@@ -73,18 +75,7 @@ async def read_cluster(client: Client, namespaces: Collection[str] | None, *, re
     return ClusterView(roles, found, tuple(notes))
 
 
-async def _list(client: Client, namespace: str | None) -> list[dict[str, Any]]:
-    query, found = {"limit": str(_PAGE)}, list[dict[str, Any]]()
-    while True:
-        answer = parse(await client.request("GET", PGROLES.path(namespace), query=query))
-        found += [item for item in sequence(answer.get("items")) if isinstance(item, dict)]
-        following = mapping(answer.get("metadata")).get("continue")
-        if not isinstance(following, str) or not following:
-            return found
-        query = {**query, "continue": following}
-
-
-async def _read_namespace(client: Client, name: str) -> ListedNamespace:
+async def _read_namespace(client: "Client", name: str) -> ListedNamespace:
     try:
         metadata = mapping(parse(await client.request("GET", NAMESPACES.path(name=name))).get("metadata"))
     except ApiError as error:

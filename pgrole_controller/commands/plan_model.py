@@ -13,6 +13,7 @@ class PlannedAction(StrEnum):
     """What the controller would do about an object.
 
     - ADOPT: take over an existing role, and change what differs.
+    - CLAIM: take over an existing role that is as declared. Only the claim is new, so this is nothing to do.
     - REPORT: nothing, since drift.policy is Report: something differs.
     - REVOKE: revoke what others granted to the role of an object that is refused.
     - REFUSE: nothing; a rule forbids it.
@@ -23,6 +24,7 @@ class PlannedAction(StrEnum):
     CREATE = "create"
     CHANGE = "change"
     ADOPT = "adopt"
+    CLAIM = "claim"
     DROP = "drop"
     REVOKE = "revoke"
     REPORT = "report"
@@ -30,6 +32,10 @@ class PlannedAction(StrEnum):
     WAIT = "wait"
     NOTHING = "nothing"
     FAIL = "fail"
+
+
+#: What leaves roles and privileges as they are.
+IDLE = frozenset({PlannedAction.NOTHING, PlannedAction.CLAIM})
 
 
 class Sign(StrEnum):
@@ -99,7 +105,7 @@ class PlanReport:
 
     @property
     def differs(self) -> bool:
-        return any(one.action is not PlannedAction.NOTHING for one in self.objects)
+        return any(one.action not in IDLE for one in self.objects)
 
     @property
     def failed(self) -> bool:

@@ -6,8 +6,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from pgrole_controller.commands.output import make_printable, render_document
+from pgrole_controller.commands.output import make_printable, render_document, spell_error
 from pgrole_controller.commands.plan_model import (
+    IDLE,
     PlannedAction,
     PlannedChange,
     PlannedObject,
@@ -23,6 +24,7 @@ _ACTIONS: dict[PlannedAction, tuple[str, str]] = {
     PlannedAction.CREATE: ("+", "green"),
     PlannedAction.CHANGE: ("~", "yellow"),
     PlannedAction.ADOPT: ("~", "yellow"),
+    PlannedAction.CLAIM: ("=", "dim"),
     PlannedAction.DROP: ("-", "red"),
     PlannedAction.REVOKE: ("-", "red"),
     PlannedAction.REPORT: ("?", "cyan"),
@@ -31,6 +33,7 @@ _ACTIONS: dict[PlannedAction, tuple[str, str]] = {
     PlannedAction.NOTHING: ("=", "dim"),
     PlannedAction.FAIL: ("!", "bold red"),
 }
+_COUNTED = {PlannedAction.NOTHING: "as declared", PlannedAction.CLAIM: "adopted as they are"}
 
 
 #: After each connection: what an owner of the database may have set could change what names mean.
@@ -42,7 +45,7 @@ def print_plan(console: Console, report: PlanReport) -> None:
     for note in report.notes:
         console.print(Text(f"note: {make_printable(note)}", style="dim"))
     for one in report.objects:
-        if one.action is not PlannedAction.NOTHING:
+        if one.action not in IDLE:
             console.print(_render(one), soft_wrap=True)
     console.print(_summarize(report))
 
@@ -106,7 +109,7 @@ def _line(change: PlannedChange) -> str:
 
 
 def _problem(error: PgRoleError) -> str:
-    return f"{error.reason}: {make_printable(error.message)}"
+    return f"{error.reason}: {make_printable(spell_error(error))}"
 
 
 def _summarize(report: PlanReport) -> Text:
@@ -114,7 +117,9 @@ def _summarize(report: PlanReport) -> Text:
     count = len(report.objects)
     if set(counted) <= {PlannedAction.NOTHING}:
         return Text(f"nothing to do: {_objects(count)} as declared", style="green")
-    words = ", ".join(f"{count} {action.value}" for action, count in counted.items())
+    words = ", ".join(f"{count} {_COUNTED.get(action, action.value)}" for action, count in counted.items())
+    if set(counted) <= IDLE:
+        return Text(f"nothing to do: {_objects(count)}: {words}", style="green")
     return Text(f"{_objects(count)}: {words}", style="bold")
 
 
@@ -158,14 +163,14 @@ def _describe_change(change: PlannedChange) -> dict[str, Any]:
 
 
 def _describe_error(error: PgRoleError) -> dict[str, str]:
-    return {"reason": error.reason.value, "message": error.message}
+    return {"reason": error.reason.value, "message": spell_error(error)}
 
 
 def _remarks(one: PlannedObject) -> Iterator[str]:
     """What the script cannot do."""
     for word, some in (("refused", one.refusals), ("waits", one.waits), ("not evaluated", one.errors)):
         for error in some:
-            yield f"-- {_comment(one.name)}: {word}, {error.reason}: {_comment(error.message)}"
+            yield f"-- {_comment(one.name)}: {word}, {error.reason}: {_comment(spell_error(error))}"
 
 
 def _script(objects: Sequence[PlannedObject]) -> Iterator[str]:

@@ -6,51 +6,36 @@ decided together, so that the plan is what the controller has done once it has c
 Without a cluster, an object is taken for the one whose claim has the same namespace and name.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from collections.abc import Sequence
+from dataclasses import replace
 from heapq import nsmallest
-from typing import TYPE_CHECKING, Any
 
 from pgrole_controller.commands.output import make_unexpected
-from pgrole_controller.commands.plan_model import (
-    PlannedAction,
-    PlannedChange,
-    PlannedObject,
-    PlannedSql,
-    PlanReport,
-)
-from pgrole_controller.commands.plan_privileges import PlannedGrantee, PlannedPrivileges, plan_privileges
-from pgrole_controller.commands.plan_words import describe_changes, describe_password
+from pgrole_controller.commands.plan_case import PlanCase, Subject
+from pgrole_controller.commands.plan_conclusion import PlanConclusion
+from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport
+from pgrole_controller.commands.plan_privileges import PlannedGrantee, plan_privileges
 from pgrole_controller.commands.servers import reading
 from pgrole_controller.controller.objects import RIVALS, Target
 from pgrole_controller.controller.observation import read_observed
 from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.core.claim import Claim, Owner
-from pgrole_controller.core.ddl import statements
 from pgrole_controller.core.desired import desired_of, proof_of
-from pgrole_controller.core.diff import Create
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.kept_privileges import grantee_of, unite
 from pgrole_controller.core.ownership import find_own_claim, proves
 from pgrole_controller.core.password import DesiredPassword, PasswordOrigin
-from pgrole_controller.core.plan import Action, Plan
+from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole
-from pgrole_controller.core.simulation import SimulatedObject, Simulation, simulate, split_late
+from pgrole_controller.core.simulation import SimulatedObject, Simulation, simulate
 from pgrole_controller.core.state import Desired, Observed, Server
 from pgrole_controller.postgres.plan_reading import PlanSession, open_plan_session, read_owners
 from pgrole_controller.postgres.session import Session
 
-if TYPE_CHECKING:
-    from pgrole_controller.api.pgrole import PgRole
-
 #: Objects of one read.
 _BATCH = 250
-
-#: Former roles of an object that a note names.
-_NAMED = 5
 
 #: Above every oid of PostgreSQL: stands for roles that the plan creates.
 _FIRST_PLACEHOLDER = 2**32
@@ -63,37 +48,6 @@ _CLAIMS_UNSEEN = (
     "objects that declare them, and privileges given up earlier are not seen. To see them: GRANT SELECT ON "
     "pgrole.claim TO the login"
 )
-_PASSWORDS = "password: not compared"
-_PRIVILEGES_LEFT = "privileges: not compared, since the object is refused"
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """An object to be evaluated. `place`: file and line. Empty `uid`, `namespace_uid`: it is not in the cluster.
-
-    `labels`: of its namespace; None: not known. `status`: of the object in the cluster.
-    """
-
-    key: Key
-    pgrole: "PgRole"
-    place: str = ""
-    uid: str = ""
-    namespace_uid: str = ""
-    labels: Mapping[str, str] | None = None
-    status: Mapping[str, Any] = field(default_factory=dict)
-    created: datetime | None = None
-
-
-@dataclass(slots=True)
-class _Case:
-    """One object on its way to a result."""
-
-    subject: Subject
-    target: Target | None = None
-    observed: Observed | PgRoleError | None = None
-    decision: Plan | PgRoleError | None = None
-    assumed: bool = False
-    privileges: PlannedPrivileges | None = None
 
 
 async def plan_server(
@@ -142,7 +96,7 @@ class _ServerPlan:
     def __init__(self, config: ServerConfig, view: PlanSession) -> None:
         self._config = config
         self._view = view
-        self._cases: list[_Case] = []
+        self._cases: list[PlanCase] = []
         self._notes: dict[str, None] = {}
         self._owners: dict[Key, Owner] = {}
         self._cluster = ""
@@ -172,7 +126,7 @@ class _ServerPlan:
         for one in subjects:
             by_role.setdefault(one.pgrole.role_name, []).append(one)
         for subject in subjects:
-            case = _Case(subject)
+            case = PlanCase(subject)
             self._cases.append(case)
             try:
                 case.target = self._target(subject, by_role[subject.pgrole.role_name])
@@ -273,7 +227,7 @@ class _ServerPlan:
         for case, one, decision in zip(some, objects, self._simulation.decisions, strict=True):
             case.decision, case.observed = decision, one.observed
 
-    def _simulated(self, case: _Case) -> SimulatedObject | None:
+    def _simulated(self, case: PlanCase) -> SimulatedObject | None:
         target, observed = case.target, case.observed
         if target is None or target.desired is None or observed is None:
             return None
@@ -321,7 +275,7 @@ class _ServerPlan:
         for note in found.notes:
             self._note(note)
 
-    def _grantee(self, case: _Case, placeholder: int) -> PlannedGrantee | None:
+    def _grantee(self, case: PlanCase, placeholder: int) -> PlannedGrantee | None:
         """The role as its databases serve it once the plan is applied; None if no privileges are to be compared."""
         desired = case.target.desired if case.target else None
         plan, observed = case.decision, case.observed
@@ -362,101 +316,9 @@ class _ServerPlan:
         return {namespace: frozenset(oids) for namespace, oids in found.items()}
 
     def report(self, asked: frozenset[Key] | None) -> PlanReport:
+        conclusion = PlanConclusion(self._config.name, self._server, self._simulation)
         chosen = [case for case in self._cases if asked is None or case.subject.key in asked]
-        return PlanReport(tuple(self._conclude(case) for case in chosen), tuple(self._notes))
-
-    def _conclude(self, case: _Case) -> PlannedObject:
-        subject, decision = case.subject, case.decision
-        made = PlannedObject(
-            str(subject.key), subject.place, subject.pgrole.role_name, self._config.name, key=subject.key
-        )
-        if decision is None:
-            return made
-        if isinstance(decision, PgRoleError):
-            return _without_plan(made, decision)
-        return self._of_plan(made, case, decision)
-
-    def _of_plan(self, made: PlannedObject, case: _Case, plan: Plan) -> PlannedObject:
-        desired = case.target.desired if case.target else None
-        observed, simulation, privileges = case.observed, self._simulation, case.privileges
-        if desired is None or not isinstance(observed, Observed) or simulation is None:
-            return made
-        existing = next((one.role for one in (observed.named, observed.claimed) if one and one.oid == plan.oid), None)
-        others = {name: role for name, role in simulation.created.items() if name != plan.role_name}
-        early, late = split_late(plan.changes, others)
-        options = simulation.references.options
-        sql = [
-            PlannedSql("", tuple(statements(some, options=options)), is_late)
-            for some, is_late in ((early, False), (late, True))
-            if some
-        ]
-        changes = describe_changes(plan.changes, existing)
-        changes += self._reported(case, plan)
-        notes = list(self._notes_of(case, plan))
-        refusals, waits, errors = _sort(plan.pending)
-        drift = (*plan.drift, *plan.reported)
-        if privileges is not None:
-            changes += privileges.changes
-            sql += privileges.sql
-            notes += privileges.notes
-            for known, more in zip((refusals, waits, errors), _sort(privileges.pending), strict=True):
-                known.extend(more)
-            errors += privileges.errors
-            drift += ("privileges",) if privileges.drift else ()
-        done = replace(
-            made,
-            changes=tuple(changes),
-            sql=tuple(sql),
-            drift=tuple(dict.fromkeys(drift)),
-            notes=tuple(notes),
-            refusals=tuple(refusals),
-            waits=tuple(waits),
-            errors=tuple(errors),
-        )
-        return replace(done, action=_action_of(done, plan))
-
-    def _reported(self, case: _Case, plan: Plan) -> tuple[PlannedChange, ...]:
-        """The differences that drift.policy Report leaves."""
-        target, observed = case.target, case.observed
-        if not plan.reported or target is None or target.desired is None or not isinstance(observed, Observed):
-            return ()
-        references = self._simulation.references if self._simulation else observed.references
-        one = SimulatedObject(
-            replace(target.desired, report_only=False), replace(observed, references=references), target.policy
-        )
-        (corrected,) = simulate([one], self._server).decisions
-        if not isinstance(corrected, Plan):
-            return ()
-        existing = next((each.role for each in (observed.named, observed.claimed) if each), None)
-        some = tuple(change for change in corrected.changes if change.field in plan.reported)
-        return describe_changes(some, existing, corrected=False)
-
-    def _notes_of(self, case: _Case, plan: Plan) -> tuple[str, ...]:
-        spec, notes = case.subject.pgrole.spec, list[str]()
-        desired = case.target.desired if case.target else None
-        if spec.password is not None and desired is not None and not desired.terminating:
-            if any(isinstance(change, Create) for change in plan.changes):
-                notes.append(_describe_new_password(spec.password))
-            elif desired.password.origin is PasswordOrigin.ELSEWHERE:
-                notes.append(_PASSWORDS)
-        if spec.privileges and any(isinstance(one, Refused) for one in plan.pending):
-            notes.append(_PRIVILEGES_LEFT)
-        if isinstance(case.observed, Observed) and (former := case.observed.former):
-            names = ", ".join(f'"{name}"' for name, _ in former[:_NAMED])
-            notes.append(
-                f"this object has a claim on role {names}: spec.name is immutable, so the API server rejects this "
-                "unless the object is deleted first"
-            )
-        if plan.reassign is not None:
-            notes.append("before the drop, what the role owns is handed over and its sessions are checked")
-        return tuple(note for note in notes if note)
-
-
-def _describe_new_password(password: Any) -> str:  # noqa: ANN401 -- PasswordSpec, which is imported late
-    if password.secret_ref is not None:
-        reference = password.secret_ref
-        return describe_password(DesiredPassword(PasswordOrigin.SECRET, reference.name, reference.key))
-    return describe_password(DesiredPassword(PasswordOrigin.GENERATED)) if password.generate is not None else ""
+        return PlanReport(tuple(conclusion.conclude(case) for case in chosen), tuple(self._notes))
 
 
 def _age(subject: Subject) -> tuple[str, str]:
@@ -468,38 +330,3 @@ def _with_applied(one: SimulatedObject, decision: Plan | PgRoleError) -> Simulat
     if not isinstance(decision, Plan) or not isinstance(one.observed, Observed) or one.observed.claim is None:
         return one
     return replace(one, observed=replace(one.observed, claim=replace(one.observed.claim, applied=decision.applied)))
-
-
-def _without_plan(made: PlannedObject, error: PgRoleError) -> PlannedObject:
-    if error.reason is Reason.SUSPENDED:
-        return replace(made, notes=("suspended: spec.suspend is true",))
-    refusals, waits, errors = _sort([error])
-    action = PlannedAction.REFUSE if refusals else PlannedAction.WAIT if waits else PlannedAction.FAIL
-    return replace(made, action=action, refusals=tuple(refusals), waits=tuple(waits), errors=tuple(errors))
-
-
-def _sort(some: Sequence[PgRoleError]) -> tuple[list[PgRoleError], list[PgRoleError], list[PgRoleError]]:
-    """Refusals, what waits, and failures."""
-    refusals: list[PgRoleError] = [one for one in some if isinstance(one, Refused)]
-    waits: list[PgRoleError] = [one for one in some if isinstance(one, Waiting)]
-    return refusals, waits, [one for one in some if not isinstance(one, Refused | Waiting)]
-
-
-def _action_of(one: PlannedObject, plan: Plan) -> PlannedAction:
-    corrected = [change for change in one.changes if change.corrected]
-    if one.errors:
-        return PlannedAction.FAIL
-    if plan.action is Action.DROPPED:
-        return PlannedAction.DROP
-    if plan.action is Action.CREATED or any(isinstance(change, Create) for change in plan.changes):
-        return PlannedAction.CREATE
-    if plan.action is Action.ADOPTED:
-        return PlannedAction.ADOPT
-    if corrected:
-        refused = any(isinstance(error, Refused) for error in plan.pending)
-        return PlannedAction.REVOKE if refused else PlannedAction.CHANGE
-    if one.refusals:
-        return PlannedAction.REFUSE
-    if one.changes or plan.reported:
-        return PlannedAction.REPORT
-    return PlannedAction.WAIT if one.waits else PlannedAction.NOTHING

@@ -1,27 +1,37 @@
 """Finds the server that a command looks at, and reads it in READ ONLY transactions."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pgrole_controller.api.reading import Invalid, read_pgserver
 from pgrole_controller.commands.arguments import ServerChoice
-from pgrole_controller.controller.declaration import ControllerConfig, declare, read_declaration
 from pgrole_controller.controller.server import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import DatabasesConfig
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.dsn import address_of
-from pgrole_controller.kube.client import PGSERVERS, Client
+from pgrole_controller.imports import startup_imports
 from pgrole_controller.kube.errors import ApiError
+from pgrole_controller.kube.resource import PGSERVERS
 from pgrole_controller.kube.store import pack, parse
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.settings import Settings, WrongSetting, server_policy_of
 
+if TYPE_CHECKING:
+    from pgrole_controller.kube.client import Client
+
 _BEGIN = "BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+
+
+def open_cluster(choice: ServerChoice) -> "AbstractAsyncContextManager[Client]":
+    """A client of the API server. Raises NotConfigured, also when it is entered."""
+    with startup_imports():  # late: a command with a DSN needs no HTTP client
+        from pgrole_controller.kube.client import Client
+    return Client.connect(choice.kubeconfig, context=choice.context)
 
 
 async def find_server(choice: ServerChoice) -> ServerConfig:
@@ -33,20 +43,22 @@ async def find_server(choice: ServerChoice) -> ServerConfig:
         if choice.dsn is None:
             raise WrongSetting("no server: set PGROLE_DSN, or use --server NAME for a PgServer in the cluster")
         return of_dsn(choice.dsn)
-    async with Client.connect(choice.kubeconfig, context=choice.context) as client:
+    async with open_cluster(choice) as client:
         found = await read_server(client, choice.server, choice.own_namespace)
     if choice.dsn is not None:
-        return replace(found, endpoint=of_dsn(choice.dsn).endpoint, problem=None)
+        return at_dsn(found, choice.dsn)
     if found.problem is not None:
         raise found.problem
     return found
 
 
-async def read_server(client: Client, name: str, own_namespace: str) -> ServerConfig:
+async def read_server(client: "Client", name: str, own_namespace: str) -> ServerConfig:
     """A PgServer in the cluster; `problem` says why its endpoint is unknown, e.g. an unreadable Secret.
 
     Raises Refused if there is none, ApiError, Unreachable.
     """
+    from pgrole_controller.controller.declaration import ControllerConfig, read_declaration
+
     try:
         obj = parse(await client.request("GET", PGSERVERS.path(None, name)))
         read_pgserver(obj)
@@ -66,11 +78,13 @@ def unreachable_server(name: str, error: Exception) -> ServerConfig:
     return ServerConfig(name, None, ServerPolicy(), Address("", 5432, "", ""), problem=problem)
 
 
-async def complete_server(client: Client | None, obj: dict[str, Any], own_namespace: str) -> ServerConfig:
+async def complete_server(client: "Client | None", obj: dict[str, Any], own_namespace: str) -> ServerConfig:
     """The server of a PgServer that need not exist in the cluster, as in a file; it must be valid.
 
     Its endpoint comes from the Secret that it names; without a client it is None. `problem` says why it is unknown.
     """
+    from pgrole_controller.controller.declaration import ControllerConfig, declare, read_declaration
+
     metadata = {"resourceVersion": "", **obj["metadata"], "uid": ""}
     stored = pack({**obj, "metadata": metadata})
     if client is None:
@@ -87,6 +101,11 @@ def of_dsn(dsn: str) -> ServerConfig:
         address_of(dsn),
         databases=DatabasesConfig(("*",)),
     )
+
+
+def at_dsn(server: ServerConfig, dsn: str) -> ServerConfig:
+    """The server as it is declared, reached by the DSN."""
+    return replace(server, endpoint=of_dsn(dsn).endpoint, problem=None)
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ tracebacks. Errors that PostgreSQL and the API server answer with are expected, 
 
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -15,9 +16,11 @@ from pgrole_controller import metrics
 from pgrole_controller.core.errors import Transient, internal_error
 from pgrole_controller.core.next_attempt import FailedWrite, WriteError
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, KubeError
 from pgrole_controller.logs import describe_error
+
+if TYPE_CHECKING:
+    from pgrole_controller.kube.client import Client
 
 
 class CannotStart(Exception):
@@ -35,7 +38,7 @@ def contain(error: Exception, key: Key) -> Transient:
 
 
 async def attempt_write(
-    client: Client, key: Key, seconds: float, write: Callable[[], Awaitable[None]]
+    client: "Client", key: Key, seconds: float, write: Callable[[], Awaitable[None]]
 ) -> FailedWrite | None:
     """Runs `write`, which the next reconcile of the object depends on, for so many seconds at most; None: it is done.
 

@@ -13,17 +13,20 @@ import logging
 import random
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio
 
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.errors import Reason, Waiting
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.client import NAMESPACES, Client
 from pgrole_controller.kube.errors import BadStream, KubeError
+from pgrole_controller.kube.resource import NAMESPACES
 from pgrole_controller.kube.store import Store, parse
 from pgrole_controller.signals import Signal
+
+if TYPE_CHECKING:
+    from pgrole_controller.kube.client import Client
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +75,7 @@ class _Answer:
 
 
 class Namespaces:
-    def __init__(self, client: Client, store: Store, only: str | None = None) -> None:
+    def __init__(self, client: "Client", store: Store, only: str | None = None) -> None:
         """A reflector fills `store`, unless objects are in `only` one namespace: that is read by name."""
         self.store = store
         self._client = client

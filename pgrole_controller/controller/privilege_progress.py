@@ -1,6 +1,6 @@
 """What is known of one role during a round in one database, and how its drift is summed up, stored and restored."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -9,12 +9,16 @@ from pgrole_controller.core.acl import AclChange, DefaultAclChange, ObjectId, Ob
 from pgrole_controller.core.acl_decision import PrivilegeDecision
 from pgrole_controller.core.approval import Approval
 from pgrole_controller.core.attribution import GRANTED, REVOKED, ChangedRow
-from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.contest import describe_field
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.privilege_difference import PrivilegeDifference
 from pgrole_controller.core.privilege_result import Culprit, Evidence, PrivilegeDrift, PrivilegeNews
 
 _LONGEST_STATEMENT = 1000
+
+#: So many culprits are told apart in one round; the rest of the drift is told with the last one.
+_MOST_CULPRITS = 10
 
 #: What one culprit did: the drift as it is reported, its differences, and the culprit with everything that is known.
 CulpritDrift = tuple[PrivilegeDrift, tuple[PrivilegeDifference, ...], Culprit]
@@ -99,3 +103,34 @@ def shorten_drift(drift: PrivilegeDrift) -> dict[str, object]:
         "login": drift.by.login,
         "proof": drift.by.proof.value,
     }
+
+
+def group_by_culprit(
+    drift: Iterable[PrivilegeDifference],
+    rows: Mapping[PrivilegeDifference, ChangedRow | None],
+    culprits: Mapping[ChangedRow, Culprit],
+) -> list[tuple[Culprit, tuple[PrivilegeDifference, ...]]]:
+    """Who caused which differences; beyond a limit, the last culprit stands for the rest."""
+    grouped: dict[Culprit, list[PrivilegeDifference]] = {}
+    commands: dict[Culprit, list[Culprit]] = {}
+    for difference in drift:
+        row = rows[difference]
+        by = culprits.get(row, Culprit()) if row is not None else Culprit()
+        who = replace(by, time=None, statement="")
+        if who not in grouped and len(grouped) >= _MOST_CULPRITS:
+            who = next(reversed(grouped))
+        grouped.setdefault(who, []).append(difference)
+        commands.setdefault(who, []).append(by)
+    return [(sum_up(commands[who]), tuple(differences)) for who, differences in grouped.items()]
+
+
+def find_error(one: PrivilegeProgress, database: str) -> PgRoleError | None:
+    """What keeps the role's privileges from being as declared: a contest, a failure, or else what is pending."""
+    for name in sorted(one.held):
+        where = f'privileges in database "{database}"'
+        told = describe_field(f'{where}, granted by "{name}"' if name else f"default {where}", one.role.contests[name])
+        return Transient(Reason.CONTESTED, told)
+    if one.error is not None:
+        return one.error
+    refused = [error for error in one.role.pending if isinstance(error, Refused)]
+    return next(iter([*refused, *one.role.pending]), None)

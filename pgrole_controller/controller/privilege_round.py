@@ -23,15 +23,16 @@ from pgrole_controller.controller.privilege_memory import AppliedState, Privileg
 from pgrole_controller.controller.privilege_progress import (
     PrivilegeProgress,
     changed_row,
+    find_error,
+    group_by_culprit,
     object_of,
     restore_drift,
     shorten_drift,
-    sum_up,
 )
 from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.core.acl import AclChange, ObjectId
 from pgrole_controller.core.acl_decision import ObservedDatabase, PrivilegeDecision, decide_privileges
-from pgrole_controller.core.contest import Moment, describe_field
+from pgrole_controller.core.contest import Moment
 from pgrole_controller.core.ddl import literal
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.grantee import Grantee
@@ -51,9 +52,6 @@ log = logging.getLogger(__name__)
 
 #: After so many passes, what is still not as declared is left to a retry.
 PASSES = 3
-
-#: So many culprits are told apart in one round; the rest of the drift is told with the last one.
-_MOST_CULPRITS = 10
 
 
 async def run_round(
@@ -229,17 +227,7 @@ class _Round:
         }
         culprits = await self._session.read_culprits([row for row in rows.values() if row is not None])
         for one in some:
-            grouped: dict[Culprit, list[PrivilegeDifference]] = {}
-            commands: dict[Culprit, list[Culprit]] = {}
-            for difference in one.drift:
-                row = rows[difference]
-                by = culprits.get(row, Culprit()) if row is not None else Culprit()
-                who = replace(by, time=None, statement="")
-                if who not in grouped and len(grouped) >= _MOST_CULPRITS:
-                    who = next(reversed(grouped))
-                grouped.setdefault(who, []).append(difference)
-                commands.setdefault(who, []).append(by)
-            told = ((sum_up(commands[who]), tuple(differences)) for who, differences in grouped.items())
+            told = group_by_culprit(one.drift, rows, culprits)
             one.told = tuple((self._describe(by, differences), differences, by) for by, differences in told)
 
     def _describe(
@@ -365,7 +353,7 @@ class _Round:
             self._announce_reported(one)
             role.pending, role.reported = decision.pending, phrases(decision.reported)
             role.confirmed = decision.confirmed
-        error = self._error(one)
+        error = find_error(one, database)
         role.failed = error is not None
         return PrivilegeResult(
             one.grantee.key,
@@ -394,18 +382,6 @@ class _Round:
             key = "\0".join((one.grantee.uid, *sorted(difference.words for difference in new)))
             self._memory.unrecorded.append(replace(self._record(one.grantee, drift, Culprit()), key=key))
             del self._memory.unrecorded[:-MOST_RECORDED]
-
-    def _error(self, one: PrivilegeProgress) -> PgRoleError | None:
-        for name in sorted(one.held):
-            where = f'privileges in database "{self._session.database}"'
-            told = describe_field(
-                f'{where}, granted by "{name}"' if name else f"default {where}", one.role.contests[name]
-            )
-            return Transient(Reason.CONTESTED, told)
-        if one.error is not None:
-            return one.error
-        refused = [error for error in one.role.pending if isinstance(error, Refused)]
-        return next(iter([*refused, *one.role.pending]), None)
 
 
 def _is_verified(some: Iterable[PrivilegeProgress]) -> bool:

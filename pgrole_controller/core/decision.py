@@ -9,28 +9,23 @@ not: tightening a policy takes nothing away from existing roles. Undeclared gran
 drift (the spec equals the one last applied) or exceed the policy. If the spec has changed since, the other differences
 are ambiguous, and the controller does not apply half of a spec.
 
-While Kubernetes is unreachable, the controller maintains what was applied before and does nothing else. A database
-should not depend on Kubernetes to enforce its roles, but the known state may be outdated. The claim records the
-generations last acted on, so a drift is repaired only if they equal what this process knows. Nothing is created for the
-first time, adopted, dropped, handed over, released or generated, and no Secret is read.
+While Kubernetes is unreachable, only what was applied before is maintained: see enforcement.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from pgrole_controller.core.approval import Approval, digest_role_drift
-from pgrole_controller.core.claim import Claim, Generations
+from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.deletion import decide_deletion
 from pgrole_controller.core.diff import (
     Change,
-    RevokeMembership,
-    RevokeOption,
-    SetAttribute,
-    SetParameter,
     diff,
     field_names,
 )
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.enforcement import check_enforceable, keep_applied, note_generations
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
+from pgrole_controller.core.excess import excess_changes
 from pgrole_controller.core.kept_privileges import keep_privileges
 from pgrole_controller.core.ownership import check_held, find_own_claim, find_target, proves
 from pgrole_controller.core.password import PasswordOrigin, PasswordRecord
@@ -45,10 +40,8 @@ from pgrole_controller.core.policy import (
     check_parameters,
     check_protected,
     limit_to_policy,
-    may_pass_on,
-    why_not_joined,
 )
-from pgrole_controller.core.role import FIELD_NAMES, POWERS, ObservedRole, Role, digest
+from pgrole_controller.core.role import FIELD_NAMES, ObservedRole, Role, digest
 from pgrole_controller.core.state import Desired, Observed, Rival, Server
 
 #: Conditions are read by people: names beyond this number are only counted.
@@ -60,7 +53,7 @@ def decide(desired: Desired, observed: Observed, server: Server, policy: Policy)
     if server.away:
         check_enforceable(desired, observed, server)
         return keep_applied(_decide(desired, observed, server, policy))
-    plan = _note_generations(_decide(desired, observed, server, policy), desired, observed, server)
+    plan = note_generations(_decide(desired, observed, server, policy), desired, observed, server)
     return keep_privileges(plan, desired, observed, server)
 
 
@@ -95,17 +88,6 @@ def _decide(desired: Desired, observed: Observed, server: Server, policy: Policy
     if not (waiting or decided.password_task or releases):
         return plan
     return replace(plan, pending=waiting, password_task=decided.password_task, releases=releases)
-
-
-def _note_generations(plan: Plan, desired: Desired, observed: Observed, server: Server) -> Plan:
-    """Adds the current generations to the plan where the object's claim lacks them."""
-    if desired.terminating or not server.notes_generations or any(isinstance(one, Refused) for one in plan.pending):
-        return plan
-    claim, known = observed.claim, generations_of(desired, server)
-    held = plan.owner is not None or (claim is not None and claim.owner == desired.owner and not claim.released)
-    if not held or (claim is not None and claim.owner == desired.owner and claim.generations == known):
-        return plan
-    return replace(plan, acted_on=known)
 
 
 def _check_policy(policy: Policy, desired_role: Role, references: References) -> None:
@@ -391,67 +373,3 @@ def find_held(claim: Claim | None, observed: Observed, server: Server) -> Observ
         (one for one in (observed.named, observed.claimed) if one and one.oid == claim.role_oid and not one.held_by),
         None,
     )
-
-
-def excess_changes(
-    policy: Policy, desired_role: Role, existing: Role, references: References, *, drifted: bool
-) -> tuple[Change, ...]:
-    """Returns the changes that take away what `desired_role` lacks. `drifted`: every such difference is certainly
-    drift.
-    """
-    return tuple(
-        change
-        for change in diff(desired_role, existing)
-        if _is_beyond(policy, change, references) or (drifted and _takes_away(change))
-    )
-
-
-def _is_beyond(policy: Policy, change: Change, references: References) -> bool:
-    """Tells whether the change takes away something that no object could declare."""
-    match change:
-        case SetAttribute(attribute=attribute, value=False):
-            return attribute in POWERS and attribute not in policy.attributes
-        case RevokeMembership(group=group):
-            return why_not_joined(policy, group, references) is not None
-        case RevokeOption(group=group, option="admin"):
-            return not may_pass_on(policy, group)
-    return False
-
-
-def _takes_away(change: Change) -> bool:
-    match change:
-        case SetAttribute(attribute=attribute, value=False):
-            return attribute in (*POWERS, "login")
-        case SetParameter(value=None) | RevokeMembership() | RevokeOption():
-            return True
-    return False
-
-
-def generations_of(desired: Desired, server: Server) -> Generations:
-    """Generations of the PgRole and its PgServer as this process knows them."""
-    return Generations(desired.generation, server.uid, server.generation)
-
-
-def check_enforceable(desired: Desired, observed: Observed, server: Server) -> None:
-    """Raises Transient unless the object holds the claim, and the claim records exactly the generations known here."""
-    claim = observed.claim
-    if desired.terminating or desired.suspended or desired.report_only:
-        raise _wait("the object is being deleted or is suspended, or its drift policy is Report")
-    if claim is None or claim.owner != desired.owner or claim.released:
-        raise _wait("the claim on the role does not belong to this object")
-    if claim.system_identifier != server.system_identifier:
-        raise _wait("the claim on the role was made on another server")
-    if claim.generations != generations_of(desired, server):
-        raise _wait("the PgRole or its PgServer has changed since it was last reconciled")
-
-
-def keep_applied(plan: Plan) -> Plan:
-    """Reduces the plan to the repair of drift. Raises Transient if it would apply anything new."""
-    claim = plan.claim
-    if claim is None or plan.applied != claim.applied:
-        raise _wait("the spec differs from the state last applied")
-    return replace(plan, record=None, password_task=None, reassign=None, releases=(), forget=False, acted_on=None)
-
-
-def _wait(why: str) -> Transient:
-    return Transient(Reason.PROGRESSING, f"the controller cannot reach Kubernetes and leaves the role unchanged: {why}")

@@ -6,18 +6,20 @@ before its object disappears.
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pgrole_controller.kube.client import APPLY, JSON_PATCH, Client
 from pgrole_controller.kube.errors import ApiError
-from pgrole_controller.kube.resource import Resource
+from pgrole_controller.kube.resource import APPLY, JSON_PATCH, Resource
 from pgrole_controller.kube.store import Stored, pack, parse
+
+if TYPE_CHECKING:
+    from pgrole_controller.kube.client import Client
 
 MANAGER = "pgrole-controller"
 
 
 async def apply_status(
-    client: Client,
+    client: "Client",
     resource: Resource,
     stored: Stored,
     status: dict[str, Any],
@@ -92,7 +94,7 @@ FINALIZER_MANAGER = "pgrole-controller-finalizer"
 
 
 async def apply_finalizer(
-    client: Client, resource: Resource, stored: Stored, present: bool, *, finalizer: str = FINALIZER
+    client: "Client", resource: Resource, stored: Stored, present: bool, *, finalizer: str = FINALIZER
 ) -> Stored | None:
     """Sets or removes the finalizer; returns the resulting object, or None if that object (by uid) no longer exists.
 
@@ -130,7 +132,7 @@ async def apply_finalizer(
     return await _take_out(client, path, applied, [name for name in left if name != finalizer])
 
 
-async def _is_gone(client: Client, path: str, uid: str) -> bool:
+async def _is_gone(client: "Client", path: str, uid: str) -> bool:
     try:
         found = parse(await client.request("GET", path))
     except ApiError as error:
@@ -140,7 +142,7 @@ async def _is_gone(client: Client, path: str, uid: str) -> bool:
     return bool(found["metadata"]["uid"] != uid)
 
 
-async def _take_out(client: Client, path: str, applied: dict[str, Any], left: list[str]) -> Stored | None:
+async def _take_out(client: "Client", path: str, applied: dict[str, Any], left: list[str]) -> Stored | None:
     """Removes the finalizer where another field manager wrote it too (a restored backup): giving up our ownership does
     not remove it.
     """

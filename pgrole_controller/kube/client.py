@@ -15,7 +15,16 @@ from pgrole_controller import __version__
 from pgrole_controller.kube import credentials
 from pgrole_controller.kube.credentials import ConfigException
 from pgrole_controller.kube.errors import ApiError, BadStream, NotConfigured, Unreachable
-from pgrole_controller.kube.resource import CONFIGMAPS, EVENTS, NAMESPACES, PGROLES, PGSERVERS, SECRETS, Resource
+from pgrole_controller.kube.resource import (
+    CONFIGMAPS,
+    EVENTS,
+    JSON,
+    NAMESPACES,
+    PGROLES,
+    PGSERVERS,
+    SECRETS,
+    Resource,
+)
 from pgrole_controller.kube.transport import Reachability, RequestTimer, Transport
 
 LIMIT = 64 * 2**20  # bytes; etcd rejects objects above 1.5 MiB, aggregated API servers need not
@@ -70,11 +79,6 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
-
-JSON = "application/json"
-APPLY = "application/apply-patch+yaml"
-MERGE_PATCH = "application/merge-patch+json"
-JSON_PATCH = "application/json-patch+json"
 
 CONNECT_TIMEOUT = 10.0  # seconds
 REQUEST_TIMEOUT = 30.0

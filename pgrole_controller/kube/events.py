@@ -17,9 +17,9 @@ from typing import Any, Literal
 import anyio
 
 from pgrole_controller import metrics
-from pgrole_controller.kube.client import MERGE_PATCH, Client
+from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, Unreachable
-from pgrole_controller.kube.resource import EVENTS
+from pgrole_controller.kube.resource import EVENTS, MERGE_PATCH
 from pgrole_controller.kube.store import Stored
 
 log = logging.getLogger(__name__)

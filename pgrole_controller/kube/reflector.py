@@ -24,9 +24,9 @@ import anyio
 
 from pgrole_controller import metrics
 from pgrole_controller.core.backoff import Backoff, Streak
-from pgrole_controller.kube.client import JSON, LIMIT, Client, LineTooLong, read_status
+from pgrole_controller.kube.client import LIMIT, Client, LineTooLong, read_status
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
-from pgrole_controller.kube.resource import Resource
+from pgrole_controller.kube.resource import JSON, Resource
 from pgrole_controller.kube.store import Listener, Store, Stored, is_older, pack, pack_metadata
 
 log = logging.getLogger(__name__)

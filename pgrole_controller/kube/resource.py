@@ -1,4 +1,4 @@
-"""API resources, and the paths to reach them."""
+"""API resources, the paths to reach them, and the formats of what is sent there."""
 
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -34,3 +34,8 @@ SECRETS = Resource("", "v1", "secrets")
 CONFIGMAPS = Resource("", "v1", "configmaps")
 PGSERVERS = Resource("pgrole.dev", "v1alpha1", "pgservers")
 LEASES = Resource("coordination.k8s.io", "v1", "leases")
+
+JSON = "application/json"
+APPLY = "application/apply-patch+yaml"
+MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"

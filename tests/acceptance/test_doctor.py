@@ -20,7 +20,8 @@ from pgrole_controller.local.process import reached
 from pgrole_controller.local.rights import RightsScope, install
 from tests.acceptance.servers import PgServers
 from tests.acceptance.world import GROUP, PATIENCE, Json, Kube
-from tests.integration.look_support import by_check, choose, run_command, states
+from tests.commands import choose, run_command
+from tests.integration.look_support import by_check, states
 from tests.servers import Servers
 
 pytestmark = pytest.mark.slow

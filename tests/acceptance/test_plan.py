@@ -17,6 +17,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from tests.acceptance.servers import PgServers
 from tests.acceptance.service_account import OWN_NAMESPACE
 from tests.acceptance.world import Database, Kube, make_kube
+from tests.commands import choose
 
 #: Everything of the roles with a prefix that a PgRole declares, without their oids.
 STATE = """
@@ -61,14 +62,7 @@ def write(kube: Kube, specs: dict[str, dict[str, Any]]) -> Manifests:
 
 @pytest.fixture
 def choice(kube: Kube, shared_postgres: PostgresServer) -> ServerChoice:
-    return ServerChoice(
-        dsn=shared_postgres.dsn(),
-        server=None,
-        kubeconfig=str(kube.server.kubeconfig),
-        context=None,
-        namespace=kube.namespace,
-        own_namespace="pgrole-system",
-    )
+    return choose(dsn=shared_postgres.dsn(), kubeconfig=str(kube.server.kubeconfig), namespace=kube.namespace)
 
 
 async def foresee(database: Database, report: PlanReport, prefix: str) -> str:
@@ -163,14 +157,7 @@ async def test_a_pgserver_in_the_cluster_gives_policy_and_connection(
         "wrong": {"serverRef": {"name": name}, "name": "elsewhere_app"},
         "lost": {"serverRef": {"name": f"{name}-missing"}, "name": f"{kube.namespace}_lost"},
     }
-    choice = ServerChoice(
-        dsn=None,
-        server=None,
-        kubeconfig=str(api_server.kubeconfig),
-        context=None,
-        namespace=kube.namespace,
-        own_namespace=OWN_NAMESPACE,
-    )
+    choice = choose(kubeconfig=str(api_server.kubeconfig), namespace=kube.namespace, own_namespace=OWN_NAMESPACE)
     try:
         report = await plan_files(write(kube, specs), choice)
         found = {one.name.partition("/")[2]: one for one in report.objects}

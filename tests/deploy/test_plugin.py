@@ -23,11 +23,18 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 _BUILD = ROOT / "deploy" / "krew" / "build.py"
 _SECONDS = 300.0
+SAMPLE = str(ROOT / "deploy" / "samples" / "20-orders-app.yaml")
 #: What each command is run with against an empty server, and its exit codes. Commands join here as they are made.
 COMMANDS = [
     pytest.param(("claims", "list"), (0,), "ROLE", id="claims"),
     pytest.param(("sql",), (0,), "pgrole", id="sql"),
     pytest.param(("crds",), (0,), "kind: CustomResourceDefinition", id="crds"),
+    pytest.param(("plan", "-f", os.devnull), (0,), "nothing to do: 0 objects", id="plan-nothing"),
+    pytest.param(("plan", "-f", SAMPLE), (3,), "create role", id="plan-something"),
+    pytest.param(("export",), (0,), "# Exported by", id="export"),
+    pytest.param(("access", "--on", "pgrole.claim"), (0,), "owner postgres", id="access"),
+    pytest.param(("history",), (0,), "No drift since", id="history"),
+    pytest.param(("doctor",), (0,), "schema pgrole", id="doctor"),
     pytest.param(("completion", "bash"), (0,), "kubectl-pgrole", id="completion"),
 ]
 

@@ -74,9 +74,14 @@ class Printed:
 
 COMMANDS = (
     Typed("kubectl get pgrole -n shop"),
-    Typed('psql -q "$PGROLE_DSN" -c "ALTER ROLE orders_app CREATEDB CONNECTION LIMIT 100"'),
-    Typed("kubectl get events -n shop --field-selector reason=DriftCorrected", until="createdb"),
-    Typed("kubectl pgrole claims list --role orders_app --output json | grep -A 7 driftCount", until="lastDrift"),
+    Typed('psql -q "$PGROLE_DSN" -c "CREATE TABLE orders (id int)" -c "ALTER ROLE orders_app CREATEDB"'),
+    Typed("kubectl pgrole history orders_app", until="corrected"),
+    Typed(
+        "kubectl get pgrole -n shop orders-app -o yaml | sed 's/Limit: 20/Limit: 50/' | kubectl pgrole plan -f -",
+        codes=(3,),
+    ),
+    Typed("kubectl pgrole access --on public.orders", until="readers"),
+    Typed("kubectl pgrole doctor | grep -A 8 SERVER"),
 )
 
 

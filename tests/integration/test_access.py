@@ -2,17 +2,13 @@
 
 import io
 import json
-import os
 import random
 import re
 import secrets
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
-import anyio
 import asyncpg
 import pytest
 import pytest_asyncio
@@ -37,6 +33,7 @@ from pgrole_controller.postgres.access_catalog import (
     read_role_graph,
 )
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from tests.commands import CommandAnswer, choose, run_command
 
 ROLES = tuple(f"access_{letter}" for letter in "abcdefgh")
 PREDEFINED = ("pg_read_all_data", "pg_write_all_data")
@@ -357,9 +354,8 @@ class Monitored:
     server: PostgresServer
     dsn: str
 
-    async def run(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-        command = [sys.executable, "-m", "pgrole_controller", "access", *arguments]
-        return await anyio.run_process(command, env={**os.environ, "PGROLE_DSN": self.dsn}, check=False)
+    async def run(self, *arguments: str) -> CommandAnswer:
+        return await run_command("access", *arguments, PGROLE_DSN=self.dsn)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -389,10 +385,7 @@ async def monitored(postgres_server: PostgresServer, database: str) -> AsyncIter
         await connection.execute(f"REVOKE CONNECT ON DATABASE {closed} FROM PUBLIC")
         host = f"{postgres_server.host}:{postgres_server.port}"
         dsn = f"postgresql://{watcher}:watching@{host}/{name}"
-        choice = ServerChoice(
-            dsn=dsn, server=None, kubeconfig=None, context=None, namespace=None, own_namespace="pgrole-system"
-        )
-        yield Monitored(choice, closed, postgres_server, dsn)
+        yield Monitored(choose(dsn=dsn), closed, postgres_server, dsn)
         await connection.execute(f"DROP DATABASE {closed}")
         for role in roles:
             await connection.execute(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")
@@ -463,10 +456,10 @@ async def test_names_follow_the_rules_of_sql(monitored: Monitored, name: str) ->
 
 async def test_the_command_prints_pictures_and_fails_with_one_line(monitored: Monitored) -> None:
     drawn = await monitored.run("--on", "app.orders", "-o", "svg")
-    assert drawn.returncode == 0, drawn.stderr
-    assert b"<script" not in drawn.stdout
-    assert ElementTree.fromstring(drawn.stdout).tag.endswith("svg")
+    assert drawn.code == 0, drawn.err
+    assert "<script" not in drawn.out
+    assert ElementTree.fromstring(drawn.out).tag.endswith("svg")
     failed = await monitored.run("access_nobody_has_this_name")
-    assert (failed.returncode, failed.stdout) == (1, b"")
-    assert failed.stderr.startswith(b'pgrole-controller: role "access_nobody_has_this_name" does not exist')
-    assert failed.stderr.count(b"\n") == 1
+    assert (failed.code, failed.out) == (1, "")
+    assert failed.err.startswith('pgrole-controller: role "access_nobody_has_this_name" does not exist')
+    assert failed.err.count("\n") == 1

@@ -19,8 +19,8 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.access_catalog import INHERIT_BY_GRANT_SINCE
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.schema import install
+from tests.commands import CommandAnswer, run_command
 from tests.integration.event_support import event_database
-from tests.integration.look_support import CommandAnswer, run_command
 from tests.servers import Servers
 
 CLAIM = """

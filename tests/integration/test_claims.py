@@ -1,18 +1,14 @@
 """`pgrole-controller claims` against the claims of a real database: on a terminal and in a pipe, as its own process."""
 
-import io
 import json
 import os
 import pty
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from threading import Lock
 from typing import Any
-from unittest.mock import patch
 
 import anyio
 import anyio.to_thread
@@ -20,7 +16,6 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.cli import main
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.claims import Selection, list_claims, release
@@ -28,6 +23,7 @@ from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.schema import install
 from tests.acceptance.privileges import CONTROLLER_ROLE, role_sql
 from tests.acceptance.privileges import PASSWORD as CONTROLLER_PASSWORD
+from tests.commands import CommandAnswer, make_environment, run_command
 from tests.integration.sql_support import Listener, listening, role_oid
 from tests.servers import Servers
 
@@ -43,22 +39,16 @@ CLAIMS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    code: int
-    out: str
-    err: str
-
-
-@dataclass(frozen=True, slots=True)
 class Trial:
     """The command against a server, and a superuser in its home database."""
 
     server: PostgresServer
     home: Connection
 
-    async def run(self, *arguments: str, **environment: str | None) -> Answer:
+    async def run(self, *arguments: str, **environment: str | None) -> CommandAnswer:
         """The command without a terminal."""
-        return await anyio.to_thread.run_sync(partial(_run, self.server.dsn(), arguments, environment))
+        environment.setdefault("PGROLE_DSN", self.server.dsn())
+        return await run_command("claims", *arguments, program="pgrole-controller", **environment)
 
     async def listed(self, *arguments: str) -> dict[str, dict[str, Any]]:
         """What `claims list` says, by role."""
@@ -102,45 +92,18 @@ async def trial(server: PostgresServer) -> AsyncIterator[Trial]:
         await connection.close()
 
 
-#: Held while the command has this process's environment and standard files.
-_ALONE = Lock()
-
-
-def _run(dsn: str, arguments: tuple[str, ...], environment: Mapping[str, str | None]) -> Answer:
-    """In this process, with the encodings of one of its own: starting Python costs more than the command does."""
-    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
-    with (
-        _ALONE,
-        Path(os.devnull).open(encoding="utf-8") as nothing,
-        patch.dict(os.environ, _environment(dsn, environment), clear=True),
-        patch.multiple(sys, stdin=nothing, stdout=out, stderr=err),
-        pytest.raises(SystemExit) as ended,
-    ):
-        main(["claims", *arguments])
-    for file in (out, err):
-        file.seek(0)
-    assert isinstance(ended.value.code, int)
-    return Answer(ended.value.code, out.read(), err.read())
-
-
-def _environment(dsn: str, more: Mapping[str, str | None]) -> dict[str, str]:
-    given = {**os.environ, "PGROLE_DSN": dsn, **more}
-    return {name: value for name, value in given.items() if value is not None}
-
-
-async def run_on_terminal(dsn: str, answer: str, *arguments: str) -> Answer:
+async def run_on_terminal(dsn: str, answer: str, *arguments: str) -> CommandAnswer:
     """The command on a terminal, where somebody types the answer."""
     return await anyio.to_thread.run_sync(partial(_run_on_terminal, dsn, answer, arguments))
 
 
-def _run_on_terminal(dsn: str, answer: str, arguments: tuple[str, ...]) -> Answer:
+def _run_on_terminal(dsn: str, answer: str, arguments: tuple[str, ...]) -> CommandAnswer:
     ours, theirs = pty.openpty()
     try:
         os.write(ours, answer.encode())  # kept by the terminal until it is read
         ended = subprocess.run(
             [sys.executable, "-m", "pgrole_controller", "claims", *arguments],
-            env=_environment(dsn, {}),
+            env=make_environment(PGROLE_DSN=dsn),
             stdin=theirs,
             capture_output=True,
             text=True,
@@ -151,7 +114,7 @@ def _run_on_terminal(dsn: str, answer: str, arguments: tuple[str, ...]) -> Answe
         os.close(ours)
         os.close(theirs)
     assert "Traceback" not in ended.stderr, ended.stderr
-    return Answer(ended.returncode, ended.stdout, ended.stderr)
+    return CommandAnswer(ended.returncode, ended.stdout, ended.stderr)
 
 
 BEFORE = {role: (cluster, uid, released) for role, cluster, _, uid, _, _, _, released in CLAIMS}
@@ -237,7 +200,7 @@ class TestList:
         )
         command = [sys.executable, "-m", "pgrole_controller", "claims", "list"]
         with subprocess.Popen(  # noqa: ASYNC220 -- its output is read in part
-            command, env=_environment(trial.server.dsn(), {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            command, env=make_environment(PGROLE_DSN=trial.server.dsn()), stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process:
             assert process.stdout is not None
             assert process.stderr is not None

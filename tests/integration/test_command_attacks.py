@@ -15,7 +15,7 @@ import pytest
 
 from pgrole_controller.core.ddl import quote_identifier
 from pgrole_controller.local.postgres import PostgresServer
-from tests.integration.look_support import run_command
+from tests.commands import run_command
 
 NAMES = (
     "atk\n\\! touch %s\n--",

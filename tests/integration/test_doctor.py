@@ -13,7 +13,8 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.schema import install
-from tests.integration.look_support import examined, follow, run_command, states
+from tests.commands import run_command
+from tests.integration.look_support import examined, follow, states
 from tests.servers import Servers
 
 OK, WARNING, PROBLEM, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.PROBLEM, FindingState.UNKNOWN
@@ -112,9 +113,19 @@ async def test_an_older_schema_is_named_with_its_version(patient: Patient) -> No
     (finding,) = (await examined(patient.admins_dsn))["schema pgrole"]
     assert finding.state is WARNING
     assert "version 3 is older than 4" in finding.text
+    await check_remedy(patient.admins_dsn, "pgrole-controller", "pgrole-controller sql | psql")
+    await check_remedy(patient.admins_dsn, "kubectl-pgrole", "kubectl pgrole sql | psql")
     await install(patient.admin)
     assert states((await examined(patient.admins_dsn))["schema pgrole"]) == {OK}
     await patient.admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
+
+
+async def check_remedy(dsn: str, program: str, shown: str) -> None:
+    """It names the program as its user calls it."""
+    answer = await run_command("doctor", program=program, PGROLE_DSN=dsn)
+    assert f"shell> {shown}" in answer.out
+    found = (await run_command("doctor", "-o", "json", program=program, PGROLE_DSN=dsn)).json()
+    assert any(one["command"].startswith(shown) for finding in found["findings"] for one in finding["remedies"])
 
 
 async def test_code_of_a_schemas_owner_is_not_run(patient: Patient) -> None:

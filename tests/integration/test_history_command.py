@@ -14,7 +14,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.drift_history import RecordedDrift, build_record_statement
 from pgrole_controller.postgres.schema import install
-from tests.integration.look_support import run_command
+from tests.commands import run_command
 
 NOW = datetime.now(UTC)
 BY = Culprit(Evidence.TRANSACTION, "alice", "owner", "psql", "10.2.3.4", NOW, "GRANT DELETE ON app.orders TO reader")
@@ -113,7 +113,10 @@ async def test_a_member_of_pg_monitor_reads_it_and_another_login_is_told_what_it
 async def test_without_schema_pgrole_the_remedy_is_named(database: str) -> None:
     answer = await run_command("history", PGROLE_DSN=database)
     assert (answer.code, "schema pgrole does not exist" in answer.err) == (1, True)
-    assert "pgrole-controller sql" in answer.err
+    assert "`pgrole-controller sql`" in answer.err
+    plugin = await run_command("history", program="kubectl-pgrole", PGROLE_DSN=database)
+    assert plugin.err.startswith("kubectl pgrole: ")
+    assert "`kubectl pgrole sql`" in plugin.err
     alone = await run_command("history", "--database", "postgres")
     assert alone.code == 2
 

@@ -13,9 +13,9 @@ import pytest
 
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.apply import apply_status
-from pgrole_controller.kube.client import MERGE_PATCH, ApiError, Client, Unreachable
+from pgrole_controller.kube.client import ApiError, Client, Unreachable
 from pgrole_controller.kube.reflector import WatchTiming, reflect
-from pgrole_controller.kube.resource import SECRETS, Resource
+from pgrole_controller.kube.resource import MERGE_PATCH, SECRETS, Resource
 from pgrole_controller.kube.secrets import read_secret, stored_of
 from pgrole_controller.kube.store import Change, Store
 from pgrole_controller.local.apiserver import ApiServer

@@ -2,16 +2,12 @@
 
 import json
 import secrets
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import asyncpg
 import pytest
 import pytest_asyncio
@@ -29,6 +25,7 @@ from pgrole_controller.core.role import digest
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.schema import install
+from tests.commands import choose, run_command
 from tests.servers import Servers
 
 SPEC: dict[str, Any] = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole"}
@@ -69,14 +66,7 @@ class PlanTrial:
         return one
 
     def choice(self, dsn: str | None = None) -> ServerChoice:
-        return ServerChoice(
-            dsn=dsn or self.server.dsn(),
-            server=None,
-            kubeconfig=None,
-            context=None,
-            namespace=None,
-            own_namespace="pgrole-system",
-        )
+        return choose(dsn=dsn or self.server.dsn())
 
     async def claim(self, spec: dict[str, Any], *, applied: bool = True, name: str = "") -> None:
         """As the controller leaves it after it has applied the spec to an existing role."""
@@ -219,6 +209,26 @@ async def test_an_existing_role_needs_adopt_and_then_is_adopted(trial: PlanTrial
     assert "spec.adopt: true" in refused.refusals[0].message
     adopted = await trial.plan_one({**spec, "adopt": True})
     assert (adopted.action, words(adopted)) == (PlannedAction.ADOPT, ["~login: false -> true"])
+
+
+async def test_adoption_that_changes_nothing_is_nothing_to_do(trial: PlanTrial) -> None:
+    schema, reader = f"s{trial.prefix}", trial.name("reader")
+    await trial.home.execute(
+        f"CREATE ROLE {reader} LOGIN; CREATE SCHEMA {schema}; GRANT USAGE ON SCHEMA {schema} TO {reader}"
+    )
+    held: dict[str, Any] = {"schemas": [{"name": schema, "access": ["Execute"]}]}
+    spec = {"name": reader, "login": True, "adopt": True, "privileges": [{"database": "postgres", **held}]}
+    report = await trial.plan(spec)
+    assert [(one.action, words(one), lines(one)) for one in report.objects] == [(PlannedAction.CLAIM, [], [])]
+    assert not report.differs
+    changes: dict[str, dict[str, Any]] = {
+        "an attribute": {"connectionLimit": 3},
+        "a password": {"password": {"secretRef": {"name": "reader"}}},
+        "a membership": {"memberOf": [{"role": trial.name("missing")}]},
+        "privileges": {"privileges": [{"database": "postgres"}]},
+    }
+    for what, change in changes.items():
+        assert (await trial.plan_one({**spec, **change})).action is PlannedAction.ADOPT, what
 
 
 async def test_rules_refuse_with_their_remedy_and_nothing_else(trial: PlanTrial) -> None:
@@ -467,10 +477,7 @@ async def test_a_schema_that_would_run_code_is_not_read(servers: Servers, databa
             "CREATE VIEW pgrole.claim AS SELECT 'x'::text AS role_name WHERE 1 / (nextval('pgrole.called') - 1) > 0"
         )
         manifests = parse_manifests("a.yaml", json.dumps({**SPEC, "metadata": {"name": "p-trap"}, "spec": {}}), "shop")
-        choice = ServerChoice(
-            dsn=database, server=None, kubeconfig=None, context=None, namespace=None, own_namespace="pgrole-system"
-        )
-        report = await plan_files(manifests, choice)
+        report = await plan_files(manifests, choose(dsn=database))
         assert [one.action for one in report.objects] == [PlannedAction.CREATE]
         assert not await connection.fetchval("SELECT is_called FROM pgrole.called")
     finally:
@@ -487,11 +494,11 @@ async def test_a_server_that_does_not_answer_fails_every_object(trial: PlanTrial
 async def test_the_command_itself(trial: PlanTrial, tmp_path: Path, output: str, code: int) -> None:
     file = tmp_path / "roles.yaml"
     file.write_text(trial.write({"name": trial.name("app"), "login": True}), encoding="utf-8")
-    ended = await run_command(trial.server.dsn(), "-f", str(tmp_path), "-o", output)
-    assert ended.returncode == code, ended.stderr
-    assert trial.name("app") in ended.stdout
+    ended = await run_command("plan", "-f", str(tmp_path), "-o", output, PGROLE_DSN=trial.server.dsn())
+    assert ended.code == code, ended.err
+    assert trial.name("app") in ended.out
     if output == "json":
-        (one,) = json.loads(ended.stdout)["objects"]
+        (one,) = ended.json()["objects"]
         assert (one["action"], one["place"]) == ("create", f"{file}:1")
 
 
@@ -502,15 +509,23 @@ async def test_the_exit_code_tells_what_happened(trial: PlanTrial, tmp_path: Pat
     file = tmp_path / "roles.yaml"
     file.write_text(trial.write({"name": name}), encoding="utf-8")
     dsn = trial.server.dsn()
-    assert (await run_command(dsn, "-f", str(file))).returncode == 0
-    assert (await run_command(dsn, "-f", str(tmp_path / "missing.yaml"))).returncode == 2
+    assert (await run_command("plan", "-f", str(file), PGROLE_DSN=dsn)).code == 0
+    assert (await run_command("plan", "-f", str(tmp_path / "missing.yaml"), PGROLE_DSN=dsn)).code == 2
     file.write_text("kind: PgRole\napiVersion: pgrole.dev/v1alpha1\nmetadata: {name: x}\nspec: 1", encoding="utf-8")
-    assert (await run_command(dsn, "-f", str(file))).returncode == 1
+    assert (await run_command("plan", "-f", str(file), PGROLE_DSN=dsn)).code == 1
 
 
-async def run_command(dsn: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    environment = {"PGROLE_DSN": dsn, "PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
-    command = [sys.executable, "-m", "pgrole_controller", "plan", *arguments]
-    run = partial(subprocess.run, command, env=environment, capture_output=True, text=True, check=False)
-    ended: subprocess.CompletedProcess[str] = await anyio.to_thread.run_sync(run)
-    return ended
+async def test_the_plan_of_an_export_is_empty(trial: PlanTrial, tmp_path: Path) -> None:
+    group, member, schema = trial.name("group"), trial.name("member"), f"s{trial.prefix}"
+    await trial.home.execute(
+        f"CREATE ROLE {group}; CREATE ROLE {member} LOGIN CONNECTION LIMIT 3 IN ROLE {group}; "
+        f"CREATE SCHEMA {schema}; CREATE TABLE {schema}.t (id int); GRANT USAGE ON SCHEMA {schema} TO {group}; "
+        f"GRANT SELECT ON {schema}.t TO {group}; ALTER ROLE {member} SET search_path = {schema}"
+    )
+    dsn = trial.server.dsn()
+    exported = await run_command("export", "--roles", f"{trial.prefix}_*", "-n", trial.namespace, PGROLE_DSN=dsn)
+    file = tmp_path / "roles.yaml"
+    file.write_text(exported.out, encoding="utf-8")
+    planned = await run_command("plan", "-f", str(file), PGROLE_DSN=dsn)
+    assert planned.code == 0, planned.out
+    assert planned.out.splitlines()[-1] == "nothing to do: 2 objects: 2 adopted as they are"

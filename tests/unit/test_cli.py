@@ -12,7 +12,7 @@ import pytest
 from pgrole_controller.api import crd
 from pgrole_controller.cli import MISUSED, main, make_parser
 from pgrole_controller.ending import FAILED
-from pgrole_controller.program import CONTROLLER, PLUGIN, spell_commands
+from pgrole_controller.program import CONTROLLER, PLUGIN, SHARED_COMMANDS, spell_commands
 from pgrole_controller.settings import DSN, SETTINGS
 
 
@@ -141,3 +141,20 @@ def test_an_empty_name_is_misuse_as_of_a_variable_that_is_not_set(words: str) ->
     with pytest.raises(SystemExit) as ended:
         main(words.split())
     assert ended.value.code == MISUSED
+
+
+def test_what_only_resembles_a_call_of_the_program_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["kubectl-pgrole"])
+    for text in (
+        "kubectl -n pgrole-controller logs",
+        "no Deployment with label app.kubernetes.io/name=pgrole-controller in namespace shop",
+        "kubectl logs -l app.kubernetes.io/name=pgrole-controller --tail=50",
+        "pgrole-controller run --dsn-file dsn",
+    ):
+        assert spell_commands(text) == text
+
+
+def test_the_commands_that_the_plugin_has_are_spelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["kubectl-pgrole"])
+    commands = {command.prog.split()[2] for command in commands_of(make_parser())}
+    assert commands == set(SHARED_COMMANDS)

@@ -75,6 +75,13 @@ print(*(name for name in {unneeded} if name in sys.modules))
     assert run(code) == ""
 
 
+def test_a_command_with_a_dsn_imports_no_http_client() -> None:
+    commands = ("plan", "export", "access", "history", "doctor")
+    imports = "; ".join(f"import pgrole_controller.commands.{one}" for one in commands)
+    found = run(f"import sys; {imports}; print(sorted(sys.modules.keys() & {{'aiohttp', 'kubernetes_asyncio'}}))")
+    assert found == "[]"
+
+
 def test_a_kubeconfig_is_read_without_any_model() -> None:
     code = """
 import sys

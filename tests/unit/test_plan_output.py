@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 
 import pytest
 from rich.console import Console
@@ -83,6 +84,14 @@ def test_a_database_that_no_line_can_name_is_left_out_of_the_script() -> None:
     assert all(line.startswith(("--", "\\", "SET ")) for line in script.splitlines() if line)
 
 
+def test_remedies_name_the_program_that_the_user_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["kubectl-pgrole"])
+    error = Refused(Reason.NOT_ALLOWED, "run `pgrole-controller sql --database`")
+    report = PlanReport((PlannedObject("shop/a", action=PlannedAction.REFUSE, refusals=(error,)),))
+    for said in (printed(report, terminal=False), render_json(report), render_sql(report)):
+        assert "run `kubectl pgrole sql --database`" in said
+
+
 def test_the_last_line_counts() -> None:
     assert printed(PlanReport(()), terminal=False).splitlines()[-1] == "nothing to do: 0 objects as declared"
     assert printed(PlanReport((planned("x"),)), terminal=False).splitlines()[-1] == "1 object: 1 change"
@@ -92,3 +101,15 @@ def test_documents_are_valid_json_in_ascii_for_names_in_another_encoding() -> No
     shown = render_document({"na\udcffme": ["\udce9", ("\u202e",)]})
     assert json.loads(shown) == {"na\\xffme": ["\\xe9", ["\u202e"]]}
     assert shown.isascii()
+
+
+def test_roles_that_are_adopted_as_they_are_leave_nothing_to_do() -> None:
+    kept, declared = PlannedObject("shop/a", action=PlannedAction.CLAIM), PlannedObject("shop/b")
+    assert not PlanReport((kept, declared)).differs
+    same = "nothing to do: 3 objects: 3 adopted as they are\n"
+    assert printed(PlanReport((kept, kept, kept)), terminal=False) == same
+    mixed = printed(PlanReport((kept, declared)), terminal=False)
+    assert mixed == "nothing to do: 2 objects: 1 adopted as they are, 1 as declared\n"
+    changed = printed(PlanReport((planned("x"), kept)), terminal=False)
+    assert changed.splitlines()[-1] == "2 objects: 1 change, 1 adopted as they are"
+    assert json.loads(render_json(PlanReport((kept,))))["counts"] == {"claim": 1}

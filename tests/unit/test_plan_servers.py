@@ -5,20 +5,15 @@ from typing import Any
 import pytest
 import yaml
 
-from pgrole_controller.commands.arguments import ServerChoice
 from pgrole_controller.commands.manifests import parse_manifests
 from pgrole_controller.commands.plan import plan_files
 from pgrole_controller.kube.errors import NotConfigured
 from pgrole_controller.settings import WrongSetting
+from tests.commands import choose
 
 #: Nothing answers there.
 DSN = "postgresql://nobody@127.0.0.1:1/nowhere"
 ROLES = {"a": "main", "b": "other", "c": ""}
-
-
-def choice(**values: Any) -> ServerChoice:
-    nothing = dict.fromkeys(("dsn", "server", "kubeconfig", "context", "namespace"))
-    return ServerChoice(**{**nothing, "own_namespace": "pgrole-system", **values})
 
 
 def write(roles: dict[str, str], *servers: str) -> str:
@@ -43,12 +38,12 @@ def write(roles: dict[str, str], *servers: str) -> str:
 async def test_a_dsn_is_of_one_server_only() -> None:
     manifests = parse_manifests("f", write(ROLES), "shop")
     with pytest.raises(WrongSetting, match="default, main, other"):
-        await plan_files(manifests, choice(dsn=DSN))
+        await plan_files(manifests, choose(dsn=DSN))
 
 
 async def test_a_named_server_leaves_out_the_others_and_takes_those_without_one() -> None:
     manifests = parse_manifests("f", write(ROLES, "main"), "shop")
-    report = await plan_files(manifests, choice(dsn=DSN, server="main"))
+    report = await plan_files(manifests, choose(dsn=DSN, server="main"))
     assert [(one.name, one.server) for one in report.objects] == [("shop/a", "main"), ("shop/c", "main")]
     assert any(note.startswith("1 object left out") for note in report.notes)
     assert any("PgServer default" in note for note in report.notes)
@@ -58,9 +53,9 @@ async def test_without_a_dsn_a_cluster_is_needed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("KUBECONFIG", "/nowhere/at/all")
     manifests = parse_manifests("f", write({"a": "main"}, "main"), "shop")
     with pytest.raises(NotConfigured, match="/nowhere/at/all"):
-        await plan_files(manifests, choice())
+        await plan_files(manifests, choose())
 
 
 async def test_files_without_objects_need_nothing() -> None:
-    report = await plan_files(parse_manifests("f", "kind: Secret", "shop"), choice())
+    report = await plan_files(parse_manifests("f", "kind: Secret", "shop"), choose())
     assert (report.objects, report.differs) == ((), False)

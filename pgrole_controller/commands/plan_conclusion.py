@@ -1,0 +1,158 @@
+"""What `plan` and `diff` say of one object, from the controller's decisions about it. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from pgrole_controller.commands.plan_case import PlanCase
+from pgrole_controller.commands.plan_model import PlannedAction, PlannedChange, PlannedObject, PlannedSql
+from pgrole_controller.commands.plan_words import describe_changes, describe_password
+from pgrole_controller.core.ddl import statements
+from pgrole_controller.core.diff import Create
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
+from pgrole_controller.core.password import DesiredPassword, PasswordOrigin
+from pgrole_controller.core.plan import Action, Plan
+from pgrole_controller.core.simulation import SimulatedObject, Simulation, simulate, split_late
+from pgrole_controller.core.state import Observed, Server
+
+#: Former roles of an object that a note names.
+_NAMED = 5
+
+_PASSWORDS = "password: not compared"
+_PRIVILEGES_LEFT = "privileges: not compared, since the object is refused"
+
+
+class PlanConclusion:
+    """For the objects of one server. `name`: of its PgServer."""
+
+    def __init__(self, name: str, server: Server, simulation: Simulation | None) -> None:
+        self._name = name
+        self._server = server
+        self._simulation = simulation
+
+    def conclude(self, case: PlanCase) -> PlannedObject:
+        subject, decision = case.subject, case.decision
+        made = PlannedObject(str(subject.key), subject.place, subject.pgrole.role_name, self._name, key=subject.key)
+        if decision is None:
+            return made
+        if isinstance(decision, PgRoleError):
+            return _without_plan(made, decision)
+        return self._of_plan(made, case, decision)
+
+    def _of_plan(self, made: PlannedObject, case: PlanCase, plan: Plan) -> PlannedObject:
+        desired = case.target.desired if case.target else None
+        observed, simulation, privileges = case.observed, self._simulation, case.privileges
+        if desired is None or not isinstance(observed, Observed) or simulation is None:
+            return made
+        existing = next((one.role for one in (observed.named, observed.claimed) if one and one.oid == plan.oid), None)
+        others = {name: role for name, role in simulation.created.items() if name != plan.role_name}
+        early, late = split_late(plan.changes, others)
+        options = simulation.references.options
+        sql = [
+            PlannedSql("", tuple(statements(some, options=options)), is_late)
+            for some, is_late in ((early, False), (late, True))
+            if some
+        ]
+        changes = describe_changes(plan.changes, existing)
+        changes += self._reported(case, plan)
+        notes = list(self._notes_of(case, plan))
+        refusals, waits, errors = _sort(plan.pending)
+        drift = (*plan.drift, *plan.reported)
+        if privileges is not None:
+            changes += privileges.changes
+            sql += privileges.sql
+            notes += privileges.notes
+            for known, more in zip((refusals, waits, errors), _sort(privileges.pending), strict=True):
+                known.extend(more)
+            errors += privileges.errors
+            drift += ("privileges",) if privileges.drift else ()
+        done = replace(
+            made,
+            changes=tuple(changes),
+            sql=tuple(sql),
+            drift=tuple(dict.fromkeys(drift)),
+            notes=tuple(notes),
+            refusals=tuple(refusals),
+            waits=tuple(waits),
+            errors=tuple(errors),
+        )
+        return replace(done, action=_action_of(done, plan))
+
+    def _reported(self, case: PlanCase, plan: Plan) -> tuple[PlannedChange, ...]:
+        """The differences that drift.policy Report leaves."""
+        target, observed = case.target, case.observed
+        if not plan.reported or target is None or target.desired is None or not isinstance(observed, Observed):
+            return ()
+        references = self._simulation.references if self._simulation else observed.references
+        one = SimulatedObject(
+            replace(target.desired, report_only=False), replace(observed, references=references), target.policy
+        )
+        (corrected,) = simulate([one], self._server).decisions
+        if not isinstance(corrected, Plan):
+            return ()
+        existing = next((each.role for each in (observed.named, observed.claimed) if each), None)
+        some = tuple(change for change in corrected.changes if change.field in plan.reported)
+        return describe_changes(some, existing, corrected=False)
+
+    def _notes_of(self, case: PlanCase, plan: Plan) -> tuple[str, ...]:
+        spec, notes = case.subject.pgrole.spec, list[str]()
+        desired = case.target.desired if case.target else None
+        if spec.password is not None and desired is not None and not desired.terminating:
+            if any(isinstance(change, Create) for change in plan.changes):
+                notes.append(_describe_new_password(spec.password))
+            elif desired.password.origin is PasswordOrigin.ELSEWHERE:
+                notes.append(_PASSWORDS)
+        if spec.privileges and any(isinstance(one, Refused) for one in plan.pending):
+            notes.append(_PRIVILEGES_LEFT)
+        if isinstance(case.observed, Observed) and (former := case.observed.former):
+            names = ", ".join(f'"{name}"' for name, _ in former[:_NAMED])
+            notes.append(
+                f"this object has a claim on role {names}: spec.name is immutable, so the API server rejects this "
+                "unless the object is deleted first"
+            )
+        if plan.reassign is not None:
+            notes.append("before the drop, what the role owns is handed over and its sessions are checked")
+        return tuple(note for note in notes if note)
+
+
+def _describe_new_password(password: Any) -> str:  # noqa: ANN401 -- PasswordSpec, which is imported late
+    if password.secret_ref is not None:
+        reference = password.secret_ref
+        return describe_password(DesiredPassword(PasswordOrigin.SECRET, reference.name, reference.key))
+    return describe_password(DesiredPassword(PasswordOrigin.GENERATED)) if password.generate is not None else ""
+
+
+def _without_plan(made: PlannedObject, error: PgRoleError) -> PlannedObject:
+    if error.reason is Reason.SUSPENDED:
+        return replace(made, notes=("suspended: spec.suspend is true",))
+    refusals, waits, errors = _sort([error])
+    action = PlannedAction.REFUSE if refusals else PlannedAction.WAIT if waits else PlannedAction.FAIL
+    return replace(made, action=action, refusals=tuple(refusals), waits=tuple(waits), errors=tuple(errors))
+
+
+def _sort(some: Sequence[PgRoleError]) -> tuple[list[PgRoleError], list[PgRoleError], list[PgRoleError]]:
+    """Refusals, what waits, and failures."""
+    refusals: list[PgRoleError] = [one for one in some if isinstance(one, Refused)]
+    waits: list[PgRoleError] = [one for one in some if isinstance(one, Waiting)]
+    return refusals, waits, [one for one in some if not isinstance(one, Refused | Waiting)]
+
+
+def _action_of(one: PlannedObject, plan: Plan) -> PlannedAction:
+    corrected = [change for change in one.changes if change.corrected]
+    if one.errors:
+        return PlannedAction.FAIL
+    if plan.action is Action.DROPPED:
+        return PlannedAction.DROP
+    if plan.action is Action.CREATED or any(isinstance(change, Create) for change in plan.changes):
+        return PlannedAction.CREATE
+    if plan.action is Action.ADOPTED:
+        same = not (one.changes or one.refusals or one.waits or plan.reported or _PASSWORDS in one.notes)
+        return PlannedAction.CLAIM if same else PlannedAction.ADOPT
+    if corrected:
+        refused = any(isinstance(error, Refused) for error in plan.pending)
+        return PlannedAction.REVOKE if refused else PlannedAction.CHANGE
+    if one.refusals:
+        return PlannedAction.REFUSE
+    if one.changes or plan.reported:
+        return PlannedAction.REPORT
+    return PlannedAction.WAIT if one.waits else PlannedAction.NOTHING

@@ -1,0 +1,34 @@
+"""Lists a resource once, in pages. The controller watches instead: see reflector."""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pgrole_controller.kube.resource import Resource
+from pgrole_controller.kube.store import mapping, parse, sequence
+
+if TYPE_CHECKING:
+    from pgrole_controller.kube.client import Client
+
+#: Objects of one answer.
+PAGE = 500
+
+
+async def list_pages(
+    client: "Client", resource: Resource, namespace: str | None, query: Mapping[str, str] | None = None
+) -> AsyncIterator[list[dict[str, Any]]]:
+    """The objects of a namespace (None: all), a page at a time. Raises ApiError, Unreachable, BadStream."""
+    token = ""
+    while True:
+        asked = {"limit": str(PAGE), **(query or {})} | ({"continue": token} if token else {})
+        answer = parse(await client.request("GET", resource.path(namespace), query=asked))
+        yield [mapping(one) for one in sequence(answer.get("items"))]
+        token = str(mapping(answer.get("metadata")).get("continue") or "")
+        if not token:
+            return
+
+
+async def list_objects(
+    client: "Client", resource: Resource, namespace: str | None, query: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """Raises ApiError, Unreachable, BadStream."""
+    return [one async for page in list_pages(client, resource, namespace, query) for one in page]

@@ -1,0 +1,69 @@
+"""Runs the program's commands in this process: starting Python for each would cost more than the command does."""
+
+import io
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from unittest.mock import patch
+
+import anyio.to_thread
+import pytest
+
+from pgrole_controller.cli import main
+from pgrole_controller.commands.arguments import ServerChoice
+
+NO_CLUSTER = "/nonexistent/kubeconfig"
+
+#: Held while a command has this process's environment, arguments and standard files.
+_ALONE = Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class CommandAnswer:
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        assert self.code != 2, self.err
+        return json.loads(self.out)
+
+
+async def run_command(*arguments: str, program: str = "pgrole-controller", **environment: str | None) -> CommandAnswer:
+    """Without a terminal and without a cluster, unless the environment names one. None unsets a variable."""
+    return await anyio.to_thread.run_sync(partial(_run, program, arguments, environment))
+
+
+def _run(program: str, arguments: Sequence[str], environment: Mapping[str, str | None]) -> CommandAnswer:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
+    with (
+        _ALONE,
+        Path(os.devnull).open(encoding="utf-8") as nothing,
+        patch.dict(os.environ, make_environment(KUBECONFIG=NO_CLUSTER, **environment), clear=True),
+        patch.multiple(sys, argv=[program, *arguments], stdin=nothing, stdout=out, stderr=err),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main(arguments)
+    for file in (out, err):
+        file.seek(0)
+    assert isinstance(ended.value.code, int)
+    return CommandAnswer(ended.value.code, out.read(), err.read())
+
+
+def make_environment(**environment: str | None) -> dict[str, str]:
+    """This process's, with these variables; None unsets one."""
+    given = {**os.environ, **environment}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def choose(**chosen: str | None) -> ServerChoice:
+    """As `server_choice` returns it for these arguments."""
+    nothing = dict.fromkeys(("dsn", "server", "kubeconfig", "context", "namespace"))
+    return ServerChoice(**{**nothing, "own_namespace": "pgrole-system", **chosen})  # type: ignore[arg-type]
