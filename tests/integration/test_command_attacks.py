@@ -97,7 +97,7 @@ async def test_psql_runs_the_script_of_a_plan_as_it_is_meant(
         assert not await anyio.Path(pwned).exists()
         file = write_objects(tmp_path, name, names, adopt=True)
         planned = json.loads((await run_command("plan", "-f", str(file), "-o", "json", PGROLE_DSN=database)).out)
-        assert {one["action"] for one in planned["objects"]} == {"adopt"}
+        assert {one["action"] for one in planned["objects"]} == {"claim"}
         assert [one["changes"] for one in planned["objects"] if one["changes"]] == []
     finally:
         made = [f"atk_of_{name}_{number}" for number in range(len(names))]
