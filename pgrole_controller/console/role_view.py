@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from shlex import quote
 from typing import Any
 
 import yaml
@@ -93,6 +94,7 @@ class RoleView:
     databases: tuple[DatabaseView, ...]
     graph: RoleNeighbours
     yaml: str
+    argument: str  # the role's name in a command line
 
 
 def view_role(key: Key, found: Mapping[str, Any], summaries: Sequence[RoleSummary]) -> RoleView:
@@ -116,6 +118,7 @@ def view_role(key: Key, found: Mapping[str, Any], summaries: Sequence[RoleSummar
         databases=tuple(_databases(spec, status)),
         graph=Memberships(summaries, summary.server).draw(summary),
         yaml=write_yaml(found),
+        argument=f"{'-- ' * summary.role.startswith('-')}{quote(summary.role)}",
     )
 
 
