@@ -262,7 +262,7 @@ async def run(roles: int, viewers: list[int], file: Path | None) -> None:
         await browser.close()
     if file is not None:
         result = {"roles": roles, "loadBefore": round(load, 2), "measured": measured}
-        file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        await anyio.Path(file).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:

@@ -59,7 +59,7 @@ class ViewedStore(Store):
 
     def seen(self) -> Mapping[Key, Stored]:
         """Everything, or what arrived so far of the first list. Copy it before awaiting."""
-        return self._arrived if self._arrived else dict(self.items())
+        return self._arrived or dict(self.items())
 
     def share(self, new: Stored) -> Stored:
         shared = self._shared.share(new)

@@ -116,7 +116,7 @@ def view_role(key: Key, found: Mapping[str, Any], summaries: Sequence[RoleSummar
         deletion=read_text(spec, "deletionPolicy", most=64) or "Retain",
         drifts=summary.drifts,
         databases=tuple(_databases(spec, status)),
-        graph=Memberships(summaries, summary.server).draw(summary),
+        graph=Memberships(summaries, summary.server).around(summary),
         yaml=write_yaml(found),
         argument=f"{'-- ' * summary.role.startswith('-')}{quote(summary.role)}",
     )

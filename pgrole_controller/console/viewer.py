@@ -35,9 +35,11 @@ SCOPE_SECONDS = 300.0
 REFUSED_SECONDS = 2.0
 #: A page waits so long for the beginning of the first list, and so long for its end.
 FIRST_SECONDS = 8.0
-REST_SECONDS = 0.2
+REST_SECONDS = 0.05
 
-TIMING = WatchTiming(watch_least=45.0, watch_most=60.0, backoff_first=0.2, backoff_most=5.0, list_timeout=30.0, page=250)
+TIMING = WatchTiming(
+    page=250, watch_least=45.0, watch_most=60.0, backoff_first=0.2, backoff_most=5.0, list_timeout=30.0
+)
 
 Connect = Callable[[Reachability], AbstractAsyncContextManager[Client]]
 

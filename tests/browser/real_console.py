@@ -133,7 +133,3 @@ async def sign_in(tab: BrowserTab, token: str, namespaces: str = "") -> None:
     await tab.page.get_by_role("button", name="Sign in").click()
     await expect(tab.page.get_by_role("heading", level=1)).to_have_text("Overview")
     await expect(tab.page.locator("#live-words")).to_have_text("Live")
-
-
-
-

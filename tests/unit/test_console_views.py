@@ -23,6 +23,7 @@ from pgrole_controller.console.roles_view import PAGE_ROWS, read_query, view_rol
 from pgrole_controller.console.snapshot import Snapshot
 from pgrole_controller.console.template_files import tell_distance
 from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.membership_graph import NodeKind
 from pgrole_controller.core.request import Key
 from tests.browser import snapshots
 from tests.browser.snapshots import NOW, SCRIPT, ago, drift, make_role, make_snapshot
@@ -300,18 +301,22 @@ def test_memberships_are_drawn_in_columns_without_cycles_and_cut_when_there_are_
         make_role("shop", "circle", spec={"memberOf": [{"role": "group"}]}),
     ]
     summaries = [summarize(*each) for each in roles]
-    graph = Memberships(summaries, "orders").draw(summaries[30])
-    assert sum(node.is_subject for node in graph.nodes) == 1
+    found = Memberships(summaries, "orders").around(summaries[30])
+    graph = found.graph
+    assert sum(node.focus for node in graph.nodes) == 1
     assert len(graph.nodes) < 25
-    assert any(node.more for node in graph.nodes)
-    assert all(0 <= node.y <= graph.height for node in graph.nodes)
+    more = {node.id for node in graph.nodes if node.kind is NodeKind.MORE}
+    assert more
+    assert more <= {end for edge in graph.edges for end in (edge.tail, edge.head)}
+    assert {end for edge in graph.edges for end in (edge.tail, edge.head)} <= {node.id for node in graph.nodes}
+    assert found.svg.count("<a href=") == sum(bool(node.link) for node in graph.nodes)
 
 
 def test_roles_of_another_server_are_not_in_the_graph() -> None:
     subject = summarize(*make_role("shop", "app", spec={"memberOf": [{"role": "readers"}]}))
     other = summarize(*make_role("shop", "readers", spec={"serverRef": {"name": "other"}}))
-    graph = Memberships([subject, other], "orders").draw(subject)
-    assert [node.key for node in graph.nodes if not node.is_subject] == [None]
+    graph = Memberships([subject, other], "orders").around(subject).graph
+    assert [node.link for node in graph.nodes if not node.focus] == [""]
 
 
 def test_a_viewer_without_pgservers_sees_names_of_servers_only() -> None:
