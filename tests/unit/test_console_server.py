@@ -160,8 +160,7 @@ def test_what_arrived_of_a_list_is_seen_before_its_end_and_replaced_by_the_whole
         for number in range(PROGRESS)
     ]
     shared = [store.share(item) for item in items]
-    assert store.reading
-    assert store.begun.is_set()
+    assert (store.reading, store.begun.is_set()) == (True, True)
     assert len(store.seen()) == PROGRESS
     store.replace(shared[1:])
     store.answered.set()
