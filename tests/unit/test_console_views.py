@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgrole_controller.console.charts import draw_chart
-from pgrole_controller.console.drift_entries import HOURS, count_by_hour, read_counts, read_history
+from pgrole_controller.console.drift_entries import HOURS, HourCount, at_least, count_by_hour, read_counts, read_history
 from pgrole_controller.console.graph import Memberships
 from pgrole_controller.console.json_reading import read_number, read_text, read_time
 from pgrole_controller.console.overview import view_overview
@@ -292,6 +292,11 @@ def test_roles_are_searched_filtered_sorted_and_paged() -> None:
     found = view_roles(read_query({"namespace": "team-03", "state": "ready"}), summaries)
     assert 0 < found.matching == found.states[-1].count
     assert "page=" not in found.query.link(state="drift")
+
+
+def test_a_drift_that_a_role_tells_of_is_counted_before_the_server_counted_it() -> None:
+    hour = NOW.replace(minute=0, second=0, microsecond=0)
+    assert at_least([HourCount(hour, 3, 0)], [HourCount(hour, 1, 2)]) == (HourCount(hour, 3, 2),)
 
 
 def test_memberships_are_drawn_in_columns_without_cycles_and_cut_when_there_are_many() -> None:
