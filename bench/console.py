@@ -1,11 +1,13 @@
-"""Measures the web console: memory and time to the first byte and to the whole page, with many roles and viewers.
+"""Measures the web console: memory, time to the whole page, and first paint in Chromium, with many roles and viewers.
 
-`python -m bench.console [--roles 10000] [--viewers 1,20]` starts an API server of its own with these PgRoles, and the
-console as its own process. Prints MiB (VmRSS), and seconds as the median of several requests.
+`python -m bench.console [--roles 10000] [--viewers 1,20] [--json FILE]` starts an API server of its own with these
+PgRoles, and the console as its own process. Prints MiB (VmRSS), and seconds as the median of several requests.
 """
 
 import argparse
 import asyncio
+import json
+import os
 import re
 import statistics
 import sys
@@ -18,17 +20,30 @@ from typing import Any
 
 import aiohttp
 import anyio
+from playwright.async_api import Browser, async_playwright
 
 from pgrole_controller.local.apiserver import ApiServer, api_server
 from pgrole_controller.local.binaries import find
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.manifests import apply_crds, create_namespace
 from pgrole_controller.local.workspace import free_port
+from tests.browser.conftest import ARGUMENTS, find_chromium
 from tests.integration.console_stand import CSRF, Accounts
 
 PAGES = ("/", "/roles", "/roles?q=role-77", "/roles/bench/role-77", "/servers")
 REPEATED = 5
 AT_ONCE = 32
+#: Milliseconds since the navigation began, at the click.
+FIRST_PAINT = """() => new Promise((resolve) => new PerformanceObserver((list) => {
+  for (const entry of list.getEntriesByName("first-contentful-paint")) resolve(entry.startTime);
+}).observe({ type: "paint", buffered: true }))"""
+#: Milliseconds since 1970 when the frame after the page got this text was painted.
+NOTE_PAINT = """(text) => {
+  const main = document.getElementById("main");
+  globalThis.painted = new Promise((resolve) => new MutationObserver(() => {
+    if (main.textContent.includes(text)) requestAnimationFrame(() => setTimeout(() => resolve(Date.now())));
+  }).observe(main, { subtree: true, childList: true, characterData: true }));
+}"""
 GOALS = {1: 120.0, 20: 200.0}  # MiB
 
 
@@ -163,9 +178,45 @@ async def time_change(server: ApiServer, session: aiohttp.ClientSession, n: int)
         return time.perf_counter() - began
 
 
-async def measure(server: ApiServer, viewers: int, tokens: list[str]) -> None:
+async def time_paint(browser: Browser, url: str, token: str) -> float:
+    """Seconds from the click on "Sign in" until Chromium painted the overview, before anything was listed."""
+    context = await browser.new_context()
+    page = await context.new_page()
+    await page.goto(f"{url}/login")
+    await page.get_by_label("Token").fill(token)
+    await page.get_by_role("button", name="Sign in").click()
+    await page.get_by_role("heading", name="Overview").wait_for()
+    painted = await page.evaluate(FIRST_PAINT)
+    await context.close()
+    return float(painted) / 1000
+
+
+async def time_change_in_browser(server: ApiServer, browser: Browser, url: str, token: str, n: int) -> float:
+    """Seconds from the answer to a write of a status until Chromium painted the open page of the role with it."""
+    context = await browser.new_context()
+    page = await context.new_page()
+    await page.goto(f"{url}/login")
+    await page.get_by_label("Token").fill(token)
+    await page.get_by_role("button", name="Sign in").click()
+    await page.get_by_role("heading", name="Overview").wait_for()
+    await page.goto(f"{url}/roles/bench/role-{n}")
+    await page.locator("#live-words", has_text="Live").wait_for()
+    path = f"/apis/pgrole.dev/v1alpha1/namespaces/bench/pgroles/role-{n}"
+    obj = await server.request("GET", path)
+    obj["status"]["driftCount"] = 777_000 + n
+    await page.evaluate(NOTE_PAINT, f"{777_000 + n:,}")
+    await server.request("PUT", f"{path}/status", obj)
+    written = time.time()
+    painted = float(await page.evaluate("globalThis.painted")) / 1000
+    await context.close()
+    return max(painted - written, 0.0)
+
+
+async def measure(server: ApiServer, browser: Browser, viewers: int, tokens: list[str]) -> dict[str, Any]:
     async with running_console(server) as console, AsyncExitStack() as stack:
         empty = console.memory
+        paint = await time_paint(browser, console.url, tokens[0])
+        print(f"first paint after signing in {paint:.2f} s (goal: 1)", flush=True)
         sessions: list[aiohttp.ClientSession] = []
         for token in tokens[:viewers]:
             jar = aiohttp.CookieJar(unsafe=True, treat_as_secure_origin=console.url)
@@ -180,29 +231,47 @@ async def measure(server: ApiServer, viewers: int, tokens: list[str]) -> None:
             print(f"{re.sub('=.*', '', path):24} {middle:.3f} s, {times[0][2] / 1024:.0f} KiB")
         delays = [await time_change(server, sessions[0], n) for n in range(REPEATED)]
         print(f"a changed status is on the page {statistics.median(delays) * 1000:.0f} ms after its write (goal: 300)")
+        changes = [
+            await time_change_in_browser(server, browser, console.url, tokens[0], n) for n in range(10, 10 + REPEATED)
+        ]
+        print(f"and painted by Chromium {statistics.median(changes) * 1000:.0f} ms after its write (goal: 300)")
         goal = GOALS.get(viewers)
         against = f" (goal: {goal:.0f})" if goal else ""
         print(f"memory with {viewers} viewers: {console.memory:.0f} MiB{against}; without: {empty:.0f} MiB", flush=True)
+        return {
+            "viewers": viewers,
+            "firstPaintSeconds": round(paint, 3),
+            "changePaintedSeconds": round(statistics.median(changes), 3),
+            "changeOnPageSeconds": round(statistics.median(delays), 3),
+            "memoryMiB": round(console.memory, 1),
+            "memoryWithoutViewersMiB": round(empty, 1),
+        }
 
 
-async def run(roles: int, viewers: list[int]) -> None:
-    async with api_server(binaries=await find(Display(sys.stderr))) as server:
+async def run(roles: int, viewers: list[int], file: Path | None) -> None:
+    async with api_server(binaries=await find(Display(sys.stderr))) as server, async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=find_chromium(), args=list(ARGUMENTS))
         await apply_crds(server)
         began = time.perf_counter()
         await fill(server, roles)
         print(f"{roles} PgRoles created in {time.perf_counter() - began:.0f} s", flush=True)
         accounts = Accounts(server)
         tokens = [await accounts.create("bench", everything=True) for _ in range(max(viewers))]
-        for number in viewers:
-            await measure(server, number, tokens)
+        load = os.getloadavg()[0]
+        measured = [await measure(server, browser, number, tokens) for number in viewers]
+        await browser.close()
+    if file is not None:
+        result = {"roles": roles, "loadBefore": round(load, 2), "measured": measured}
+        await anyio.Path(file).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--roles", type=int, default=10_000)
     parser.add_argument("--viewers", default="1,20")
+    parser.add_argument("--json", type=Path, help="write the result into this file, too")
     given = parser.parse_args()
-    anyio.run(run, given.roles, [int(one) for one in given.viewers.split(",")])
+    anyio.run(run, given.roles, [int(one) for one in given.viewers.split(",")], given.json)
 
 
 if __name__ == "__main__":

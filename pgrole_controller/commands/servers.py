@@ -1,5 +1,6 @@
 """Finds the server that a command looks at, and reads it in READ ONLY transactions."""
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ from pgrole_controller.kube.resource import PGSERVERS
 from pgrole_controller.kube.store import pack, parse
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.errors import translate_errors
-from pgrole_controller.settings import Settings, WrongSetting, server_policy_of
+from pgrole_controller.settings import WrongSetting, read_settings, server_policy_of
 
 if TYPE_CHECKING:
     from pgrole_controller.kube.client import Client
@@ -93,11 +94,11 @@ async def complete_server(client: "Client | None", obj: dict[str, Any], own_name
 
 
 def of_dsn(dsn: str) -> ServerConfig:
-    """The server of a DSN, with the policy that the controller has for PGROLE_DSN."""
+    """The server of a DSN, with the policy that the controller has for PGROLE_DSN in the same environment."""
     return ServerConfig(
         DEFAULT_SERVER,
         Endpoint.of_dsn(dsn),
-        server_policy_of(Settings()),
+        server_policy_of(read_settings({}, os.environ, only=("allow", "protected"))),
         address_of(dsn),
         databases=DatabasesConfig(("*",)),
     )

@@ -1,6 +1,6 @@
 """Drifts as the status of PgRoles and PgServers contains them, for pages: one by one, and by hour."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -119,6 +119,14 @@ def read_counts(servers: Iterable[Mapping[str, Any]], now: datetime) -> tuple[Ho
             if hour is not None:
                 found.append((hour, max(0, corrected), max(0, reported)))
     return _fill(found, now) if known else None
+
+
+def at_least(counts: Sequence[HourCount], others: Sequence[HourCount]) -> tuple[HourCount, ...]:
+    """The larger count of each hour. The controller writes its counts once a minute, histories of roles at once."""
+    return tuple(
+        HourCount(one.hour, max(one.corrected, other.corrected), max(one.reported, other.reported))
+        for one, other in zip(counts, others, strict=True)
+    )
 
 
 def _fill(counts: Iterable[tuple[datetime, int, int]], now: datetime) -> tuple[HourCount, ...]:

@@ -1,55 +1,36 @@
-"""Memberships around one role as a graph in columns: its members to the left, the roles that it is in to the right.
+"""Memberships around one role: its members to the left, the roles that it is in to the right.
 
-It is made from the `spec.memberOf` of the PgRoles that the viewer may list. Roles without a PgRole have no link.
+They are those in `spec.memberOf` of the PgRoles that the viewer may list. Roles without a PgRole have no link.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pgrole_controller.console.role_summary import RoleState, RoleSummary
+from markupsafe import Markup
+
+from pgrole_controller.console.role_summary import RoleSummary
+from pgrole_controller.console.template_files import quote_segment
+from pgrole_controller.core.errors import make_legible
+from pgrole_controller.core.graph_svg import render_svg
+from pgrole_controller.core.membership_graph import EdgeKind, GraphEdge, GraphNode, MembershipGraph, NodeKind
 from pgrole_controller.core.request import Key
 
 _DEPTH = 3
 _MOST_IN_COLUMN = 8
-_LETTERS = 22
-NODE_WIDTH, NODE_HEIGHT = 200, 44
-_COLUMN_GAP, _ROW_GAP, _MARGIN = 56, 14, 4
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnRole:
-    """One role at a place. `key`: its PgRole; None if the viewer may see none. `more`: how many it stands for."""
-
-    name: str
-    label: str
-    key: Key | None
-    state: RoleState | None
-    x: int
-    y: int
-    is_subject: bool = False
-    more: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class GraphLine:
-    """A membership, as the path of an SVG from the member to the role that it is in."""
-
-    path: str
 
 
 @dataclass(frozen=True, slots=True)
 class RoleNeighbours:
-    """`members` and `groups`: direct ones, for the list beside the drawing."""
+    """`members` and `groups`: direct ones, for the lists beside the picture."""
 
-    nodes: tuple[DrawnRole, ...]
-    lines: tuple[GraphLine, ...]
-    width: int
-    height: int
+    graph: MembershipGraph
     members: tuple[tuple[str, Key | None], ...]
     groups: tuple[tuple[str, Key | None], ...]
-    node_width: int = NODE_WIDTH
-    node_height: int = NODE_HEIGHT
+
+    @property
+    def svg(self) -> Markup:
+        return Markup(render_svg(self.graph, style="", bare=True))  # noqa: S704 -- it escapes what it is given
 
 
 class Memberships:
@@ -70,68 +51,64 @@ class Memberships:
             for group in groups:
                 self._members[group].append(role)
 
-    def draw(self, subject: RoleSummary) -> RoleNeighbours:
-        """Places what is within three memberships of `subject`, at most eight roles in each column."""
+    def around(self, subject: RoleSummary) -> RoleNeighbours:
+        """Takes what is within three memberships of `subject`, at most eight roles at each distance and side."""
         self._groups[subject.role] = list(dict.fromkeys(subject.member_of))
         self._summaries[subject.role] = subject
-        left = self._layers(subject.role, self._members)
-        right = self._layers(subject.role, self._groups)
-        columns = [*reversed(left), [subject.role], *right]
-        tallest = max(min(len(column), _MOST_IN_COLUMN + 1) for column in columns)
-        height = 2 * _MARGIN + tallest * (NODE_HEIGHT + _ROW_GAP) - _ROW_GAP
-        nodes: list[DrawnRole] = []
-        places: dict[str, tuple[int, int, int]] = {}
-        for number, column in enumerate(columns):
-            shown = column[:_MOST_IN_COLUMN]
-            rows = len(shown) + (len(column) > len(shown))
-            x = _MARGIN + number * (NODE_WIDTH + _COLUMN_GAP)
-            top = (height - rows * (NODE_HEIGHT + _ROW_GAP) + _ROW_GAP) // 2
-            for row, name in enumerate(shown):
-                y = top + row * (NODE_HEIGHT + _ROW_GAP)
-                places[name] = (number, x, y)
-                nodes.append(self._node(name, x, y, is_subject=name == subject.role))
-            if len(column) > len(shown):
-                y = top + len(shown) * (NODE_HEIGHT + _ROW_GAP)
-                more = len(column) - len(shown)
-                nodes.append(DrawnRole("", f"and {more} more", None, None, x, y, more=more))
+        nodes = [self._node(subject.role, is_subject=True)]
+        places = {subject.role: 0}
+        edges: list[GraphEdge] = []
+        for side, neighbours in ((-1, self._members), (1, self._groups)):
+            before = [subject.role]
+            for distance in range(1, _DEPTH + 1):
+                found = sorted({name for each in before for name in neighbours.get(each, ())} - places.keys())
+                shown, hidden = found[:_MOST_IN_COLUMN], found[_MOST_IN_COLUMN:]
+                nodes += [self._node(name) for name in shown]
+                places |= dict.fromkeys(shown, side * distance)
+                if hidden:
+                    more = GraphNode(f"more {side * distance}", f"and {len(hidden):,} more", NodeKind.MORE, "not drawn")
+                    nodes.append(more)
+                    edges += _edges_of_more(more.id, before, neighbours, frozenset(hidden), side)
+                before = shown
+        edges += [
+            GraphEdge(f"role {name}", f"role {group}", EdgeKind.INHERIT)
+            for name, place in places.items()
+            for group in self._groups.get(name, ())
+            if places.get(group, place) > place
+        ]
+        name = make_legible(subject.role)
+        graph = MembershipGraph(
+            f"Memberships of {name}",
+            f"Members to the left of {name}, roles that it is in to the right",
+            tuple(nodes),
+            tuple(edges),
+        )
         return RoleNeighbours(
-            nodes=tuple(nodes),
-            lines=tuple(self._lines(places)),
-            width=2 * _MARGIN + len(columns) * (NODE_WIDTH + _COLUMN_GAP) - _COLUMN_GAP,
-            height=height,
+            graph,
             members=tuple((name, self._key(name)) for name in self._members.get(subject.role, ())[:200]),
             groups=tuple((name, self._key(name)) for name in self._groups.get(subject.role, ())),
         )
 
-    def _layers(self, start: str, neighbours: Mapping[str, list[str]]) -> list[list[str]]:
-        seen, layers, current = {start}, [], [start]
-        for _ in range(_DEPTH):
-            found = list(
-                dict.fromkeys(name for each in current for name in neighbours.get(each, ()) if name not in seen)
-            )
-            if not found:
-                break
-            seen.update(found)
-            layers.append(sorted(found))
-            current = layers[-1][:_MOST_IN_COLUMN]
-        return layers
-
-    def _lines(self, places: Mapping[str, tuple[int, int, int]]) -> Iterable[GraphLine]:
-        for name, (column, x, y) in places.items():
-            for group in self._groups.get(name, ()):
-                place = places.get(group)
-                if place is None or place[0] <= column:
-                    continue
-                start_x, start_y = x + NODE_WIDTH, y + NODE_HEIGHT // 2
-                end_x, end_y = place[1], place[2] + NODE_HEIGHT // 2
-                middle = (start_x + end_x) // 2
-                yield GraphLine(f"M{start_x} {start_y} C{middle} {start_y} {middle} {end_y} {end_x - 6} {end_y}")
-
-    def _node(self, name: str, x: int, y: int, *, is_subject: bool) -> DrawnRole:
+    def _node(self, name: str, *, is_subject: bool = False) -> GraphNode:
         found = self._summaries.get(name)
-        label = name if len(name) <= _LETTERS else f"{name[: _LETTERS - 1]}…"
-        return DrawnRole(name, label, self._key(name), found.state if found else None, x, y, is_subject=is_subject)
+        label, node = make_legible(name), f"role {name}"
+        if is_subject:
+            return GraphNode(node, label, NodeKind.GROUP, "this role", focus=True)
+        if found is None:
+            return GraphNode(node, label, NodeKind.FOREIGN, "no PgRole")
+        link = f"/roles/{quote_segment(found.key.namespace)}/{quote_segment(found.key.name)}"
+        return GraphNode(node, label, NodeKind.LOGIN if found.login else NodeKind.GROUP, found.state.words, link=link)
 
     def _key(self, name: str) -> Key | None:
         found = self._summaries.get(name)
         return found.key if found else None
+
+
+def _edges_of_more(
+    more: str, before: Sequence[str], neighbours: Mapping[str, list[str]], hidden: frozenset[str], side: int
+) -> Iterable[GraphEdge]:
+    """Joins the node that stands for hidden roles with those drawn beside it."""
+    for name in before:
+        if not hidden.isdisjoint(neighbours.get(name, ())):
+            ends = (more, f"role {name}") if side < 0 else (f"role {name}", more)
+            yield GraphEdge(*ends, EdgeKind.MORE)

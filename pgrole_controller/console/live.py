@@ -4,6 +4,7 @@ A slow page holds back only itself: what it has not been sent yet is a set of na
 """
 
 import json
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -23,6 +24,7 @@ MOST_FEEDS = 12
 MOST_NAMES = 500
 
 CONNECTION = "connection"
+PROGRESS = "progress"
 
 
 class TooManyFeeds(Exception):
@@ -64,12 +66,15 @@ class Live:
 
     def __init__(self) -> None:
         self._feeds: list[Feed] = []
+        #: Another number after each change, also after a restart.
+        self.version = secrets.randbelow(2**40)
 
     def __len__(self) -> int:
         return len(self._feeds)
 
     def note(self, name: str) -> None:
-        """`name`: role/NAMESPACE/NAME, server/NAME or connection."""
+        """`name`: role/NAMESPACE/NAME, server/NAME, connection, or progress of the first list."""
+        self.version += 1
         for feed in self._feeds:
             feed.note(name)
 
@@ -97,8 +102,13 @@ class Live:
 
 
 async def send_events(request: web.Request, live: Live, owner: object = None) -> web.StreamResponse:
-    """Answers until the page leaves or the session `owner` ends."""
+    """Answers until the page leaves or the session `owner` ends.
+
+    The page says which version it shows (`since`), so no change between its rendering and this request is lost.
+    """
     with live.feed(owner, lambda: request.transport is None) as feed:
+        if request.query.get("since", str(live.version)) != str(live.version):
+            feed.note(CONNECTION)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await _write(response, "retry: 1000\n\n")

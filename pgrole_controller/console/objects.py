@@ -4,11 +4,16 @@ Each viewer lists and watches with their own token, and stores only what the API
 were sent the same bytes refer to the same bytes: who receives an object is decided by the API server alone.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from pgrole_controller.kube.store import Store, Stored
+from pgrole_controller.core.request import Key
+from pgrole_controller.kube.store import Change, Store, Stored
+from pgrole_controller.signals import Signal
+
+#: Objects of a list after which open pages show how many arrived.
+PROGRESS = 1000
 
 Name = TypeVar("Name")
 
@@ -33,15 +38,44 @@ class SharedObjects:
 
 
 class ViewedStore(Store):
-    """Forgets everything when the API server refuses to list or watch: the viewer may no longer see it."""
+    """Forgets everything when the API server refuses to list or watch: the viewer may no longer see it.
 
-    def __init__(self, shared: SharedObjects, refused: Callable[[], None]) -> None:
+    `begun`: set with the first object, or when there is none.
+    """
+
+    def __init__(self, shared: SharedObjects, refused: Callable[[], None], progressed: Callable[[], None]) -> None:
+        """`progressed` is called for every PROGRESS objects of the first list, and at its end."""
         super().__init__()
+        self.begun = Signal()
         self._shared = shared
         self._refused = refused
+        self._progressed = progressed
+        self._arrived: dict[Key, Stored] = {}
+
+    @property
+    def reading(self) -> bool:
+        """Whether the first list is incomplete."""
+        return not self.answered.is_set()
+
+    def seen(self) -> Mapping[Key, Stored]:
+        """Everything, or what arrived so far of the first list. Copy it before awaiting."""
+        return self._arrived or dict(self.items())
 
     def share(self, new: Stored) -> Stored:
-        return self._shared.share(new)
+        shared = self._shared.share(new)
+        if self.reading:
+            self._arrived[shared.key] = shared
+            self.begun.set()
+            if len(self._arrived) % PROGRESS == 0:
+                self._progressed()
+        return shared
+
+    def replace(self, everything: Iterable[Stored]) -> list[Change]:
+        self._arrived = {}
+        changes = super().replace(everything)
+        self.begun.set()
+        self._progressed()
+        return changes
 
     def refuse(self, why: str) -> None:
         super().refuse(why)

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from heapq import nlargest
 
 from pgrole_controller.console.charts import DriftChart, draw_chart
-from pgrole_controller.console.drift_entries import DriftEntry, count_by_hour, read_counts
+from pgrole_controller.console.drift_entries import DriftEntry, at_least, count_by_hour, read_counts
 from pgrole_controller.console.role_summary import RoleState, RoleSummary
 from pgrole_controller.console.server_view import ServerSummary, list_servers
 from pgrole_controller.console.snapshot import Snapshot
@@ -57,11 +57,14 @@ def view_overview(snapshot: Snapshot, summaries: Sequence[RoleSummary], now: dat
     counts = Counter(each.state for each in summaries)
     recent = [RecentDrift(each.key, each.role, drift) for each in summaries for drift in each.drifts]
     known = read_counts(snapshot.servers.values(), now)
+    counted = count_by_hour((each.drift for each in recent), now)
     if known is not None:
-        chart = draw_chart(known, "All drifts that the controller counted on the servers you may see.")
+        chart = draw_chart(
+            at_least(known, counted), "All drifts that the controller counted on the servers you may see."
+        )
     else:
         chart = draw_chart(
-            count_by_hour((each.drift for each in recent), now),
+            counted,
             "Counted from the last ten drifts of each role you may see, so there can have been more.",
         )
     return Overview(

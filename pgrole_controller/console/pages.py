@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pgrole_controller.console.server import PageQuestion
 
 _SUMMARIES = SummaryCache()
+_SOON = "This page shows it as soon as it is read."
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,8 @@ def _role(key: Key, snapshot: Snapshot) -> _View:
             return _missing(
                 "No such role for you", why, "Ask its administrators for the right to list pgroles.", "roles"
             )
+        if snapshot.reading:
+            return _missing("Reading", f"PgRole {key} is not among the roles that were read so far.", _SOON, "roles")
         why = f"Namespace {key.namespace} has no PgRole {key.name}."
         missing = _missing("Role not found", why, "It may have been deleted.", "roles")
         return replace(missing, watch=f"role/{key}")
@@ -168,6 +171,8 @@ def _server(name: str, request: PageRequest, snapshot: Snapshot) -> _View:
         if snapshot.servers_hidden:
             why = "You may not list PgServers, so this page cannot show the server."
             return _missing("Server hidden", why, "Ask for the right to get, list and watch pgservers.", "servers")
+        if snapshot.reading:
+            return _missing("Reading", f"PgServer {name} was not read so far.", _SOON, "servers")
         return _missing("Server not found", f"There is no PgServer {name}.", "It may have been deleted.", "servers")
     server = view_server(name, found, _SUMMARIES.list(snapshot.roles), request.now)
     said = f"{name}: {server.summary.state.words}"

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from shlex import quote
 from typing import Any
 
 from pgrole_controller.console.drift_entries import DriftEntry
@@ -91,6 +92,7 @@ class RoleView:
     databases: tuple[DatabaseView, ...]
     graph: RoleNeighbours
     yaml: str
+    argument: str  # the role's name in a command line
 
 
 def view_role(key: Key, found: Mapping[str, Any], summaries: Sequence[RoleSummary]) -> RoleView:
@@ -112,8 +114,9 @@ def view_role(key: Key, found: Mapping[str, Any], summaries: Sequence[RoleSummar
         deletion=read_text(spec, "deletionPolicy", most=64) or "Retain",
         drifts=summary.drifts,
         databases=tuple(_databases(spec, status)),
-        graph=Memberships(summaries, summary.server).draw(summary),
+        graph=Memberships(summaries, summary.server).around(summary),
         yaml=write_yaml(found),
+        argument=f"{'-- ' * summary.role.startswith('-')}{quote(summary.role)}",
     )
 
 

@@ -225,7 +225,7 @@ class ConsoleServer:
     async def _show_login(self, request: web.Request) -> web.StreamResponse:
         if await self._session(request) is not None:
             return _redirect("/")
-        return self._login_form(request, "", 200)
+        return self._login_form(request, self._sessions.why_ended(request.cookies.get(self._cookie, "")), 200)
 
     def _login_form(self, request: web.Request, problem: str, status: int) -> web.StreamResponse:
         if self._owner is not None:

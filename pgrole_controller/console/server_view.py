@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from pgrole_controller.console.charts import DriftChart, draw_chart
-from pgrole_controller.console.drift_entries import count_by_hour, read_counts
+from pgrole_controller.console.drift_entries import at_least, count_by_hour, read_counts
 from pgrole_controller.console.json_reading import (
     read_flag,
     read_map,
@@ -107,11 +107,12 @@ def view_server(name: str, found: Mapping[str, Any], summaries: Sequence[RoleSum
     declared, ready = _count(summaries)
     summary = _summarize(name, found, declared[name], ready[name])
     counts = read_counts([found], now)
+    recent = count_by_hour((drift for each in summaries if each.server == name for drift in each.drifts), now)
     chart = (
-        draw_chart(counts, "All drifts that the controller counted on this server.")
+        draw_chart(at_least(counts, recent), "All drifts that the controller counted on this server.")
         if counts is not None
         else draw_chart(
-            count_by_hour((drift for each in summaries if each.server == name for drift in each.drifts), now),
+            recent,
             "Counted from the last ten drifts of each role you may see, so there can have been more.",
         )
     )

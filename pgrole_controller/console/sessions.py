@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 MOST_VIEWERS = 20
 MOST_OF_ONE_USER = 4  # viewers with one user's name, each with another token or other namespaces; the oldest ends
 MOST_SESSIONS = 10  # of one viewer; the oldest ends
+MOST_ENDED = 200  # sessions of which it is known why they ended
 LONGEST_SECONDS = 8 * 3600.0
 SWEEP_SECONDS = 1.0
 
@@ -39,6 +40,11 @@ MOST_FAILURES_IN_ALL = 60
 FAILURE_SECONDS = 60.0
 #: Tokens that are checked at once.
 MOST_CHECKS = 4
+
+#: Why a session ended, for its viewer.
+REFUSED = "You were signed out: the API server no longer accepts your token. It expired or was revoked."
+OVER = "You were signed out: a session lasts eight hours."
+CROWDED = "You were signed out: you had been idle, and another viewer needed the place."
 
 LONGEST_TOKEN = 16 * 1024  # characters
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*\Z")
@@ -109,6 +115,7 @@ class Sessions:
         self._namespaces = namespaces
         self._key = secrets.token_bytes(32)
         self._sessions: dict[bytes, ViewerSession] = {}
+        self._ended: dict[bytes, str] = {}
         self._scopes: dict[Viewer, anyio.CancelScope] = {}
         self._by_token: dict[bytes, Viewer] = {}
         self._failures = Failures()
@@ -134,9 +141,13 @@ class Sessions:
     def find(self, cookie: str) -> ViewerSession | None:
         session = self._sessions.get(self.digest(cookie))
         if session is not None and anyio.current_time() >= session.ends_at:
-            self.end(session)
+            self.end(session, OVER)
             return None
         return session
+
+    def why_ended(self, cookie: str) -> str:
+        """Returns why the session of this cookie ended, for its viewer; empty if that is not known."""
+        return self._ended.get(self.digest(cookie), "")
 
     async def log_in(self, token: str, namespaces: tuple[str, ...], address: str) -> tuple[ViewerSession, str]:
         """Returns the session and what its cookie holds. `address`: the client's. Raises Rejected."""
@@ -172,10 +183,11 @@ class Sessions:
         log.info("session began", extra={"viewer": viewer.name})
         return session
 
-    def end(self, session: ViewerSession) -> None:
-        """The viewer's watches and pages end with their last session."""
+    def end(self, session: ViewerSession, why: str = "") -> None:
+        """The viewer's watches and pages end with their last session. `why`: for the viewer."""
         if self._sessions.pop(session.digest, None) is None:
             return
+        self._note_end(session.digest, why)
         log.info("session ended", extra={"viewer": session.viewer.name})
         self.ended()
         session.viewer.live.close(session)
@@ -192,7 +204,13 @@ class Sessions:
             await anyio.sleep(SWEEP_SECONDS)
             now = anyio.current_time()
             for session in [one for one in self._sessions.values() if now >= one.ends_at]:
-                self.end(session)
+                self.end(session, OVER)
+
+    def _note_end(self, digest: bytes, why: str) -> None:
+        if why:
+            self._ended[digest] = why
+        while len(self._ended) > MOST_ENDED:
+            del self._ended[next(iter(self._ended))]
 
     async def _admit(self, token: str, namespaces: tuple[str, ...], address: str | None) -> Viewer:
         """`address`: whose failures are counted; None for those of a proxy, which speaks for many."""
@@ -226,7 +244,7 @@ class Sessions:
 
         def refused() -> None:
             log.info("token refused, session ends", extra={"viewer": name})
-            self._dismiss(viewer)
+            self._dismiss(viewer, REFUSED)
 
         wanted = tuple(dict.fromkeys((*namespaces, *self._namespaces)))
         viewer = Viewer(name, lambda reachability: api.connect(token, refused, reachability), wanted, self.shared)
@@ -247,7 +265,7 @@ class Sessions:
         idle = sorted((one for one in self._scopes if not one.watching), key=lambda one: one.used_at)
         if not idle:
             raise Rejected(503, f"{MOST_VIEWERS} viewers are logged in, which is the most: try again later")
-        self._dismiss(idle[0])
+        self._dismiss(idle[0], CROWDED)
 
     def _follow(self, viewer: Viewer) -> None:
         scope = self._scopes[viewer] = anyio.CancelScope()
@@ -263,13 +281,14 @@ class Sessions:
                     log.error("watches ended by an error", extra={"viewer": viewer.name, **describe_error(error)})
                 await anyio.sleep(SWEEP_SECONDS)
 
-    def _dismiss(self, viewer: Viewer) -> None:
-        """Ends everything about a viewer."""
+    def _dismiss(self, viewer: Viewer, why: str = "") -> None:
+        """Ends everything about a viewer. `why`: for the viewer."""
         scope = self._scopes.pop(viewer, None)
         if scope is None:
             return
         for digest in [digest for digest, one in self._sessions.items() if one.viewer is viewer]:
             del self._sessions[digest]
+            self._note_end(digest, why)
         for digest in [digest for digest, one in self._by_token.items() if one is viewer]:
             del self._by_token[digest]
         viewer.live.close()

@@ -22,3 +22,5 @@ class Snapshot:
     connected: bool  # False: the API server does not answer, and this is what it last said
     read_at: datetime  # UTC; when the API server last confirmed it
     viewer: str  # user name for the header; may be empty
+    reading: bool = False  # the first list is incomplete: this is what arrived so far
+    version: int = 0  # another number after each change

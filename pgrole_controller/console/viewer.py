@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 import anyio
 
-from pgrole_controller.console.live import CONNECTION, Live
+from pgrole_controller.console.live import CONNECTION, PROGRESS, Live
 from pgrole_controller.console.objects import SharedObjects, ViewedObjects, ViewedStore
 from pgrole_controller.console.scope import ViewScope, ask_name, find_scope
 from pgrole_controller.console.snapshot import Snapshot
@@ -33,10 +33,13 @@ AWAY_SECONDS = 1.0
 #: The scope is asked for again so often, and so soon after a refusal.
 SCOPE_SECONDS = 300.0
 REFUSED_SECONDS = 2.0
-#: A page waits so long for the first list.
+#: A page waits so long for the beginning of the first list, and so long for its end.
 FIRST_SECONDS = 8.0
+REST_SECONDS = 0.05
 
-TIMING = WatchTiming(watch_least=45.0, watch_most=60.0, backoff_first=0.2, backoff_most=5.0, list_timeout=30.0)
+TIMING = WatchTiming(
+    page=250, watch_least=45.0, watch_most=60.0, backoff_first=0.2, backoff_most=5.0, list_timeout=30.0
+)
 
 Connect = Callable[[Reachability], AbstractAsyncContextManager[Client]]
 
@@ -103,17 +106,24 @@ class Viewer:
         self._used.set()
 
     async def wait_until_known(self) -> None:
-        """Returns once everything was listed or refused, or after FIRST_SECONDS."""
+        """Returns once everything was listed or refused. Does not wait for the end of a long list."""
         with anyio.move_on_after(FIRST_SECONDS):
             await self._known.wait()
-            for store in (*self._roles, *([self._servers] if self._servers else [])):
+            for store in self._stores:
+                await store.begun.wait()
+        with anyio.move_on_after(REST_SECONDS):
+            for store in self._stores:
                 await store.answered.wait()
+
+    @property
+    def _stores(self) -> tuple[ViewedStore, ...]:
+        return (*self._roles, *([self._servers] if self._servers else []))
 
     def snapshot(self) -> Snapshot:
         roles: dict[Key, Stored] = {}
         for store in self._roles:
-            roles.update(store.items())
-        servers = {} if self._servers is None else {key.name: one for key, one in self._servers.items()}
+            roles.update(store.seen())
+        servers = {} if self._servers is None else {key.name: one for key, one in self._servers.seen().items()}
         scope = self._scope
         return Snapshot(
             roles=ViewedObjects(roles),
@@ -123,6 +133,8 @@ class Viewer:
             connected=self._connection.connected,
             read_at=self._connection.read_at,
             viewer=self.name,
+            reading=scope is None or any(store.reading for store in self._stores),
+            version=self.live.version,
         )
 
     async def run(self) -> None:
@@ -208,7 +220,7 @@ class Viewer:
         return (None,) if scope.namespaces is None else scope.namespaces
 
     def _store(self) -> ViewedStore:
-        return ViewedStore(self._shared, self._rescope.set)
+        return ViewedStore(self._shared, self._rescope.set, lambda: self.live.note(PROGRESS))
 
     async def _reflect(self, client: Client, store: ViewedStore, namespace: str | None) -> None:
         await reflect(client, PGROLES, store, self._note_role, namespace=namespace, timing=TIMING)
@@ -223,7 +235,7 @@ class Viewer:
         self.live.note(f"server/{change.key.name}")
 
     def _forget(self) -> None:
-        for store in (*self._roles, *([self._servers] if self._servers else [])):
+        for store in self._stores:
             store.replace([])
         self._roles, self._servers, self._scope = [], None, None
         self._known.clear()

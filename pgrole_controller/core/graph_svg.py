@@ -44,7 +44,7 @@ STYLE = """
 .pgrole-graph .node.login rect { fill: var(--login-card); stroke: var(--login); }
 .pgrole-graph .node.superuser rect { fill: var(--superuser-card); stroke: var(--superuser); }
 .pgrole-graph .node.object rect { fill: var(--object-card); stroke: var(--object); }
-.pgrole-graph .node.everyone rect { stroke-dasharray: 2 3; stroke: var(--line); }
+.pgrole-graph .node.everyone rect, .pgrole-graph .node.foreign rect { stroke-dasharray: 2 3; stroke: var(--line); }
 .pgrole-graph .node.more rect { fill: none; stroke: var(--edge); stroke-dasharray: 4 4; }
 .pgrole-graph .node.focus rect { stroke-width: 2.6; }
 .pgrole-graph .node.focus .label { font-weight: 600; }
@@ -70,23 +70,30 @@ class _Place:
     y: float = 0.0
 
 
-def render_svg(graph: MembershipGraph, *, style: str = STYLE) -> str:
-    """The whole picture as one element `<svg>`, which needs nothing else. `style`: CSS; empty: the page has it."""
+def render_svg(graph: MembershipGraph, *, style: str = STYLE, bare: bool = False) -> str:
+    """The whole picture as one element `<svg>`, which needs nothing else. `style`: CSS; empty: the page has it.
+
+    `bare`: without title and legend to see, and without a ground, for a page with words of its own.
+    """
     places, routes = _lay_out(graph)
     right = max((place.x + place.width for place in places.values()), default=0.0)
     low = max((place.y + place.height / 2 for place in places.values()), default=_TITLE_HEIGHT)
-    legend, legend_width = _legend(graph, low + 30)
-    width = max(right, legend_width, _width(graph.title, 8.6) + _MARGIN) + _MARGIN
-    height = low + _LEGEND_HEIGHT + 8
+    legend, legend_width = ("", 0.0) if bare else _legend(graph, low + 30)
+    width = right + 4 if bare else max(right, legend_width, _width(graph.title, 8.6) + _MARGIN) + _MARGIN
+    height = low + (4 if bare else _LEGEND_HEIGHT + 8)
+    left, top = (_MARGIN - 4, _TITLE_HEIGHT + 8) if bare else (0.0, 0.0)
+    width, height = width - left, height - top
+    role = "group" if any(node.link for node in graph.nodes) else "img"  # an image hides links from screen readers
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="pgrole-graph" role="img" '
-        f'aria-labelledby="pgrole-graph-title pgrole-graph-description" viewBox="0 0 {width:.0f} {height:.0f}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="pgrole-graph" role="{role}" '
+        f'aria-labelledby="pgrole-graph-title pgrole-graph-description" '
+        f'viewBox="{left:.0f} {top:.0f} {width:.0f} {height:.0f}" '
         f'width="{width:.0f}" height="{height:.0f}">',
         f'<title id="pgrole-graph-title">{_text(graph.title)}</title>',
         f'<desc id="pgrole-graph-description">{_text(graph.description)}</desc>',
         f"<style>{style}</style>" if style else "",
-        f'<rect class="ground" width="{width:.0f}" height="{height:.0f}"/>',
-        f'<text class="title" x="{_MARGIN:.0f}" y="28">{_text(graph.title)}</text>',
+        "" if bare else f'<rect class="ground" width="{width:.0f}" height="{height:.0f}"/>',
+        "" if bare else f'<text class="title" x="{_MARGIN:.0f}" y="28">{_text(graph.title)}</text>',
         *(_draw_edge(edge, [places[key] for key in route]) for edge, route in routes),
         *(_draw_label(edge, [places[key] for key in route]) for edge, route in routes if edge.label),
         *(_draw_node(place) for place in places.values() if place.node is not None),
@@ -244,7 +251,11 @@ def _draw_node(place: _Place) -> str:
     ]
     if note:
         lines.append(f'<text class="note" x="{middle:.1f}" y="{place.y + 12.5:.1f}" text-anchor="middle">{note}</text>')
-    return "".join([*lines, "</g>"])
+    drawn = "".join([*lines, "</g>"])
+    if not node.link:
+        return drawn
+    name = f"{node.label}, {node.note}" if node.note else node.label
+    return f'<a href="{escape(node.link)}" aria-label="{_text(name)}">{drawn}</a>'
 
 
 def _draw_edge(edge: GraphEdge, route: Sequence[_Place]) -> str:

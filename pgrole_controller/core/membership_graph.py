@@ -23,6 +23,7 @@ class NodeKind(StrEnum):
     SUPERUSER = "superuser"
     EVERYONE = "everyone"
     OBJECT = "object"
+    FOREIGN = "foreign"
     MORE = "more"
 
 
@@ -38,13 +39,14 @@ class EdgeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """`id` is unique in its graph. `note`: a short second line. `focus`: what the picture is about."""
+    """`id` is unique in its graph. `note`: a short second line. `focus`: what the picture is about. `link`: a URL."""
 
     id: str
     label: str
     kind: NodeKind
     note: str = ""
     focus: bool = False
+    link: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,7 @@ _SHAPES = {
     NodeKind.SUPERUSER: "octagon",
     NodeKind.EVERYONE: "ellipse",
     NodeKind.OBJECT: "cylinder",
+    NodeKind.FOREIGN: "ellipse",
     NodeKind.MORE: "plaintext",
 }
 _STYLES = {

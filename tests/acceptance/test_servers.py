@@ -2,13 +2,15 @@
 
 import secrets
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import pytest_asyncio
 
+from pgrole_controller.controller.server_reporter import DRIFT_SECONDS
 from tests.acceptance.servers import EVERYTHING, PgServers, pgservers
 from tests.acceptance.service_account import OWN_NAMESPACE
-from tests.acceptance.world import Controller, Stage, condition, is_ready, running, says
+from tests.acceptance.world import PATIENCE, Controller, Stage, condition, is_ready, running, says
 from tests.servers import Servers
 
 
@@ -239,3 +241,19 @@ async def test_a_declared_default_stands_before_the_one_of_the_environment(
             await stage.kube.delete("late")
             await stage.kube.delete("app")
             await declared.wait_gone("default")
+
+
+@pytest.mark.slow
+async def test_a_pgserver_counts_the_drifts_of_each_hour(stage: Stage, declared: PgServers, role: str) -> None:
+    async with running(alone(stage), connected=False), stage.database() as database:
+        await declared.apply("main", stage.postgres)
+        await stage.kube.apply("app", name=role, serverRef={"name": "main"})
+        await stage.kube.wait_ready("app")
+        await database.execute(f"ALTER ROLE {role} CREATEDB")
+        await database.wait_role(role, lambda row: not row["rolcreatedb"], "set back")
+        counted = await declared.wait_for(
+            "main", lambda obj: bool(obj["status"].get("driftsPerHour")), "the drift", PATIENCE + DRIFT_SECONDS
+        )
+        (hour,) = counted["status"]["driftsPerHour"]
+        assert (hour["corrected"], hour["reported"]) == (1, 0)
+        assert timedelta(0) <= datetime.now(UTC) - datetime.fromisoformat(hour["hour"]) < timedelta(hours=2)

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -36,16 +37,16 @@ def find_chromium() -> str:
 
 
 @dataclass
-class Tab:
+class BrowserTab:
     """A page of the browser, and what it did wrong: `errors` of scripts and of the CSP, `strange` requests."""
 
     page: Page
-    stand: Stand
+    url: str
     errors: list[str] = field(default_factory=list)
     strange: list[str] = field(default_factory=list)
 
     async def open(self, path: str) -> None:
-        answer = await self.page.goto(self.stand.url + path)
+        answer = await self.page.goto(self.url + path)
         assert answer is not None
 
     def note_message(self, message: ConsoleMessage) -> None:
@@ -53,8 +54,30 @@ class Tab:
             self.errors.append(message.text)
 
     def note_request(self, request: Request) -> None:
-        if not request.url.startswith((self.stand.url, "about:", "data:")):
+        if not request.url.startswith((self.url, "about:", "data:")):
             self.strange.append(request.url)
+
+    def listen(self) -> None:
+        self.page.on("console", self.note_message)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", self.note_request)
+
+
+@dataclass(kw_only=True)
+class Tab(BrowserTab):
+    """A tab with pages of a stand."""
+
+    stand: Stand
+
+
+@asynccontextmanager
+async def new_page(browser: Browser) -> AsyncIterator[Page]:
+    """A page with a profile of its own."""
+    context = await browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    try:
+        yield await context.new_page()
+    finally:
+        await context.close()
 
 
 @pytest_asyncio.fixture(scope="session")
@@ -74,13 +97,9 @@ async def stand() -> AsyncIterator[Stand]:
 @pytest_asyncio.fixture
 async def tab(browser: Browser, stand: Stand) -> AsyncIterator[Tab]:
     """Every test fails at its end if the page had an error, violated its CSP, or asked another host."""
-    context = await browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
-    page = await context.new_page()
-    opened = Tab(page, stand)
-    page.on("console", opened.note_message)
-    page.on("pageerror", lambda error: opened.errors.append(str(error)))
-    page.on("request", opened.note_request)
-    yield opened
-    await context.close()
+    async with new_page(browser) as page:
+        opened = Tab(page, stand.url, stand=stand)
+        opened.listen()
+        yield opened
     assert opened.errors == []
     assert opened.strange == []

@@ -233,7 +233,18 @@ def typical() -> Snapshot:
         make_role("team-data", "notebooks", spec={"login": True, "memberOf": [{"role": "readers"}]}),
         make_role("team-data", "airflow", spec={"login": True, "memberOf": [{"role": "etl"}]}),
     ]
-    hours = [(1, 0, 1), (2, 3, 0), (3, 1, 0), (5, 2, 1), (6, 0, 2), (9, 6, 0), (10, 2, 0), (15, 1, 0), (21, 4, 0)]
+    hours = [
+        (0, 6, 0),
+        (1, 0, 1),
+        (2, 3, 0),
+        (3, 1, 0),
+        (5, 2, 1),
+        (6, 0, 2),
+        (9, 6, 0),
+        (10, 2, 0),
+        (15, 1, 0),
+        (21, 4, 0),
+    ]
     counts = [{"hour": ago(hours=back), "corrected": fixed, "reported": left} for back, fixed, left in hours]
     servers = {
         "orders": make_server("orders", driftsPerHour=counts, roles={"declared": 10, "ready": 5}),

@@ -75,6 +75,19 @@ async def test_a_session_that_ended_leads_to_the_login_page(tab: Tab) -> None:
     tab.errors.clear()  # Chromium reports the answer 401
 
 
+async def test_a_page_is_shown_before_every_role_is_read_and_fills(tab: Tab) -> None:
+    some = replace(snapshots.calm(), reading=True)
+    tab.stand.snapshot = replace(some, roles=dict(list(some.roles.items())[:2]))
+    await open_live(tab, "/")
+    main = tab.page.get_by_role("main")
+    await expect(main).to_contain_text("Reading roles: 2 so far.")
+    await expect(main).to_contain_text("Nothing so far.")
+    await expect(main).not_to_contain_text("Nothing needs attention")
+    await tab.stand.publish(snapshots.calm(), "progress")
+    await expect(main).to_contain_text("Nothing needs attention")
+    await expect(main).not_to_contain_text("Reading roles")
+
+
 async def test_typing_searches_ten_thousand_roles(tab: Tab) -> None:
     tab.stand.snapshot = snapshots.many()
     await open_live(tab, "/roles")

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 from tests.cluster.cluster import Cluster, Json, wait
+from tests.cluster.console import the_console_shows_a_viewer_what_rbac_permits
 from tests.cluster.database import Database, declare_role, declare_server
 from tests.cluster.images import CONTROLLER
 from tests.cluster.product import NAMESPACE, leader, pods, read_log, rolled_out
@@ -16,6 +17,7 @@ _KINDS = (
 )
 _REPAIRED = 15.0  # seconds, including psql's own time on a busy machine
 _CHART = "deploy/helm/pgrole-controller"
+_FURTHER = ("--set=podDisruptionBudget.enabled=true", "--set=console.enabled=true")
 _NEXT = CONTROLLER.rpartition(":")[0] + ":next"
 
 
@@ -55,10 +57,11 @@ def with_helm_it_is_installed_upgraded_and_uninstalled(database: Database) -> No
     cluster = database.cluster
     cluster.node.ctr("images", "tag", CONTROLLER, _NEXT)
     release = ("pgrole-controller", _CHART, "--namespace", NAMESPACE, "--wait", "--timeout=110s")
-    cluster.run("helm", "install", *release, "--create-namespace", "--set=podDisruptionBudget.enabled=true")
+    cluster.run("helm", "install", *release, "--create-namespace", *_FURTHER)
     declare_server(cluster)
     declare_role(cluster, "orders")
     assert database.repair_seconds() < _REPAIRED
+    the_console_shows_a_viewer_what_rbac_permits(database)
     cluster.run(
         "helm", "upgrade", *release, "--reset-then-reuse-values", "--set=settings.logLevel=debug,image.tag=next"
     )

@@ -35,6 +35,7 @@ class PlainPages:
             "namespaces": snapshot.namespaces,
             "connected": snapshot.connected,
             "viewer": snapshot.viewer,
+            "version": snapshot.version,
         }
         form = f'<input name="csrf" value="{question.csrf}">'
         return 200, f"<main>{json.dumps(shown)}</main>{'' if question.fragment else form}"
@@ -108,8 +109,9 @@ class Browser:
             return answer.status
 
     @asynccontextmanager
-    async def events(self) -> AsyncIterator["EventLines"]:
-        async with self.session.get("/events", timeout=aiohttp.ClientTimeout(total=None)) as answer:
+    async def events(self, since: int | None = None) -> AsyncIterator["EventLines"]:
+        path = "/events" if since is None else f"/events?since={since}"
+        async with self.session.get(path, timeout=aiohttp.ClientTimeout(total=None)) as answer:
             assert answer.status == 200, answer.status
             yield EventLines(answer)
 

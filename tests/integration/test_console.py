@@ -69,6 +69,21 @@ async def test_a_viewer_without_rights_is_shown_nothing(api_server: ApiServer, n
     assert (shown["roles"], shown["namespaces"], shown["servers_hidden"]) == ({}, [], True)
 
 
+async def test_a_change_between_page_and_stream_is_announced(api_server: ApiServer, namespace: str) -> None:
+    token = await Accounts(api_server).create(namespace, sees=[namespace])
+    await declare_role(api_server, namespace, "orders", connectionLimit=3)
+    async with run_test_console(**of_token(api_server)) as console, console.browser() as browser:
+        await browser.log_in(token, namespace)
+        version = (await browser.show())["version"]
+        await patch_role(api_server, namespace, "orders", {"connectionLimit": 4})
+        changed = await shown_once(browser, lambda shown: bool(shown["version"] != version))
+        async with browser.events(version) as events:
+            assert await anext(events) == ["connection"]
+        async with browser.events(changed["version"]) as events:
+            await patch_role(api_server, namespace, "orders", {"connectionLimit": 5})
+            assert await anext(events) == [f"role/{namespace}/orders"]
+
+
 async def test_a_change_is_announced_and_then_shown(api_server: ApiServer, namespace: str) -> None:
     token = await Accounts(api_server).create(namespace, sees=[namespace])
     await declare_role(api_server, namespace, "orders", connectionLimit=3)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgrole_controller.console.charts import draw_chart
-from pgrole_controller.console.drift_entries import HOURS, HourCount, count_by_hour, read_counts, read_history
+from pgrole_controller.console.drift_entries import HOURS, HourCount, at_least, count_by_hour, read_counts, read_history
 from pgrole_controller.console.graph import Memberships
 from pgrole_controller.console.json_reading import read_number, read_text, read_time
 from pgrole_controller.console.object_yaml import LONGEST_YAML, write_yaml
@@ -25,6 +25,7 @@ from pgrole_controller.console.roles_view import PAGE_ROWS, read_query, view_rol
 from pgrole_controller.console.snapshot import Snapshot
 from pgrole_controller.console.template_files import tell_distance
 from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.membership_graph import NodeKind
 from pgrole_controller.core.request import Key
 from tests.browser import snapshots
 from tests.browser.snapshots import NOW, SCRIPT, ago, drift, make_role, make_snapshot
@@ -344,6 +345,11 @@ def test_roles_are_searched_filtered_sorted_and_paged() -> None:
     assert "page=" not in found.query.link(state="drift")
 
 
+def test_a_drift_that_a_role_tells_of_is_counted_before_the_server_counted_it() -> None:
+    hour = NOW.replace(minute=0, second=0, microsecond=0)
+    assert at_least([HourCount(hour, 3, 0)], [HourCount(hour, 1, 2)]) == (HourCount(hour, 3, 2),)
+
+
 def test_memberships_are_drawn_in_columns_without_cycles_and_cut_when_there_are_many() -> None:
     roles = [make_role("shop", f"member-{number:03}", spec={"memberOf": [{"role": "group"}]}) for number in range(30)]
     roles += [
@@ -351,18 +357,22 @@ def test_memberships_are_drawn_in_columns_without_cycles_and_cut_when_there_are_
         make_role("shop", "circle", spec={"memberOf": [{"role": "group"}]}),
     ]
     summaries = [summarize(*each) for each in roles]
-    graph = Memberships(summaries, "orders").draw(summaries[30])
-    assert sum(node.is_subject for node in graph.nodes) == 1
+    found = Memberships(summaries, "orders").around(summaries[30])
+    graph = found.graph
+    assert sum(node.focus for node in graph.nodes) == 1
     assert len(graph.nodes) < 25
-    assert any(node.more for node in graph.nodes)
-    assert all(0 <= node.y <= graph.height for node in graph.nodes)
+    more = {node.id for node in graph.nodes if node.kind is NodeKind.MORE}
+    assert more
+    assert more <= {end for edge in graph.edges for end in (edge.tail, edge.head)}
+    assert {end for edge in graph.edges for end in (edge.tail, edge.head)} <= {node.id for node in graph.nodes}
+    assert found.svg.count("<a href=") == sum(bool(node.link) for node in graph.nodes)
 
 
 def test_roles_of_another_server_are_not_in_the_graph() -> None:
     subject = summarize(*make_role("shop", "app", spec={"memberOf": [{"role": "readers"}]}))
     other = summarize(*make_role("shop", "readers", spec={"serverRef": {"name": "other"}}))
-    graph = Memberships([subject, other], "orders").draw(subject)
-    assert [node.key for node in graph.nodes if not node.is_subject] == [None]
+    graph = Memberships([subject, other], "orders").around(subject).graph
+    assert [node.link for node in graph.nodes if not node.focus] == [""]
 
 
 def test_a_viewer_without_pgservers_sees_names_of_servers_only() -> None:

@@ -136,7 +136,7 @@
 
   const concerns = (names) => {
     const watch = find("main").dataset.watch;
-    return watch === "*" || names.includes("connection") || watch.split(" ").some((each) => names.includes(each));
+    return watch === "*" || names.includes("connection") || names.includes("progress") || watch.split(" ").some((each) => names.includes(each));
   };
 
   // The first change is shown at once, and those that follow it together. What is being fetched is not interrupted.
@@ -159,14 +159,10 @@
   };
 
   if (find("live")) {
-    let opened = false;
     const listen = () => {
-      const events = new EventSource("/events");
-      events.addEventListener("open", () => {
-        tellLive("on");
-        if (opened) update(); // what changed while the stream was interrupted
-        opened = true;
-      });
+      // The version tells the server whether something changed since this page, or while the stream was interrupted.
+      const events = new EventSource(`/events?since=${find("main").dataset.version}`);
+      events.addEventListener("open", () => tellLive("on"));
       events.addEventListener("changed", (event) => {
         let names = ["connection"];
         try {
