@@ -132,7 +132,9 @@ async def test_looking_writes_nothing(own_postgres: PostgresServer, tmp_path: Pa
 
 def start(*words: str, stdout: int, dsn: str = "") -> subprocess.Popen[str]:
     environment = {**os.environ, "KUBECONFIG": "/nonexistent", "PGROLE_DSN": dsn}
-    command = [sys.executable, "-c", "from pgrole_controller.cli import main; main()", *words]
+    # A background job of a shell ignores SIGINT, and so do the processes that it starts.
+    heeding = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [sys.executable, "-c", f"{heeding}; from pgrole_controller.cli import main; main()", *words]
     return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, env=environment, text=True)
 
 
