@@ -226,12 +226,14 @@ async def test_what_breaks_while_one_pgserver_is_written_ends_nothing(monkeypatc
     assert broken
 
 
-HOUR = f"{datetime.now(UTC):%Y-%m-%dT%H}:00:00Z"
+#: One moment, so that no hour ends in between.
+DRIFTED_AT = datetime.now(UTC)
+HOUR = f"{DRIFTED_AT:%Y-%m-%dT%H}:00:00Z"
 
 
 def drifted(world: World, corrected: int) -> None:
     counts = world.worker.drift_counts
-    counts.counted = counts.counted.add(datetime.now(UTC), corrected=corrected)
+    counts.counted = counts.counted.add(DRIFTED_AT, corrected=corrected)
 
 
 async def status_with(world: World, status: dict[str, Any]) -> list[dict[str, Any]]:
