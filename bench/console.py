@@ -203,8 +203,9 @@ async def time_change_in_browser(server: ApiServer, browser: Browser, url: str, 
     await page.locator("#live-words", has_text="Live").wait_for()
     path = f"/apis/pgrole.dev/v1alpha1/namespaces/bench/pgroles/role-{n}"
     obj = await server.request("GET", path)
-    obj["status"]["driftCount"] = 777_000 + n
-    await page.evaluate(NOTE_PAINT, f"{777_000 + n:,}")
+    count = int(obj["status"].get("driftCount") or 0) + 777_000
+    obj["status"]["driftCount"] = count
+    await page.evaluate(NOTE_PAINT, f"{count:,}")
     await server.request("PUT", f"{path}/status", obj)
     written = time.time()
     painted = float(await page.evaluate("globalThis.painted")) / 1000
