@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ with startup_imports():
     from pgrole_controller.commands.arguments import add_commands
     from pgrole_controller.console.arguments import add_console
     from pgrole_controller.dsn import address_of
-    from pgrole_controller.ending import FAILED, INTERRUPTED, end, make_printable
+    from pgrole_controller.ending import FAILED, INTERRUPTED, end, leaves, make_printable
     from pgrole_controller.program import PLUGIN, CommandParser, program_name, show_examples, spell_commands
     from pgrole_controller.settings import (
         DSN,
@@ -211,21 +211,13 @@ def _run(options: argparse.Namespace) -> int:
     try:
         anyio.run(run, config_of(settings), backend_options={"loop_factory": watched_loop})
     except* CannotStart as group:
-        for error in _leaves(group):
+        for error in leaves(group):
             print(f"{program_name()}: {error}", file=sys.stderr)  # noqa: T201
         code = FAILED
     except* Exception:
         log.exception("ended by an error")
         code = FAILED
     return code
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
 
 
 def config_of(settings: Settings) -> "Config":

@@ -6,7 +6,7 @@ Guarantees: no traceback unless PGROLE_LOG_LEVEL is `debug`; a reader that close
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from pgrole_controller.program import program_name
 
@@ -37,6 +37,15 @@ def end(command: Callable[[], int]) -> int:
         return _fail(error, f"{error.strerror or type(error).__name__}{_name_file(error)}")
     except Exception as error:  # noqa: BLE001 -- whatever happens, one line
         return _fail(error, describe_unexpected(error))
+
+
+def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """The errors of a group and of the groups in it."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from leaves(error)
+        else:
+            yield error
 
 
 def describe_unexpected(error: Exception) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from pgrole_controller.commands.arguments import FAILED
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Transient, make_legible
-from pgrole_controller.ending import describe_unexpected, shows_tracebacks
+from pgrole_controller.ending import describe_unexpected, leaves, shows_tracebacks
 from pgrole_controller.ending import make_printable as make_printable
 from pgrole_controller.kube.errors import ApiError, BadStream, NotConfigured, Unreachable
 from pgrole_controller.program import program_name, spell_commands
@@ -79,8 +79,6 @@ def finish(command: Callable[[], int]) -> int:
     try:
         return command()
     except* (PgRoleError, ApiError, Unreachable, BadStream, NotConfigured) as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):  # of what failed together, the first tells enough
-            error = error.exceptions[0]
+        error = next(leaves(group))  # of what failed together, the first tells enough
         print(f"{program_name()}: {make_printable(spell_error(error))}", file=sys.stderr)  # noqa: T201
     return FAILED

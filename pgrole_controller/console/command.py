@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import webbrowser
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import anyio
@@ -22,6 +22,7 @@ from pgrole_controller.console.security import LOOPBACK, RequestRules, read_netw
 from pgrole_controller.console.server import ConsoleServer, OwnerKey, Pages
 from pgrole_controller.console.sessions import Sessions
 from pgrole_controller.console.viewer import Viewer
+from pgrole_controller.ending import FAILED, leaves
 from pgrole_controller.kube.api_address import ApiAddress
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import KubeError
@@ -29,7 +30,6 @@ from pgrole_controller.logs import set_up
 
 log = logging.getLogger(__name__)
 
-FAILED = 1
 BACKLOG = 128
 STOP_SECONDS = 2.0
 
@@ -47,18 +47,10 @@ def run_console(arguments: ConsoleArguments) -> int:
     try:
         anyio.run(_run, arguments)
     except* (CannotServe, KubeError) as group:
-        for error in _leaves(group):
+        for error in leaves(group):
             print(f"pgrole-controller: {error}", file=sys.stderr)  # noqa: T201
         code = FAILED
     return code
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
 
 
 async def _run(arguments: ConsoleArguments) -> None:

@@ -56,7 +56,7 @@ _RANKS = {state: rank for rank, state in enumerate(RoleState)}
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RoleJudgement:
     """What the conditions of an object say in all. `since`: when Ready last changed."""
 
     state: RoleState
@@ -150,7 +150,7 @@ def summarize(key: Key, found: Mapping[str, Any]) -> RoleSummary:
     )
 
 
-def judge(found: Mapping[str, Any]) -> Verdict:
+def judge(found: Mapping[str, Any]) -> RoleJudgement:
     """Reads the state of a PgRole or PgServer from its conditions (kstatus)."""
     ready: Mapping[str, Any] = {}
     others = set()
@@ -162,7 +162,7 @@ def judge(found: Mapping[str, Any]) -> Verdict:
     reason = intern(read_text(ready, "reason", most=128))
     message, since = read_text(ready, "message"), read_time(ready, "lastTransitionTime")
     if not ready:
-        return Verdict(RoleState.NEW, "", "The controller has not processed this object yet.", None)
+        return RoleJudgement(RoleState.NEW, "", "The controller has not processed this object yet.", None)
     if reason == "Suspended":
         state = RoleState.SUSPENDED
     elif "DriftDetected" in others or reason == "DriftReported":
@@ -175,7 +175,7 @@ def judge(found: Mapping[str, Any]) -> Verdict:
             reason, message = "Progressing", "The spec changed. The controller has not processed the change yet."
     else:
         state = RoleState.WORKING if reason == "Progressing" else RoleState.RETRYING
-    return Verdict(state, reason, message, since)
+    return RoleJudgement(state, reason, message, since)
 
 
 def _is_outdated(found: Mapping[str, Any]) -> bool:

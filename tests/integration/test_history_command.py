@@ -1,4 +1,4 @@
-"""`history` on a real database: what it lists, as whom, and what it says when there is nothing to read."""
+"""`history` on a real database: its rows, its source for each login, and its errors."""
 
 import json
 import secrets

@@ -1,4 +1,4 @@
-"""`plan` against a real PostgreSQL: what it finds, that it writes nothing, and that a login with pg_monitor will do."""
+"""`plan` against a real PostgreSQL: it finds each difference, writes nothing, and needs pg_monitor only."""
 
 import json
 import secrets

@@ -1,4 +1,4 @@
-"""Tenants that attack what keeps privileges: by what they own, name, grant, rename and flood.
+"""Tenants attack the controller's work on privileges: by what they own, name, grant, rename and flood.
 
 Each attack has a counterpart that succeeds where it is allowed, so that a controller that does nothing fails here.
 """

@@ -62,7 +62,7 @@ async def tenant(world: World) -> AsyncIterator[Tenant]:
     yield made  # the role lasts as long as this module's server, since it may own very much
 
 
-#: Records even what is rolled back that code ran in a session of the controller.
+#: Records that code ran in a session of the controller, even if that session rolls back.
 RECORDING = """
 CREATE SCHEMA trap;
 CREATE SEQUENCE trap.ran;

@@ -84,7 +84,7 @@ def show(path: str, snapshot: Snapshot, **query: str) -> Page:
 
 
 class _Tags(HTMLParser):
-    """Every tag of a document with its attributes; and what is open at its end."""
+    """Every tag of a document with its attributes, and the tags that are still open at its end."""
 
     _VOID = frozenset({"meta", "link", "img", "input"})
 

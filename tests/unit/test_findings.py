@@ -1,4 +1,4 @@
-"""What `doctor` concludes from what it read: server and cluster."""
+"""The findings of `doctor` about a server and a cluster."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""commands/manifests.py: what is read of files, and that an error is one of its own document."""
+"""commands/manifests.py: reads files; an error concerns its own document only."""
 
 import os
 from pathlib import Path

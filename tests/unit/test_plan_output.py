@@ -1,4 +1,4 @@
-"""commands/plan_output.py: what is printed, whatever a name contains."""
+"""commands/plan_output.py: output for names with any character."""
 
 import io
 import json
