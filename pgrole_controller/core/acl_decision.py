@@ -1,8 +1,9 @@
-"""Decides which privileges of a role are granted and revoked in one database, and which of that is drift.
+"""Decides which privileges of a role are granted and revoked in one database, and which differences are drift.
 
-A declared database is exact: what the role holds there and does not declare is revoked, whoever granted it. This leaves
-alone what the role owns, objects of extensions, schemas that the declaration does not manage, and kinds that cannot be
-declared. In a database that only a former declaration lists, what that one granted is revoked, and nothing else.
+A declared database is exact: undeclared privileges of the role are revoked, whoever granted them. Exceptions are what
+the
+role owns, objects of extensions, schemas that the declaration does not manage, and kinds that cannot be declared. In a
+database that only a former declaration lists, only what that declaration granted is revoked.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -48,13 +49,12 @@ from pgrole_controller.core.privilege_policy import DatabaseFacts, Denial, check
 class ObservedDatabase:
     """What was read of one database for some grantees.
 
-    - `acls`: objects with the entries of these grantees; the database itself and schemas included.
+    - `acls`: objects with the entries of these grantees, including the database itself and schemas.
     - `defaults`: default privileges for these grantees; None: not read.
     - `roles`: oids of the existing roles among the declared creators, by name.
     - `schemas`: every schema that exists.
-    - `complete`: `acls` has every object. Otherwise nothing is reported as missing, and only these are decided.
-    - `columns`: existing columns of objects that have declared columns; an object left out is one whose columns are
-      not known.
+    - `complete`: `acls` has every object. Otherwise nothing is reported as missing, and only these objects are decided.
+    - `columns`: existing columns of objects with declared columns. Columns of an object that is not listed are unknown.
     """
 
     facts: DatabaseFacts
@@ -71,8 +71,9 @@ class ObservedDatabase:
     def entries_of(self, acl: ObservedAcl, grantee: int) -> tuple[Sequence[AclEntry], frozenset[str] | None]:
         """Returns the grantee's entries, and their privileges if no entry is of a column or has a grant option.
 
-        Objects with the same ACL share the tuple of entries, which is sorted by grantee once. `acls` keeps it alive, so
-        its id stands for it.
+        Objects with the same ACL share the tuple of entries, which is sorted by grantee once. `acls` keeps the tuple
+        alive, so
+        its id identifies it.
         """
         known = self._by_grantee.get(id(acl.entries))
         if known is None:
@@ -96,10 +97,10 @@ class PrivilegeDecision:
     """What to do about one grantee in one database.
 
     - `changes`, `default_changes`: for each object, revokes come first.
-    - `drift`: which of the differences arose after the declaration was applied.
-    - `extended`: missing privileges on objects that are new.
+    - `drift`: the differences that arose after the declaration was applied.
+    - `extended`: privileges missing on new objects.
     - `pending`: Refused and at most one Waiting; everything else is applied nevertheless.
-    - `reported`: differences that are left as they are.
+    - `reported`: differences that are not corrected.
     - `confirmed`: nothing is left that only a former declaration granted; False after a partial read.
     """
 
@@ -123,9 +124,10 @@ def decide_privileges(
     """Compares what is declared with what is held.
 
     - `applied`: the digest last applied in this database; empty if none was.
-    - `new_objects`: objects that appeared since then: privileges missing on them are no drift. The id of a creator
-      (pg_authid) or schema that is new says the same of its default privileges. None: unknown; then a missing
-      privilege is drift only if `granted_before` has it, as (object, privilege).
+    - `new_objects`: objects that appeared since then: privileges missing on them are not drift. The id of a new creator
+      (pg_authid) or schema means the same for its default privileges. None: unknown; then a missing privilege is drift
+    only
+      if `granted_before` has it, as (object, privilege).
     """
     database = observed.facts.database
     if grantee.suspended or database not in grantee.databases:
@@ -167,7 +169,7 @@ def decide_privileges(
 
 @dataclass(frozen=True, slots=True)
 class _Denied:
-    """What of a Wanted the policy denies."""
+    """The part of a Wanted that the policy denies."""
 
     privileges: frozenset[str] = frozenset()
     columns: frozenset[tuple[str, str]] = frozenset()
@@ -181,7 +183,7 @@ _NOTHING_DENIED = _Denied()
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """(privilege, column) that are held after the revokes, and that a revoke takes although they are declared."""
+    """Pairs (privilege, column) that are held after the revokes, and declared ones that a revoke takes away."""
 
     held: frozenset[tuple[str, str]] = frozenset()
     lost: frozenset[tuple[str, str]] = frozenset()
@@ -256,7 +258,7 @@ class _Comparison:
         return why_not_granted(self._grantee, obj, privilege, self._observed.facts, column=column, literal=literal)
 
     def _compare_held(self, obj: DatabaseObject, entries: Sequence[AclEntry], wanted: Wanted, denied: _Denied) -> _Kept:
-        """Decides about the entries that exist."""
+        """Decides about the existing entries."""
         kept: list[AclEntry] = []
         revoked: list[AclEntry] = []
         disarmed: list[AclEntry] = []
@@ -280,7 +282,7 @@ class _Comparison:
         return _Kept(held, frozenset((entry.privilege, entry.column) for entry in kept) - held)
 
     def _is_revoked(self, obj: DatabaseObject, entry: AclEntry) -> bool:
-        """Decides about an entry that is not declared, and notes it."""
+        """Decides about an undeclared entry, and notes it."""
         formerly = any(one.wanted(obj).has(entry.privilege, entry.column) for one in self._former)
         self.former_held = self.former_held or formerly
         if not formerly and not self._is_exact(obj):
@@ -292,9 +294,9 @@ class _Comparison:
         return self._ledger.note_held(difference)
 
     def _is_exact(self, obj: DatabaseObject) -> bool:
-        """Tells whether whatever is not declared on this object is undone.
+        """Tells whether undeclared privileges on this object are revoked.
 
-        The owner of an extension can add objects of its own to it, which are no reason to leave grants on them alone.
+        The owner of an extension can add its own objects to it; that must not protect grants on these objects.
         """
         facts = self._observed.facts
         of_extension = obj.extension and (obj.owner in facts.superusers or obj.owner in facts.own_roles)
@@ -374,7 +376,7 @@ def _difference(obj: DatabaseObject, entry: AclEntry, *, option: bool = False) -
 
 
 def _find_missing(declaration: CompiledPrivileges, observed: ObservedDatabase, pending: PendingNames) -> None:
-    """Notes schemas and objects that are declared by exact names and do not exist."""
+    """Notes schemas and objects that are declared by exact names but do not exist."""
     names = list(declaration.literal_names())
     for one in names:
         if one.kind is ObjectKind.SCHEMA and one.schema not in observed.schemas:
