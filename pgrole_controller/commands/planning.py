@@ -15,10 +15,10 @@ from pgrole_controller.commands.plan_case import PlanCase, Subject
 from pgrole_controller.commands.plan_conclusion import PlanConclusion
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport
 from pgrole_controller.commands.plan_privileges import PlannedGrantee, plan_privileges
-from pgrole_controller.commands.servers import reading
+from pgrole_controller.commands.server_reading import reading
 from pgrole_controller.controller.objects import RIVALS, Target
 from pgrole_controller.controller.observation import read_observed
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.desired import desired_of, proof_of
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient

@@ -19,9 +19,9 @@ from pgrole_controller.console.connections import LONGEST_HEADER, Connections, C
 from pgrole_controller.console.pages import ConsolePages
 from pgrole_controller.console.scope import ask_name, read_namespaces
 from pgrole_controller.console.security import LOOPBACK, RequestRules, read_networks
-from pgrole_controller.console.server import ConsoleServer, OwnerKey, Pages
 from pgrole_controller.console.sessions import Sessions
 from pgrole_controller.console.viewer import Viewer
+from pgrole_controller.console.web_server import ConsoleServer, OwnerKey, Pages
 from pgrole_controller.ending import FAILED, leaves
 from pgrole_controller.kube.api_address import ApiAddress
 from pgrole_controller.kube.client import Client
