@@ -27,6 +27,7 @@ from pgrole_controller.kube.api_address import ApiAddress
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import KubeError
 from pgrole_controller.logs import set_up
+from pgrole_controller.program import program_name, spell_commands
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def run_console(arguments: ConsoleArguments) -> int:
         anyio.run(_run, arguments)
     except* (CannotServe, KubeError) as group:
         for error in leaves(group):
-            print(f"pgrole-controller: {error}", file=sys.stderr)  # noqa: T201
+            print(f"{program_name()}: {spell_commands(str(error))}", file=sys.stderr)  # noqa: T201
         code = FAILED
     return code
 
