@@ -93,7 +93,9 @@ async def test_a_contest_is_one_row_a_minute_and_a_report_one_row(other: Connect
 async def test_what_two_people_did_and_what_happened_to_two_objects_is_not_one_row(other: Connection) -> None:
     table = "DELETE on table app.a_long_name"
     drifts = [
-        RecordedDrift("reader", (f"{table}{n} was granted",), True, at=NOW, by=by, words=(f"{table}{n} was granted",))
+        RecordedDrift(
+            "reader", (f"{table}{n} was granted",), True, "orders", at=NOW, by=by, words=(f"{table}{n} was granted",)
+        )
         for n in (1, 2, 1)
         for by in (BY, replace(BY, login="bob"))
     ]
