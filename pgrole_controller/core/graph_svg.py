@@ -1,7 +1,7 @@
 """Draws a membership graph as SVG, from left to right: members, the roles they are members of, the object.
 
-Nodes stand in layers. An edge that crosses layers has a place of its own in each, so that it goes around nodes. Colours
-are custom properties, which a page with the SVG in it can set; the default style has a light and a dark scheme.
+Nodes stand in layers. An edge that crosses layers has a place of its own in each, so that it passes between nodes.
+Colours are custom properties, which the surrounding page can set; the default style has a light and a dark scheme.
 """
 
 from collections import defaultdict
@@ -60,7 +60,7 @@ STYLE = """
 
 @dataclass(slots=True)
 class _Place:
-    """Where a node is, or where an edge crosses a layer: then `node` is None. `y` is of its middle."""
+    """Where a node stands, or where an edge crosses a layer: then `node` is None. `y` is the middle."""
 
     layer: int
     height: float
@@ -71,9 +71,10 @@ class _Place:
 
 
 def render_svg(graph: MembershipGraph, *, style: str = STYLE, bare: bool = False) -> str:
-    """The whole picture as one element `<svg>`, which needs nothing else. `style`: CSS; empty: the page has it.
+    """Renders the whole picture as one self-contained `<svg>` element.
 
-    `bare`: without title and legend to see, and without a ground, for a page with words of its own.
+    `style`: CSS; empty if the page has it. `bare`: without visible title, legend and background, for a page with its
+    own.
     """
     places, routes = _lay_out(graph)
     right = max((place.x + place.width for place in places.values()), default=0.0)
@@ -121,9 +122,11 @@ def _lay_out(graph: MembershipGraph) -> tuple[dict[str, _Place], list[tuple[Grap
 
 
 def _assign_layers(nodes: Mapping[str, GraphNode], edges: Sequence[GraphEdge]) -> dict[str, int]:
-    """The longest way from a node without members; then each node moves as far right as its groups allow."""
+    """Assigns each node the longest path from a node without members, then moves it as far right as its groups
+    allow.
+    """
     layers = dict.fromkeys(nodes, 0)
-    for _ in nodes:  # ends early, and after so many rounds even with a cycle
+    for _ in nodes:  # ends early, and after this many rounds even with a cycle
         moved = False
         for edge in edges:
             if layers[edge.head] <= layers[edge.tail] and layers[edge.tail] + 1 < len(nodes):
@@ -141,7 +144,7 @@ def _assign_layers(nodes: Mapping[str, GraphNode], edges: Sequence[GraphEdge]) -
 
 
 def _order(places: Mapping[str, _Place], routes: Sequence[tuple[GraphEdge, list[str]]]) -> list[list[str]]:
-    """The nodes of each layer from top to bottom, with few crossings: each stands at the middle of its neighbours."""
+    """Orders the nodes of each layer from top to bottom with few crossings: each at the middle of its neighbours."""
     rows: list[list[str]] = [[] for _ in range(max((place.layer for place in places.values()), default=-1) + 1)]
     for key, place in places.items():
         rows[place.layer].append(key)
@@ -273,7 +276,9 @@ def _draw_edge(edge: GraphEdge, route: Sequence[_Place]) -> str:
 
 
 def _draw_label(edge: GraphEdge, route: Sequence[_Place]) -> str:
-    """At a member's end of a grant, since many arrive at one object; else in the middle of the first part."""
+    """Draws a grant's label at the member's end, since many edges end at one object; otherwise in the middle of the
+    first part.
+    """
     begin, end = route[0], route[1]
     right = begin.x + begin.width
     x, y, anchor = (right + end.x) / 2, (begin.y + end.y) / 2 - 5, "middle"
