@@ -1,5 +1,7 @@
-"""The checks of a transaction that changes privileges, as prepared statements: to plan them takes longer than to run
-them. A DO block runs each, and raises an error if its answer is true.
+"""The checks of a transaction that changes privileges, as prepared statements, since planning them takes longer than
+running them.
+
+A DO block runs each check, and raises an error if its answer is true.
 """
 
 from dataclasses import dataclass
@@ -79,7 +81,7 @@ _prepared: WeakSet[Connection] = WeakSet()
 
 
 async def prepare_checks(connection: Connection) -> None:
-    """Once for a connection, before the first of these statements. Raises PgRoleError."""
+    """Prepares the checks. Call it once per connection, before the first of these statements. Raises PgRoleError."""
     if connection in _prepared:
         return
     statements = [f"PREPARE {one.name} AS {one.question}" for one in _checks()]

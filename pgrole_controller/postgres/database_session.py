@@ -48,9 +48,9 @@ from pgrole_controller.postgres.protocol import protocol_of, reason_of
 from pgrole_controller.postgres.rows import fetch, fetch_row
 from pgrole_controller.postgres.watch import CHANNEL, NotDelivered, greeting
 
-#: Between two looks at the events where no notification can be sent, in seconds.
+#: Interval of reads of the events where no notification can be sent, in seconds.
 TICK_SECONDS = 0.05
-#: Between two heartbeats, in seconds, and the deadline of each.
+#: Interval of heartbeats, and deadline of each, in seconds.
 BEAT_SECONDS = 5.0
 _DEADLINE = 3.0
 _GREETING_SECONDS = 5.0
@@ -124,7 +124,7 @@ class DatabaseSession:
 
     @property
     def blocked(self) -> PgRoleError | None:
-        """Why nothing may be written here."""
+        """Why nothing may be written here; None if it may."""
         if not self.installation.endangered:
             return None
         names = ", ".join(self.installation.foreign_event_triggers)
@@ -142,11 +142,11 @@ class DatabaseSession:
 
     @property
     def own_acl(self) -> Look:
-        """The privileges on the database itself, of which no event tells."""
+        """Returns the privileges on the database itself, about which there is no event."""
         return Look(Scope.NAMED, objects=frozenset({ObjectId("pg_database", self.oid)}))
 
     async def look(self) -> Look:
-        """What was changed since the last call. Raises PgRoleError."""
+        """Returns what to read after the changes since the last call. Raises PgRoleError."""
         changed, self._changed = self._changed, False
         look = EVERYTHING if changed else Look()
         if self._reader is not None:
@@ -155,7 +155,7 @@ class DatabaseSession:
         return look
 
     async def check_accepting(self) -> None:
-        """Raises PgRoleError if the database accepts no new connections: its administrator wants it for itself."""
+        """Raises PgRoleError if the database accepts no new connections: its administrator wants exclusive access."""
         async with self.lock:
             row = await fetch_row(self.connection, "", _query("place"), seconds=_DEADLINE)
         if not row.get("accepting", bool):
@@ -217,7 +217,7 @@ class DatabaseSession:
         return StoredState(row.get("suspended", bool), applied if self.stores else None), facts, creator_oids
 
     async def read_culprits(self, rows: Sequence[ChangedRow]) -> dict[ChangedRow, Culprit]:
-        """Who changed these rows, as far as it is known. Raises PgRoleError."""
+        """Returns who changed these rows, as far as it is known. Raises PgRoleError."""
         return await read_culprits_of(self.connection, rows) if rows and self.installation.armed else {}
 
     async def apply(
@@ -308,7 +308,7 @@ class DatabaseSession:
         raise Transient(Reason.SERVER_NOT_READY, f"the connection to the database ended{why}")
 
     async def _beat(self) -> NoReturn:
-        """A lost connection receives nothing and raises no error by itself."""
+        """Detects a lost connection, which receives nothing and raises no error by itself."""
         while True:
             async with self.lock:
                 if self.fence is not None and (self.fence.is_leading() or self.fence.enforcing):
@@ -321,7 +321,7 @@ class DatabaseSession:
             await anyio.sleep(BEAT_SECONDS)
 
     async def _watch_installation(self) -> NoReturn:
-        """Ends the session when the event triggers or the schema were dropped, disabled, or installed by someone."""
+        """Ends the session when someone dropped, disabled or installed the event triggers or the schema."""
         before = _summary(self.installation)
         while True:
             await anyio.sleep(BACKSTOP_SECONDS)
@@ -334,7 +334,7 @@ class DatabaseSession:
                 )
 
     async def _prune(self) -> NoReturn:
-        """Whoever may run DDL adds to the events."""
+        """Deletes old events regularly, since anyone who may run DDL adds to them."""
         while True:
             await anyio.sleep(PRUNE_SECONDS)
             pruned = PRUNED_AT_ONCE
@@ -347,7 +347,7 @@ class DatabaseSession:
                 await anyio.sleep(_PRUNE_PAUSE)
 
     async def _look_often(self) -> NoReturn:
-        """Where a notification would break PREPARE TRANSACTION."""
+        """Reads the events often where a notification would break PREPARE TRANSACTION."""
         before = ""
         while True:
             async with self.lock:
@@ -373,7 +373,7 @@ class DatabaseSession:
                 pause = self._pause_after(took)
 
     def _pause_after(self, took: float) -> float:
-        """At most about 2 % of the time is spent, however large the catalog is."""
+        """Limits fingerprints to about 2 % of the time, however large the catalog is."""
         return min(max(self.interval, took / _POLLING_SHARE), max(self.interval, LONGEST_PAUSE_SECONDS))
 
 
@@ -382,7 +382,7 @@ def _summary(installation: DatabaseInstallation) -> tuple[object, ...]:
 
 
 def refusing_connections(database: str) -> PgRoleError:
-    """The error of a database that its administrator has closed."""
+    """Returns the error for a database that its administrator has closed."""
     return Waiting(
         Reason.PRIVILEGE_PENDING, f'database "{database}" does not accept connections (ALLOW_CONNECTIONS false)'
     )
