@@ -13,13 +13,13 @@ from pgrole_controller.postgres import diagnosis
 from pgrole_controller.postgres.connection import Connection, Endpoint
 from pgrole_controller.postgres.schema import VERSION
 
-#: Databases whose event triggers are read, one connection after the other.
+#: Maximum number of databases whose event triggers are read, one connection after the other.
 MOST_DATABASES = 50
 
 
 @dataclass(slots=True)
 class _Basis:
-    """What later checks build on; None: it could not be read."""
+    """Facts that later checks build on; None: it could not be read."""
 
     server: ServerFacts | None = None
     role: RoleFacts | None = None
@@ -29,8 +29,9 @@ class _Basis:
 async def check_server(
     config: ServerConfig, login: str | None, databases: tuple[str, ...] | None, cluster: str | None
 ) -> list[Finding]:
-    """`login`: the controller's role, if it is not the one that logs in. `databases`: with managed privileges, if the
-    cluster told. `cluster`: id in claims.
+    """Checks one server. `login`: the controller's role, if another role logs in. `databases`: with managed
+    privileges, if
+    the cluster says. `cluster`: id in claims.
     """
     area = f"server {config.name}"
     checks = CheckList(area)
@@ -112,7 +113,7 @@ async def _ask_all(
         return judge.judge_claims(area, counts, cluster)
 
     async def ask_passwords() -> list[Finding]:
-        own = await diagnosis.read_role_facts(connection, None)  # as whom this command reads
+        own = await diagnosis.read_role_facts(connection, None)  # the login of this command
         roles = await diagnosis.count_md5_roles(connection) if own.superuser else None
         return judge.judge_passwords(area, _server(basis), roles)
 
