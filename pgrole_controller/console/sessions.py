@@ -28,9 +28,7 @@ from pgrole_controller.logs import describe_error
 log = logging.getLogger(__name__)
 
 MOST_VIEWERS = 20
-MOST_OF_ONE_USER = (
-    4  # viewers with one user's name, each with another token or other namespaces; a further one ends the oldest
-)
+MOST_OF_ONE_USER = 4  # viewers with one user name but other tokens or namespaces; a further one ends the oldest
 MOST_SESSIONS = 10  # sessions of one viewer; a further one ends the oldest
 MOST_ENDED = 200  # ended sessions whose reason is remembered
 LONGEST_SECONDS = 8 * 3600.0

@@ -93,7 +93,7 @@ async def test_an_approved_drift_is_corrected_once_also_after_a_kill(place: Plac
 
 
 async def test_another_drift_in_between_and_the_parts_of_role_and_database(place: Place) -> None:
-    """Each part is corrected by itself: what was not shown stays."""
+    """Each part is corrected separately: a drift that was not shown stays."""
     async with running(place.controller()):
         await place.declare(place.reads(), drift=REPORT)
         await place.hand.execute(f"GRANT DELETE ON app.orders TO {place.reader}")

@@ -1,5 +1,5 @@
-"""Two clusters with one PostgreSQL: a role is one's alone, neither contests it, and a rebuilt cluster takes over at
-once.
+"""Two clusters share one PostgreSQL: each role has one owner, neither cluster contests it, and a rebuilt cluster takes
+over at once.
 """
 
 import os
@@ -33,13 +33,13 @@ from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
 
-#: For how long nothing may be written, in seconds.
+#: How long nothing may be written, in seconds.
 QUIET_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """One namespace of one API server, and the id that claims know the cluster by."""
+    """One namespace of one API server, and the id by which claims know the cluster."""
 
     id: str
     kube: Kube
@@ -52,7 +52,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Two clusters that have a namespace of the same name, and the one server that both of them use."""
+    """Two clusters with a namespace of the same name, and the server that both use."""
 
     here: Cluster
     there: Cluster
@@ -60,7 +60,7 @@ class World:
     folder: Path
 
     async def claims(self, *arguments: str) -> str:
-        """What `pgrole-controller claims` says; it must end well."""
+        """Returns the output of `pgrole-controller claims`, which must succeed."""
         process = Process(
             "pgrole-controller",
             [sys.executable, "-m", "pgrole_controller", "claims", *arguments],
@@ -98,7 +98,7 @@ async def world(
 async def make_cluster(
     server: ApiServer, namespace: str, postgres: PostgresServer, folder: Path, *arguments: str
 ) -> Cluster:
-    """Its controller, which is not started, looks at the namespace alone."""
+    """Creates a cluster whose controller, not started yet, watches only this namespace."""
     await anyio.Path(folder).mkdir()
     await create_namespace(server, namespace)
     found = await server.request("GET", "/api/v1/namespaces/kube-system")
@@ -107,7 +107,7 @@ async def make_cluster(
 
 
 async def written(database: Database, *clusters: Cluster) -> Json:
-    """All that a contest would move: transactions that wrote anything in the server, and versions of the objects."""
+    """Everything that a contest would change: transactions that wrote to the server, and versions of the objects."""
     return {
         "transactions": await database.fetchval("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"),
         "versions": [
@@ -119,13 +119,13 @@ async def written(database: Database, *clusters: Cluster) -> Json:
 
 
 async def versions_of_roles(database: Database) -> Mapping[str, str]:
-    """What every DDL on a role moves, by the name of the role."""
+    """Row versions that every DDL on a role changes, by the role's name."""
     rows = await database.connection.fetch("SELECT rolname, oid, xmin::text FROM pg_authid WHERE oid >= 16384")
     return {row["rolname"]: f"{row['oid']}/{row['xmin']}" for row in rows}
 
 
 async def settle(database: Database, *clusters: Cluster) -> Json:
-    """What was written once nothing more is, for long enough that no look which is due soon is still to come."""
+    """Waits until nothing is written for long enough that no pending reconcile is left."""
     before = await written(database, *clusters)
     with anyio.fail_after(PATIENCE):
         while True:
@@ -201,7 +201,7 @@ async def test_a_claim_that_an_administrator_releases_is_heard_of_at_once_by_who
 
 
 def declared() -> dict[str, Json]:
-    """Roles of some variety; none of them may adopt."""
+    """Various roles; none of them may adopt."""
     return {
         "readers": {"name": "readers"},
         "app": {"name": "app", "login": True, "memberOf": [{"role": "readers"}], "comment": "the app"},
@@ -246,7 +246,9 @@ async def test_a_rebuilt_cluster_takes_all_claims_of_the_lost_one_over_without_a
 
 
 async def assert_owned(database: Database, cluster: Cluster) -> None:
-    """Each declared role is claimed by the cluster's object, of its very namespace, and by nobody else."""
+    """Asserts that this cluster's object, in exactly this namespace, claims each declared role, and no other object
+    does.
+    """
     namespace = await cluster.kube.server.request("GET", f"/api/v1/namespaces/{cluster.own}")
     for name, spec in declared().items():
         obj, claim = await cluster.kube.get(name), await database.claim(spec["name"])

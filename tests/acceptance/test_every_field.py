@@ -1,4 +1,4 @@
-"""Each field of spec: applied, changed, drifted and repaired, left out again, left to others, only told of.
+"""Each field of spec: applied, changed, drifted and repaired, omitted again, ignored, only reported.
 
 The table is tests/acceptance/fields.py; a field without an entry there fails here.
 """

@@ -1,4 +1,4 @@
-"""What the controller measures of itself is right, and tells nothing of anybody's roles, objects or Secrets."""
+"""The controller's metrics are correct, and contain no role, object or Secret."""
 
 import re
 import secrets
@@ -53,7 +53,7 @@ async def test_a_drift_is_counted_from_its_request_to_its_repair(stage: Stage, r
 
 
 def astir(found: ScrapedMetrics) -> list[str]:
-    """What is not as with one server that is well, and one object that is Ready and waits for no reconcile."""
+    """Returns what differs from one healthy server and one Ready object without a pending reconcile."""
     rest = {
         "pgrole_server_connected": 1,
         "pgrole_server_detection_fallback": 0,
@@ -79,7 +79,7 @@ def assert_well(found: ScrapedMetrics) -> None:
 
 
 def unspoken(found: ScrapedMetrics) -> list[str]:
-    """What was not said to the database, or to the API server."""
+    """Returns kinds of statements, and of requests to the API server, that were not sent."""
     statements = ("connect", "identify", "look", "transaction")
     sql = [one for one in statements if not found.sum("pgrole_sql_seconds_count", statement=one)]
     requests = (("list", "pgroles"), ("watch", "pgroles"), ("patch", "pgroles/status"), ("create", "events"))
@@ -146,14 +146,14 @@ async def test_no_series_tells_of_a_role_an_object_or_a_secret_and_more_objects_
 
 
 def series(figures: ScrapedMetrics) -> set[Series]:
-    """Without buckets: those of one kind of request that was not sent before are many, and tell nothing more."""
+    """Returns series without buckets."""
     return {one for one in figures.samples if not one[0].endswith("_bucket")}
 
 
 async def drift_many(
     stage: Stage, database: Database, controller: Controller, prefix: str, role: str
 ) -> ScrapedMetrics:
-    """So many objects more, each with a drift, one with a password; the figures when all are Ready again."""
+    """Adds this many objects, each with a drift, one with a password; returns the figures when all are Ready again."""
     before = (await scrape(controller)).sum("pgrole_drifts_total")
     names = [f"{prefix}-{number}" for number in range(MANY)]
     await stage.kube.apply_all({name: {"comment": name} for name in names})

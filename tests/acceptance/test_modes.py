@@ -1,4 +1,4 @@
-"""The same drifts in every mode of detection; a mode is chosen by what PostgreSQL allows, and changes with it."""
+"""The same drifts in every detection mode; the mode follows PostgreSQL's privileges, and changes with them."""
 
 import secrets
 from collections.abc import AsyncIterator, Callable
@@ -33,12 +33,12 @@ from tests.servers import Servers
 CONTROLLER_ROLE = "controller_role"
 PASSWORD = "of-the-steward"
 
-#: Nothing but what changes of roles take: neither schema pgrole nor pg_authid.
+#: Only the privileges to change roles: neither schema pgrole nor pg_authid.
 BARE = f"CREATE ROLE {CONTROLLER_ROLE} LOGIN CREATEROLE CREATEDB PASSWORD '{PASSWORD}'"
-#: What Watch takes beside that.
+#: What Watch needs in addition.
 CREATE = f"GRANT CREATE ON DATABASE postgres TO {CONTROLLER_ROLE}"
 READ = f"GRANT SELECT (oid, xmin) ON pg_authid TO {CONTROLLER_ROLE}"
-#: Verifiers too.
+#: Also verifiers.
 READ_ALL = f"GRANT SELECT ON pg_authid TO {CONTROLLER_ROLE}"
 
 DECLARED: dict[str, Any] = {
@@ -53,7 +53,7 @@ DECLARED: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One way to run: as a superuser (`grants` None) or as a role that has these; and what is chosen."""
+    """One way to run: as a superuser (`grants` None) or as a role with these grants; and the expected choice."""
 
     arguments: tuple[str, ...]
     says: tuple[str, ...]
@@ -128,7 +128,9 @@ async def running_place(
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def place(running_place: Place) -> AsyncIterator[Place]:
-    """The objects of one test are gone before the next begins, and its session did not end meanwhile."""
+    """Lends the place. The objects of one test are deleted before the next begins, and its session must not have
+    ended.
+    """
     yield running_place
     await running_place.kube.delete_all()
     await running_place.kube.wait_number(0)
@@ -189,14 +191,14 @@ async def test_every_drift_is_noticed_told_and_set_back(place: Place, role: str)
 
 
 async def read_role(place: Place, role: str) -> Json:
-    """All that pg_roles has of it, and its settings in template1."""
+    """Returns its row of pg_roles, and its settings in template1."""
     row = await place.database.role(role)
     assert row is not None
     return dict(row) | {"template1": await place.database.fetchval(IN_DATABASE, role)}
 
 
 async def tell(kube: Kube, count: int, drift: Tampering) -> Json:
-    """The object once it is Ready after so many drifts, the last of which it tells of, as an Event does."""
+    """Returns the object once it is Ready after this many drifts, the last of which status and an Event report."""
     obj = await kube.wait_for("app", ready_after(count), f"driftCount {count} and Ready after {drift.statement}")
     assert obj["status"]["driftCount"] == count
     fields = obj["status"]["lastDrift"]["fields"]
@@ -264,7 +266,7 @@ async def test_a_generated_password_is_delivered_and_not_made_twice(place: Place
 
 
 async def test_the_same_drift_again_and_again_is_always_set_back(place: Place, role: str) -> None:
-    """Each comes as soon as the last was set back: what a round sees may be what the last one saw."""
+    """Each comes as soon as the last was repaired: one round may see the same state as the last one."""
     await declare(place.kube, role)
     for _ in range(4):  # as often as is no contest yet
         await place.database.execute(f"ALTER ROLE {role} CREATEDB")
@@ -462,7 +464,7 @@ class TestSwitching:
 
 @pytest.mark.slow
 class TestClaimsInStatus:
-    """What a controller that starts anew knows of the roles that it had made."""
+    """What a restarted controller knows of the roles that it had created."""
 
     async def test_a_restart_takes_nothing_anew_and_what_drifted_meanwhile_is_counted(
         self, stage: Stage, admin: Database

@@ -1,4 +1,4 @@
-"""Privileges are as declared in the end, whatever is killed, replaced, forbidden or fought over meanwhile."""
+"""Privileges end up as declared, whatever is killed, replaced, denied or contested meanwhile."""
 
 import re
 from collections.abc import AsyncIterator
@@ -107,7 +107,7 @@ async def test_drift_options_adoption_and_deletion(place: Place) -> None:
 
 
 async def test_a_database_that_is_closed_renamed_and_dropped_while_it_is_worked_on(place: Place) -> None:
-    """Nobody tells the controller, which must not stand in the way either."""
+    """No one tells the controller, which must not be in the way either."""
     name = place.name
     home = await asyncpg.connect(place.postgres.dsn())
     async with running(place.controller()):

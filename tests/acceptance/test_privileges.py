@@ -1,4 +1,4 @@
-"""A controller that is no superuser does what CREATEROLE and some grants allow, and says what it needs for the rest."""
+"""A controller without superuser does what CREATEROLE and some grants allow, and reports what it needs for the rest."""
 
 import secrets
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What a role may do in a database is as declared, and stays so, whatever others grant and revoke there."""
+"""What a role may do in a database stays as declared, whatever others grant and revoke there."""
 
 import secrets
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What the controller may do in a cluster is what it needs: no less, as nothing is refused, and no more."""
+"""The controller has exactly the rights in the cluster that it needs: none is denied, and none is unused."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -87,7 +87,7 @@ async def test_all_that_is_allowed_is_used_and_nothing_else_is_asked_for(
 
 @asynccontextmanager
 async def without(place: Place, taken: Permission) -> AsyncIterator[None]:
-    """The account may do all but this."""
+    """The account has all rights but this one."""
     documents = read_rights(place.account.installation)
     role = next(one for one in documents if (one["kind"], one["metadata"]["name"]) == taken.role)
     await apply(place.server, take_away(documents, taken))
@@ -132,7 +132,7 @@ async def test_without_one_of_its_rights_that_is_refused_and_said_and_with_it_ag
 
 
 def elsewhere(place: Place) -> list[tuple[str, str, Json | None]]:
-    """What nobody needs who keeps roles as declared: method, path and body."""
+    """Requests that keeping roles as declared never needs: method, path and body."""
     rbac, core = "/apis/rbac.authorization.k8s.io/v1", "/api/v1/namespaces"
     account = place.account.installation
     role = {"metadata": {"name": "more"}, "rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]}
@@ -161,7 +161,7 @@ def elsewhere(place: Place) -> list[tuple[str, str, Json | None]]:
 
 
 def in_other_namespaces() -> list[tuple[str, str, Json | None]]:
-    """What an installation for one namespace does not need."""
+    """Requests that an installation for one namespace does not need."""
     core, secret = "/api/v1/namespaces", {"metadata": {"name": "more"}, "type": "Opaque"}
     return [
         ("GET", "/api/v1/secrets", None),
@@ -200,9 +200,9 @@ def make_secret(name: str, kind: str = "Opaque", **metadata: object) -> Json:
 
 
 def strays(theirs: str, owned: str) -> list[tuple[str, str, Json | None]]:
-    """What RBAC lets it do with Secrets and what it has no need of: method, path and body.
+    """Requests on Secrets that RBAC permits but the controller never needs: method, path and body.
 
-    `theirs` is somebody's Secret, `owned` one that it may write.
+    `theirs` is someone else's Secret, `owned` one that it may write.
     """
     secrets, name = f"/api/v1/namespaces/{TEAM}/secrets", new_name()
     return [

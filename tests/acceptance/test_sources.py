@@ -1,7 +1,7 @@
-"""Everything that is watched, in Kubernetes and in PostgreSQL, is noticed by its own source and by nothing else.
+"""Every watched source, in Kubernetes and in PostgreSQL, is noticed by itself and by nothing else.
 
-The controller of these tests looks at nothing by itself: its resync comes once in years. Before anything is changed it
-is at rest, so that no look that was to come anyway finds the change.
+The controller of these tests reads nothing by itself: its resync takes years. Before each change it is at rest, so that
+no pending reconcile finds the change.
 """
 
 import secrets

@@ -1,4 +1,4 @@
-"""This release and the one before it follow each other, in both directions and at once, and nothing is lost."""
+"""This release and the previous one follow each other, in both directions and at once, and nothing is lost."""
 
 import math
 from collections.abc import AsyncIterator, Iterator
@@ -41,7 +41,7 @@ async def team_objects(own_api_server: ApiServer, servers: Servers, tmp_path: Pa
 
 
 async def succeed(team_objects: TeamObjects, release: Release | None, token: str) -> None:
-    """The next controller finds everything as the last one left it, writes nothing, and does all there is to do."""
+    """The next controller finds everything as the last one left it, writes nothing, and can do everything."""
     left = await team_objects.snapshot()
     canary = await team_objects.drift_canary()
     async with running(team_objects.controller(release)):
@@ -164,7 +164,7 @@ async def test_a_schema_that_only_an_administrator_may_upgrade_is_worked_with_un
 async def test_an_administrator_who_upgrades_the_schema_first_interrupts_nobody_and_nothing_is_asked_for_later(
     own_api_server: ApiServer, servers: Servers, tmp_path: Path
 ) -> None:
-    """As docs/upgrade.md has it."""
+    """As in docs/upgrade.md."""
     async with open_team_objects(own_api_server, servers, tmp_path, install=False) as team_objects:
         database = team_objects.database
         await install_by_hand(team_objects, servers.version)

@@ -1,4 +1,6 @@
-"""`pgrole-controller access`: it says what PostgreSQL's has_*_privilege functions say, and through what."""
+"""`pgrole-controller access` agrees with PostgreSQL's has_*_privilege functions, and shows the path of each
+privilege.
+"""
 
 import io
 import json

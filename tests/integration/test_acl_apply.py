@@ -1,4 +1,4 @@
-"""postgres/acl_apply.py: what is decided takes effect, whoever granted what, and breaks no one else's DDL."""
+"""postgres/acl_apply.py: decisions take effect, whoever granted what, and never break other sessions' DDL."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace

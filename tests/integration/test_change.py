@@ -1,4 +1,6 @@
-"""sql/install: claims. A role is one object's, whatever happens between look and change, and who waits hears of it."""
+"""sql/install: claims. One object owns a role, whatever happens between read and change, and waiting objects are
+notified.
+"""
 
 from collections.abc import AsyncIterator
 
@@ -24,7 +26,7 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def home(server: PostgresServer) -> AsyncIterator[Connection]:
-    """A superuser in the home database, where roles one and two are and everything has been seen."""
+    """A superuser in the home database, with roles one and two, where everything has been observed."""
     async with seen_home(
         server.dsn(), before="CREATE ROLE one; CREATE ROLE two", after="DROP ROLE IF EXISTS one, two, renamed"
     ) as made:

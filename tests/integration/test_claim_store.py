@@ -42,7 +42,7 @@ class Scene:
     hand: Connection
 
     async def apply(self, *plans: Plan) -> list[str]:
-        """The messages of the errors; empty for each plan that was committed."""
+        """Returns the messages of the errors; empty for each plan that was committed."""
         dialect = Dialect(options=self.home.identity.version_number >= 160_000, claims=self.claims)
         return [error.message if error else "" for error in await apply_plans(self.home.connection, plans, dialect)]
 

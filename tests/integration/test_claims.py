@@ -1,4 +1,4 @@
-"""`pgrole-controller claims` against the claims of a real database: on a terminal and in a pipe, as its own process."""
+"""`pgrole-controller claims` with the claims of a real database, on a terminal and in a pipe, as a separate process."""
 
 import json
 import os
@@ -46,18 +46,18 @@ class Trial:
     home: Connection
 
     async def run(self, *arguments: str, **environment: str | None) -> CommandAnswer:
-        """The command without a terminal."""
+        """Runs the command without a terminal."""
         environment.setdefault("PGROLE_DSN", self.server.dsn())
         return await run_command("claims", *arguments, program="pgrole-controller", **environment)
 
     async def listed(self, *arguments: str) -> dict[str, dict[str, Any]]:
-        """What `claims list` says, by role."""
+        """Returns the output of `claims list`, by role."""
         answer = await self.run("list", "--output", "json", *arguments)
         assert answer.code == 0, answer.err
         return {one["role"]: one for one in json.loads(answer.out)}
 
     async def claims(self) -> dict[str, tuple[str, str, bool]]:
-        """Cluster, namespace uid and whether it is released, by role."""
+        """Returns cluster, namespace uid and whether it is released, by role."""
         rows = await self.home.fetch("SELECT role_name, cluster, namespace_uid, released_at FROM pgrole.claim")
         return {row[0]: (row[1], row[2], row[3] is not None) for row in rows}
 
@@ -93,7 +93,7 @@ async def trial(server: PostgresServer) -> AsyncIterator[Trial]:
 
 
 async def run_on_terminal(dsn: str, answer: str, *arguments: str) -> CommandAnswer:
-    """The command on a terminal, where somebody types the answer."""
+    """Runs the command on a terminal, and types the answer."""
     return await anyio.to_thread.run_sync(partial(_run_on_terminal, dsn, answer, arguments))
 
 

@@ -1,4 +1,4 @@
-"""The CRD in a real API server: what it lets in, what it refuses and in which words, and what it adds."""
+"""The CRD in a real API server: what it admits, what it rejects with which message, and its defaults."""
 
 import ssl
 from typing import Any
@@ -314,7 +314,7 @@ async def test_the_short_name_is_pgr(api_server: ApiServer) -> None:
 
 
 async def _printed(server: ApiServer, namespace: str) -> list[list[Any]]:
-    """The cells of each line, as kubectl asks the API server for them."""
+    """Returns the cells of each line, as kubectl asks the API server for them."""
     headers = {
         "Accept": "application/json;as=Table;v=v1;g=meta.k8s.io",
         "Authorization": f"Bearer {server.token}",

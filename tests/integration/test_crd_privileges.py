@@ -1,4 +1,6 @@
-"""spec.privileges in a real API server: it lets in what the models take, and refuses the rest in the same words."""
+"""spec.privileges in a real API server: it admits what the models accept, and rejects the rest with the same
+messages.
+"""
 
 from typing import Any
 
@@ -27,7 +29,7 @@ _ORDERS = {
 
 
 class Reader:
-    """A PgRole with these privileges, by a dry run: admitted and defaulted, and not there afterwards."""
+    """Creates PgRoles with these privileges in a dry run: admitted and defaulted, but not stored."""
 
     def __init__(self, server: ApiServer, namespace: str) -> None:
         self._server = server
@@ -138,7 +140,7 @@ async def test_what_the_schema_refuses_the_model_refuses_too(reader: Reader, wro
 
 
 async def test_a_name_is_listed_once(reader: Reader) -> None:
-    """A program may repeat one: the declaration is a set."""
+    """A program may repeat a name, since the declaration is a set."""
     assert "Duplicate value" in await reader.refusal(table(names=["a", "a"]))
 
 
@@ -148,7 +150,7 @@ async def test_a_database_is_named_once_and_there_are_16_at_most(reader: Reader)
 
 
 async def test_2000_names_are_admitted_within_the_budget_of_the_rules(reader: Reader) -> None:
-    """That there are not more is checked by the model, and reported on the object."""
+    """The model enforces the maximum, which is reported on the object."""
     names = [f"{'é' * 28}{number:04}" for number in range(1900)]
     items = [
         {"kind": "Table", "schema": "app", "names": names[first : first + 100], "privileges": ["SELECT", "INSERT"]}

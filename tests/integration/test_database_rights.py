@@ -1,4 +1,4 @@
-"""What docs/privileges.md grants a controller that is no superuser suffices to keep privileges in a database."""
+"""The grants in docs/privileges.md suffice for a controller without superuser to keep privileges in a database."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""controller.database_worker with a real database: what published roles declare there is kept, whatever others do."""
+"""controller.database_worker with a real database: it keeps what published roles declare, whatever others do."""
 
 import secrets
 from collections.abc import AsyncIterator, Callable

@@ -1,4 +1,4 @@
-"""postgres: names that another database wrote in its encoding, and that are not UTF-8, hold up nothing."""
+"""postgres: names that another database wrote in its encoding, and that are not UTF-8, block nothing."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-#: What somebody does in a database of LATIN1, and the fields that differ.
+#: Statements in a LATIN1 database, and the fields that then differ.
 ATTACKS = {
     "a membership in it": (f"GRANT {quoted(ILLEGIBLE)} TO victim", {"memberOf"}),
     "a setting in it": (f"ALTER ROLE victim IN DATABASE {DATABASE} SET app.x = 'x'", {"databaseParameters"}),
@@ -131,7 +131,7 @@ async def place(request: pytest.FixtureRequest, server: PostgresServer, latin: C
 
 
 async def check_all_is_set_back(place: Place, latin: Connection, attack: str, fields: set[str]) -> None:
-    """In one transaction, and counted as one drift."""
+    """Everything is repaired in one transaction, and counted as one drift."""
     await latin.execute("ALTER ROLE victim SUPERUSER")
     await latin.execute(attack)
     plan, failure = await place.reconcile()
@@ -160,7 +160,7 @@ async def test_what_it_granted_is_revoked_with_the_rest(place: Place, latin: Con
 async def test_a_role_that_was_renamed_to_it_is_not_mistaken_for_another_with_its_name(
     place: Place, latin: Connection
 ) -> None:
-    """Between the look and the transaction the name was given to another role: nothing is changed."""
+    """Between read and transaction the name was given to another role: nothing is changed."""
     renamed = quoted("v" + ILLEGIBLE)
     await latin.execute(f"ALTER ROLE victim RENAME TO {renamed}")
     plan, _ = await place.look()

@@ -1,4 +1,4 @@
-"""postgres/apply.py: statements name roles, and whatever is renamed meanwhile, no other role is altered or dropped."""
+"""postgres/apply.py: statements name roles, but whatever is renamed meanwhile, no other role is altered or dropped."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -51,7 +51,7 @@ CHANGES: dict[str, Change] = {
     "drop": Drop(OURS),
 }
 
-#: What somebody else does to the names meanwhile.
+#: What another session does to the names meanwhile.
 MEANWHILE = {
     "swapped": f"ALTER ROLE {quote_identifier(OURS)} RENAME TO away; "
     f"ALTER ROLE {THEIRS} RENAME TO {quote_identifier(OURS)}",
@@ -89,7 +89,7 @@ class Scene:
         return None if found is None else str(found)
 
     async def carry_out_during(self, statements: str, *plans: Plan) -> tuple[list[PgRoleError | None], bool]:
-        """What came of the plans, which wait first, and whether the statements were committed while they did."""
+        """Returns the results of the plans, which wait first, and whether the statements were committed meanwhile."""
         results: list[PgRoleError | None] = []
         done = False
 
@@ -206,7 +206,7 @@ async def test_names_that_go_round_in_one_batch_are_verified_as_they_are_at_its_
 
 
 async def test_only_renaming_and_dropping_wait_for_a_name_that_is_held(scene: Scene) -> None:
-    """Who holds a name holds up nobody who changes the role, or makes others its members."""
+    """A lock on a name does not delay sessions that change the role or make others its members."""
     ours = quote_identifier(OURS)
     async with scene.writer.transaction():
         await scene.writer.execute(f"SELECT FROM pg_catalog.pg_authid AS a WHERE a.oid = {scene.ours} FOR KEY SHARE")

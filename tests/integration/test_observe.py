@@ -1,4 +1,4 @@
-"""sql/install: `observe()` notices every change of a role, tells it, and writes nothing when there is none."""
+"""sql/install: `observe()` notices and announces every change of a role, and writes nothing without a change."""
 
 from collections.abc import AsyncIterator
 
@@ -51,7 +51,7 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def home(server: PostgresServer) -> AsyncIterator[Connection]:
-    """A superuser in the home database, where schema pgrole is new and everything has been seen."""
+    """A superuser in the home database, with a new schema pgrole where everything has been observed."""
     async with seen_home(server.dsn(), after="DROP ROLE IF EXISTS subject, renamed, other") as made:
         yield made
 
@@ -126,7 +126,7 @@ async def test_nothing_is_written_and_nothing_told_when_nothing_changed(home: Co
 async def test_a_change_that_was_undone_and_made_again_between_two_looks_is_told(
     home: Connection, listener: Listener
 ) -> None:
-    """Whoever set the role back after the first look does not know of the second change otherwise."""
+    """Otherwise whoever repaired the role after the first read would not learn of the second change."""
     await home.execute("CREATE ROLE subject")
     await observe(home)
     await home.execute("ALTER ROLE subject CREATEDB")
@@ -329,7 +329,7 @@ async def test_rows_that_concern_no_role_hide_none_that_does(
 async def test_rows_that_go_are_missed_also_where_nothing_counts_what_is_read(
     server: PostgresServer, home: Connection, listener: Listener
 ) -> None:
-    """Otherwise PostgreSQL's statistics say how many rows a look has read."""
+    """PostgreSQL's statistics usually tell how many rows a read has scanned."""
     untracked = await asyncpg.connect(server.dsn(), server_settings={"track_counts": "off"})
     try:
         for looking, following in ((untracked, home), (home, untracked), (untracked, untracked)):

@@ -1,5 +1,7 @@
-"""controller.database_worker when databases, tables, triggers, connections and rights fail: what is declared is kept in
-the end, everything else goes on meanwhile, and what cannot be done is said with a remedy.
+"""controller.database_worker when databases, tables, triggers, connections and rights fail.
+
+In the end everything declared is kept, everything else continues meanwhile, and what cannot be done is reported with a
+remedy.
 """
 
 import contextlib
@@ -53,7 +55,7 @@ async def world(server: PostgresServer) -> AsyncIterator[World]:
 
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is looked at once a minute is looked at often, and retries come at once."""
+    """Makes checks frequent that happen once a minute, and retries immediate."""
     monkeypatch.setattr(database_session, "BACKSTOP_SECONDS", 0.2)
     for name in ("_RETRY", "_LOCK_RETRY"):
         monkeypatch.setattr(database_worker, name, Backoff(0.2, 0.5))

@@ -1,4 +1,4 @@
-"""postgres: whatever is renamed, swapped or given away while a role is emptied, nothing of others is taken."""
+"""postgres: whatever is renamed, swapped or given away while a role is emptied, nothing that others own is taken."""
 
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,4 +1,4 @@
-"""A session of a process that could lead and does not: ready, and changing nothing, until it does."""
+"""A session of a process on standby: ready, but changing nothing until it leads."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

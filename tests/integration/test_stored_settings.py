@@ -1,4 +1,4 @@
-"""Settings as roles store them: read as PostgreSQL reads them, whatever they are, and set back."""
+"""Settings as roles store them: read as PostgreSQL reads them, whatever they are, and repaired."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""sql/install: whoever may do nothing but connect can neither stop nor fail those who look."""
+"""sql/install: roles that can only connect can neither stop `observe` nor make it fail."""
 
 from collections.abc import AsyncIterator
 
@@ -124,7 +124,7 @@ async def test_a_turn_to_look_is_one_connections_at_a_time_and_needs_no_transact
 async def test_a_giant_setting_of_a_tenants_own_does_not_fail_the_look_at_the_others(
     home: Connection, tenant: Connection, listener: Listener
 ) -> None:
-    """140 MB of what is doubled by every quoting."""
+    """140 MB of text that every quoting doubles."""
     await tenant.execute(
         "DO $$ BEGIN"
         " EXECUTE 'ALTER ROLE CURRENT_USER SET search_path = ''' || repeat(chr(92), 140000000) || ''''; END $$",

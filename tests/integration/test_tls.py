@@ -1,4 +1,4 @@
-"""Whom a connection believes, by sslmode: against a real server with TLS, and compared with libpq's own verdict."""
+"""Which servers a connection trusts, by sslmode: with a real TLS server, compared with libpq's verdict."""
 
 import contextlib
 import os
@@ -73,7 +73,7 @@ class Trial:
         return Endpoint.of([host], self.server.port, "postgres", SUPERUSER, self.server.password, mode, ca)
 
     async def verdict(self, mode: Mode, host: str, ca: str | None) -> str | None:
-        """Why a connection is refused; None when there is one, encrypted unless `mode` is disable."""
+        """Returns why a connection is refused; None if it succeeds, encrypted unless `mode` is disable."""
         try:
             async with connect(self.endpoint(mode, host, ca), "test") as connection:
                 encrypted = await connection.fetchval("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")

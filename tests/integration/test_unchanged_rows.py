@@ -1,4 +1,4 @@
-"""Whether a role, and the claim on it, are as they were read: told by comparison, for many at once."""
+"""Whether a role and its claim are as they were read, compared for many roles at once."""
 
 from collections.abc import AsyncIterator
 from typing import NamedTuple

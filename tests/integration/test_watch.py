@@ -1,4 +1,4 @@
-"""sql/install: the procedure `watch` notices by itself, within a tick and a look, and not on its own account."""
+"""sql/install: the procedure `watch` notices changes by itself, within a tick and a read, but not its own commits."""
 
 import random
 import secrets
@@ -46,7 +46,7 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def home(server: PostgresServer) -> AsyncIterator[Connection]:
-    """A superuser in the home database, where schema pgrole is new and everything has been seen."""
+    """A superuser in the home database, with a new schema pgrole where everything has been observed."""
     async with seen_home(
         server.dsn(), after="DROP SCHEMA IF EXISTS pgrole CASCADE; DROP ROLE IF EXISTS subject, other"
     ) as made:
@@ -68,7 +68,7 @@ async def watcher(server: PostgresServer, home: Connection) -> AsyncIterator[Con
 
 
 async def while_watching(watcher: Connection, work: Callable[[], Awaitable[None]]) -> None:
-    """Runs `watch` again and again for as long as `work` takes."""
+    """Runs `watch` repeatedly while `work` runs."""
 
     async def watch() -> None:
         while True:
@@ -95,7 +95,7 @@ async def watching(home: Connection, watcher: Connection) -> AsyncIterator[None]
 
 
 async def looks(watcher: Connection) -> int:
-    """How often this connection, with track_functions, has called observe()."""
+    """Number of calls of observe() by this connection, with track_functions."""
     # What it counted is told some time after, all of it together: so also that it called this.
     mark = f"pg_temp.mark_{secrets.token_hex(4)}"
     await watcher.execute(f"CREATE FUNCTION {mark}() RETURNS void LANGUAGE plpgsql AS 'BEGIN END'; SELECT {mark}()")
@@ -108,7 +108,7 @@ async def looks(watcher: Connection) -> int:
 
 
 async def transactions(connection: Connection) -> int:
-    """How many transactions this connection has begun."""
+    """Number of transactions that this connection has begun."""
     return int(
         await connection.fetchval(
             "SELECT split_part(virtualtransaction, '/', 2) FROM pg_locks "
@@ -128,7 +128,7 @@ async def test_ticks_that_see_no_change_share_a_transaction(watcher: Connection)
 async def test_between_looks_it_holds_no_lock_and_no_snapshot_that_others_need(
     home: Connection, watcher: Connection
 ) -> None:
-    """A snapshot that is older than what others commit would hold back vacuum, and CREATE INDEX CONCURRENTLY."""
+    """A snapshot older than what others commit would hold back vacuum and CREATE INDEX CONCURRENTLY."""
     commits = 50
     holds = """
         SELECT age(a.backend_xmin) >= age(($2::text)::xid)

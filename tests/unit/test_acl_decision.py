@@ -1,4 +1,4 @@
-"""core/acl_decision: what is granted and revoked, what is drift, and what waits."""
+"""core/acl_decision: which privileges are granted and revoked, which differences are drift, and what is pending."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -431,7 +431,7 @@ PRIVILEGES = ("SELECT", "UPDATE", "DELETE")
 
 
 def run(state: State, change: AclChange) -> State:
-    """What PostgreSQL does, for one object: a REVOKE removes only its grantor's grants, from a table also those on
+    """Does what PostgreSQL does for one object: a REVOKE removes only its grantor's grants, on a table also those on
     columns.
     """
     owner = change.object.owner

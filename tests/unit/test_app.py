@@ -1,4 +1,4 @@
-"""The controller as a whole: what it waits for before it begins."""
+"""The controller as a whole: what it waits for at the start."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ DEADLINE = 600.0
 
 
 class Api:
-    """Answers with one after the other; the last one stays."""
+    """Gives one answer after the other; repeats the last."""
 
     def __init__(self, answers: Sequence[Exception | bytes]) -> None:
         self._answers = list(answers)

@@ -1,5 +1,6 @@
-"""controller/background: work beside the workers is done for the object as it is by then, or not at all, and its result
-is for one reconcile of that object.
+"""controller/background: work beside the workers is done for the current object or not at all.
+
+Its result is for one reconcile of that object.
 """
 
 from datetime import UTC, datetime
@@ -96,7 +97,7 @@ class World:
         return Result(Target(stored.key, stored), **prerequisite)
 
     async def prepare(self) -> float:
-        """Runs a password task. The seconds until its object is reconciled again."""
+        """Runs a password task. Returns the seconds until its object is reconciled again."""
         result = await self.reconcile(password_task=TASK)
         self.background.prepare_password(result, TASK)
         async with anyio.create_task_group() as tasks:
@@ -186,7 +187,7 @@ async def test_what_was_prepared_for_an_object_that_is_gone_is_not_kept() -> Non
 
 
 class Emptying:
-    """In place of `reassign_owned`: counts what runs at once, until `may_end`."""
+    """Replaces `reassign_owned`: counts concurrent calls, until `may_end`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.running, self.most, self.done = 0, 0, 0

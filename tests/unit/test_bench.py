@@ -1,4 +1,4 @@
-"""What `python -m bench` makes of its figures: medians, noise, goals, ratios, verdicts, files, exit codes."""
+"""What `python -m bench` computes from its measurements: medians, noise, goals, ratios, verdicts, files, exit codes."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The elector against an API server that fails in whatever way is asked for."""
+"""The elector with an API server that fails in every requested way."""
 
 from typing import Any
 

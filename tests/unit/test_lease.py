@@ -91,14 +91,14 @@ class World:
             self.seen[name] = observe(self.seen[name], record, str(version), self.now)
 
     def send(self, name: str) -> None:
-        """Takes or renews, as far as the rules let it by what it has seen."""
+        """Takes or renews, as far as the rules permit after what it has seen."""
         seen = self.seen[name]
         if seen is None or seen.record.holder == name or seen.free_at <= self.now:
             record = take(seen, name, self.TIMING, str(self.now))
             self.sent[name] = (self.now, record, seen.version if seen else None)
 
     def arrive(self, name: str, *, answered: bool) -> None:
-        """What was sent comes to the API server, which may be long after."""
+        """Delivers what was sent to the API server, possibly long after."""
         sent, self.sent[name] = self.sent[name], None
         if sent is None:
             return
@@ -113,7 +113,7 @@ class World:
             self.seen[name] = observe(self.seen[name], record, str(self.version), self.now)
 
     def delete(self) -> None:
-        """By hand, while everybody has seen the Lease."""
+        """Deletes it by hand, after all processes have seen the Lease."""
         if self.stored is not None and all(self.seen.values()):
             self.look("a")
             self.look("b")

@@ -25,7 +25,7 @@ PATIENCE = 600.0
 
 
 class Api(Client):
-    """Answers with the namespace as it is now, once it answers at all."""
+    """Answers with the present namespace, once it answers at all."""
 
     def __init__(self, uid: str) -> None:
         self.uid = uid

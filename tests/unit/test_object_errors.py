@@ -1,4 +1,4 @@
-"""Invariant 7, errors per object: whatever fails unexpectedly for one object is said on that one, and on no other."""
+"""Invariant 7, errors per object: an unexpected failure is reported on its own object and on no other."""
 
 import json
 import logging
@@ -338,7 +338,7 @@ async def test_a_server_that_is_away_does_not_end_at_an_object_that_breaks(
 
 @in_timelapse
 async def test_an_outage_is_said_at_a_pace_and_at_once_on_what_changes() -> None:
-    """When the server is back, every status that said so has to be written again."""
+    """When the server is back, every status that reported the outage has to be written again."""
     objects = make_objects()
     many = [Key("shop", f"app-{number}") for number in range(1000)]
     queue, changed = Queue(), set[Key]()
@@ -452,7 +452,7 @@ async def test_a_terminating_object_with_an_invalid_spec_is_told_the_way_out(obj
 
 
 async def test_that_many_roles_changed_goes_after_what_is_announced_by_name(objects: Objects) -> None:
-    """Anybody may announce it."""
+    """Anyone may announce it."""
     queue = Queue()
     worker = make_worker(objects, queue)
     async with anyio.create_task_group() as tasks:
@@ -470,7 +470,7 @@ async def test_that_many_roles_changed_goes_after_what_is_announced_by_name(obje
 
 
 async def test_who_wants_to_be_a_member_of_a_role_is_reconciled_when_that_is_announced(objects: Objects) -> None:
-    """At once: a retry that backs off would come too, some time."""
+    """At once: without this, only a retry with back-off would come."""
     queue, member = Queue(), Key("shop", "member")
     objects.store.put(stored(member, spec={"memberOf": [{"role": "group"}]}))
     worker = make_worker(objects, queue)
@@ -481,7 +481,7 @@ async def test_who_wants_to_be_a_member_of_a_role_is_reconciled_when_that_is_ann
 
 
 async def test_what_was_changed_here_and_is_announced_is_no_drift(objects: Objects) -> None:
-    """It is looked at all the same, in turn with what else was changed."""
+    """It is reconciled nevertheless, in turn with other changes."""
     queue = Queue()
     worker = make_worker(objects, queue)
     worker.own_changes.begin(["poisoned"])
