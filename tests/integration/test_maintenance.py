@@ -40,10 +40,8 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 @asynccontextmanager
-async def maintenance_of(
-    server: PostgresServer, databases: Callable[[], DatabasesConfig]
-) -> AsyncIterator[Maintenance]:
-    """The maintenance of a server whose databases have no worker."""
+async def maintenance_of(server: PostgresServer, databases: Callable[[], DatabasesConfig]) -> AsyncIterator[Maintenance]:
+    """Of a server whose databases have no worker."""
     async with connect(Endpoint(server.dsn()), "test") as connection:
         await install(connection)
         session = Session(await identify(connection), SchemaState.PRESENT, "c1", DatabaseClaims(), connection)
@@ -97,7 +95,7 @@ async def test_events_are_pruned_where_no_role_declares_privileges_any_more(serv
         assert await count_events(server, left) == MOST
 
 
-async def test_maintenance_connects_to_no_database_that_the_server_does_not_admit(server: PostgresServer) -> None:
+async def test_upkeep_connects_to_no_database_that_the_server_does_not_admit(server: PostgresServer) -> None:
     left = await make_database(server)
     admitted = ["left_*"]
     async with maintenance_of(server, lambda: DatabasesConfig(tuple(admitted), (left,))) as maintenance:
