@@ -18,7 +18,9 @@ from pgrole_controller.core.plan import Blocker, ReassignOwned, blocked
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import catalog, queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.reassign import MADE_MEANWHILE, _sql, reassign_owned
+from pgrole_controller.postgres.reassign import reassign_owned
+from pgrole_controller.postgres.reassign_answers import reassign_sql
+from pgrole_controller.postgres.reassign_in_database import MADE_MEANWHILE
 from tests.servers import ContainerServer, Servers
 
 DEADLINE = 60.0
@@ -225,7 +227,7 @@ async def test_drop_owned_is_undone_whenever_it_would_drop_something(trial: Tria
             await trial.home.execute(statement.format(role=trial.q))
             await trial.home.execute("RESET ROLE")
             with pytest.raises(asyncpg.PostgresError) as raised:
-                await trial.home.execute(_sql("drop_owned"))
+                await trial.home.execute(reassign_sql("drop_owned"))
             assert raised.value.sqlstate == MADE_MEANWHILE, (kind, raised.value)
 
 
@@ -236,7 +238,7 @@ async def test_privileges_are_taken_away_without_a_false_alarm(trial: Trial) -> 
             await trial.home.execute(STAGE.format(role=trial.new_owner))
             await trial.home.execute(statement.format(role=trial.q, new_owner=trial.new_owner))
             assert await trial.dependents() != {}, kind
-            await trial.home.execute(_sql("drop_owned"))
+            await trial.home.execute(reassign_sql("drop_owned"))
             assert await trial.dependents() == {}, kind
             assert await trial.home.fetchval("SELECT count(*) FROM s.plain"), kind
 
