@@ -67,7 +67,7 @@ async def reassign_owned(
     check_new_owner(task)
     blockers: list[Blocker] = []
     with anyio.move_on_after(deadline):
-        async with connect(endpoint, "disown", **_TIMEOUTS, **{"pgrole.role": str(task.oid)}) as home:
+        async with connect(endpoint, "reassign", **_TIMEOUTS, **{"pgrole.role": str(task.oid)}) as home:
             check_lead = partial(_check_lead, home, fence)
             new_owner = await _find_new_owner(home, task)
             await _end_sessions(home, task, check_lead)
@@ -88,7 +88,7 @@ async def reassign_owned(
 async def _check_lead(home: Connection, fence: Fence | None) -> None:
     if fence is not None:
         await fence.check(home)
-    with translate_errors("disown"):
+    with translate_errors("reassign"):
         await home.execute(queries.without_schema("check_not_suspended"))
 
 

@@ -28,7 +28,7 @@ def reassign_sql(name: str) -> str:
 
 async def query_rows(connection: Connection, query: str, *arguments: object) -> list[asyncpg.Record]:
     """The rows of a query; read their values within `reading_answer`."""
-    with translate_errors("disown"), reading_answer():
+    with translate_errors("reassign"), reading_answer():
         return list(await connection.fetch(query, *arguments))
 
 
@@ -58,7 +58,7 @@ def decoding_errors() -> Iterator[None]:
 async def refusing(task: ReassignOwned) -> AsyncIterator[None]:
     """Reports errors of statements on shared objects as blockers: raises Waiting."""
     try:
-        with translate_errors("disown"), decoding_errors():
+        with translate_errors("reassign"), decoding_errors():
             yield
     except PgRoleError as error:
         raise blocked(task.role, [Blocker("", describe_blocker(error))]) from error

@@ -116,7 +116,7 @@ async def _try(
     try:
         there = emptying.endpoint.at(database.name.decode())
         with decoding_errors():
-            async with connect(there, "disown", **emptying.settings) as connection:
+            async with connect(there, "reassign", **emptying.settings) as connection:
                 await _check_place(connection, emptying.place, database)
                 await _check_triggers(connection)
                 await work(connection)
@@ -209,5 +209,5 @@ async def execute(emptying: RoleEmptying, connection: Connection, name: str) -> 
     """Runs one file in one message, which is one transaction. The task can be cancelled only before it."""
     await emptying.check_lead()
     await anyio.lowlevel.checkpoint()
-    with translate_errors("disown"), decoding_errors(), anyio.fail_after(STATEMENT_SECONDS, shield=True):
+    with translate_errors("reassign"), decoding_errors(), anyio.fail_after(STATEMENT_SECONDS, shield=True):
         await connection.execute(reassign_sql(name))
