@@ -1,8 +1,8 @@
 """Logging: constant messages with values as keys, as text on a terminal and as JSON elsewhere.
 
 Each reconcile has a short id, which every line logged for it carries as `reconcile_id`, from whatever module
-(`tracing`). Much logged text comes from others or repeats as often as others cause it, so values, tracebacks and repeated warnings are
-bounded.
+(`tracing`). Much logged text comes from others or repeats as often as others cause it, so values, tracebacks and
+repeated warnings are bounded.
 """
 
 import json
