@@ -166,7 +166,7 @@ class Reporter:
         text = f"{note}: {fields}" if fields and result.action not in _WITHOUT_FIELDS else note
         if result.approval is not None:
             text = f"{text}; {tell_approval(result.approval)}"
-        log.info("role reconciled", extra={"object": str(result.key), "deed": result.action.value, "fields": fields})
+        log.info("role reconciled", extra={"object": str(result.key), "action": result.action.value, "fields": fields})
         self._recorder.record(stored, reason=reason, note=text, action=action)
 
     def _record_news(self, stored: Stored, news: PrivilegeNews) -> None:

@@ -129,7 +129,7 @@ class Attempt:
             )
         self.decision = decision
         if log.isEnabledFor(logging.DEBUG):
-            log.debug("looked", extra={"object": str(self.target.key), **_describe(decision)})
+            log.debug("decision made", extra={"object": str(self.target.key), **_describe(decision)})
 
     def end(self, plan: Plan, failure: PgRoleError | None) -> None:
         try:
@@ -303,5 +303,5 @@ def _describe(decision: Plan | PgRoleError) -> dict[str, str]:
     if isinstance(decision, PgRoleError):
         return {"decided": "refused", "reason": decision.reason.value}
     fields = {"differs": field_names(decision.changes), "drift": decision.drift, "reported": decision.reported}
-    decided = decision.action.value if decision.writes else "errand" if decision.password_task else "nothing"
+    decided = decision.action.value if decision.writes else "password" if decision.password_task else "nothing"
     return {"decided": decided, **{name: ", ".join(some) for name, some in fields.items() if some}}

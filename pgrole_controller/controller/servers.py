@@ -50,7 +50,7 @@ class _Running:
     ended: anyio.Event
 
 
-class Servers:
+class ServerWorkers:
     def __init__(
         self,
         client: Client,

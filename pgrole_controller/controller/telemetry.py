@@ -136,7 +136,7 @@ def count_ending(server: str, result: Result) -> None:
     """Counts by the phase of the outcome, or by the prerequisite of the next reconcile while no outcome is reported."""
     outcome: Outcome | None = result.outcome
     if result.password_task is not None:
-        ending = "errand"
+        ending = "password"
     elif result.reassign is not None:
         ending = "emptying"
     elif result.target.finalizer is not None:

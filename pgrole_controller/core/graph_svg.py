@@ -59,7 +59,7 @@ STYLE = """
 
 
 @dataclass(slots=True)
-class _Place:
+class _NodePlace:
     """Where a node stands, or where an edge crosses a layer: then `node` is None. `y` is the middle."""
 
     layer: int
@@ -104,17 +104,17 @@ def render_svg(graph: MembershipGraph, *, style: str = STYLE, bare: bool = False
     return "\n".join(part for part in parts if part) + "\n"
 
 
-def _lay_out(graph: MembershipGraph) -> tuple[dict[str, _Place], list[tuple[GraphEdge, list[str]]]]:
+def _lay_out(graph: MembershipGraph) -> tuple[dict[str, _NodePlace], list[tuple[GraphEdge, list[str]]]]:
     nodes = {node.id: node for node in graph.nodes}
     edges = [edge for edge in graph.edges if edge.tail in nodes and edge.head in nodes and edge.tail != edge.head]
     layers = _assign_layers(nodes, edges)
-    places = {key: _Place(layers[key], _HEIGHT, _node_width(node), node) for key, node in nodes.items()}
+    places = {key: _NodePlace(layers[key], _HEIGHT, _node_width(node), node) for key, node in nodes.items()}
     routes: list[tuple[GraphEdge, list[str]]] = []
     for number, edge in enumerate(edges):
         between = range(layers[edge.tail] + 1, layers[edge.head])
         bends = [f"\0{number}-{layer}" for layer in between]
         for key, layer in zip(bends, between, strict=True):
-            places[key] = _Place(layer, _LANE, 0.0)
+            places[key] = _NodePlace(layer, _LANE, 0.0)
         routes.append((edge, [edge.tail, *bends, edge.head]))
     rows = _order(places, routes)
     _set_positions(places, rows, routes)
@@ -143,7 +143,7 @@ def _assign_layers(nodes: Mapping[str, GraphNode], edges: Sequence[GraphEdge]) -
     return {key: layer - first for key, layer in layers.items()}
 
 
-def _order(places: Mapping[str, _Place], routes: Sequence[tuple[GraphEdge, list[str]]]) -> list[list[str]]:
+def _order(places: Mapping[str, _NodePlace], routes: Sequence[tuple[GraphEdge, list[str]]]) -> list[list[str]]:
     """Orders the nodes of each layer from top to bottom with few crossings: each at the middle of its neighbours."""
     rows: list[list[str]] = [[] for _ in range(max((place.layer for place in places.values()), default=-1) + 1)]
     for key, place in places.items():
@@ -188,7 +188,7 @@ def _crossings(rows: Sequence[Sequence[str]], right: Mapping[str, Sequence[str]]
 
 
 def _set_positions(
-    places: Mapping[str, _Place], rows: Sequence[Sequence[str]], routes: Sequence[tuple[GraphEdge, list[str]]]
+    places: Mapping[str, _NodePlace], rows: Sequence[Sequence[str]], routes: Sequence[tuple[GraphEdge, list[str]]]
 ) -> None:
     left, right = _neighbours(routes)
     labels: dict[int, float] = defaultdict(float)
@@ -215,7 +215,7 @@ def _set_positions(
         place.y += _TITLE_HEIGHT + 12 - top
 
 
-def _settle(places: Mapping[str, _Place], row: Sequence[str], beside: Mapping[str, Sequence[str]]) -> None:
+def _settle(places: Mapping[str, _NodePlace], row: Sequence[str], beside: Mapping[str, Sequence[str]]) -> None:
     """Moves the nodes of a layer towards their neighbours, without changing their order or overlapping."""
     wanted = []
     for key in row:
@@ -237,7 +237,7 @@ def _settle(places: Mapping[str, _Place], row: Sequence[str], beside: Mapping[st
         places[key].y = (lower[place] + upper[place]) / 2
 
 
-def _draw_node(place: _Place) -> str:
+def _draw_node(place: _NodePlace) -> str:
     node = place.node
     if node is None:
         return ""
@@ -261,7 +261,7 @@ def _draw_node(place: _Place) -> str:
     return f'<a href="{escape(node.link)}" aria-label="{_text(name)}">{drawn}</a>'
 
 
-def _draw_edge(edge: GraphEdge, route: Sequence[_Place]) -> str:
+def _draw_edge(edge: GraphEdge, route: Sequence[_NodePlace]) -> str:
     begin, end = route[0], route[-1]
     tip = end.x - 1.5
     points = [(begin.x + begin.width, begin.y)]
@@ -275,7 +275,7 @@ def _draw_edge(edge: GraphEdge, route: Sequence[_Place]) -> str:
     return f'<g class="edge {edge.kind.value}"><path d="{"".join(path)}"/><path class="arrow" d="{arrow}"/></g>'
 
 
-def _draw_label(edge: GraphEdge, route: Sequence[_Place]) -> str:
+def _draw_label(edge: GraphEdge, route: Sequence[_NodePlace]) -> str:
     """Draws a grant's label at the member's end, since many edges end at one object; otherwise in the middle of the
     first part.
     """

@@ -579,7 +579,7 @@ class TestWhatComesBetween:
             await kube.wait_gone("app")
             assert await database.role("app") is None
             assert await kube.secret("app-connection") is None
-            await controller.wait_log("deed=dropped")
+            await controller.wait_log("action=dropped")
 
     async def test_no_secret_is_written_for_an_object_that_is_terminating(self, kube: Kube, role: str) -> None:
         await declare(kube, role, password={"generate": {}}, connectionSecret={"name": "app-connection"})

@@ -246,7 +246,7 @@ async def test_schema_pgrole_dropped_while_running_comes_back_with_every_claim(s
         await controller.wait_count("schema pgrole was installed", 2)
         await database.wait_value("SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL", 2)
         for name in ("one", "two"):
-            await controller.wait_log(f"object={stage.kube.namespace}/{name} deed=reclaimed")
+            await controller.wait_log(f"object={stage.kube.namespace}/{name} action=reclaimed")
             claim = await database.claim(name)
             role = await database.role(name)
             assert claim is not None

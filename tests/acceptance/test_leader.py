@@ -16,7 +16,16 @@ from pgrole_controller.local.postgres import Stop
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.schema import install
-from tests.acceptance.replicas import LEADS, LEASES, STANDS_BY, Replica, Replicas, name_of, replicas, side_by_side
+from tests.acceptance.replicas import (
+    LEADS,
+    LEASES,
+    STANDS_BY,
+    ControllerReplica,
+    Replicas,
+    name_of,
+    replicas,
+    side_by_side,
+)
 from tests.acceptance.servers import pgservers
 from tests.acceptance.wire import wire
 from tests.acceptance.world import PATIENCE, Stage, is_ready
@@ -56,7 +65,7 @@ async def pair(stage: Stage) -> AsyncIterator[Replicas]:
         yield made
 
 
-async def lost(replica: Replica, times: int = 1) -> None:
+async def lost(replica: ControllerReplica, times: int = 1) -> None:
     await replica.controller.wait_count("no longer leading", times)
 
 

@@ -200,26 +200,26 @@ async def test_one_reconcile_can_be_followed_by_its_id_from_request_to_status(st
         await database.execute(f"ALTER ROLE {role} SUPERUSER")
         await database.wait_role(role, lambda row: not row["rolsuper"], "repair")
         await stage.kube.wait_for("app", lambda obj: obj["status"].get("driftCount") == 1, "the count")
-        await controller.wait_log("deed=corrected")
-        corrected = next(line for line in controller.log.splitlines() if "deed=corrected" in line)
-        reconcile_id = re.search(r"visit=([0-9a-f]{8})\b", corrected)
+        await controller.wait_log("action=corrected")
+        corrected = next(line for line in controller.log.splitlines() if "action=corrected" in line)
+        reconcile_id = re.search(r"reconcile_id=([0-9a-f]{8})\b", corrected)
         assert reconcile_id
 
         async def is_over() -> bool:
             lines = controller.log.splitlines()
-            own = [line for line in lines if f"visit={reconcile_id[1]}" in line]
+            own = [line for line in lines if f"reconcile_id={reconcile_id[1]}" in line]
             return all(any(f"{last}  " in line for line in own) for last in ("reconcile ends", "status written"))
 
         assert await reached(is_over, PATIENCE)
-        lines = [line for line in controller.log.splitlines() if f"visit={reconcile_id[1]}" in line]
+        lines = [line for line in controller.log.splitlines() if f"reconcile_id={reconcile_id[1]}" in line]
         told = [re.split(r"  +", line)[1] if " INFO" not in line else line for line in lines]
         said = "\n".join(lines)
         for expected in (
             r"reconcile begins  object=\S+ server=default reason=notify waited_ms=[\d.]+ failures=0",
-            r"looked  object=\S+ decided=corrected differs=superuser drift=superuser",
+            r"decision made  object=\S+ decided=corrected differs=superuser drift=superuser",
             r"transaction  plans=1 changes=1 took_ms=[\d.]+ failed=\"\"",
-            r"looked  object=\S+ decided=nothing",
-            r"role reconciled  object=\S+ deed=corrected fields=superuser",
+            r"decision made  object=\S+ decided=nothing",
+            r"role reconciled  object=\S+ action=corrected fields=superuser",
             r"status written  object=\S+ reason=Reconciled",
             r"reconcile ends  object=\S+ result=again in_seconds=",
         ):

@@ -207,7 +207,7 @@ class TestNewOwners:
                 await two_teams.database.execute(f"DROP ROLE {two_teams.a}_step")
 
 
-class TestSecrets:
+class TestSecretsOfNeighbours:
     async def test_a_password_is_not_made_of_a_token_of_kubernetes(self, two_teams: TwoTeams) -> None:
         a, name = two_teams.teams[0], role()
         body = {

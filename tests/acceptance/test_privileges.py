@@ -341,7 +341,7 @@ class TestAttributes:
         assert not row["rolcreatedb"]
 
 
-class TestParameters:
+class TestParameterGrants:
     @pytest.mark.since(15, "GRANT SET ON PARAMETER")
     async def test_a_custom_one_needs_a_grant(self, kube: Kube, database: Database, role: str) -> None:
         await kube.apply("app", name=role, parameters={f"{role}.tenant": "1"})

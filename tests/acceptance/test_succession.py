@@ -43,6 +43,6 @@ async def test_one_whose_watch_was_silent_brings_in_no_spec_of_yesterday(stage: 
             await database.wait_role("app", lambda role: not role["rolcreatedb"], "NOCREATEDB")
             assert await database.role("gone") is None
         await kube.wait_for("app", lambda app: says_drift(app, "createdb"), "the drift is told")
-        assert "deed=created" not in second.log
-        assert "deed=changed" not in second.log
+        assert "action=created" not in second.log
+        assert "action=changed" not in second.log
         assert await second.stop() == 0

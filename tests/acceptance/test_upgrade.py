@@ -16,7 +16,7 @@ from tests.acceptance.privileges import CONTROLLER_ROLE, PASSWORD, documented_sq
 from tests.acceptance.shell import blocks, make_shell
 from tests.acceptance.team_objects import DRIFTS, SERVER, TeamObjects, drifts, open_team_objects
 from tests.acceptance.world import GROUP, Json, Kube, running, says
-from tests.releases import BEFORE, Release
+from tests.releases import BEFORE, ReleasedVersion
 from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
@@ -40,7 +40,7 @@ async def team_objects(own_api_server: ApiServer, servers: Servers, tmp_path: Pa
         yield opened
 
 
-async def succeed(team_objects: TeamObjects, release: Release | None, token: str) -> None:
+async def succeed(team_objects: TeamObjects, release: ReleasedVersion | None, token: str) -> None:
     """The next controller finds everything as the last one left it, writes nothing, and can do everything."""
     left = await team_objects.snapshot()
     canary = await team_objects.drift_canary()
@@ -77,7 +77,7 @@ async def test_after_a_rollback_the_release_before_works_on_with_what_this_one_i
 @pytest.mark.parametrize("release", [PRESENT, BEFORE], ids=["this-release", "the-one-before"])
 @pytest.mark.parametrize("crds", ["before", "present", "later"])
 async def test_a_controller_works_with_the_crds_of_another_release(
-    team_objects: TeamObjects, tmp_path: Path, crds: str, release: Release | None
+    team_objects: TeamObjects, tmp_path: Path, crds: str, release: ReleasedVersion | None
 ) -> None:
     folders = {"before": BEFORE.crds, "present": resources.path("crds"), "later": write_later_crds(tmp_path / "later")}
     await apply_crds(team_objects.kube.server, folders[crds])

@@ -45,7 +45,7 @@ async def at_once() -> None:
     pass
 
 
-class Process:
+class FencedProcess:
     """One candidate with its own connection. `confirm` is called between the two steps."""
 
     def __init__(self, connection: Connection, holder: str, installation: str = HERE) -> None:
@@ -81,17 +81,17 @@ class Process:
         return failure
 
 
-Join = Callable[..., Awaitable[Process]]
+Join = Callable[..., Awaitable[FencedProcess]]
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def join(database: str) -> AsyncIterator[Join]:
     async with AsyncExitStack() as stack:
 
-        async def join(holder: str, installation: str = HERE) -> Process:
+        async def join(holder: str, installation: str = HERE) -> FencedProcess:
             connection = await stack.enter_async_context(connect(Endpoint(database), holder))
             await install(connection)
-            return Process(connection, holder, installation)
+            return FencedProcess(connection, holder, installation)
 
         yield join
 
@@ -473,7 +473,7 @@ class TestWithoutKubernetes:
         await one.connection.execute(SILENT)
         fences: list[Fence | None] = []
 
-        async def try_to_lead(other: Process) -> None:
+        async def try_to_lead(other: FencedProcess) -> None:
             fences.append(await other.lead_while_away())
 
         async with anyio.create_task_group() as tasks, turn_taken(database):

@@ -83,7 +83,7 @@ print("the controller's last line", flush=True)
 """
 
 
-class Session:
+class DevSession:
     """A program as a terminal has it: leader of its own process group, its output line by line."""
 
     def __init__(self, process: anyio.abc.Process) -> None:
@@ -115,7 +115,7 @@ class Session:
 
 
 @asynccontextmanager
-async def session(program: str, *arguments: str, scratch: Path) -> AsyncIterator[Session]:
+async def session(program: str, *arguments: str, scratch: Path) -> AsyncIterator[DevSession]:
     """Runs it with `scratch` as the folder of its temporary files."""
     process = await anyio.open_process(
         [sys.executable, "-c", program, *arguments],
@@ -127,7 +127,7 @@ async def session(program: str, *arguments: str, scratch: Path) -> AsyncIterator
     )
     async with process:
         try:
-            yield Session(process)
+            yield DevSession(process)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise

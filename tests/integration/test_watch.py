@@ -14,7 +14,7 @@ import pytest_asyncio
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection
-from tests.integration.sql_support import DEADLINE, MISMATCHES, Listener, listening, role_oid, seen_home
+from tests.integration.sql_support import DEADLINE, MISMATCHES, NotificationListener, listening, role_oid, seen_home
 from tests.servers import Servers
 
 # What concurrent role DDL fails with, as it may.
@@ -54,7 +54,7 @@ async def home(server: PostgresServer) -> AsyncIterator[Connection]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def listener(server: PostgresServer, home: Connection) -> AsyncIterator[Listener]:
+async def listener(server: PostgresServer, home: Connection) -> AsyncIterator[NotificationListener]:
     async with listening(server.dsn()) as made:
         yield made
 
@@ -161,7 +161,7 @@ async def test_no_timeout_that_is_shorter_than_a_shared_transaction_ends_it(watc
 
 
 async def test_what_a_prepared_transaction_changed_is_told_when_it_is_committed(
-    server: PostgresServer, home: Connection, watcher: Connection, listener: Listener
+    server: PostgresServer, home: Connection, watcher: Connection, listener: NotificationListener
 ) -> None:
     other = await asyncpg.connect(server.dsn())
     try:
@@ -196,7 +196,7 @@ async def test_it_returns_in_time_also_while_another_transaction_holds_up_the_lo
 
 
 async def test_each_change_is_told_without_anybody_asking(
-    home: Connection, watcher: Connection, listener: Listener
+    home: Connection, watcher: Connection, listener: NotificationListener
 ) -> None:
     async def change() -> None:
         await home.execute("CREATE ROLE subject")
@@ -212,14 +212,16 @@ async def test_each_change_is_told_without_anybody_asking(
 
 
 async def test_what_changed_before_it_was_called_is_told_at_once(
-    home: Connection, watcher: Connection, listener: Listener
+    home: Connection, watcher: Connection, listener: NotificationListener
 ) -> None:
     await home.execute("CREATE ROLE subject")
     await watcher.execute("CALL pgrole.watch(tick => '200 ms', lasting => '1 ms')")
     assert [message["name"] for message in await listener.so_far()] == ["subject"]
 
 
-async def test_its_own_commits_provoke_no_look(server: PostgresServer, home: Connection, listener: Listener) -> None:
+async def test_its_own_commits_provoke_no_look(
+    server: PostgresServer, home: Connection, listener: NotificationListener
+) -> None:
     changes = 5
     watcher = await asyncpg.connect(server.dsn(), server_settings={"track_functions": "pl"})
     try:
@@ -237,7 +239,7 @@ async def test_its_own_commits_provoke_no_look(server: PostgresServer, home: Con
 
 
 async def test_commits_of_no_concern_tell_nothing_and_cost_few_looks(
-    server: PostgresServer, home: Connection, listener: Listener
+    server: PostgresServer, home: Connection, listener: NotificationListener
 ) -> None:
     watcher = await asyncpg.connect(server.dsn(), server_settings={"track_functions": "pl"})
     try:
@@ -272,7 +274,7 @@ async def test_a_hostile_search_path_reaches_nothing_and_is_put_back(home: Conne
 
 
 async def test_one_look_that_was_held_up_does_not_make_the_next_one_late(
-    server: PostgresServer, home: Connection, watcher: Connection, listener: Listener
+    server: PostgresServer, home: Connection, watcher: Connection, listener: NotificationListener
 ) -> None:
     other = await asyncpg.connect(server.dsn())
     try:
@@ -295,7 +297,7 @@ async def test_one_look_that_was_held_up_does_not_make_the_next_one_late(
 
 
 async def test_a_schema_that_a_tenant_makes_in_place_of_a_dropped_one_is_not_called(
-    server: PostgresServer, home: Connection, watcher: Connection, listener: Listener
+    server: PostgresServer, home: Connection, watcher: Connection, listener: NotificationListener
 ) -> None:
     """In one transaction, so that no look fails for want of the schema between."""
     await home.execute("CREATE ROLE other")
@@ -402,7 +404,7 @@ async def observe_over_and_over(server: PostgresServer) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_after_a_storm_of_role_ddl_all_is_seen_and_every_changed_role_was_told(
-    server: PostgresServer, home: Connection, watcher: Connection, listener: Listener, seed: int
+    server: PostgresServer, home: Connection, watcher: Connection, listener: NotificationListener, seed: int
 ) -> None:
     state = "SELECT oid, name, digest FROM pgrole.role_state"
     before = {row["oid"]: (row["name"], row["digest"]) for row in await home.fetch(state)}

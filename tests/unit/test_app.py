@@ -15,7 +15,7 @@ from tests.timelapse import in_timelapse
 DEADLINE = 600.0
 
 
-class Api:
+class RefusingApi:
     """Gives one answer after the other; repeats the last."""
 
     def __init__(self, answers: Sequence[Exception | bytes]) -> None:
@@ -30,7 +30,7 @@ class Api:
 
 async def read_from(*answers: Exception | bytes) -> str:
     with anyio.fail_after(DEADLINE):
-        return await _read_cluster_id(cast("Client", Api(answers)))
+        return await _read_cluster_id(cast("Client", RefusingApi(answers)))
 
 
 @in_timelapse

@@ -273,7 +273,7 @@ class TestLeavingOut:
         assert left.action is Action.CHANGED
 
 
-class TestPasswords:
+class TestContestedPasswords:
     """What differs is only known after a password task."""
 
     @pytest.fixture(autouse=True)

@@ -63,7 +63,7 @@ class TestRules:
         assert timing.period * 3 < timing.deadline
 
 
-class World:
+class LeaseWorld:
     """Two processes that keep to the rules, one Lease, and a clock that only the test moves.
 
     Each step is one thing that can happen: a process looks, takes or renews (and its answer may come late, or never),
@@ -133,7 +133,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_in_whatever_order_things_happen_never_do_two_lead_at_one_moment(steps: list[tuple[str, Any]]) -> None:
-    world = World()
+    world = LeaseWorld()
     for what, of in steps:
         if what == "pass":
             world.now += of

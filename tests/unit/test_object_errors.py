@@ -66,7 +66,7 @@ class Poison(RuntimeError):
         super().__init__(SECRET)
 
 
-class FakeSession:
+class ErringSession:
     """A server without roles. `breaks` names the step that raises for the poisoned object."""
 
     identity = SimpleNamespace(system_identifier=7, own_roles=frozenset({"keeper"}))
@@ -141,7 +141,7 @@ def counted() -> float:
 
 
 async def reconcile_all(objects: Objects, breaks: str = "") -> dict[Key, Result]:
-    session = cast("Session", FakeSession(breaks))
+    session = cast("Session", ErringSession(breaks))
     results = await reconcile([POISONED, *WELL], SERVER, objects, session, WorkerMemory())
     return {result.key: result for result in results}
 
@@ -239,12 +239,12 @@ async def test_an_object_that_cannot_be_read_breaks_no_younger_one_that_names_th
 
 
 async def test_a_server_that_fails_as_a_whole_is_no_objects_error(objects: Objects) -> None:
-    class Failing(FakeSession):
+    class FailingReads(ErringSession):
         async def read_roles(self, _: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
             raise Transient(Reason.SERVER_NOT_READY, "away")
 
     with pytest.raises(Transient, match="away"):
-        await reconcile([POISONED, *WELL], SERVER, objects, cast("Session", Failing("")), WorkerMemory())
+        await reconcile([POISONED, *WELL], SERVER, objects, cast("Session", FailingReads("")), WorkerMemory())
 
 
 async def test_of_many_errors_few_are_logged_with_their_traceback(
@@ -258,7 +258,7 @@ async def test_of_many_errors_few_are_logged_with_their_traceback(
     assert sum("traceback" in vars(record) for record in lines.records) == logs.TRACEBACKS
 
 
-class Api:
+class SilentApi:
     """Takes every status."""
 
     def __init__(self) -> None:
@@ -279,7 +279,7 @@ class Breaking:
 
 async def report(objects: Objects, result: Result) -> list[dict[str, Any]]:
     """The statuses that are written, where Events break. The reconcile ends."""
-    api, broken, queue = Api(), Breaking(), Queue()
+    api, broken, queue = SilentApi(), Breaking(), Queue()
     reporter = Reporter(cast("Client", api), objects.store, Endings(queue, objects.contests), cast("Recorder", broken))
     queue.put("s", Request(result.key, RequestReason.OBJECT))
     await queue.take("s", 1)
@@ -312,7 +312,7 @@ async def test_a_server_that_is_away_does_not_end_at_an_object_that_breaks(
 ) -> None:
     reported: list[Key] = []
 
-    class Taking:
+    class CountingReporter:
         def report(self, result: Result) -> None:
             reported.append(result.key)
             if len(reported) == len(WELL):
@@ -332,7 +332,7 @@ async def test_a_server_that_is_away_does_not_end_at_an_object_that_breaks(
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
             error = Transient(Reason.SERVER_NOT_READY, "away")
-            await decline(make_context(queue, objects, cast("Reporter", Taking())), "default", error)
+            await decline(make_context(queue, objects, cast("Reporter", CountingReporter())), "default", error)
     assert set(reported) == set(WELL)
 
 
@@ -344,7 +344,7 @@ async def test_an_outage_is_said_at_a_pace_and_at_once_on_what_changes() -> None
     queue, changed = Queue(), set[Key]()
     reported: dict[Key, float] = {}
 
-    class Taking:
+    class TimingReporter:
         def report(self, result: Result) -> None:
             reported[result.key] = anyio.current_time()
             queue.done(result.key, Done())
@@ -355,7 +355,7 @@ async def test_an_outage_is_said_at_a_pace_and_at_once_on_what_changes() -> None
     began = anyio.current_time()
     async with anyio.create_task_group() as tasks:
         error = Transient(Reason.SERVER_NOT_READY, "away")
-        context = make_context(queue, objects, cast("Reporter", Taking()))
+        context = make_context(queue, objects, cast("Reporter", TimingReporter()))
         tasks.start_soon(decline, context, "default", error, changed)
         await anyio.sleep(1.0)
         assert 90 <= len(reported) <= 110

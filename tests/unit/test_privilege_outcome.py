@@ -145,7 +145,7 @@ def build(
     return status
 
 
-class TestStatus:
+class TestPrivilegeStatus:
     def test_it_names_each_database_with_its_state(self) -> None:
         error = Refused(Reason.NOT_ALLOWED, "the policy says no")
         assert build(known(LAKE))["privileges"] == [
