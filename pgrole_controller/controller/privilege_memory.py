@@ -30,7 +30,7 @@ class AppliedState:
 class RoleMemory:
     """Of one role. `contests`: by the role in whose name it is granted (`PrivilegeDifference.granted_by`), so that what
     one sets back again and again delays no other repair. `pending`, `reported`, `confirmed`: of the last complete read.
-    `told`: what was announced as reported. `offer`: what can be approved.
+    `told`: what was announced as reported. `last_drifts`: as in PrivilegeResult. `offer`: what can be approved.
     """
 
     uid: str
@@ -41,7 +41,7 @@ class RoleMemory:
     confirmed: bool = False
     failed: bool = False
     told: frozenset[str] = frozenset()
-    last_drift: PrivilegeDrift | None = None
+    last_drifts: tuple[PrivilegeDrift, ...] = ()
     offer: PrivilegeOffer | None = None
 
 

@@ -19,16 +19,16 @@ from pgrole_controller.controller.privilege_approval import (
     consider_approval,
     mention_approval,
 )
+from pgrole_controller.controller.privilege_attribution import find_culprits
 from pgrole_controller.controller.privilege_memory import AppliedState, PrivilegeMemory, hold, note_repair
 from pgrole_controller.controller.privilege_progress import (
     PrivilegeProgress,
-    changed_row,
     find_error,
-    group_by_culprit,
     object_of,
     restore_drift,
     shorten_drift,
 )
+from pgrole_controller.controller.privilege_restart import find_new_objects
 from pgrole_controller.controller.server import ServerConfig
 from pgrole_controller.core.acl import AclChange, ObjectId
 from pgrole_controller.core.acl_decision import ObservedDatabase, PrivilegeDecision, decide_privileges
@@ -175,8 +175,8 @@ class _Round:
                     if found is not None and found.holder == one.grantee.uid
                     else AppliedState()
                 )
-                if one.role.last_drift is None and found is not None and found.holder == one.grantee.uid:
-                    one.role.last_drift = restore_drift(found.last_drift)
+                if not one.role.last_drifts and found is not None and found.holder == one.grantee.uid:
+                    one.role.last_drifts = restore_drift(found.last_drift)
         return observed
 
     def _concerned(self, some: Iterable[PrivilegeProgress], observed: ObservedDatabase) -> list[PrivilegeProgress]:
@@ -196,15 +196,25 @@ class _Round:
         complete = observed.complete and len(some) == self._everyone
         new_objects = self._memory.note_objects(observed.acls, complete=complete)
         for one in some:
-            try:
-                one.decision = decide_privileges(one.grantee, observed, one.applied.digest, new_objects=new_objects)
-                consider_approval(one, observed, new_objects, self._session)
-                self._hold(one, complete=observed.complete)
-            except Exception as error:  # noqa: BLE001 -- this role's error
-                one.decision, one.changes, one.default_changes = PrivilegeDecision(), (), ()
-                one.approval = None
-                one.error = contain(error, one.grantee.key)
-        await self._attribute([one for one in some if one.decision.drift and one.has_changes], observed)
+            self._decide_one(one, observed, new_objects)
+        if new_objects is None and observed.complete:
+            known = await find_new_objects([one for one in some if one.error is None], observed, self._session)
+            for one in some:
+                if one.grantee.key in known:
+                    self._decide_one(one, observed, known[one.grantee.key])
+        await self._attribute(some, observed)
+
+    def _decide_one(
+        self, one: PrivilegeProgress, observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
+    ) -> None:
+        try:
+            one.decision = decide_privileges(one.grantee, observed, one.applied.digest, new_objects=new_objects)
+            consider_approval(one, observed, new_objects, self._session)
+            self._hold(one, complete=observed.complete)
+        except Exception as error:  # noqa: BLE001 -- this role's error
+            one.decision, one.changes, one.default_changes = PrivilegeDecision(), (), ()
+            one.approval = None
+            one.error = contain(error, one.grantee.key)
 
     def _hold(self, one: PrivilegeProgress, *, complete: bool) -> None:
         """Leaves out repairs of what something else changes again and again."""
@@ -218,17 +228,19 @@ class _Round:
         one.touched = one.touched or one.has_changes or bool(one.held)
 
     async def _attribute(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
-        """Finds who caused the drift, before it is repaired."""
-        if not some:
+        """Finds who caused the drift, before it is repaired or reported."""
+        if observed.complete:
+            for one in some:
+                one.reported = ()
+        drifting = [(one, drift) for one in some if one.has_changes and (drift := one.drift)]
+        reported = [(one, new) for one in some if observed.complete and (new := one.newly_reported)]
+        if not (drifting or reported):
             return
-        acls = {one.object.id: one for one in observed.acls}
-        rows = {
-            difference: changed_row(difference, acls, one.grantee.role_name) for one in some for difference in one.drift
-        }
-        culprits = await self._session.read_culprits([row for row in rows.values() if row is not None])
-        for one in some:
-            told = group_by_culprit(one.drift, rows, culprits)
-            one.told = tuple((self._describe(by, differences), differences, by) for by, differences in told)
+        found = await find_culprits([*drifting, *reported], observed, self._session)
+        for (one, _), by_culprit in zip(drifting, found[: len(drifting)], strict=True):
+            one.told = tuple((self._describe(by, differences), differences, by) for by, differences in by_culprit)
+        for (one, _), by_culprit in zip(reported, found[len(drifting) :], strict=True):
+            one.reported = tuple(by_culprit)
 
     def _describe(
         self, by: Culprit, differences: Sequence[PrivilegeDifference], *, corrected: bool = True
@@ -291,7 +303,8 @@ class _Round:
         for drift, differences, _ in one.told:
             if all(succeeded(difference) for difference in differences):
                 corrected.update(difference.granted_by for difference in differences)
-                one.role.last_drift = drift
+                one.corrected.append(drift)
+                one.role.last_drifts = tuple(one.corrected)
                 one.news.append(announce_drift(database, drift, differences))
         extended = [difference for difference in one.decision.extended if succeeded(difference)]
         if extended:
@@ -363,7 +376,7 @@ class _Round:
             error,
             confirmed=role.confirmed and error is None,
             drift_count=one.applied.drift_count,
-            last_drift=role.last_drift,
+            last_drifts=role.last_drifts,
             reported=role.reported,
             news=tuple(one.news),
             offer=role.offer,
@@ -373,15 +386,17 @@ class _Round:
 
     def _announce_reported(self, one: PrivilegeProgress) -> None:
         """Drift that is left as it is, once."""
-        new = [difference for difference in one.decision.reported if difference.words not in one.role.told]
-        one.role.told = frozenset(difference.words for difference in one.decision.reported)
-        if new:
-            drift = self._describe(Culprit(), new, corrected=False)
-            one.role.last_drift = drift
-            one.news.append(announce_drift(self._session.database, drift, new))
-            key = "\0".join((one.grantee.uid, *sorted(difference.words for difference in new)))
-            self._memory.unrecorded.append(replace(self._record(one.grantee, drift, Culprit()), key=key))
+        drifts: list[PrivilegeDrift] = []
+        for by, differences in one.reported:
+            drift = self._describe(by, differences, corrected=False)
+            drifts.append(drift)
+            one.news.append(announce_drift(self._session.database, drift, differences))
+            key = "\0".join((one.grantee.uid, *sorted(difference.words for difference in differences)))
+            self._memory.unrecorded.append(replace(self._record(one.grantee, drift, by), key=key))
             del self._memory.unrecorded[:-MOST_RECORDED]
+        one.role.told = frozenset(difference.words for difference in one.decision.reported)
+        if drifts:
+            one.role.last_drifts = tuple(drifts)
 
 
 def _is_verified(some: Iterable[PrivilegeProgress]) -> bool:

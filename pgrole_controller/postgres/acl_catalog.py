@@ -35,6 +35,8 @@ from pgrole_controller.postgres.rows import Row, fetch, fetch_row, first
 #: stands for every kind of relation and for sequences, and for ROUTINE.
 SchemaFilter: TypeAlias = Callable[[str, ObjectKind], bool]
 
+_PG_AUTHID = 1260
+
 #: Objects made from rows without a pause, in which other servers' tasks run.
 _AT_ONCE = 2000
 
@@ -158,9 +160,26 @@ async def read_defaults(connection: Connection, grantees: Collection[int]) -> li
             schema=row.text("schema"),
             object_type=row.get("object_type", str),
             entries=tuple(read_entries(row)),
+            xmin=row.get("version", int),
         )
         for row in rows
     ]
+
+
+async def read_older(
+    connection: Connection, asked: Collection[tuple[int, ObjectId]]
+) -> frozenset[tuple[int, ObjectId]]:
+    """Of these pairs of a role and an object (`pg_authid`: a role), those whose object certainly existed when what the
+    role declares was last applied. Schema pgrole must exist. Raises PgRoleError.
+    """
+    numbers = {name: oid for oid, name in CATALOGS.items()} | {"pg_authid": _PG_AUTHID}
+    names = {oid: name for name, oid in numbers.items()}
+    pairs = [(role, numbers[one.catalog], one.oid) for role, one in asked]
+    columns = [[pair[place] for pair in pairs] for place in range(3)]
+    rows = await fetch(connection, "look_for_objects", queries.privileges("older"), *columns)
+    return frozenset(
+        (row.get("role", int), ObjectId(names[row.get("catalog", int)], row.get("oid", int))) for row in rows
+    )
 
 
 async def read_facts(connection: Connection, creators: Collection[str]) -> tuple[DatabaseFacts, dict[str, int]]:

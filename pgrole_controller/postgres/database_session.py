@@ -32,7 +32,9 @@ from pgrole_controller.postgres.acl_catalog import (
     read_database,
     read_defaults,
     read_named_acls,
+    read_older,
     read_recent_acls,
+    read_schemas,
 )
 from pgrole_controller.postgres.acl_fingerprint import Fingerprints
 from pgrole_controller.postgres.acl_verification import AclRepair
@@ -189,6 +191,7 @@ class DatabaseSession:
             acls,
             await read_defaults(connection, grantees) if look.defaults else None,
             roles,
+            frozenset((await read_schemas(connection)).values()) if look.defaults else frozenset(),
             complete=False,
             columns=await read_columns(connection, tables) if tables else {},
         )
@@ -215,6 +218,10 @@ class DatabaseSession:
             for one in (row.objects("applied") if self.stores else ())
         }
         return StoredState(row.get("suspended", bool), applied if self.stores else None), facts, creator_oids
+
+    async def read_older(self, asked: Collection[tuple[int, ObjectId]]) -> frozenset[tuple[int, ObjectId]]:
+        """As `acl_catalog.read_older`. Raises PgRoleError."""
+        return await read_older(self.connection, asked) if asked and self.stores else frozenset()
 
     async def read_culprits(self, rows: Sequence[ChangedRow]) -> dict[ChangedRow, Culprit]:
         """Who changed these rows, as far as it is known. Raises PgRoleError."""

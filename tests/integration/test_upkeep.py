@@ -19,10 +19,10 @@ from pgrole_controller.core.database_options import DatabasesConfig
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.capabilities import SchemaState, identify
+from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.database_claims import DatabaseClaims
-from pgrole_controller.postgres.schema import install
+from pgrole_controller.postgres.schema import SchemaState, install
 from pgrole_controller.postgres.session import Session
 from tests.servers import Servers
 
