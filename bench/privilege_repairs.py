@@ -24,7 +24,7 @@ _LOOK_SECONDS = 0.002
 #: Between two drifts, in seconds, so that every phase of a timer occurs.
 _PAUSE = (0.05, 0.25)
 
-#: The same where every drift must be repaired at once: a role that drifts more often than 5 times a minute is contested.
+#: The same, so that no repair is held back: a role that drifts more often than 5 times a minute is contested.
 _UNCONTESTED = 60.0 / 5 / READERS * 1.2
 
 #: Whether the role holds the privilege, and when the row with the ACL was last written.

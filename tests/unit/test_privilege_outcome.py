@@ -204,7 +204,7 @@ class TestStatus:
             "INSERT on table app.t2 was granted, and 6 more by bob",
             "USAGE on schema app was revoked by an unknown login",
         ]
-        assert [one.get("by", {}).get("login") for one in status["driftHistory"]] == ["alice", "bob", None]
+        assert {one.get("by", {}).get("login") for one in status["driftHistory"]} == {"alice", "bob", None}
         many = tuple(replace(other, by=replace(BY, login=f"u{n}")) for n in range(30))
         assert len(build(known(replace(ORDERS, last_drifts=many)))["lastDrift"]["details"]) == 10
 
