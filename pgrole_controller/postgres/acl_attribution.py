@@ -47,10 +47,10 @@ async def read_events(connection: Connection, xmins: Sequence[int]) -> dict[int,
     rows = await fetch(
         connection, "attribute", query, list(xmins), MOST_EVENTS, MOST_RECENT, seconds=ATTRIBUTION_SECONDS
     )
-    return group_by_row([(row.get("xmin", int), _event(row)) for row in rows])
+    return group_by_row([(row.get("xmin", int), read_event(row)) for row in rows])
 
 
-def _event(row: Row) -> DdlEvent:
+def read_event(row: Row) -> DdlEvent:
     encoding = row.get("encoding", str)
     return DdlEvent(
         id=row.get("id", int),

@@ -174,7 +174,11 @@ class DatabaseSession:
 
     async def read_culprits(self, rows: Sequence[ChangedRow]) -> dict[ChangedRow, Culprit]:
         """Who changed these rows, as far as it is known. Raises PgRoleError."""
-        return await read_culprits_of(self.connection, rows) if rows and self.installation.armed else {}
+        if not (rows and self.installation.armed):
+            return {}
+        found = self._reader.find_culprits(rows) if self._reader is not None else {}
+        left = [row for row in rows if row not in found]
+        return found | await read_culprits_of(self.connection, left) if left else found
 
     async def apply(
         self,
