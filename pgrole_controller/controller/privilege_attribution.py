@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from pgrole_controller.controller.privilege_progress import PrivilegeProgress
 from pgrole_controller.core.acl import ObjectId, ObservedAcl
-from pgrole_controller.core.acl_decision import ObservedDatabase
 from pgrole_controller.core.attribution import DEFAULTS, GRANTED, REVOKED, ChangedRow
 from pgrole_controller.core.default_acl_decision import label_default
+from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.privilege_difference import PrivilegeDifference
 from pgrole_controller.core.privilege_result import Culprit
 from pgrole_controller.postgres.database_session import DatabaseSession

@@ -3,10 +3,11 @@ called drift, and nothing else.
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pgrole_controller.core.acl import ObjectId, ObservedAcl
+from pgrole_controller.core.acl_screening import PrivilegeTerms
 from pgrole_controller.core.approval import PrivilegeOffer
 from pgrole_controller.core.contest import FieldContest, Moment, notice, repair
 from pgrole_controller.core.errors import PgRoleError
@@ -57,7 +58,10 @@ class PrivilegeMemory:
     recorded: bool = False
     unrecorded: list[RecordedDrift] = field(default_factory=list)
     _roles: dict[Key, RoleMemory] = field(default_factory=dict)
-    _reaches: dict[Key, tuple[Grantee, PrivilegeReach]] = field(default_factory=dict)
+    _kept: tuple[Grantee, ...] = ()
+    _reach: tuple[tuple[Grantee, ...], PrivilegeReach] | None = None
+    _terms: dict[Key, tuple[Grantee, PrivilegeTerms]] = field(default_factory=dict)
+    _equal: dict[PrivilegeTerms, PrivilegeTerms] = field(default_factory=dict)
     _known: dict[ObjectId, int] | None = None
     _fresh: set[ObjectId] = field(default_factory=set)
 
@@ -73,18 +77,35 @@ class PrivilegeMemory:
 
     def keep_only(self, grantees: Iterable[Grantee]) -> None:
         """Roles that are no longer published are forgotten."""
-        some = list(grantees)
+        some = tuple(grantees)
+        if some == self._kept:
+            return
+        self._kept = some
         kept, roles = {one.key for one in some}, {one.oid for one in some}
         self._roles = {key: one for key, one in self._roles.items() if key in kept}
         self.applied = {oid: one for oid, one in self.applied.items() if oid in roles}
-        self._reaches = {key: one for key, one in self._reaches.items() if key in kept}
+        self._terms = {key: one for key, one in self._terms.items() if key in kept}
+        if len(self._equal) > len(self._terms):
+            self._equal = {terms: terms for _, terms in self._terms.values()}
 
-    def reach(self, grantee: Grantee, database: str) -> PrivilegeReach:
-        """What of the database this role's declaration can concern."""
-        known = self._reaches.get(grantee.key)
+    def reach(self, grantees: Sequence[Grantee], database: str) -> PrivilegeReach:
+        """What of the database these roles' declarations can concern."""
+        some = tuple(grantees)
+        if self._reach is None or self._reach[0] != some:
+            self._reach = some, PrivilegeReach.of(database, some)
+        return self._reach[1]
+
+    def terms(self, grantee: Grantee, database: str) -> PrivilegeTerms:
+        """The same for all roles with equal ones."""
+        known = self._terms.get(grantee.key)
         if known is None or known[0] is not grantee:
-            known = self._reaches[grantee.key] = grantee, PrivilegeReach.of(database, [grantee])
+            terms = PrivilegeTerms.of(grantee, database)
+            known = self._terms[grantee.key] = grantee, self._equal.setdefault(terms, terms)
         return known[1]
+
+    def has_contests(self, key: Key) -> bool:
+        known = self._roles.get(key)
+        return known is not None and bool(known.contests)
 
     def unsettled(self) -> frozenset[Key]:
         """Roles for which a partial read does not tell everything."""
@@ -106,6 +127,10 @@ class PrivilegeMemory:
         else:
             self._known.update(found)
         return frozenset(self._fresh)
+
+    def add_new(self, objects: Iterable[ObjectId]) -> None:
+        """At the first complete read: these may have appeared since the declaration was applied."""
+        self._fresh.update(objects)
 
     def settle(self, unfinished: Iterable[ObjectId]) -> None:
         """What new objects need was granted, except on these."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from pgrole_controller.controller.privilege_progress import PrivilegeProgress
 from pgrole_controller.core.acl import ObjectId
-from pgrole_controller.core.acl_decision import ObservedDatabase
+from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.privilege_difference import PrivilegeDifference
 from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.database_session import DatabaseSession

@@ -29,16 +29,17 @@ from pgrole_controller.controller.privilege_progress import (
     shorten_drift,
 )
 from pgrole_controller.controller.privilege_restart import find_new_objects
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.acl import AclChange, ObjectId
-from pgrole_controller.core.acl_decision import ObservedDatabase, PrivilegeDecision, decide_privileges
+from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.acl_screening import find_differing
 from pgrole_controller.core.contest import Moment
 from pgrole_controller.core.ddl import literal
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.grantee import Grantee
+from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.privilege_difference import PrivilegeDifference, phrases
 from pgrole_controller.core.privilege_news import announce_drift, announce_extension, describe_drift
-from pgrole_controller.core.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privilege_result import Culprit, PrivilegeDrift, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.acl_apply import Statement
@@ -47,6 +48,7 @@ from pgrole_controller.postgres.database_session import DatabaseSession
 from pgrole_controller.postgres.ddl_events import EVERYTHING, Look, Scope
 from pgrole_controller.postgres.drift_history import MOST_RECORDED, RecordedDrift, build_record_statement
 from pgrole_controller.postgres.fence import is_another_leading
+from pgrole_controller.postgres.stored_state import StoredState
 
 log = logging.getLogger(__name__)
 
@@ -108,14 +110,14 @@ class _Round:
         self.unclear: set[Key] = set()  # a partial read was not enough to report on these
 
     async def settle(self, grantees: Sequence[Grantee], look: Look) -> list[PrivilegeResult]:
-        every = [self._begin(one) for one in grantees]
-        some, complete = every, look.scope is Scope.FULL
+        if not grantees:
+            return []
+        complete = look.scope is Scope.FULL
+        observed, stored = await self._read(grantees, look)
+        every = some = [self._begin(one) for one in (grantees if complete else self._differing(grantees, observed))]
         for last in (*(False,) * (PASSES - 1), True):
-            if not some:
-                break
-            observed = await self._read(some, look)
-            if not complete:
-                some = self._concerned(some, observed)
+            for one in some:
+                self._restore(one, stored)
             await self._decide(some, observed)
             if not any(one.has_changes or one.needs_storing for one in some):
                 break
@@ -130,8 +132,11 @@ class _Round:
                 if not complete and _is_verified(some):
                     break
                 some = [one for one in some if one.has_changes]
+                if not some:
+                    break
                 if not complete:
                     look = _where_changed(some)
+                observed, stored = await self._read([one.grantee for one in some], look)
         if not complete:
             self.unclear = {one.grantee.key for one in every if one.decision.reported or one.decision.pending}
         self._memory.settle([change.object.id for one in every for change in one.changes])
@@ -159,37 +164,33 @@ class _Round:
         digest = grantee.digest_of(self._session.database)
         return PrivilegeProgress(grantee, self._memory.role(grantee.key, grantee.uid, digest))
 
-    async def _read(self, some: Sequence[PrivilegeProgress], look: Look) -> ObservedDatabase:
-        reach = PrivilegeReach.of(self._session.database, [one.grantee for one in some])
-        oids = [one.grantee.oid for one in some]
-        observed, stored = await self._session.read(oids, reach, look)
+    async def _read(self, grantees: Sequence[Grantee], look: Look) -> tuple[ObservedDatabase, StoredState]:
+        reach = self._memory.reach(grantees, self._session.database)
+        observed, stored = await self._session.read([one.oid for one in grantees], reach, look)
         self._is_suspended = stored.suspended
-        for one in some:
-            oid = one.grantee.oid
-            if stored.applied is None:
-                one.applied = self._memory.applied.get(oid, AppliedState())
-            else:
-                found = stored.applied.get(oid)
-                one.applied = (
-                    AppliedState(found.digest, found.drift_count, found.approve_handled)
-                    if found is not None and found.holder == one.grantee.uid
-                    else AppliedState()
-                )
-                if not one.role.last_drifts and found is not None and found.holder == one.grantee.uid:
-                    one.role.last_drifts = restore_drift(found.last_drift)
-        return observed
+        return observed, stored
 
-    def _concerned(self, some: Iterable[PrivilegeProgress], observed: ObservedDatabase) -> list[PrivilegeProgress]:
-        """Those that hold something of what was read, or whose declaration may match it."""
+    def _restore(self, one: PrivilegeProgress, stored: StoredState) -> None:
+        oid = one.grantee.oid
+        if not stored.stores:
+            one.applied = self._memory.applied.get(oid, AppliedState())
+            return
+        found = stored.find(oid)
+        if found is None or found.holder != one.grantee.uid:
+            one.applied = AppliedState()
+            return
+        one.applied = AppliedState(found.digest, found.drift_count, found.approve_handled)
+        if not one.role.last_drifts:
+            one.role.last_drifts = restore_drift(found.last_drift)
+
+    def _differing(self, grantees: Sequence[Grantee], observed: ObservedDatabase) -> list[Grantee]:
+        """Those about whom what was read decides something."""
         if observed.defaults is not None:
-            return list(some)
-        holders = {entry.grantee for acl in observed.acls for entry in acl.entries}
-        objects = [acl.object for acl in observed.acls]
-        return [
-            one
-            for one in some
-            if one.grantee.oid in holders or self._memory.reach(one.grantee, self._session.database).covers(objects)
-        ]
+            return list(grantees)
+        memory, database = self._memory, self._session.database
+        differing = find_differing([(one, memory.terms(one, database)) for one in grantees], observed)
+        keys = {one.key for one, _ in differing}
+        return [one for one in grantees if one.key in keys or memory.has_contests(one.key)]
 
     async def _decide(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
         # What only some roles reach is no reason to forget the objects of the others.
@@ -199,6 +200,7 @@ class _Round:
             self._decide_one(one, observed, new_objects)
         if new_objects is None and observed.complete:
             known = await find_new_objects([one for one in some if one.error is None], observed, self._session)
+            self._memory.add_new(each for objects in known.values() for each in objects)
             for one in some:
                 if one.grantee.key in known:
                     self._decide_one(one, observed, known[one.grantee.key])

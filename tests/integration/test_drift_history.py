@@ -24,8 +24,8 @@ from pgrole_controller.postgres.drift_history import (
     prune_history,
     read_history,
 )
+from pgrole_controller.postgres.history_maintenance import copy_all, prune
 from pgrole_controller.postgres.schema import install
-from pgrole_controller.postgres.upkeep import copy_all, prune
 
 CONFIG = HistoryConfig()
 BY = Culprit(

@@ -56,7 +56,7 @@ async def _read_last_events(connection: Connection, tags: Sequence[str]) -> list
     rows = await fetch(
         connection, "attribute", query, list(tags), MOST_EVENTS, MOST_RECENT, seconds=ATTRIBUTION_SECONDS
     )
-    return [_event(row) for row in rows]
+    return [read_event(row) for row in rows]
 
 
 async def read_events(connection: Connection, xmins: Sequence[int]) -> dict[int, tuple[DdlEvent, ...]]:
@@ -65,10 +65,10 @@ async def read_events(connection: Connection, xmins: Sequence[int]) -> dict[int,
     rows = await fetch(
         connection, "attribute", query, list(xmins), MOST_EVENTS, MOST_RECENT, seconds=ATTRIBUTION_SECONDS
     )
-    return group_by_row([(row.get("xmin", int), _event(row)) for row in rows])
+    return group_by_row([(row.get("xmin", int), read_event(row)) for row in rows])
 
 
-def _event(row: Row) -> DdlEvent:
+def read_event(row: Row) -> DdlEvent:
     encoding = row.get("encoding", str)
     return DdlEvent(
         id=row.get("id", int),

@@ -16,14 +16,14 @@ from typing import NoReturn
 import anyio
 
 from pgrole_controller.controller.databases import Databases
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.database_schema import inspect_database
+from pgrole_controller.postgres.history_maintenance import copy_all, prune
 from pgrole_controller.postgres.role_catalog import read_databases
 from pgrole_controller.postgres.session import Session
-from pgrole_controller.postgres.upkeep import copy_all, prune
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +32,10 @@ PERIOD_SECONDS = 3600.0
 FIRST_SECONDS = 60.0
 CHECK_SECONDS = 60.0
 
-_PURPOSE = "upkeep"
+_PURPOSE = "maintenance"
 
 
-class Upkeep:
+class Maintenance:
     """Of one session. `home`: name of the home database."""
 
     def __init__(self, config: Callable[[], ServerConfig], databases: Databases, session: Session, home: str) -> None:
