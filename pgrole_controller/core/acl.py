@@ -115,7 +115,8 @@ class ObservedAcl:
 class DefaultAcl:
     """Default privileges of one creator for one grantee. `schema` is empty for those of the whole database.
 
-    `object_type` is as in pg_default_acl: r (tables and views), S (sequences), f (routines), T, n, L.
+    `object_type` is as in pg_default_acl: r (tables and views), S (sequences), f (routines), T, n, L. `xmin`: the
+    transaction that wrote the row; 0: unknown.
     """
 
     creator: int
@@ -123,6 +124,7 @@ class DefaultAcl:
     schema: str
     object_type: str
     entries: tuple[AclEntry, ...]
+    xmin: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,9 +57,8 @@ class DdlEvent:
 class ChangedRow:
     """A row whose ACL someone changed, as far as it is known.
 
-    `xmin`: of the changed version. `tags`: commands that make such a change, e.g. GRANT. `names`: names that such a
-    statement
-    contains, of the object and the grantee. `oid`: of the object, or 0.
+    `tags`: commands that make such a change, e.g. GRANT. `names`: that such a statement contains: of the object, of the
+    grantee. `oid`: of the object, else 0. `xmin` 0: the row is gone, or does not show the change.
     """
 
     xmin: int
@@ -70,7 +69,15 @@ class ChangedRow:
 
 GRANTED = ("GRANT",)
 REVOKED = ("REVOKE",)
-DEFAULTS = ("ALTER DEFAULT PRIVILEGES",)
+DEFAULTS = ("ALTER DEFAULT PRIVILEGES", "DROP OWNED")
+
+
+def find_nearest(changed: ChangedRow, events: Sequence[DdlEvent]) -> Culprit:
+    """Who may have changed a row that is gone: the last event that fits, which proves nothing."""
+    fitting = [event for event in events if _is_possible(changed, event)]
+    if not fitting:
+        return Culprit()
+    return _culprit(max(fitting, key=lambda event: (_fit(changed, event).value, event.id)), Evidence.SESSION)
 
 
 def find_culprit_of(changed: ChangedRow, events: Sequence[DdlEvent]) -> Culprit:

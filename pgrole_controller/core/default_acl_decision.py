@@ -136,7 +136,7 @@ class DefaultsComparison:
         revoked: list[str] = []
         disarmed: list[str] = []
         held: set[str] = set()
-        label = _label((acl.creator_name, acl.schema, acl.object_type))
+        label = label_default(acl)
         for entry in acl.entries:
             if entry.grantee != self._grantee.oid:
                 continue
@@ -211,6 +211,11 @@ def _places(declared: DatabasePrivileges) -> dict[_Place, frozenset[str]]:
 
 def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
     return frozenset[str]().union(*sets)
+
+
+def label_default(acl: DefaultAcl) -> str:
+    """For people, as in `PrivilegeDifference.place`."""
+    return _label((acl.creator_name, acl.schema, acl.object_type))
 
 
 def _label(place: _Place) -> str:

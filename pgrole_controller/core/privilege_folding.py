@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pgrole_controller.core.acl import AclEntry, DatabaseObject, DefaultAcl, ObjectKind, ObservedAcl
-from pgrole_controller.core.acl_decision import ObservedDatabase, PrivilegeDecision, decide_privileges
+from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.default_acl_decision import DEFAULT_KINDS
 from pgrole_controller.core.errors import NOT_UTF8, Waiting
 from pgrole_controller.core.grantee import Access, DatabasePrivileges, Grantee, ObjectPrivileges, PrivilegePolicy
 from pgrole_controller.core.object_patterns import ACCESS, TEMPORARY_SCHEMAS
+from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.schema_folding import (
     NOTHING_HELD,

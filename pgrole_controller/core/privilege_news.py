@@ -11,6 +11,7 @@ from pgrole_controller.core.privilege_result import Culprit, News, PrivilegeDrif
 #: Far below the limits of PostgreSQL and Kubernetes; people stop reading sooner.
 MOST_WORDS = 5
 _LONGEST_NOTE = 1000
+_MOST_PHRASES = 10
 
 
 def describe_drift(
@@ -20,6 +21,24 @@ def describe_drift(
     shown = by if exposed else replace(by, application="", address="", statement="")
     words = tuple(map(make_legible, phrases(differences)))
     return PrivilegeDrift(by.time or now, words, len(differences), corrected, shown)
+
+
+def combine_drifts(drifts: Sequence[PrivilegeDrift]) -> PrivilegeDrift:
+    """Several drifts of one round, the latest last, as one: `by` is the latest's, and the words name the others'
+    authors. At most 10 phrases, at least one for each author.
+    """
+    latest = drifts[-1]
+    if len(drifts) == 1:
+        return latest
+    most = max(_MOST_PHRASES // len(drifts), 1)
+    words: list[str] = []
+    for one in reversed(drifts[-_MOST_PHRASES:]):
+        shown = list(one.words[:most])
+        if one.count > len(shown) and shown:
+            shown[-1] += f", and {one.count - len(shown)} more"
+        author = "" if one is latest else f" by {one.by.login or 'an unknown login'}"
+        words += [f"{phrase}{author}" for phrase in shown]
+    return replace(latest, words=tuple(words), count=sum(one.count for one in drifts))
 
 
 def announce_drift(database: str, drift: PrivilegeDrift, differences: Sequence[PrivilegeDifference]) -> PrivilegeNews:

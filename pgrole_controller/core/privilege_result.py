@@ -71,12 +71,12 @@ class PrivilegeResult:
 
     - `digest`: the `Grantee.digest_of(database)` that this result is about; any other declaration is not answered yet.
     - `error`: None if everything declared there was read back, and nothing else was found.
-    - `confirmed`: nothing is left that only `Grantee.former` granted, so the claim may forget it.
-    - `drift_count`: drifts corrected in this database since the role was first applied there.
-    - `last_drift`: the latest in this database. `reported`: differences that are not corrected, in words.
-    - `news`: since the last result of this key; the taker of the result announces them.
-    - `offer`: the part of `reported` that a person can approve. `approve_handled`: the approval by which drift was
-      corrected
+    - `confirmed`: nothing that only `Grantee.former` granted is left, so the claim may forget it.
+    - `drift_count`: corrected in this database since the role was first applied there.
+    - `last_drifts`: of the last round with drift in this database, one for each culprit, the latest last. `reported`:
+      what differs now and is not changed, in words.
+    - `news`: since the last result of this key; whoever takes the result announces it.
+    - `offer`: what of `reported` a person can approve. `approve_handled`: the approval by which drift was corrected
       last. `unfit`: the object's annotation approves something else.
     """
 
@@ -87,9 +87,14 @@ class PrivilegeResult:
     error: PgRoleError | None = None
     confirmed: bool = False
     drift_count: int = 0
-    last_drift: PrivilegeDrift | None = None
+    last_drifts: tuple[PrivilegeDrift, ...] = ()
     reported: tuple[str, ...] = ()
     news: tuple[PrivilegeNews, ...] = ()
     offer: PrivilegeOffer | None = None
     approve_handled: str = ""
     unfit: bool = False
+
+    @property
+    def last_drift(self) -> PrivilegeDrift | None:
+        """The latest."""
+        return self.last_drifts[-1] if self.last_drifts else None

@@ -1,14 +1,19 @@
 """Rows about ACLs: groups of objects with the same owner and ACL, and the entries of an ACL in parallel arrays."""
 
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from pgrole_controller.core.acl import AclEntry, DatabaseObject, ObjectId, ObjectKind, ObservedAcl
+from pgrole_controller.core.object_patterns import TEMPORARY_SCHEMAS
 from pgrole_controller.postgres.rows import Row
 
 T = TypeVar("T")
+
+#: Whether a declaration may match objects of this kind in the schema with this name. It is asked for TABLE, which
+#: stands for every kind of relation and for sequences, and for ROUTINE.
+SchemaFilter: TypeAlias = Callable[[str, ObjectKind], bool]
 
 #: PostgreSQL's fixed oids of the catalogs whose rows have an ACL.
 CATALOGS = {
@@ -57,6 +62,16 @@ class AclGroup:
     oids: tuple[int, ...]
     names: tuple[str, ...]
     versions: tuple[int, ...]
+
+
+def is_touched(group: AclGroup, touched: SchemaFilter) -> bool:
+    """Whether a declaration may match these objects, or a grantee that does not own them holds something on them."""
+    row = group.row
+    if group.catalog not in ("pg_class", "pg_proc") or row.get("apart", bool) or row.get("held", bool):
+        return True
+    schema = row.find_text("schema") or ""
+    kind = ObjectKind.ROUTINE if group.catalog == "pg_proc" else ObjectKind.TABLE
+    return not schema.startswith(TEMPORARY_SCHEMAS) and touched(schema, kind)
 
 
 def kind_of(catalog: int, kind: str) -> ObjectKind | None:

@@ -9,7 +9,7 @@ is never missed, since the worker reads everything when a session begins.
 """
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -17,23 +17,24 @@ import anyio
 
 from pgrole_controller import resources
 from pgrole_controller.core.acl import DefaultAclChange, ObjectId
-from pgrole_controller.core.acl_decision import ObservedDatabase
 from pgrole_controller.core.attribution import ChangedRow
 from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
-from pgrole_controller.core.privilege_policy import DatabaseFacts
+from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privilege_result import Culprit
 from pgrole_controller.postgres.acl_apply import AclDialect, AppliedAcls, Statement, apply_acls
 from pgrole_controller.postgres.acl_attribution import read_culprits_of
 from pgrole_controller.postgres.acl_catalog import (
+    ask_facts,
     facts_of,
-    facts_query,
     read_columns,
     read_database,
     read_defaults,
-    read_named_acls,
-    read_recent_acls,
+    read_named_acls_and,
+    read_older,
+    read_recent_acls_and,
+    read_schemas,
 )
 from pgrole_controller.postgres.acl_fingerprint import Fingerprints
 from pgrole_controller.postgres.acl_verification import AclRepair
@@ -46,6 +47,7 @@ from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.framing import NotificationFilter
 from pgrole_controller.postgres.protocol import protocol_of, reason_of
 from pgrole_controller.postgres.rows import fetch, fetch_row
+from pgrole_controller.postgres.stored_state import StoredState, ask_state
 from pgrole_controller.postgres.watch import CHANNEL, NotDelivered, greeting
 
 #: Interval of reads of the events where no notification can be sent, in seconds.
@@ -67,29 +69,6 @@ _PRUNE_PAUSE = 0.1
 
 def _nothing() -> None:
     pass
-
-
-@dataclass(frozen=True, slots=True)
-class AppliedDigest:
-    """What was last applied for one role in a database, by the object with uid `holder`. `last_drift`: as the repairing
-    transaction stored it; only with a full read.
-    """
-
-    holder: str
-    digest: str
-    drift_count: int
-    last_drift: Mapping[str, object] | None = None
-    approve_handled: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredState:
-    """`suspended`: a superuser has suspended all changes, here or in the home database. `applied`: by oid of the role;
-    None where the database stores nothing.
-    """
-
-    suspended: bool
-    applied: Mapping[int, AppliedDigest] | None = None
 
 
 @dataclass(slots=True)
@@ -171,16 +150,17 @@ class DatabaseSession:
         connection = self.connection
         if look.scope is Scope.FULL:
             _, observed = await read_database(connection, grantees, reach.creators, reach.touches, reach.has_columns)
-            return observed, (await self._read_state(grantees, (), drifts=True))[0]
+            question = ask_state(grantees, self.home, stores=self.stores, drifts=True)
+            row = await fetch_row(connection, "applied", question.question, *question.arguments, seconds=_DEADLINE)
+            return observed, StoredState.of(row, stores=self.stores)
+        question = ask_state(grantees, self.home, stores=self.stores, drifts=False)
+        question = question.and_one(ask_facts(connection, reach.creators))
         if look.scope is Scope.RECENT:
-            with translate_errors():
-                async with connection.transaction(isolation="repeatable_read", readonly=True):
-                    row = await fetch_row(connection, "", _query("age"), str(look.xid))
-                    acls = await read_recent_acls(connection, grantees, row.get("age", int), reach.touches)
+            acls, row = await read_recent_acls_and(question, connection, grantees, look.xid, reach.touches)
         else:
             oids = [identity.oid for identity in look.objects]
-            acls = await read_named_acls(connection, grantees, oids, look.names)
-        stored, facts, roles = await self._read_state(grantees, reach.creators)
+            acls, row = await read_named_acls_and(question, connection, grantees, oids, look.names)
+        facts, roles = facts_of(row)
         tables = [
             one.object.id.oid for one in acls if one.object.id.catalog == "pg_class" and reach.has_columns(one.object)
         ]
@@ -189,36 +169,23 @@ class DatabaseSession:
             acls,
             await read_defaults(connection, grantees) if look.defaults else None,
             roles,
+            frozenset((await read_schemas(connection)).values()) if look.defaults else frozenset(),
             complete=False,
             columns=await read_columns(connection, tables) if tables else {},
         )
-        return observed, stored
+        return observed, StoredState.of(row, stores=self.stores)
 
-    async def _read_state(
-        self, roles: Sequence[int], creators: Collection[str], *, drifts: bool = False
-    ) -> tuple[StoredState, DatabaseFacts, dict[str, int]]:
-        """What is stored about these roles, whether changes are suspended, and the facts; as one question."""
-        stored = _query("applied" if self.stores else "suspended")
-        arguments: list[object] = [list(roles), self.home, drifts] if self.stores else [self.home]
-        facts_asked = facts_query(self.connection).replace("$1", f"${len(arguments) + 1}")
-        query = "\n".join(["SELECT * FROM (", stored, ") AS stored CROSS JOIN (", facts_asked, ") AS facts"])
-        row = await fetch_row(self.connection, "applied", query, *arguments, list(creators), seconds=_DEADLINE)
-        facts, creator_oids = facts_of(row)
-        applied = {
-            one.get("role", int): AppliedDigest(
-                one.get("holder", str),
-                one.get("digest", str),
-                one.get("drift_count", int),
-                one.find("last_drift", dict),
-                one.get("approve_handled", str),
-            )
-            for one in (row.objects("applied") if self.stores else ())
-        }
-        return StoredState(row.get("suspended", bool), applied if self.stores else None), facts, creator_oids
+    async def read_older(self, asked: Collection[tuple[int, ObjectId]]) -> frozenset[tuple[int, ObjectId]]:
+        """As `acl_catalog.read_older`. Raises PgRoleError."""
+        return await read_older(self.connection, asked) if asked and self.stores else frozenset()
 
     async def read_culprits(self, rows: Sequence[ChangedRow]) -> dict[ChangedRow, Culprit]:
-        """Returns who changed these rows, as far as it is known. Raises PgRoleError."""
-        return await read_culprits_of(self.connection, rows) if rows and self.installation.armed else {}
+        """Who changed these rows, as far as it is known. Raises PgRoleError."""
+        if not (rows and self.installation.armed):
+            return {}
+        found = self._reader.find_culprits(rows) if self._reader is not None else {}
+        left = [row for row in rows if row not in found]
+        return found | await read_culprits_of(self.connection, left) if left else found
 
     async def apply(
         self,

@@ -5,7 +5,7 @@ statements and names, so these only suggest where to look first: whatever they d
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum
@@ -14,8 +14,12 @@ import anyio
 
 from pgrole_controller import resources
 from pgrole_controller.core.acl import ObjectId
+from pgrole_controller.core.attribution import ChangedRow, find_culprit_of
 from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.privilege_result import Culprit
 from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.acl_attribution import MOST_EVENTS as MOST_EXPLAINING
+from pgrole_controller.postgres.acl_attribution import read_event
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row, first
@@ -28,6 +32,8 @@ MOST_EVENTS = 1000
 PRUNED_AT_ONCE = 10_000
 
 _SECONDS = 5.0
+#: A row has so many bits of the transaction's id.
+_XID = 2**32 - 1
 
 
 class Scope(IntEnum):
@@ -159,6 +165,7 @@ class EventReader:
 
     connection: Connection
     snapshot: str = ""
+    _rows: Sequence[Row] = ()
     _query: str = field(default_factory=lambda: resources.text("sql", "events", "new.sql"))
 
     async def begin(self) -> None:
@@ -180,22 +187,35 @@ class EventReader:
             seconds=_SECONDS,
             reason=Reason.SERVER_NOT_READY,
         )
-        events = _read(rows)
-        look = choose(events)
+        self._rows = [row for row in rows if row.find("id", int) is not None]
+        look = choose(map(_read_command, self._rows))
         self.snapshot = first(rows).get("snapshot", str)
-        return EVERYTHING | look if len(events) >= MOST_EVENTS else look
+        return EVERYTHING | look if len(self._rows) >= MOST_EVENTS else look
+
+    def find_culprits(self, rows: Collection[ChangedRow]) -> dict[ChangedRow, Culprit]:
+        """Who changed those of these rows that a transaction wrote whose events the last call of `read` returned.
+
+        Rows that a subtransaction wrote are left out: events of older transactions may explain them, too. Raises
+        PgRoleError.
+        """
+        if len(self._rows) >= MOST_EVENTS:
+            return {}
+        wanted = {changed.xmin for changed in rows}
+        by_row: dict[int, list[Row]] = {}
+        for row in self._rows:
+            xmin = row.get("xid", int) & _XID
+            if xmin in wanted:
+                by_row.setdefault(xmin, []).append(row)
+        events = {xmin: [read_event(one) for one in some[-MOST_EXPLAINING:]] for xmin, some in by_row.items()}
+        return {one: find_culprit_of(one, events[one.xmin]) for one in rows if one.xmin in events}
 
 
-def _read(rows: Sequence[Row]) -> list[CommittedCommand]:
-    return [_read_event(row) for row in rows if row.find("id", int) is not None]
-
-
-def _read_event(row: Row) -> CommittedCommand:
-    catalog, oid = _CATALOGS.get(row.find("class", int) or 0), row.find("object", int)
+def _read_command(row: Row) -> CommittedCommand:
+    catalog, oid = _CATALOGS.get(row.find("class", int) or 0), row.get("object", int)
     return CommittedCommand(
         xid=row.get("xid", int),
         command=row.get("command", str),
-        kind=row.find("kind", str) or "",
+        kind=row.get("kind", str),
         object=None if catalog is None or not oid else ObjectId(catalog, oid),
         said=row.find_text("said") or "",
         at=row.get("at", datetime),

@@ -20,7 +20,7 @@ from pgrole_controller.core.acl import (
     ObjectKind,
     ObservedAcl,
 )
-from pgrole_controller.core.acl_decision import ObservedDatabase, PrivilegeDecision, decide_privileges
+from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.grantee import (
     Access,
     DatabasePrivileges,
@@ -30,6 +30,7 @@ from pgrole_controller.core.grantee import (
     PrivilegeRule,
     SchemaAccess,
 )
+from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.request import Key
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.acl_apply import AclDialect, apply_acls

@@ -29,6 +29,7 @@ from pgrole_controller.core.grantee import (
     SchemaAccess,
 )
 from pgrole_controller.core.policy import ServerPolicy
+from pgrole_controller.core.privilege_news import combine_drifts
 from pgrole_controller.core.privilege_result import Evidence, News, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.local.postgres import PostgresServer
@@ -560,6 +561,114 @@ async def test_what_is_installed_is_installed_again_with_the_next_session(world:
         )
         await world.wait_may("UPDATE", "app.orders", expected=False)
         assert await world.hand.fetchval("SELECT count(*) = 2 FROM pg_event_trigger WHERE evtname LIKE 'pgrole%'")
+
+
+async def as_alice(world: DatabaseWorkerWorld, statement: str) -> None:
+    alice = await asyncpg.connect(world.server.dsn(world.alice, password="a", database=world.database))
+    await alice.execute(statement)
+    await alice.close()
+
+
+@pytest.mark.parametrize("report_only", [False, True])
+async def test_what_was_revoked_while_no_controller_ran_is_drift_and_new_objects_are_not(
+    world: DatabaseWorkerWorld, report_only: bool
+) -> None:
+    await world.hand.execute("CREATE SEQUENCE app.numbers; CREATE VIEW app.shown AS SELECT 1 AS one")
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+    await as_alice(
+        world,
+        f"REVOKE SELECT ON app.orders, app.shown FROM {world.role}; REVOKE USAGE ON SCHEMA app FROM {world.role};"
+        f"REVOKE SELECT ON SEQUENCE app.numbers FROM {world.role}; CREATE TABLE app.new_one ();"
+        f"GRANT SELECT ON app.new_one TO {world.alice}; CREATE VIEW app.new_view AS SELECT 1 AS one",
+    )
+    world.grantees = Grantees()
+    world.declare(READ, report_only=report_only)
+    async with world.working():
+        result = await world.wait(lambda result: result.last_drift is not None)
+        await world.wait_may("SELECT", "app.new_one")
+        news = world.news()
+    assert result.last_drift is not None
+    assert sorted(result.last_drift.words) == [
+        "SELECT on sequence app.numbers was revoked",
+        "SELECT on table app.orders was revoked",
+        "SELECT on view app.shown was revoked",
+        "USAGE on schema app was revoked",
+    ]
+    assert result.last_drift.corrected is not report_only
+    assert (result.last_drift.by.login, result.last_drift.by.proof) == (world.alice, Evidence.TRANSACTION)
+    (extension,) = [note for reason, note in news if reason is News.PRIVILEGES_EXTENDED]
+    assert "app.new_one" in extension
+    assert "app.new_view" in extension
+    assert "app.orders" not in extension
+    assert await world.may("SELECT", "app.orders") is not report_only
+
+
+async def test_drift_that_is_only_reported_has_its_author(world: DatabaseWorkerWorld) -> None:
+    world.declare(READ, report_only=True)
+    async with world.working():
+        await world.wait_settled()
+        await as_alice(world, f"GRANT UPDATE ON app.orders TO {world.role}")
+        result = await world.wait(lambda result: result.last_drift is not None)
+        news = world.news()
+
+        async def is_recorded() -> bool:
+            return bool(await world.hand.fetchval("SELECT count(*) FROM pgrole.history"))
+
+        assert await reached(is_recorded, DEADLINE)
+    assert result.last_drift is not None
+    assert not result.last_drift.corrected
+    assert (result.last_drift.by.login, result.last_drift.by.proof) == (world.alice, Evidence.TRANSACTION)
+    ((reason, note),) = [one for one in news if one[0] is not News.PRIVILEGES_EXTENDED]
+    assert reason is News.DRIFT_REPORTED
+    assert f"was granted by {world.alice}" in note
+    assert await world.hand.fetchval("SELECT login FROM pgrole.history") == world.alice
+
+
+async def test_default_privileges_are_attributed(world: DatabaseWorkerWorld) -> None:
+    creator = f"{world.database}_creator"
+    await world.home.execute(f"CREATE ROLE {creator}")
+    declared = replace(DatabasePrivileges(world.database, schemas=(READ,)), created_by=(creator,))
+    policy = replace(POLICY, rules=(PrivilegeRule(), PrivilegeRule(owned_by=(creator,))))
+    grantee = Grantee(KEY, "uid-1", 1, world.role, world.oid, {world.database: declared}, policy=policy)
+    world.grantees.publish(SERVER, grantee)
+    change = f"ALTER DEFAULT PRIVILEGES FOR ROLE {creator} IN SCHEMA app"
+    async with world.working():
+        await world.wait_settled()
+        await as_alice(world, f"{change} GRANT INSERT ON TABLES TO {world.role}")
+        granted = await world.wait(lambda result: result.drift_count == 1)
+        assert granted.last_drift is not None
+        assert (granted.last_drift.by.login, granted.last_drift.by.proof) == (world.alice, Evidence.TRANSACTION)
+        # the row is gone: only the last event that fits is known
+        await as_alice(world, f"{change} REVOKE SELECT ON TABLES FROM {world.role}")
+        revoked = await world.wait(lambda result: result.drift_count == 2)
+        assert revoked.last_drift is not None
+        assert (revoked.last_drift.by.login, revoked.last_drift.by.proof) == (world.alice, Evidence.SESSION)
+    await world.hand.execute(f"DROP OWNED BY {creator}")
+    await world.home.execute(f"DROP ROLE {creator}")
+
+
+async def test_two_people_in_one_round_are_both_named(world: DatabaseWorkerWorld) -> None:
+    bob = world.role.replace("reader", "bob")
+    await world.home.execute(f"CREATE ROLE {bob} LOGIN SUPERUSER PASSWORD 'a'")
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+    await as_alice(world, f"GRANT DELETE ON app.orders TO {world.role}")
+    session = await asyncpg.connect(world.server.dsn(bob, password="a", database=world.database))
+    await session.execute(f"GRANT DELETE ON app.items TO {world.role}")
+    await session.close()
+    async with world.working():
+        result = await world.wait(lambda result: result.drift_count == 1)
+    assert [one.by.login for one in result.last_drifts] == [world.alice, bob]
+    combined = combine_drifts(result.last_drifts)
+    assert combined.words == (
+        "DELETE on table app.items was granted",
+        f"DELETE on table app.orders was granted by {world.alice}",
+    )
+    assert combined.by.login == bob
+    await world.home.execute(f"DROP ROLE {bob}")
 
 
 async def test_the_last_drift_is_still_reported_after_a_restart(world: DatabaseWorkerWorld) -> None:

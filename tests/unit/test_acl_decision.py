@@ -16,7 +16,7 @@ from pgrole_controller.core.acl import (
     ObjectKind,
     ObservedAcl,
 )
-from pgrole_controller.core.acl_decision import ObservedDatabase, PrivilegeDecision, decide_privileges
+from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.grant_ddl import statements
 from pgrole_controller.core.grantee import (
@@ -27,6 +27,7 @@ from pgrole_controller.core.grantee import (
     PrivilegePolicy,
     SchemaAccess,
 )
+from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.privilege_difference import phrases
 from pgrole_controller.core.privilege_policy import DatabaseFacts
 from pgrole_controller.core.request import Key
