@@ -17,7 +17,7 @@ from pgrole_controller.console.template_files import environment, static_files
 from pgrole_controller.core.request import Key
 
 if TYPE_CHECKING:
-    from pgrole_controller.console.server import PageQuestion
+    from pgrole_controller.console.web_server import PageQuestion
 
 _SUMMARIES = SummaryCache()
 _SOON = "This page shows it as soon as it is read."

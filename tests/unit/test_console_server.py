@@ -9,10 +9,10 @@ import pytest
 from pgrole_controller.cli import main
 from pgrole_controller.console.arguments import add_console, read_arguments
 from pgrole_controller.console.live import MOST_FEEDS, Live, TooManyFeeds
-from pgrole_controller.console.objects import PROGRESS, SharedObjects, ViewedObjects, ViewedStore
 from pgrole_controller.console.scope import MOST_TRIED, read_namespaces
 from pgrole_controller.console.security import LOOPBACK, RequestRules, read_networks
 from pgrole_controller.console.sessions import FAILURE_SECONDS, MOST_FAILURES, MOST_FAILURES_IN_ALL, Failures
+from pgrole_controller.console.viewed_objects import PROGRESS, SharedObjects, ViewedObjects, ViewedStore
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.store import pack
 from pgrole_controller.settings import WrongSetting
