@@ -15,7 +15,7 @@ _NAMESPACE = "kube-system"
 
 
 async def read_cluster_id_until(asked: anyio.Event, client: Client) -> str | None:
-    """None when it is asked to stop before the API server has answered."""
+    """Reads the cluster's id. Returns None if the process is asked to stop before the API server has answered."""
     cluster: str | None = None
 
     async def read() -> None:
