@@ -45,3 +45,8 @@ class ApiError(KubeError):
 
 class BadStream(KubeError):
     pass
+
+
+def is_away(error: Exception) -> bool:
+    """Tells whether no API server answered, or only an overloaded one."""
+    return not isinstance(error, ApiError) or error.status in (408, 429) or error.status >= 500

@@ -27,7 +27,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.grantee import Access, DatabasePrivileges, Grantee, ObjectPrivileges, SchemaAccess
 from pgrole_controller.core.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.election import Term
+from pgrole_controller.kube.term import Term
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import database_session
