@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pgrole_controller.console.server import PageQuestion
 
 _SUMMARIES = SummaryCache()
+_KINDS = {"roles": ("Roles", "PgRole"), "servers": ("Servers", "PgServer")}
 _SOON = "This page shows it as soon as it is read."
 
 
@@ -89,6 +90,16 @@ class ConsolePages:
         """Content type and content of each file below /static/, by name."""
         return static_files()
 
+    def find_object(self, path: str) -> str | None:
+        """Returns the API's path of the object that a page shows as YAML; None if it shows none."""
+        match _split(path):
+            case ["roles", namespace, name, "yaml"]:
+                return f"{PGROLES.path(quote(namespace, safe=''))}/{quote(name, safe='')}"
+            case ["servers", name, "yaml"]:
+                return f"{PGSERVERS.path()}/{quote(name, safe='')}"
+            case _:
+                return None
+
     def render(self, question: "PageQuestion", snapshot: Snapshot) -> tuple[int, str]:
         """Returns the HTTP status and the document, or only its <main>."""
         request = PageRequest(question.path, question.query, question.csrf, question.now)
@@ -110,18 +121,26 @@ def _trust(html: str) -> Markup:
     return Markup(html)  # noqa: S704
 
 
+def _split(path: str) -> list[str]:
+    return [each for each in path.split("/") if each]
+
+
 def _find_view(request: PageRequest, snapshot: Snapshot) -> _View:
-    match [each for each in request.path.split("/") if each]:
+    match _split(request.path):
         case []:
             return _overview(request, snapshot)
         case ["roles"]:
             return _roles(request, snapshot)
         case ["roles", namespace, name]:
             return _role(Key(namespace, name), snapshot)
+        case ["roles", namespace, name, "yaml"]:
+            return _yaml(f"{namespace}/{name}", f"/roles/{segment(namespace)}/{segment(name)}", name, snapshot)
         case ["servers"]:
             return _servers(snapshot)
         case ["servers", name]:
             return _server(name, request, snapshot)
+        case ["servers", name, "yaml"]:
+            return _yaml(name, f"/servers/{segment(name)}", name, snapshot)
         case _:
             return _missing("Page not found", "The console has no page at this address.", "Check the address.")
 
@@ -177,6 +196,27 @@ def _server(name: str, request: PageRequest, snapshot: Snapshot) -> _View:
     server = view_server(name, found, _SUMMARIES.list(snapshot.roles), request.now)
     said = f"{name}: {server.summary.state.words}"
     return _View("server.html", name, "servers", said, values={"server": server})
+
+
+def _yaml(identity: str, page: str, name: str, snapshot: Snapshot) -> _View:
+    """`page`: of the object, below /roles or /servers."""
+    fetched = snapshot.fetched or FetchedObject(None, "The object was not read.")
+    section = page.split("/")[1]
+    problem, text = fetched.problem, ""
+    if fetched.answer is not None:
+        try:
+            text = write_yaml(mapping(read_json(fetched.answer)))
+        except ValueError:
+            problem = "The API server's answer is not an object."
+    return _View(
+        "yaml.html",
+        f"YAML of {name}",
+        section,
+        f"YAML of {name}. {problem}".strip(),
+        watch=f"{section.removesuffix('s')}/{identity}",
+        status=200 if text else 404,
+        values={"name": name, "page": page, "problem": problem, "text": text, "kind": _KINDS[section]},
+    )
 
 
 def _missing(title: str, why: str, remedy: str, section: str = "") -> _View:

@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from html import escape
 from typing import Protocol
@@ -63,6 +63,9 @@ class Pages(Protocol):
 
     @property
     def static(self) -> Mapping[str, tuple[str, bytes]]: ...
+
+    def find_object(self, path: str) -> str | None:
+        """Returns the API's path of the object that a page shows whole; None if it shows none."""
 
     def render(self, question: PageQuestion, snapshot: Snapshot) -> tuple[int, str]: ...
 
@@ -208,8 +211,11 @@ class ConsoleServer:
                 if fragment:
                     raise web.HTTPUnauthorized
                 return _redirect("/login")
+            snapshot = viewer.snapshot()
+            if path := self._pages.find_object(request.path):
+                snapshot = replace(snapshot, fetched=await viewer.fetch(path))
             question = PageQuestion(request.path, dict(request.query), session.csrf, datetime.now(UTC), fragment)
-            render = functools.partial(self._pages.render, question, viewer.snapshot())
+            render = functools.partial(self._pages.render, question, snapshot)
             status, html = await anyio.to_thread.run_sync(render, limiter=self._renders)
         return _page(status, html)
 

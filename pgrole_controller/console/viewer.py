@@ -13,12 +13,12 @@ from datetime import UTC, datetime
 import anyio
 
 from pgrole_controller.console.live import CONNECTION, PROGRESS, Live
-from pgrole_controller.console.objects import SharedObjects, ViewedObjects, ViewedStore
+from pgrole_controller.console.objects import SharedObjects, ViewedObjects, ViewedStore, ViewerRoom
 from pgrole_controller.console.scope import ViewScope, ask_name, find_scope
-from pgrole_controller.console.snapshot import Snapshot
+from pgrole_controller.console.snapshot import FetchedObject, Snapshot
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import PGROLES, PGSERVERS, Client
-from pgrole_controller.kube.errors import ApiError, KubeError
+from pgrole_controller.kube.errors import AnswerTooLong, ApiError, KubeError
 from pgrole_controller.kube.reflector import WatchTiming, reflect
 from pgrole_controller.kube.store import Change, Stored
 from pgrole_controller.kube.transport import Reachability
@@ -37,8 +37,19 @@ REFUSED_SECONDS = 2.0
 FIRST_SECONDS = 8.0
 REST_SECONDS = 0.05
 
+#: Bytes of one answer: a page of a list, which is halved if it is longer, or one object. etcd stores 1.5 MiB of each.
+LONGEST_ANSWER = 8 * 2**20
+FETCH_SECONDS = 10.0
+
 TIMING = WatchTiming(
-    page=250, watch_least=45.0, watch_most=60.0, backoff_first=0.2, backoff_most=5.0, list_timeout=30.0
+    page=250,
+    watch_least=45.0,
+    watch_most=60.0,
+    backoff_first=0.2,
+    backoff_most=5.0,
+    list_timeout=30.0,
+    line_limit=LONGEST_ANSWER,
+    page_limit=LONGEST_ANSWER,
 )
 
 Connect = Callable[[Reachability], AbstractAsyncContextManager[Client]]
@@ -86,6 +97,8 @@ class Viewer:
         self._connect = connect
         self._wanted = wanted
         self._shared = shared
+        self._room = ViewerRoom()
+        self._client: Client | None = None  # while the watches run
         self._connection = ViewedConnection(lambda: self.live.note(CONNECTION))
         self._scope: ViewScope | None = None
         self._roles: list[ViewedStore] = []
@@ -137,6 +150,23 @@ class Viewer:
             version=self.live.version,
         )
 
+    async def fetch(self, path: str) -> FetchedObject:
+        """Reads one object whole, with the viewer's own token. `path`: of the API."""
+        if self._client is None:
+            return FetchedObject(None, "The console is connecting to the API server. Load the page again.")
+        try:
+            return FetchedObject(await self._client.request("GET", path, timeout=FETCH_SECONDS, most=LONGEST_ANSWER))
+        except ApiError as error:
+            if error.status == 403:
+                return FetchedObject(None, "You may not get this object. Ask for the right to get it.")
+            if error.status == 404:
+                return FetchedObject(None, "The object does not exist. It may have been deleted.")
+            return FetchedObject(None, f"The API server answers with an error: {error.status} {error.reason}.")
+        except AnswerTooLong:
+            return FetchedObject(None, f"The object is longer than {LONGEST_ANSWER // 2**20} MiB.")
+        except KubeError:
+            return FetchedObject(None, "The API server does not answer. The page is loaded again when it does.")
+
     async def run(self) -> None:
         """Runs until cancelled."""
         while True:
@@ -147,6 +177,7 @@ class Viewer:
                     await self._wait_until_idle()
                     tasks.cancel_scope.cancel()
             finally:
+                self._client = None
                 self._forget()
             self._used.clear()
             log.info("watches stopped: viewer is idle", extra={"viewer": self.name})
@@ -159,6 +190,7 @@ class Viewer:
 
     async def _follow(self) -> None:
         async with self._connect(self._connection) as client, anyio.create_task_group() as tasks:
+            self._client = client
             tasks.start_soon(self._check, client)
             while True:
                 self._rescope.clear()
@@ -220,7 +252,7 @@ class Viewer:
         return (None,) if scope.namespaces is None else scope.namespaces
 
     def _store(self) -> ViewedStore:
-        return ViewedStore(self._shared, self._rescope.set, lambda: self.live.note(PROGRESS))
+        return ViewedStore(self._shared, self._room, self._rescope.set, lambda: self.live.note(PROGRESS))
 
     async def _reflect(self, client: Client, store: ViewedStore, namespace: str | None) -> None:
         await reflect(client, PGROLES, store, self._note_role, namespace=namespace, timing=TIMING)
