@@ -1,5 +1,6 @@
 """From a path to a page. Nothing here does I/O: a page shows one snapshot of what its viewer may see."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -7,19 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from pgrole_controller.console.object_yaml import write_yaml
 from pgrole_controller.console.overview import view_overview
 from pgrole_controller.console.role_summary import RoleState, SummaryCache
 from pgrole_controller.console.role_view import view_role
 from pgrole_controller.console.roles_view import read_query, view_roles
 from pgrole_controller.console.server_view import list_servers, view_server
-from pgrole_controller.console.snapshot import Snapshot
-from pgrole_controller.console.template_files import environment, static_files
+from pgrole_controller.console.snapshot import FetchedObject, Snapshot
+from pgrole_controller.console.template_files import environment, quote_segment, static_files
 from pgrole_controller.core.request import Key
+from pgrole_controller.kube.client import PGROLES, PGSERVERS
+from pgrole_controller.kube.nesting import read_json
+from pgrole_controller.kube.store import mapping
 
 if TYPE_CHECKING:
     from pgrole_controller.console.server import PageQuestion
 
 _SUMMARIES = SummaryCache()
+#: Names of objects and namespaces: what cannot be one is never part of a request's path.
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?\Z")
 _KINDS = {"roles": ("Roles", "PgRole"), "servers": ("Servers", "PgServer")}
 _SOON = "This page shows it as soon as it is read."
 
@@ -93,10 +100,10 @@ class ConsolePages:
     def find_object(self, path: str) -> str | None:
         """Returns the API's path of the object that a page shows as YAML; None if it shows none."""
         match _split(path):
-            case ["roles", namespace, name, "yaml"]:
-                return f"{PGROLES.path(quote(namespace, safe=''))}/{quote(name, safe='')}"
-            case ["servers", name, "yaml"]:
-                return f"{PGSERVERS.path()}/{quote(name, safe='')}"
+            case ["roles", namespace, name, "yaml"] if _NAME.match(namespace) and _NAME.match(name):
+                return f"{PGROLES.path(namespace)}/{name}"
+            case ["servers", name, "yaml"] if _NAME.match(name):
+                return f"{PGSERVERS.path()}/{name}"
             case _:
                 return None
 
@@ -134,13 +141,13 @@ def _find_view(request: PageRequest, snapshot: Snapshot) -> _View:
         case ["roles", namespace, name]:
             return _role(Key(namespace, name), snapshot)
         case ["roles", namespace, name, "yaml"]:
-            return _yaml(f"{namespace}/{name}", f"/roles/{segment(namespace)}/{segment(name)}", name, snapshot)
+            return _yaml(f"{namespace}/{name}", f"/roles/{quote_segment(namespace)}/{quote_segment(name)}", name, snapshot)
         case ["servers"]:
             return _servers(snapshot)
         case ["servers", name]:
             return _server(name, request, snapshot)
         case ["servers", name, "yaml"]:
-            return _yaml(name, f"/servers/{segment(name)}", name, snapshot)
+            return _yaml(name, f"/servers/{quote_segment(name)}", name, snapshot)
         case _:
             return _missing("Page not found", "The console has no page at this address.", "Check the address.")
 
@@ -200,12 +207,13 @@ def _server(name: str, request: PageRequest, snapshot: Snapshot) -> _View:
 
 def _yaml(identity: str, page: str, name: str, snapshot: Snapshot) -> _View:
     """`page`: of the object, below /roles or /servers."""
-    fetched = snapshot.fetched or FetchedObject(None, "The object was not read.")
+    fetched = snapshot.fetched or FetchedObject(None, "No object can have this name.")
     section = page.split("/")[1]
     problem, text = fetched.problem, ""
     if fetched.answer is not None:
         try:
-            text = write_yaml(mapping(read_json(fetched.answer)))
+            found = mapping(read_json(fetched.answer))
+            problem, text = ("", write_yaml(found)) if found else ("The API server's answer is not an object.", "")
         except ValueError:
             problem = "The API server's answer is not an object."
     return _View(

@@ -15,8 +15,10 @@ from pgrole_controller.console.json_reading import (
     read_maps,
     read_number,
     read_text,
+    read_texts,
     read_time,
 )
+from pgrole_controller.console.kept_fields import LEFT_OUT
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.store import Stored
 
@@ -67,7 +69,10 @@ class RoleJudgement:
 
 @dataclass(frozen=True, slots=True)
 class RoleSummary:
-    """`role`: its name in PostgreSQL. `message`: of Ready, cut; empty if the role is Ready. `drifts`: newest first."""
+    """`role`: its name in PostgreSQL. `message`: of Ready, cut; empty if the role is Ready. `drifts`: newest first.
+
+    `left_out`: fields that the console does not keep, because the object is too long.
+    """
 
     key: Key
     role: str
@@ -81,6 +86,7 @@ class RoleSummary:
     drift_count: int
     drifts: tuple[DriftEntry, ...]
     member_of: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
 
     @property
     def last_drift(self) -> datetime | None:
@@ -147,6 +153,7 @@ def summarize(key: Key, found: Mapping[str, Any]) -> RoleSummary:
         member_of=tuple(
             name for each in read_maps(spec, "memberOf", most=64) if (name := read_text(each, "role", most=256))
         ),
+        left_out=read_texts(found, LEFT_OUT, most=16),
     )
 
 

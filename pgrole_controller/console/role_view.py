@@ -19,7 +19,6 @@ from pgrole_controller.console.json_reading import (
     read_texts,
     read_time,
 )
-from pgrole_controller.console.object_yaml import write_yaml
 from pgrole_controller.console.remedies import ReasonAdvice, describe_outlook, find_role_remedy
 from pgrole_controller.console.role_summary import RoleState, RoleSummary, judge, summarize
 from pgrole_controller.core.request import Key
@@ -91,7 +90,6 @@ class RoleView:
     drifts: tuple[DriftEntry, ...]
     databases: tuple[DatabaseView, ...]
     graph: RoleNeighbours
-    yaml: str
     argument: str  # the role's name in a command line
 
 
@@ -115,7 +113,6 @@ def view_role(key: Key, found: Mapping[str, Any], summaries: Sequence[RoleSummar
         drifts=summary.drifts,
         databases=tuple(_databases(spec, status)),
         graph=Memberships(summaries, summary.server).around(summary),
-        yaml=write_yaml(found),
         argument=f"{'-- ' * summary.role.startswith('-')}{quote(summary.role)}",
     )
 
@@ -136,6 +133,8 @@ def _rows(spec: Mapping[str, Any], summary: RoleSummary) -> Iterator[FieldRow]:
     last = summary.drifts[0] if summary.drifts else None
     differing = last.fields if last and not last.corrected and summary.state is RoleState.DRIFT else ()
     for name, declared, written, managed in _declared(spec):
+        if f"spec.{name}" in summary.left_out:
+            declared, written, managed = ("left out here: too long",), True, True
         if not managed:
             fit, observed = "unmanaged", "not managed"
         elif name in differing:

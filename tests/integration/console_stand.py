@@ -26,6 +26,10 @@ class PlainPages:
 
     static: Mapping[str, tuple[str, bytes]] = {"live.js": ("text/javascript", b"'use strict';")}
 
+    def find_object(self, path: str) -> str | None:
+        """Shows none."""
+        return None
+
     def render(self, question: PageQuestion, snapshot: Snapshot) -> tuple[int, str]:
         shown = {
             "path": question.path,

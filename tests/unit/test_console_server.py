@@ -9,7 +9,7 @@ import pytest
 from pgrole_controller.cli import main
 from pgrole_controller.console.arguments import add_console, read_arguments
 from pgrole_controller.console.live import MOST_FEEDS, Live, TooManyFeeds
-from pgrole_controller.console.objects import PROGRESS, SharedObjects, ViewedObjects, ViewedStore
+from pgrole_controller.console.objects import PROGRESS, SharedObjects, ViewedObjects, ViewedStore, ViewerRoom
 from pgrole_controller.console.scope import MOST_TRIED, read_namespaces
 from pgrole_controller.console.security import LOOPBACK, RequestRules, read_networks
 from pgrole_controller.console.sessions import FAILURE_SECONDS, MOST_FAILURES, MOST_FAILURES_IN_ALL, Failures
@@ -194,7 +194,7 @@ def test_objects_are_parsed_when_they_are_asked_for() -> None:
 
 def test_what_arrived_of_a_list_is_seen_before_its_end_and_replaced_by_the_whole() -> None:
     told: list[int] = []
-    store = ViewedStore(SharedObjects(), lambda: None, lambda: told.append(len(store.seen())))
+    store = ViewedStore(SharedObjects(), ViewerRoom(), lambda: None, lambda: told.append(len(store.seen())))
     items = [
         pack({"metadata": {"namespace": "shop", "name": f"app-{number}", "uid": f"u{number}", "resourceVersion": "1"}})
         for number in range(PROGRESS)
@@ -210,7 +210,7 @@ def test_what_arrived_of_a_list_is_seen_before_its_end_and_replaced_by_the_whole
 
 
 def test_a_refusal_forgets_what_arrived_of_a_list() -> None:
-    store = ViewedStore(SharedObjects(), lambda: None, lambda: None)
+    store = ViewedStore(SharedObjects(), ViewerRoom(), lambda: None, lambda: None)
     store.share(pack({"metadata": {"namespace": "shop", "name": "app", "uid": "u", "resourceVersion": "1"}}))
     store.refuse("forbidden")
     assert (dict(store.seen()), store.reading) == ({}, False)
