@@ -2,7 +2,8 @@
 
 The watches run while the viewer looks: they begin with the first request and stop some minutes after the last one, when
 everything that was read is forgotten. What the viewer may see is asked again regularly, and a watch is renewed every
-minute, so a revoked right takes effect within that time.
+minute. Rights are asked for every RIGHTS_SECONDS, MOST_RIGHTS of them at a time: what the viewer may no longer list
+is forgotten at once.
 """
 
 import logging
@@ -14,7 +15,7 @@ import anyio
 
 from pgrole_controller.console.live import CONNECTION, PROGRESS, Live
 from pgrole_controller.console.objects import SharedObjects, ViewedObjects, ViewedStore, ViewerRoom
-from pgrole_controller.console.scope import ViewScope, ask_name, find_scope
+from pgrole_controller.console.scope import ViewScope, ask_name, find_scope, may_still_list
 from pgrole_controller.console.snapshot import FetchedObject, Snapshot
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import PGROLES, PGSERVERS, Client
@@ -30,6 +31,9 @@ IDLE_SECONDS = 600.0
 #: The token is checked so often, and more often while the API server does not answer.
 CHECK_SECONDS = 10.0
 AWAY_SECONDS = 1.0
+#: Whether rights are still held is asked so often, for so many of them in turn.
+RIGHTS_SECONDS = 5.0
+MOST_RIGHTS = 10
 #: The scope is asked for again so often, and so soon after a refusal.
 SCOPE_SECONDS = 300.0
 REFUSED_SECONDS = 2.0
@@ -103,6 +107,8 @@ class Viewer:
         self._scope: ViewScope | None = None
         self._roles: list[ViewedStore] = []
         self._servers: ViewedStore | None = None
+        self._lost: ViewScope | None = None  # of which a review denied a part
+        self._reviewed = True
         self._known = Signal()
         self._rescope = Signal()
         self._used = Signal()
@@ -197,6 +203,8 @@ class Viewer:
                 scope = await self._ask_scope(client)
                 if scope != self._scope:
                     self._forget()
+                if scope == self._lost:  # reviews deny what lists grant: an authorizer that cannot tell
+                    self._reviewed = False
                 await self._watch(client, scope)
 
     async def _check(self, client: Client) -> None:
@@ -235,8 +243,32 @@ class Viewer:
             if self._servers is not None:
                 watches.start_soon(self._reflect_servers, client, self._servers)
             self._known.set()
+            if self._reviewed:
+                watches.start_soon(self._check_rights, client, scope, watches.cancel_scope)
             await self._wait_for_new_scope(client, scope)
             watches.cancel_scope.cancel()
+
+    async def _check_rights(self, client: Client, scope: ViewScope, watching: anyio.CancelScope) -> None:
+        """Notices a right that was lost before a watch does, which the API server ends only after its time."""
+        rights = [(PGROLES, place) for place in self._places(scope)]
+        if scope.servers:
+            rights.append((PGSERVERS, None))
+        while rights:
+            await anyio.sleep(RIGHTS_SECONDS)
+            asked = rights[:MOST_RIGHTS]
+            rights = rights[MOST_RIGHTS:] + asked
+            for resource, place in asked:
+                try:
+                    held = await may_still_list(client, resource, place)
+                except KubeError as error:
+                    log.debug("rights not checked", extra={"viewer": self.name, "error": str(error)})
+                    break
+                if not held:
+                    log.info("right revoked", extra={"viewer": self.name, "resource": resource.plural})
+                    self._lost = scope
+                    self._forget()
+                    watching.cancel()
+                    return
 
     async def _wait_for_new_scope(self, client: Client, scope: ViewScope) -> None:
         while True:
