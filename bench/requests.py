@@ -15,9 +15,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bench.stand import NAMESPACE, Stand
-from pgrole_controller.kube.apply import MANAGER, apply_status
 from pgrole_controller.kube.client import PGROLES, Client
 from pgrole_controller.kube.resource import APPLY
+from pgrole_controller.kube.server_side_apply import MANAGER, apply_status
 from pgrole_controller.kube.store import pack, parse
 
 _REQUESTS = 300

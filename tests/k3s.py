@@ -15,7 +15,7 @@ import anyio.to_thread
 import pytest
 import yaml
 
-from pgrole_controller.local import credentials
+from pgrole_controller.local import kubeconfig
 from pgrole_controller.local.apiserver import ApiServer, RemoteApiServer
 from pgrole_controller.local.apiserver import api_server as local_api_server
 from pgrole_controller.local.audit import AuditLog
@@ -52,7 +52,7 @@ async def _container(folder: Path) -> AsyncIterator[ApiServer]:
     """Mounts `folder` at its own path, so that paths given to the API server are valid in the container."""
     from testcontainers.community.k3s import K3SContainer
 
-    tokens = credentials.write_tokens(folder / "tokens.csv", {})
+    tokens = kubeconfig.write_tokens(folder / "tokens.csv", {})
     audit = AuditLog(folder)
     asked = [f"--token-auth-file={folder / 'tokens.csv'}", *audit.arguments()]
     made = K3SContainer(IMAGE).with_volume_mapping(str(folder), str(folder), "rw")
@@ -63,7 +63,7 @@ async def _container(folder: Path) -> AsyncIterator[ApiServer]:
         ca = anyio.Path(folder / "ca.crt")
         await ca.write_bytes(base64.b64decode(config["certificate-authority-data"]))
         server = K3s(folder, url=config["server"], ca=Path(ca), tokens=tokens, audit=audit)
-        server.kubeconfig_of(credentials.ADMIN)
+        server.kubeconfig_of(kubeconfig.ADMIN)
         try:
             await server.start()
             yield server

@@ -10,7 +10,7 @@ from pgrole_controller.controller.objects import Objects
 from pgrole_controller.controller.passwords import PasswordTasks
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reporter import Reporter
-from pgrole_controller.controller.server import LiveServers
+from pgrole_controller.controller.server_config import LiveServers
 from pgrole_controller.kube.client import Client
 
 

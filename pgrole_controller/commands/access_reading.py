@@ -7,7 +7,7 @@ import anyio
 
 from pgrole_controller.commands.arguments import ServerChoice
 from pgrole_controller.commands.output import spell_error
-from pgrole_controller.commands.servers import find_server, reading
+from pgrole_controller.commands.server_reading import find_server, reading
 from pgrole_controller.core.access_origin import Changes, Declarations, LastChange
 from pgrole_controller.core.access_report import (
     AccessLine,

@@ -18,7 +18,7 @@ from rich.console import Console
 from pgrole_controller.commands.arguments import DONE, FAILED, ServerChoice, server_choice
 from pgrole_controller.commands.output import finish, make_console, make_printable
 from pgrole_controller.commands.plan_cluster import current_namespace
-from pgrole_controller.commands.servers import open_cluster
+from pgrole_controller.commands.server_reading import open_cluster
 from pgrole_controller.core.approval import APPROVE
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.password import request_of

@@ -14,9 +14,9 @@ from pgrole_controller.commands.plan_case import Subject
 from pgrole_controller.commands.plan_cluster import ClusterView, created_at, current_namespace, read_cluster
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport, join_reports
 from pgrole_controller.commands.planning import plan_server
-from pgrole_controller.commands.servers import at_dsn, of_dsn, open_cluster, read_server, unreachable_server
+from pgrole_controller.commands.server_reading import at_dsn, of_dsn, open_cluster, read_server, unreachable_server
 from pgrole_controller.controller.objects import server_of
-from pgrole_controller.controller.server import DEFAULT_SERVER, ServerConfig
+from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable

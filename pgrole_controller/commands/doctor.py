@@ -22,8 +22,8 @@ from pgrole_controller.commands.output import (
     spell_error,
     write_document,
 )
-from pgrole_controller.commands.servers import at_dsn, of_dsn, open_cluster, read_server
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.commands.server_reading import at_dsn, of_dsn, open_cluster, read_server
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.cluster_findings import CLUSTER, not_checked
 from pgrole_controller.core.ddl import spell_printably
 from pgrole_controller.core.errors import PgRoleError

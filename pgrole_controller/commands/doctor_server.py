@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from pgrole_controller.commands.doctor_checks import CheckList
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core import server_findings as judge
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.finding import Finding, FindingState

@@ -21,8 +21,8 @@ from pgrole_controller.commands.export_objects import (
 )
 from pgrole_controller.commands.export_yaml import to_comments, to_yaml
 from pgrole_controller.commands.output import finish, make_console, make_printable
-from pgrole_controller.commands.servers import find_server, reading
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.commands.server_reading import find_server, reading
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.acl import DatabaseObject, ObjectKind
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Refused
 from pgrole_controller.core.policy import Policy, References, matches, protection

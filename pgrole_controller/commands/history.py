@@ -19,9 +19,9 @@ from pgrole_controller.commands.output import (
     spell_error,
     write_document,
 )
-from pgrole_controller.commands.servers import find_server, open_cluster, read_server, reading
+from pgrole_controller.commands.server_reading import find_server, open_cluster, read_server, reading
 from pgrole_controller.controller.objects import role_of, server_of
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.drift_record import rfc3339
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.listed_drift import (

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 import anyio
 
 from pgrole_controller.commands.arguments import DIFFERENT, DONE, FAILED, ServerChoice, server_choice
-from pgrole_controller.commands.manifests import DeclaredRole, DeclaredServer, Manifests, WrongDocument, read_manifests
+from pgrole_controller.commands.manifest_files import (
+    DeclaredRole,
+    DeclaredServer,
+    Manifests,
+    WrongDocument,
+    read_manifests,
+)
 from pgrole_controller.commands.output import finish, make_console, write_document
 from pgrole_controller.commands.plan_case import Subject
 from pgrole_controller.commands.plan_cluster import (
@@ -23,8 +29,8 @@ from pgrole_controller.commands.plan_cluster import (
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport, join_reports
 from pgrole_controller.commands.plan_output import print_plan, render_json, render_sql
 from pgrole_controller.commands.planning import plan_server
-from pgrole_controller.commands.servers import at_dsn, complete_server, of_dsn, read_server, unreachable_server
-from pgrole_controller.controller.server import DEFAULT_SERVER, ServerConfig
+from pgrole_controller.commands.server_reading import at_dsn, complete_server, of_dsn, read_server, unreachable_server
+from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.imports import gc_paused
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pgrole_controller.commands.arguments import ServerChoice
-from pgrole_controller.commands.servers import open_cluster
+from pgrole_controller.commands.server_reading import open_cluster
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.contexts import read_namespace
 from pgrole_controller.kube.errors import ApiError, BadStream

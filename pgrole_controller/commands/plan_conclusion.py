@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from pgrole_controller.commands.output import make_unexpected
 from pgrole_controller.commands.plan_case import PlanCase
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedChange, PlannedObject, PlannedSql
 from pgrole_controller.commands.plan_words import describe_changes, describe_password
@@ -87,7 +88,7 @@ class PlanConclusion:
         one = SimulatedObject(
             replace(target.desired, report_only=False), replace(observed, references=references), target.policy
         )
-        (corrected,) = simulate([one], self._server).decisions
+        (corrected,) = simulate([one], self._server, make_unexpected).decisions
         if not isinstance(corrected, Plan):
             return ()
         existing = next((each.role for each in (observed.named, observed.claimed) if each), None)

@@ -8,7 +8,7 @@ import anyio
 from pgrole_controller.commands.output import make_unexpected
 from pgrole_controller.commands.plan_model import PlannedChange, PlannedSql, Sign
 from pgrole_controller.commands.plan_words import describe_privileges
-from pgrole_controller.commands.servers import reading
+from pgrole_controller.commands.server_reading import reading
 from pgrole_controller.core.acl_decision import ObservedDatabase, PrivilegeDecision, decide_privileges
 from pgrole_controller.core.ddl import make_sendable, render_identifier
 from pgrole_controller.core.errors import PgRoleError

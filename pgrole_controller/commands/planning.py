@@ -15,10 +15,10 @@ from pgrole_controller.commands.plan_case import PlanCase, Subject
 from pgrole_controller.commands.plan_conclusion import PlanConclusion
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport
 from pgrole_controller.commands.plan_privileges import PlannedGrantee, plan_privileges
-from pgrole_controller.commands.servers import reading
+from pgrole_controller.commands.server_reading import reading
 from pgrole_controller.controller.objects import RIVALS, Target
 from pgrole_controller.controller.observation import read_observed
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.desired import desired_of, proof_of
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
@@ -216,14 +216,14 @@ class _ServerPlan:
     def decide(self) -> None:
         some = [case for case in self._cases if case.target is not None and case.observed is not None]
         objects = [one for case in some if (one := self._simulated(case)) is not None]
-        self._simulation = simulate(objects, self._server)
+        self._simulation = simulate(objects, self._server, make_unexpected)
         if any(case.assumed and one.desired.report_only for case, one in zip(some, objects, strict=True)):
             # What others changed is told from what the spec changed by the state last applied, which is in the claim.
             objects = [
                 _with_applied(one, decision) if case.assumed else one
                 for case, one, decision in zip(some, objects, self._simulation.decisions, strict=True)
             ]
-            self._simulation = simulate(objects, self._server)
+            self._simulation = simulate(objects, self._server, make_unexpected)
         for case, one, decision in zip(some, objects, self._simulation.decisions, strict=True):
             case.decision, case.observed = decision, one.observed
 

@@ -19,14 +19,15 @@ from pgrole_controller.console.connections import LONGEST_HEADER, Connections, C
 from pgrole_controller.console.pages import ConsolePages
 from pgrole_controller.console.scope import ask_name, read_namespaces
 from pgrole_controller.console.security import LOOPBACK, RequestRules, read_networks
-from pgrole_controller.console.server import ConsoleServer, OwnerKey, Pages
 from pgrole_controller.console.sessions import Sessions
 from pgrole_controller.console.viewer import Viewer
+from pgrole_controller.console.web_server import ConsoleServer, OwnerKey, Pages
 from pgrole_controller.ending import FAILED, leaves
 from pgrole_controller.kube.api_address import ApiAddress
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import KubeError
 from pgrole_controller.logs import set_up
+from pgrole_controller.program import program_name, spell_commands
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def run_console(arguments: ConsoleArguments) -> int:
         anyio.run(_run, arguments)
     except* (CannotServe, KubeError) as group:
         for error in leaves(group):
-            print(f"pgrole-controller: {error}", file=sys.stderr)  # noqa: T201
+            print(f"{program_name()}: {spell_commands(str(error))}", file=sys.stderr)  # noqa: T201
         code = FAILED
     return code
 

@@ -22,7 +22,7 @@ from pgrole_controller.kube.nesting import read_json
 from pgrole_controller.kube.store import mapping
 
 if TYPE_CHECKING:
-    from pgrole_controller.console.server import PageQuestion
+    from pgrole_controller.console.web_server import PageQuestion
 
 _SUMMARIES = SummaryCache()
 #: Names of objects and namespaces: what cannot be one is never part of a request's path.
@@ -141,7 +141,9 @@ def _find_view(request: PageRequest, snapshot: Snapshot) -> _View:
         case ["roles", namespace, name]:
             return _role(Key(namespace, name), snapshot)
         case ["roles", namespace, name, "yaml"]:
-            return _yaml(f"{namespace}/{name}", f"/roles/{quote_segment(namespace)}/{quote_segment(name)}", name, snapshot)
+            return _yaml(
+                f"{namespace}/{name}", f"/roles/{quote_segment(namespace)}/{quote_segment(name)}", name, snapshot
+            )
         case ["servers"]:
             return _servers(snapshot)
         case ["servers", name]:

@@ -17,8 +17,8 @@ from typing import Protocol
 import anyio
 from anyio.abc import TaskGroup
 
-from pgrole_controller.console.objects import SharedObjects
 from pgrole_controller.console.scope import ask_name
+from pgrole_controller.console.viewed_objects import SharedObjects
 from pgrole_controller.console.viewer import Viewer
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, KubeError

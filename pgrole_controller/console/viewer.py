@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 import anyio
 
 from pgrole_controller.console.live import CONNECTION, PROGRESS, Live
-from pgrole_controller.console.objects import SharedObjects, ViewedObjects, ViewedStore, ViewerRoom
 from pgrole_controller.console.scope import ViewScope, ask_name, find_scope, may_still_list
 from pgrole_controller.console.snapshot import FetchedObject, Snapshot
+from pgrole_controller.console.viewed_objects import SharedObjects, ViewedObjects, ViewedStore, ViewerRoom
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import PGROLES, PGSERVERS, Client
 from pgrole_controller.kube.errors import AnswerTooLong, ApiError, KubeError

@@ -36,7 +36,7 @@ from pgrole_controller.controller.objects import Objects, index_by_owner, index_
 from pgrole_controller.controller.passwords import PasswordTasks
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reporter import Reporter
-from pgrole_controller.controller.server import LiveServers, ServerConfig
+from pgrole_controller.controller.server_config import LiveServers, ServerConfig
 from pgrole_controller.controller.server_reporter import ServerReporter
 from pgrole_controller.controller.servers import Servers, ServerStores
 from pgrole_controller.controller.sources import NO_SERVER, NamespaceSource, PgRoleSource, SecretSource

@@ -20,7 +20,7 @@ from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.privilege_memory import PrivilegeMemory
 from pgrole_controller.controller.privilege_round import run_round
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient

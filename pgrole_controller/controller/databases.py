@@ -14,7 +14,7 @@ from anyio.abc import TaskGroup
 
 from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.database_worker import DatabaseContext, DatabaseWorker
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
 from pgrole_controller.core.grantee import PrivilegePolicy

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgrole_controller.api.reading import Invalid, read_pgserver
 from pgrole_controller.api.validation import read_duration, read_retention
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.acl import TABLE_KINDS, ObjectKind
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import (

@@ -12,7 +12,7 @@ from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.objects import Target
 from pgrole_controller.controller.result import Attempt
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.decision import find_held
 from pgrole_controller.core.deletion import may_revoke
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused

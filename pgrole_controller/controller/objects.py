@@ -11,7 +11,7 @@ import anyio
 from pgrole_controller.api.reading import Invalid, read_pgrole
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.namespaces import Namespaces, NamespaceUnknown
-from pgrole_controller.controller.server import DEFAULT_SERVER
+from pgrole_controller.controller.server_config import DEFAULT_SERVER
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.connection_secret import HASH
 from pgrole_controller.core.contest import Contests
@@ -23,7 +23,7 @@ from pgrole_controller.core.plan import ReassignResult
 from pgrole_controller.core.policy import Policy, ServerPolicy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Desired
-from pgrole_controller.kube.apply import FINALIZER
+from pgrole_controller.kube.server_side_apply import FINALIZER
 from pgrole_controller.kube.store import Store, Stored, mapping, sequence
 
 if TYPE_CHECKING:  # imported with the first object: `api.reading`

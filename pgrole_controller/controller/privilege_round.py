@@ -29,7 +29,7 @@ from pgrole_controller.controller.privilege_progress import (
     restore_drift,
     shorten_drift,
 )
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.acl import AclChange, ObjectId
 from pgrole_controller.core.acl_decision import ObservedDatabase, PrivilegeDecision, decide_privileges
 from pgrole_controller.core.contest import Moment

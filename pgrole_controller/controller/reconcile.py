@@ -19,7 +19,7 @@ from pgrole_controller.controller.objects import Objects, Target
 from pgrole_controller.controller.observation import read_observed
 from pgrole_controller.controller.read_back import ReadBack, ReadBackCache
 from pgrole_controller.controller.result import Attempt, Result, current_moment, refuse, unread
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.controller.telemetry import OwnChanges
 from pgrole_controller.controller.verifiers import Verifiers
 from pgrole_controller.core.contest import Contests

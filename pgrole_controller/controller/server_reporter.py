@@ -19,9 +19,9 @@ from pgrole_controller.core.drift_counts import HourlyDrifts, of_status
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import Outcome, Phase, build_conditions, of_error
-from pgrole_controller.kube.apply import apply_finalizer, apply_status, unchanged
 from pgrole_controller.kube.client import PGSERVERS, Client
 from pgrole_controller.kube.errors import ApiError, KubeError
+from pgrole_controller.kube.server_side_apply import apply_finalizer, apply_status, unchanged
 from pgrole_controller.kube.store import Store, Stored
 
 log = logging.getLogger(__name__)

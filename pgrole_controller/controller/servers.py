@@ -20,7 +20,7 @@ from anyio.abc import TaskGroup
 from pgrole_controller import metrics
 from pgrole_controller.controller.declaration import ControllerConfig, names_secrets, read_declaration, unusable
 from pgrole_controller.controller.errors import contain
-from pgrole_controller.controller.server import DEFAULT_SERVER, ServerConfig
+from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.errors import Transient, Waiting
 from pgrole_controller.core.request import Key, Rank, RequestReason

@@ -26,7 +26,7 @@ import anyio
 from pgrole_controller import metrics
 from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.decline import decline
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.reconnect import LONGEST_DELAY, Cause, Outage, add_failure
 from pgrole_controller.core.request import Key, Rank, RequestReason

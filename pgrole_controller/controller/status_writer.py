@@ -29,9 +29,9 @@ from pgrole_controller.core.granted_privileges import GrantedPrivileges
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role_drift import FoundCause
 from pgrole_controller.core.status import Outcome, StatusDetails, build_status, of_error
-from pgrole_controller.kube.apply import apply_status, unchanged
 from pgrole_controller.kube.client import PGROLES, Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
+from pgrole_controller.kube.server_side_apply import apply_status, unchanged
 from pgrole_controller.kube.store import Store, Stored, mapping
 
 log = logging.getLogger(__name__)

@@ -17,16 +17,17 @@ import anyio
 from anyio.abc import TaskGroup
 
 from pgrole_controller import logs
-from pgrole_controller.controller.attribution import Attributor
+from pgrole_controller.controller.attributor import Attributor
 from pgrole_controller.controller.background import EmptyingLimits
 from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.databases import Databases
 from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.maintenance import Maintenance
 from pgrole_controller.controller.orphans import OrphanTimer
 from pgrole_controller.controller.queue import Pace
 from pgrole_controller.controller.reconcile import WorkerMemory, reconcile
 from pgrole_controller.controller.result import Result
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.controller.session_keeper import SessionKeeper, SessionState
 from pgrole_controller.controller.telemetry import (
     BatchMetrics,
@@ -35,7 +36,6 @@ from pgrole_controller.controller.telemetry import (
     begin_reconciles,
     count_notification,
 )
-from pgrole_controller.controller.upkeep import Upkeep
 from pgrole_controller.core.database_options import AuditSource
 from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
@@ -205,7 +205,7 @@ class ServerWorker:
             tasks.start_soon(orphans.run)
             tasks.start_soon(self.databases.run, session, home)
             tasks.start_soon(self.attributor.run, session)
-            tasks.start_soon(Upkeep(lambda: self.server, self.databases, session, home).run)
+            tasks.start_soon(Maintenance(lambda: self.server, self.databases, session, home).run)
             while items := await self._queue.take(self.server.name, self._pace.limit, self._calm_until()):
                 await self._reconcile(session, items, tasks)
             tasks.cancel_scope.cancel()

@@ -4,12 +4,12 @@ A role that one object creates can be joined by the roles of others in the next 
 and everything is decided again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.diff import Change, Create, GrantMembership, Rename
-from pgrole_controller.core.errors import PgRoleError, internal_error
+from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy, Reached, References
 from pgrole_controller.core.role import POWERS, Role
@@ -40,17 +40,19 @@ class Simulation:
     references: References
 
 
-def simulate(some: Sequence[SimulatedObject], server: Server) -> Simulation:
-    """An error of one object is its decision."""
+def simulate(
+    some: Sequence[SimulatedObject], server: Server, contain: Callable[[Exception], PgRoleError]
+) -> Simulation:
+    """An error of one object is its decision. `contain` words an unexpected one for the reader of the simulation."""
     existing = unite_references([one.observed.references for one in some if isinstance(one.observed, Observed)])
     references, created = existing, dict[str, Role]()
     decisions: tuple[Plan | PgRoleError, ...] = ()
     for _ in range(ROUNDS):
         if not decisions:
-            decisions = tuple(_decide(one, server, references) for one in some)
+            decisions = tuple(_decide(one, server, references, contain) for one in some)
         else:
             decisions = tuple(
-                _keep(before, _decide(one, server, references)) if _refers(one, created) else before
+                _keep(before, _decide(one, server, references, contain)) if _refers(one, created) else before
                 for one, before in zip(some, decisions, strict=True)
             )
         found = {
@@ -91,7 +93,9 @@ def unite_references(some: Sequence[References]) -> References:
     return References(groups, reached, contexts, frozenset(databases), frozenset(modules), options)
 
 
-def _decide(one: SimulatedObject, server: Server, references: References) -> Plan | PgRoleError:
+def _decide(
+    one: SimulatedObject, server: Server, references: References, contain: Callable[[Exception], PgRoleError]
+) -> Plan | PgRoleError:
     if isinstance(one.observed, PgRoleError):
         return one.observed
     try:
@@ -99,7 +103,7 @@ def _decide(one: SimulatedObject, server: Server, references: References) -> Pla
     except PgRoleError as error:
         return error
     except Exception as error:  # noqa: BLE001 -- this object's error, whatever it holds
-        return internal_error(error)
+        return contain(error)
 
 
 def _refers(one: SimulatedObject, created: Mapping[str, Role]) -> bool:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.apply import MANAGER
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, BadStream, KubeError, Unreachable
 from pgrole_controller.kube.nesting import read_json
 from pgrole_controller.kube.resource import JSON, SECRETS
+from pgrole_controller.kube.server_side_apply import MANAGER
 from pgrole_controller.kube.store import LAST_APPLIED, OWN_PREFIX, Stored, pack_metadata
 
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"

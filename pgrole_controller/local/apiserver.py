@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import aiohttp
 import anyio
 
-from pgrole_controller.local import credentials
+from pgrole_controller.local import kubeconfig
 from pgrole_controller.local.audit import AuditLog
 from pgrole_controller.local.binaries import Binaries, find
 from pgrole_controller.local.display import Display
@@ -51,13 +51,13 @@ class ApiServer:
         self.folder = folder
         self.version = ""
         self._audit = audit
-        self._tokens = credentials.write_tokens(folder / "tokens.csv", users)
-        credentials.write_service_account_key(folder / "service-account.key")
+        self._tokens = kubeconfig.write_tokens(folder / "tokens.csv", users)
+        kubeconfig.write_service_account_key(folder / "service-account.key")
         _drop_old_certificates(folder)
         port, etcd_port = _ports(folder)
         self.url = f"https://127.0.0.1:{port}"
         self.ca = folder / "certificates" / "apiserver.crt"
-        self.token = self._tokens[credentials.ADMIN]
+        self.token = self._tokens[kubeconfig.ADMIN]
         self.etcd = Process("etcd", _etcd_command(binaries.etcd, folder, etcd_port), folder / "etcd.log")
         self.process = Process(
             "kube-apiserver",
@@ -66,14 +66,14 @@ class ApiServer:
             ),
             folder / "kube-apiserver.log",
         )
-        self.kubeconfig = self.kubeconfig_of(credentials.ADMIN)
+        self.kubeconfig = self.kubeconfig_of(kubeconfig.ADMIN)
         self._session: aiohttp.ClientSession | None = None
 
     def kubeconfig_of(self, user: str) -> Path:
         """Returns the kubeconfig of a user named at the start or admitted since. Raises LocalError for another."""
         path = self.folder / f"{user.replace(':', '.')}.kubeconfig"
         token = self.token_of(user)
-        return credentials.write_kubeconfig(path, url=self.url, ca=self.ca, user=user, token=token)
+        return kubeconfig.write_kubeconfig(path, url=self.url, ca=self.ca, user=user, token=token)
 
     def token_of(self, user: str) -> str:
         """Returns the bearer token of a user named at the start or admitted since. Raises LocalError for another."""
@@ -148,7 +148,7 @@ class ApiServer:
         content_type: str = "application/json",
         accept: str = "application/json",
         query: Mapping[str, str] | None = None,
-        user: str = credentials.ADMIN,
+        user: str = kubeconfig.ADMIN,
     ) -> Json:
         """Returns the answer as JSON. Raises ApiError for a status of 400 and above, else aiohttp's errors."""
         async with self._client().request(
@@ -286,9 +286,9 @@ class RemoteApiServer(ApiServer):
         self.version = ""
         self.url = url
         self.ca = ca
-        self.token = tokens[credentials.ADMIN]
+        self.token = tokens[kubeconfig.ADMIN]
         self._tokens = dict(tokens)
-        self.kubeconfig = folder / f"{credentials.ADMIN}.kubeconfig"
+        self.kubeconfig = folder / f"{kubeconfig.ADMIN}.kubeconfig"
         self._audit = audit
         self._session: aiohttp.ClientSession | None = None
 

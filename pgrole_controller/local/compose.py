@@ -21,7 +21,7 @@ import aiohttp
 import anyio
 
 from pgrole_controller import resources
-from pgrole_controller.local import credentials
+from pgrole_controller.local import kubeconfig
 from pgrole_controller.local.apiserver import Json, RemoteApiServer
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.manifests import apply, apply_crds, apply_folder, path_of, read_folder
@@ -59,8 +59,8 @@ def read_demo(environment: Mapping[str, str]) -> Demo:
 
 
 def make_keys() -> None:
-    credentials.write_tokens(_KEYS / "tokens.csv", {})
-    credentials.write_service_account_key(_KEYS / "service-account.key")
+    kubeconfig.write_tokens(_KEYS / "tokens.csv", {})
+    kubeconfig.write_service_account_key(_KEYS / "service-account.key")
     if not _PASSWORD.exists():
         _write(_PASSWORD, secrets.token_urlsafe(18))
 
@@ -78,7 +78,7 @@ async def prepare_cluster(display: Display) -> None:
         display.say("CRDs, rights, PgServer and samples applied")
         _write_kubeconfig(_CONTROLLER, _URL, user, server.token_of(user), (_USER, _USER))
         url = f"https://localhost:{demo.api_port}"
-        _write_kubeconfig(_HOST, url, credentials.ADMIN, server.token, _owner(_HOST))
+        _write_kubeconfig(_HOST, url, kubeconfig.ADMIN, server.token, _owner(_HOST))
 
 
 async def tell(display: Display) -> None:
@@ -128,7 +128,7 @@ def _write_kubeconfig(folder: Path, url: str, user: str, token: str, owner: tupl
     """Writes `kubeconfig` and its CA certificate into `folder`, readable only by `owner` (user and group)."""
     ca = folder / _CA
     _write(ca, (_KEYS / "certificates" / "apiserver.crt").read_text(encoding="utf-8"))
-    path = credentials.write_kubeconfig(folder / "kubeconfig", url=url, ca=Path(_CA), user=user, token=token)
+    path = kubeconfig.write_kubeconfig(folder / "kubeconfig", url=url, ca=Path(_CA), user=user, token=token)
     for file in (ca, path):
         os.chown(file, *owner)
 

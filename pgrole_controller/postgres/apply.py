@@ -31,7 +31,12 @@ from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.errors import is_lacking
 from pgrole_controller.postgres.fence import Fence, Unconfirmed, is_another_leading
-from pgrole_controller.postgres.privileges import MissingPrivilege, explain, find_missing_privileges, read_rights
+from pgrole_controller.postgres.missing_privileges import (
+    MissingPrivilege,
+    explain,
+    find_missing_privileges,
+    read_rights,
+)
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from pgrole_controller.core.state import Claims, Mode
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import is_lacking, translate_errors
-from pgrole_controller.postgres.privileges import explain_access
+from pgrole_controller.postgres.missing_privileges import explain_access
 from pgrole_controller.postgres.rows import Row, fetch_row
 from pgrole_controller.postgres.schema import SchemaMissing, SchemaState, install, is_current, others_may_create
 

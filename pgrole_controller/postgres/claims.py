@@ -21,7 +21,7 @@ from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.errors import is_lacking, translate_errors
-from pgrole_controller.postgres.privileges import explain_access
+from pgrole_controller.postgres.missing_privileges import explain_access
 from pgrole_controller.postgres.rows import Row, fetch
 
 #: Time limit of one command in seconds, lock waits included.

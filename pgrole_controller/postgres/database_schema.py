@@ -78,7 +78,7 @@ async def inspect_database(connection: Connection) -> DatabaseInstallation:
     A later version than the next one is not worked with: Refused.
     """
     with translate_errors("install"):
-        parts = await fetch_row(connection, "", queries.inspect("installation"))
+        parts = await fetch_row(connection, "", queries.inspect("installation"), None)
         row = await fetch_row(connection, "", queries.inspect("database_installation"))
         version = None
         if not parts["foreign_parts"] and row.get("versioned", bool):

@@ -25,6 +25,7 @@ from pgrole_controller.core.privilege_policy import DatabaseFacts
 from pgrole_controller.core.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privilege_result import Culprit
 from pgrole_controller.postgres.acl_apply import AclDialect, AppliedAcls, Statement, apply_acls
+from pgrole_controller.postgres.acl_attribution import read_culprits_of
 from pgrole_controller.postgres.acl_catalog import (
     facts_of,
     facts_query,
@@ -36,7 +37,6 @@ from pgrole_controller.postgres.acl_catalog import (
 )
 from pgrole_controller.postgres.acl_fingerprint import Fingerprints
 from pgrole_controller.postgres.acl_verification import AclRepair
-from pgrole_controller.postgres.attribution import read_culprits_of
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.database_schema import DatabaseInstallation, inspect_database

@@ -21,6 +21,7 @@ from pgrole_controller.core.server_facts import (
     ServerFacts,
     SessionFacts,
 )
+from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.rows import fetch, fetch_row, first
 from pgrole_controller.postgres.schema import read_home
@@ -107,7 +108,8 @@ _FLAGS = (
 
 async def read_schema_facts(connection: Connection, role: str) -> SchemaFacts:
     """`role`: the controller's."""
-    row = await fetch_row(connection, "", _query("schema"), _bytes(role), seconds=_SECONDS)
+    row = await fetch_row(connection, "", _query("schema"), seconds=_SECONDS)
+    parts = await fetch_row(connection, "", queries.inspect("installation"), _bytes(role), seconds=_SECONDS)
     home = await read_home(connection)
     version = None
     if await may_read(connection, "installation"):
@@ -117,8 +119,8 @@ async def read_schema_facts(connection: Connection, role: str) -> SchemaFacts:
         owner=row.find_text("owner"),
         version=version,
         keeps_history=row.get("keeps_history", bool),
-        home=row.get("home", bool),
-        foreign_parts=row.text("foreign_parts"),
+        home=parts.get("home", bool),
+        foreign_parts=parts.find_text("foreign_parts") or "",
         recorded=home.recorded,
         elsewhere=home.elsewhere,
     )

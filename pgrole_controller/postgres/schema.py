@@ -234,7 +234,7 @@ async def _read_parts(connection: Connection) -> Row:
 
 
 async def _read_row(connection: Connection) -> Row:
-    return await fetch_row(connection, "", queries.inspect("installation"))
+    return await fetch_row(connection, "", queries.inspect("installation"), None)
 
 
 def _text(value: bytes) -> str:

@@ -43,8 +43,8 @@ from pgrole_controller.postgres.database_claims import GUARDED_SECONDS, Database
 from pgrole_controller.postgres.detection import POLL_SECONDS, Detector, OnChange, open_detector
 from pgrole_controller.postgres.errors import convert_unexpected, translate_errors
 from pgrole_controller.postgres.fence import Candidate, Fence, take_lead
+from pgrole_controller.postgres.missing_privileges import PARAMETER_GRANTS_VERSION
 from pgrole_controller.postgres.poll import Poller
-from pgrole_controller.postgres.privileges import PARAMETER_GRANTS_VERSION
 from pgrole_controller.postgres.rows import fetch_row, query_each
 from pgrole_controller.postgres.schema import SchemaState, is_current
 from pgrole_controller.postgres.standby import stand_by

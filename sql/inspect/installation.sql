@@ -1,8 +1,13 @@
 -- Which parts of schema pgrole exist, and does an untrusted role own any of them?
--- Trusted: superusers, and the role that logged in, which is also the acting role (sql/inspect/connection.sql).
--- Names are sent as bytes: another database may have written them in its encoding.
+-- Trusted: superusers, and the controller's role. Names are sent as bytes: another database may have written them in its
+-- encoding.
+-- $1 bytea the name of the controller's role; NULL: the role that logged in, which is also the acting role
+--    (sql/inspect/connection.sql)
 WITH trusted AS (
-    SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolsuper OR r.rolname = session_user
+    SELECT r.oid
+    FROM pg_catalog.pg_roles AS r
+    WHERE r.rolsuper
+       OR CASE WHEN $1::bytea IS NULL THEN r.rolname = session_user ELSE textsend(r.rolname::text) = $1::bytea END
 ),
 schema AS (
     SELECT n.oid, n.nspowner, n.nspacl FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'pgrole'

@@ -9,7 +9,7 @@ from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.audit import AuditEntry
 from pgrole_controller.local.binaries import Binaries
-from pgrole_controller.local.credentials import write_kubeconfig
+from pgrole_controller.local.kubeconfig import write_kubeconfig
 from pgrole_controller.local.rights import RightsScope, install
 
 #: For all installations of the tests; each has a unique name.

@@ -8,7 +8,7 @@ import yaml
 
 from pgrole_controller.commands.arguments import ServerChoice
 from pgrole_controller.commands.diff import diff_cluster
-from pgrole_controller.commands.manifests import Manifests, parse_manifests
+from pgrole_controller.commands.manifest_files import Manifests, parse_manifests
 from pgrole_controller.commands.plan import plan_files
 from pgrole_controller.commands.plan_model import PlannedAction, PlanReport
 from pgrole_controller.local.apiserver import ApiServer

@@ -9,7 +9,7 @@ import pytest_asyncio
 from pgrole_controller.local.apiserver import LocalApiError
 from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
-from pgrole_controller.local.credentials import ADMIN
+from pgrole_controller.local.kubeconfig import ADMIN
 from pgrole_controller.local.manifests import apply, apply_crds, create_namespace, path_of
 from pgrole_controller.local.process import reached
 from pgrole_controller.local.rights import may, read_rights

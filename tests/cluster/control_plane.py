@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 
-from pgrole_controller.local import credentials
+from pgrole_controller.local import kubeconfig
 from pgrole_controller.local.audit import AuditLog
 from pgrole_controller.local.binaries import find
 from pgrole_controller.local.display import Display
@@ -30,17 +30,17 @@ class ControlPlane:
     def __init__(self, folder: Path, programs: Path) -> None:
         self._folder = folder
         self._programs = programs
-        self._tokens = credentials.write_tokens(folder / "tokens.csv", _USERS)
-        credentials.write_service_account_key(folder / "service-account.key")
+        self._tokens = kubeconfig.write_tokens(folder / "tokens.csv", _USERS)
+        kubeconfig.write_service_account_key(folder / "service-account.key")
         self.audit = AuditLog(folder)
         self.url = f"https://{HOST}:{free_port()}"
         self._ca = folder / "certificates" / "apiserver.crt"
-        self.kubeconfig = self.kubeconfig_of(credentials.ADMIN)
+        self.kubeconfig = self.kubeconfig_of(kubeconfig.ADMIN)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def kubeconfig_of(self, user: str) -> Path:
         path = self._folder / f"{user.replace(':', '.')}.kubeconfig"
-        return credentials.write_kubeconfig(path, url=self.url, ca=self._ca, user=user, token=self._tokens[user])
+        return kubeconfig.write_kubeconfig(path, url=self.url, ca=self._ca, user=user, token=self._tokens[user])
 
     def start(self) -> None:
         """Starts it, and waits until the API server is ready. Raises EngineError."""

@@ -16,7 +16,7 @@ import aiohttp
 import anyio
 
 from pgrole_controller.local.apiserver import ApiServer, Json, LocalApiError
-from pgrole_controller.local.credentials import write_kubeconfig
+from pgrole_controller.local.kubeconfig import write_kubeconfig
 from pgrole_controller.local.process import Process, tied_to_parent
 from pgrole_controller.local.workspace import free_port
 

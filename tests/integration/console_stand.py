@@ -13,8 +13,8 @@ import anyio
 
 from pgrole_controller.console.arguments import ConsoleArguments
 from pgrole_controller.console.command import serve
-from pgrole_controller.console.server import PageQuestion
 from pgrole_controller.console.snapshot import Snapshot
+from pgrole_controller.console.web_server import PageQuestion
 from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 
 DEADLINE = 30.0  # seconds
@@ -27,8 +27,8 @@ class PlainPages:
     static: Mapping[str, tuple[str, bytes]] = {"live.js": ("text/javascript", b"'use strict';")}
 
     def find_object(self, path: str) -> str | None:
-        """Shows none."""
-        return None
+        """Shows an object below /whole, followed by its path in the API."""
+        return path.removeprefix("/whole") if path.startswith("/whole/") else None
 
     def render(self, question: PageQuestion, snapshot: Snapshot) -> tuple[int, str]:
         shown = {
@@ -40,6 +40,8 @@ class PlainPages:
             "connected": snapshot.connected,
             "viewer": snapshot.viewer,
             "version": snapshot.version,
+            "fetched": None if snapshot.fetched is None else (snapshot.fetched.answer or b"").decode(),
+            "problem": None if snapshot.fetched is None else snapshot.fetched.problem,
         }
         form = f'<input name="csrf" value="{question.csrf}">'
         return 200, f"<main>{json.dumps(shown)}</main>{'' if question.fragment else form}"

@@ -14,7 +14,7 @@ from pgrole_controller.commands.arguments import ServerChoice
 from pgrole_controller.commands.export import Export, ExportOptions, export_roles
 from pgrole_controller.commands.export_objects import ExportedObject
 from pgrole_controller.commands.export_yaml import to_yaml
-from pgrole_controller.commands.servers import of_dsn
+from pgrole_controller.commands.server_reading import of_dsn
 from pgrole_controller.core import ddl, grant_ddl
 from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.claim import Owner

@@ -1,4 +1,4 @@
-"""postgres/attribution.py: whoever changes a privilege is named, with the transaction as proof."""
+"""postgres/acl_attribution.py: whoever changes a privilege is named, with the transaction as proof."""
 
 import random
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ import pytest_asyncio
 from pgrole_controller.core.attribution import DEFAULTS, GRANTED, REVOKED, ChangedRow
 from pgrole_controller.core.privilege_result import Culprit, Evidence
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres.attribution import MOST_ROWS, read_culprits, read_culprits_of
+from pgrole_controller.postgres.acl_attribution import MOST_ROWS, read_culprits, read_culprits_of
 from tests.integration.event_support import PEOPLE, EventDatabase, event_database
 
 #: Each changes table `a`, as alice, in ways that hide the statement more or less. `%s`: GRANT … or REVOKE ….

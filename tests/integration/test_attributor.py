@@ -1,4 +1,4 @@
-"""controller/attribution.py with a real home database: what is asked and recorded when sources and the history fail."""
+"""controller/attributor.py with a real home database: what is asked and recorded when sources and the history fail."""
 
 import logging
 import secrets
@@ -13,9 +13,9 @@ import anyio
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.controller import attribution as attribution_module
-from pgrole_controller.controller.attribution import MOST_WAITING, Attributor
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller import attributor as attributor_module
+from pgrole_controller.controller.attributor import MOST_WAITING, Attributor
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.connection_secret import Address
@@ -122,7 +122,7 @@ async def test_the_claim_tells_of_a_drift_that_a_killed_process_did_not_record(h
 async def test_a_failing_history_is_tried_again_and_ends_nothing(
     home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(attribution_module, "_RETRY", Backoff(0.05, 0.1))
+    monkeypatch.setattr(attributor_module, "_RETRY", Backoff(0.05, 0.1))
     await home.hand.execute("ALTER TABLE pgrole.drift_history RENAME TO away")
     with caplog.at_level(logging.WARNING):
         async with home.running():
@@ -134,7 +134,7 @@ async def test_a_failing_history_is_tried_again_and_ends_nothing(
 
 
 async def test_an_unexpected_error_ends_nothing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attribution_module, "_RETRY", Backoff(0.05, 0.1))
+    monkeypatch.setattr(attributor_module, "_RETRY", Backoff(0.05, 0.1))
     failures = iter([RuntimeError("boom")])
 
     async def fail_once(*arguments: Any) -> None:
@@ -142,7 +142,7 @@ async def test_an_unexpected_error_ends_nothing(home: Home, monkeypatch: pytest.
             raise error
         await record_at_home(*arguments)
 
-    monkeypatch.setattr(attribution_module, "record_at_home", fail_once)
+    monkeypatch.setattr(attributor_module, "record_at_home", fail_once)
     async with home.running():
         home.attributor.note(KEY, DRIFT)
         await home.wait_rows(lambda rows: len(rows) == 1)

@@ -16,8 +16,8 @@ import yarl
 
 from pgrole_controller.console import connections, sessions, viewer
 from pgrole_controller.console.command import serve
-from pgrole_controller.console.server import PageQuestion
 from pgrole_controller.console.snapshot import Snapshot
+from pgrole_controller.console.web_server import PageQuestion
 from pgrole_controller.local.apiserver import ApiServer
 from tests.integration.console_stand import (
     DEADLINE,
@@ -722,7 +722,7 @@ class TestLimits:
             writer.close()
 
     async def test_a_slow_form_ends(self, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("pgrole_controller.console.server.FORM_SECONDS", 0.3)
+        monkeypatch.setattr("pgrole_controller.console.web_server.FORM_SECONDS", 0.3)
         head = b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-www-form-urlencoded\r\n"
         async with run_test_console(**given) as console:
             answer = await exchange(console.port, head + b"Content-Length: 100\r\nConnection: close\r\n\r\ncsrf=")

@@ -15,7 +15,7 @@ from pgrole_controller import metrics
 from pgrole_controller.controller.database_worker import DatabaseContext, DatabaseWorker
 from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.leadership import Leadership
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.approval import read_approval
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig

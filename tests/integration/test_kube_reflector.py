@@ -13,18 +13,18 @@ import pytest
 from aiohttp import web
 
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.apply import apply_status
 from pgrole_controller.kube.client import ApiError, Client, Unreachable
 from pgrole_controller.kube.errors import AnswerTooLong
 from pgrole_controller.kube.listing import list_objects
 from pgrole_controller.kube.reflector import WatchTiming, reflect
 from pgrole_controller.kube.resource import MERGE_PATCH, SECRETS, Resource
 from pgrole_controller.kube.secrets import read_secret, stored_of
+from pgrole_controller.kube.server_side_apply import apply_status
 from pgrole_controller.kube.store import Change, Store
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
-from pgrole_controller.local.credentials import write_kubeconfig
+from pgrole_controller.local.kubeconfig import write_kubeconfig
 from tests.fake_apiserver import (
     WIDGETS,
     FakeApiServer,

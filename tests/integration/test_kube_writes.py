@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 import pytest
 
-from pgrole_controller.kube.apply import FINALIZER, apply_finalizer, apply_status, unchanged
 from pgrole_controller.kube.client import EVENTS, NAMESPACES, ApiError, Client
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.resource import MERGE_PATCH
+from pgrole_controller.kube.server_side_apply import FINALIZER, apply_finalizer, apply_status, unchanged
 from pgrole_controller.kube.store import Stored, pack
 from pgrole_controller.local.apiserver import ApiServer
 from tests.fake_apiserver import (

@@ -15,7 +15,7 @@ import yaml
 
 from pgrole_controller.api.pgrole import PgRole
 from pgrole_controller.commands.arguments import ServerChoice
-from pgrole_controller.commands.manifests import parse_manifests
+from pgrole_controller.commands.manifest_files import parse_manifests
 from pgrole_controller.commands.plan import plan_files
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport
 from pgrole_controller.commands.plan_output import render_json, render_sql

@@ -20,7 +20,7 @@ from pgrole_controller.controller.objects import Objects, index_by_owner, index_
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.result import Result
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address

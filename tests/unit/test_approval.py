@@ -47,7 +47,7 @@ from pgrole_controller.core.scram import make_verifier
 from pgrole_controller.core.state import Desired, Observed, Server
 from pgrole_controller.core.status import of_read_back
 from pgrole_controller.postgres.apply import _without
-from pgrole_controller.postgres.privileges import MissingPrivilege
+from pgrole_controller.postgres.missing_privileges import MissingPrivilege
 
 ME = Owner("cluster-a", "shop", "ns-uid", "orders-app", "uid-1")
 DESIRED = Role("app", login=True)

@@ -16,10 +16,18 @@ from pgrole_controller.cli import main
 from pgrole_controller.console import sessions
 from pgrole_controller.console.arguments import add_console, read_arguments
 from pgrole_controller.console.live import MOST_FEEDS, Live, TooManyFeeds
-from pgrole_controller.console.objects import PROGRESS, SharedObjects, ViewedObjects, ViewedStore, ViewerRoom
 from pgrole_controller.console.scope import MOST_TRIED, read_namespaces
 from pgrole_controller.console.security import LOOPBACK, RequestRules, client_of, read_networks
-from pgrole_controller.console.sessions import FAILURE_SECONDS, MOST_FAILURES, MOST_FAILURES_IN_ALL, MOST_WAITING, Failures, Lanes, Rejected
+from pgrole_controller.console.sessions import (
+    FAILURE_SECONDS,
+    MOST_FAILURES,
+    MOST_FAILURES_IN_ALL,
+    MOST_WAITING,
+    Failures,
+    Lanes,
+    Rejected,
+)
+from pgrole_controller.console.viewed_objects import PROGRESS, SharedObjects, ViewedObjects, ViewedStore, ViewerRoom
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.store import pack
 from pgrole_controller.settings import WrongSetting
@@ -228,8 +236,7 @@ def a_request(peer: str, *forwarded: str) -> web.Request:
     transport.get_extra_info.return_value = (peer, 4711)
     protocol = Mock(transport=transport)
     headers = CIMultiDict([("X-Forwarded-For", each) for each in forwarded])
-    request = make_mocked_request("GET", "/", headers=headers, transport=transport, protocol=protocol)
-    return request
+    return make_mocked_request("GET", "/", headers=headers, transport=transport, protocol=protocol)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +273,7 @@ async def test_addresses_take_turns_and_attempts_from_one_are_in_order(monkeypat
             tasks.start_soon(attempt, "attacker", number)
         await anyio.lowlevel.checkpoint()
         tasks.start_soon(attempt, "owner", 0)
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         assert len(lanes) > 40
     assert order.index(("owner", 0)) <= 3
     assert [number for address, number in order if address == "attacker"] == list(range(50))

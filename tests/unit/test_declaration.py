@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from pgrole_controller.controller.declaration import ControllerConfig, read_declaration
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.acl import ObjectKind
 from pgrole_controller.core.database_options import (
     AttributionConfig,

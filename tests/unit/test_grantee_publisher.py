@@ -11,7 +11,7 @@ from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.objects import Target
 from pgrole_controller.controller.reconcile import _decide
 from pgrole_controller.controller.result import Attempt
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.claim import Claim, Generations, Owner
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.contest import Contests

@@ -28,7 +28,7 @@ from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import WorkerMemory, reconcile
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.result import Result
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.controller.sources import PgRoleSource
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
@@ -40,9 +40,9 @@ from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.core.state import Detection, Observed
 from pgrole_controller.core.status import Phase
 from pgrole_controller.core.workqueue import Done, Retry
-from pgrole_controller.kube.apply import FINALIZER
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
+from pgrole_controller.kube.server_side_apply import FINALIZER
 from pgrole_controller.kube.store import Store, Stored, pack
 from pgrole_controller.postgres.catalog import ReferencedNames
 from pgrole_controller.postgres.session import Session

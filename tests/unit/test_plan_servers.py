@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pgrole_controller.commands.manifests import parse_manifests
+from pgrole_controller.commands.manifest_files import parse_manifests
 from pgrole_controller.commands.plan import plan_files
 from pgrole_controller.kube.errors import NotConfigured
 from pgrole_controller.settings import WrongSetting

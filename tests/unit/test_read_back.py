@@ -13,7 +13,7 @@ from pgrole_controller.controller.objects import Objects, index_by_owner, index_
 from pgrole_controller.controller.read_back import KEPT_SECONDS, LAST_SECONDS
 from pgrole_controller.controller.reconcile import WorkerMemory, reconcile
 from pgrole_controller.controller.result import Result
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.claim import Claim, Generations
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason

@@ -18,9 +18,9 @@ from pgrole_controller.controller.status_writer import PendingStatus, StatusWrit
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key, Request, RequestReason
 from pgrole_controller.core.status import RECONCILED, Outcome, Phase
-from pgrole_controller.kube.apply import FINALIZER
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
+from pgrole_controller.kube.server_side_apply import FINALIZER
 from pgrole_controller.kube.store import Store, Stored, pack
 from tests.worker_context import make_context
 

@@ -7,7 +7,7 @@ import anyio
 
 from pgrole_controller.controller.objects import Objects
 from pgrole_controller.controller.queue import Queue
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.controller.servers import resync
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address

@@ -14,7 +14,7 @@ import pytest
 from pgrole_controller import metrics
 from pgrole_controller.controller import servers as module
 from pgrole_controller.controller.declaration import ControllerConfig, read_declaration
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.controller.servers import Servers, ServerStores
 from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker

@@ -12,7 +12,7 @@ from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.queue import Queue
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.controller.session_keeper import (
     HEALTHY_SECONDS,
     REPORT_OUTAGE_SECONDS,

@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
+
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.decision import decide as really_decide
 from pgrole_controller.core.diff import Create, GrantMembership
-from pgrole_controller.core.errors import Reason, Refused, Transient
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, internal_error
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy, Reached, References
 from pgrole_controller.core.role import Membership, Role
@@ -29,13 +32,13 @@ def joined(simulation: Simulation, place: int) -> list[str]:
 
 def test_a_chain_is_joined_in_any_order() -> None:
     for objects in ([one("a", "b"), one("b", "c"), one("c")], [one("c"), one("b", "c"), one("a", "b")]):
-        found = simulate(objects, SERVER)
+        found = simulate(objects, SERVER, internal_error)
         assert set(found.created) == {"a", "b", "c"}
         assert sorted(group for place in range(3) for group in joined(found, place)) == ["b", "c"]
 
 
 def test_what_nobody_creates_is_still_waited_for() -> None:
-    found = simulate([one("a", "b", "nowhere"), one("b")], SERVER)
+    found = simulate([one("a", "b", "nowhere"), one("b")], SERVER, internal_error)
     assert joined(found, 0) == ["b"]
     plan = found.decisions[0]
     assert isinstance(plan, Plan)
@@ -43,13 +46,13 @@ def test_what_nobody_creates_is_still_waited_for() -> None:
 
 
 def test_a_new_superuser_cannot_be_joined_by_a_pattern() -> None:
-    found = simulate([one("a", "b"), one("b", superuser=True)], SERVER)
+    found = simulate([one("a", "b"), one("b", superuser=True)], SERVER, internal_error)
     plan = found.decisions[0]
     assert isinstance(plan, Plan)
     assert [type(change) for change in plan.changes] == [Create], "as in the controller's first round"
     assert isinstance(plan.pending[0], Refused)
     named = replace(POLICY, member_of=("b",))
-    assert joined(simulate([one("a", "b", policy=named), one("b", superuser=True)], SERVER), 0) == ["b"]
+    assert joined(simulate([one("a", "b", policy=named), one("b", superuser=True)], SERVER, internal_error), 0) == ["b"]
 
 
 def test_what_a_new_role_reaches_in_existing_ones_counts() -> None:
@@ -57,20 +60,33 @@ def test_what_a_new_role_reaches_in_existing_ones_counts() -> None:
     low = one("a", "b")
     middle = one("b", "files", policy=replace(POLICY, member_of=("*", "files", "pg_read_server_files")))
     middle = replace(middle, observed=Observed(references=references))
-    plan = simulate([low, middle], SERVER).decisions[0]
+    plan = simulate([low, middle], SERVER, internal_error).decisions[0]
     assert isinstance(plan, Plan)
     assert "pg_read_server_files" in plan.pending[0].message
 
 
 def test_an_error_of_one_object_is_its_own() -> None:
     error = Transient(Reason.DATABASE_ERROR, "not readable")
-    found = simulate([replace(one("a"), observed=error), one("b")], SERVER)
+    found = simulate([replace(one("a"), observed=error), one("b")], SERVER, internal_error)
     assert found.decisions[0] is error
     assert isinstance(found.decisions[1], Plan)
 
 
+def test_an_unexpected_error_is_worded_by_the_caller_and_is_its_objects_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decide(desired: Desired, observed: Observed, server: Server, policy: Policy) -> Plan | PgRoleError:
+        if desired.role.name == "a":
+            raise ZeroDivisionError
+        return really_decide(desired, observed, server, policy)
+
+    monkeypatch.setattr("pgrole_controller.core.simulation.decide", decide)
+    said = Transient(Reason.INTERNAL_ERROR, "as the command words it")
+    found = simulate([one("a"), one("b")], SERVER, lambda _: said)
+    assert found.decisions[0] is said
+    assert isinstance(found.decisions[1], Plan)
+
+
 def test_memberships_in_new_roles_come_late() -> None:
-    found = simulate([one("a", "b"), one("b")], SERVER)
+    found = simulate([one("a", "b"), one("b")], SERVER, internal_error)
     plan = found.decisions[0]
     assert isinstance(plan, Plan)
     early, late = split_late(plan.changes, found.created)

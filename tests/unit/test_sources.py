@@ -12,8 +12,8 @@ from pgrole_controller.controller.sources import NamespaceSource, PgRoleSource, 
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key, Rank, RequestReason
 from pgrole_controller.core.workqueue import Done
-from pgrole_controller.kube.apply import FINALIZER
 from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.server_side_apply import FINALIZER
 from pgrole_controller.kube.store import Store, Stored, pack, pack_metadata
 from tests.timelapse import in_timelapse
 from tests.worker_context import make_context

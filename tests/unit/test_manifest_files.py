@@ -1,12 +1,12 @@
-"""commands/manifests.py: reads files; an error concerns its own document only."""
+"""commands/manifest_files.py: reads files; an error concerns its own document only."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from pgrole_controller.commands import manifests
-from pgrole_controller.commands.manifests import parse_manifests, read_manifests
+from pgrole_controller.commands import manifest_files
+from pgrole_controller.commands.manifest_files import parse_manifests, read_manifests
 from pgrole_controller.core.request import Key
 from pgrole_controller.settings import WrongSetting
 
@@ -81,7 +81,7 @@ def test_hostile_documents_are_refused_at_once(document: str, why: str) -> None:
 
 
 def test_the_size_of_a_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifests, "LARGEST_FILE", 2**20)
+    monkeypatch.setattr(manifest_files, "LARGEST_FILE", 2**20)
     (tmp_path / "a.yaml").write_text("#" * (2**20 + 1))
     with pytest.raises(WrongSetting, match="larger than 1 MiB"):
         read_manifests([str(tmp_path / "a.yaml")], "shop")

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import anyio
 
-from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.audit_line import ChangedRole
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.claim import Claim

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgrole_controller.api.reading import Invalid, read_pgserver
 from pgrole_controller.commands.arguments import ServerChoice
-from pgrole_controller.controller.server import DEFAULT_SERVER, ServerConfig
+from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import DatabasesConfig
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
