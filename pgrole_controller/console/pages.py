@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from pgrole_controller.console.json_reading import read_flag, read_text
 from pgrole_controller.console.object_yaml import write_yaml
 from pgrole_controller.console.overview import view_overview
 from pgrole_controller.console.role_summary import RoleState, SummaryCache
@@ -181,7 +182,9 @@ def _role(key: Key, snapshot: Snapshot) -> _View:
         why = f"Namespace {key.namespace} has no PgRole {key.name}."
         missing = _missing("Role not found", why, "It may have been deleted.", "roles")
         return replace(missing, watch=f"role/{key}")
-    role = view_role(key, found, _SUMMARIES.list(snapshot.roles))
+    server = snapshot.servers.get(read_text(found, "spec", "serverRef", "name", most=256) or "default")
+    passwords = read_flag(server, "status", "detection", "passwords")
+    role = view_role(key, found, _SUMMARIES.list(snapshot.roles), passwords)
     said = f"{key.name}: {role.summary.state.words}. {len(role.drifts)} drifts"
     return _View("role.html", key.name, "roles", said, values={"role": role})
 

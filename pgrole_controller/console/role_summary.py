@@ -177,7 +177,7 @@ def judge(found: Mapping[str, Any]) -> RoleJudgement:
     elif "Stalled" in others or reason == "Contested":
         state = RoleState.STALLED
     elif ready.get("status") == "True":
-        state = RoleState.WORKING if _is_outdated(found) else RoleState.READY
+        state = RoleState.READY if is_current(found) else RoleState.WORKING
         if state is RoleState.WORKING:
             reason, message = "Progressing", "The spec changed. The controller has not processed the change yet."
     else:
@@ -185,7 +185,8 @@ def judge(found: Mapping[str, Any]) -> RoleJudgement:
     return RoleJudgement(state, reason, message, since)
 
 
-def _is_outdated(found: Mapping[str, Any]) -> bool:
+def is_current(found: Mapping[str, Any]) -> bool:
+    """Whether the status is about the spec as it is."""
     generation = read_number(found, "metadata", "generation")
     observed = read_number(found, "status", "observedGeneration")
-    return generation is not None and observed is not None and observed < generation
+    return generation is None or observed is None or observed >= generation
