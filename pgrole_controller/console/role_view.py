@@ -153,8 +153,10 @@ def _rows(found: Mapping[str, Any], summary: RoleSummary, passwords: bool | None
         elif not known or summary.state not in (RoleState.READY, RoleState.DRIFT):
             fit, observed = "working", "not confirmed"
         elif name == "password" and not passwords:
-            fit, observed = "ignored", "applied; the controller " + (
-                "cannot notice changes on this server" if passwords is False else "may not notice changes"
+            fit, observed = (
+                "ignored",
+                "applied; the controller "
+                + ("cannot notice changes on this server" if passwords is False else "may not notice changes"),
             )
         elif summary.state is RoleState.READY:
             fit, observed = "ready", "as declared"

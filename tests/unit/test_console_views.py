@@ -422,7 +422,9 @@ def test_values_of_another_type_count_as_absent() -> None:
     assert read_time({"a": "0001-01-01T00:00:00+14:00"}, "a") is None
 
 
-def observe(message: str, reason: str = "DriftReported", passwords: bool | None = None, **status: Any) -> dict[str, str]:
+def observe(
+    message: str, reason: str = "DriftReported", passwords: bool | None = None, **status: Any
+) -> dict[str, str]:
     """What the role's page says of each field that is managed."""
     spec = {"password": {"generate": {}}, "privileges": [{"database": "d"}], "drift": {"policy": "Report"}}
     key, found = make_role("shop", "app", reason, message, spec=spec, status=status)
@@ -441,7 +443,9 @@ def test_fields_differ_as_the_controller_reports_now_and_not_as_the_history_says
 
 def test_names_in_details_of_privileges_are_not_fields() -> None:
     states = [{"database": "d", "ready": False, "reason": "DriftReported"}]
-    seen = observe(f"{of_read_back(Plan('app', reported=('x',))).message[:-1]}login, SELECT on login", privileges=states)
+    seen = observe(
+        f"{of_read_back(Plan('app', reported=('x',))).message[:-1]}login, SELECT on login", privileges=states
+    )
     assert {name for name, words in seen.items() if words.startswith("differs")} == {"privileges"}
 
 
