@@ -40,7 +40,9 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 @asynccontextmanager
-async def maintenance_of(server: PostgresServer, databases: Callable[[], DatabasesConfig]) -> AsyncIterator[Maintenance]:
+async def maintenance_of(
+    server: PostgresServer, databases: Callable[[], DatabasesConfig]
+) -> AsyncIterator[Maintenance]:
     """Of a server whose databases have no worker."""
     async with connect(Endpoint(server.dsn()), "test") as connection:
         await install(connection)

@@ -467,3 +467,10 @@ def test_a_password_is_as_declared_only_where_the_controller_reads_verifiers(
     passwords: bool | None, words: str
 ) -> None:
     assert observe("the role matches the spec", "Reconciled", passwords)["password"] == words
+
+
+def test_a_list_without_roles_has_nothing_to_filter_and_names_no_namespace() -> None:
+    html = show("/roles", snapshots.without_rights()).html
+    assert "0 roles</p>" in html
+    assert "<form class" not in html.partition("<main")[2]
+    assert "<form class" in show("/roles", snapshots.typical()).html.partition("<main")[2]
