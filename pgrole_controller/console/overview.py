@@ -85,7 +85,7 @@ def view_overview(snapshot: Snapshot, summaries: Sequence[RoleSummary], now: dat
 
 
 def needs_attention(role: RoleSummary, now: datetime) -> bool:
-    """Whether someone should look at the role: not while it may yet become Ready by itself within minutes."""
+    """Whether someone should look at the role; not while it may still become Ready by itself within minutes."""
     if role.state in (RoleState.STALLED, RoleState.DRIFT):
         return True
     return (

@@ -28,9 +28,9 @@ from pgrole_controller.logs import describe_error
 log = logging.getLogger(__name__)
 
 MOST_VIEWERS = 20
-MOST_OF_ONE_USER = 4  # viewers with one user's name, each with another token or other namespaces; the oldest ends
-MOST_SESSIONS = 10  # of one viewer; the oldest ends
-MOST_ENDED = 200  # sessions of which it is known why they ended
+MOST_OF_ONE_USER = 4  # viewers with one user name but other tokens or namespaces; a further one ends the oldest
+MOST_SESSIONS = 10  # sessions of one viewer; a further one ends the oldest
+MOST_ENDED = 200  # ended sessions whose reason is remembered
 LONGEST_SECONDS = 8 * 3600.0
 SWEEP_SECONDS = 1.0
 
@@ -76,7 +76,7 @@ class ApiSource(Protocol):
 
 @dataclass(slots=True, eq=False)
 class ViewerSession:
-    """`digest`: of what the cookie holds. `csrf` goes into forms."""
+    """`digest`: of the cookie's content. `csrf` goes into forms."""
 
     viewer: Viewer
     ends_at: float  # seconds of the loop's clock
@@ -104,7 +104,7 @@ class Failures:
             self._by_address[address] = self._by_address.get(address, 0) + 1
 
     def forgive(self, address: str | None) -> None:
-        """The attempt did not fail, or by no fault of its own."""
+        """The attempt did not fail, or not through its own fault."""
         if address is not None and self._by_address.get(address):
             self._by_address[address] -= 1
 
@@ -292,9 +292,9 @@ class Sessions:
         return viewer
 
     def _make_room(self, name: str) -> None:
-        """Raises Rejected if as many viewers look as may; one whose watches are idle gives way.
+        """Raises Rejected if the maximum of viewers is reached; a viewer with idle watches makes room.
 
-        One user gives way to itself: tokens of one account cannot take all places.
+        One user makes room for itself: tokens of one account cannot occupy all places.
         """
         own = sorted((one for one in self._scopes if name and one.name == name), key=lambda one: one.used_at)
         for oldest in own[: max(len(own) - MOST_OF_ONE_USER + 1, 0)]:
@@ -321,7 +321,7 @@ class Sessions:
                 await anyio.sleep(SWEEP_SECONDS)
 
     def _dismiss(self, viewer: Viewer, why: str = "") -> None:
-        """Ends everything about a viewer. `why`: for the viewer."""
+        """Ends everything of a viewer. `why`: for the viewer."""
         scope = self._scopes.pop(viewer, None)
         if scope is None:
             return

@@ -4,10 +4,11 @@ Losing it with the process only makes it less exact which difference counts as d
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pgrole_controller.core.acl import ObjectId, ObservedAcl
+from pgrole_controller.core.acl_screening import PrivilegeTerms
 from pgrole_controller.core.approval import PrivilegeOffer
 from pgrole_controller.core.contest import FieldContest, Moment, notice, repair
 from pgrole_controller.core.errors import PgRoleError
@@ -29,10 +30,9 @@ class AppliedState:
 
 @dataclass(slots=True)
 class RoleMemory:
-    """What is known of one role. `contests`: by the role in whose name privileges are granted
-    (`PrivilegeDifference.granted_by`), so that a role that keeps reverting repairs delays no other repair. `pending`,
-    `reported`, `confirmed`: from the last complete read. `told`: what was announced as reported. `offer`: what can be
-    approved.
+    """Of one role. `contests`: by the role in whose name it is granted (`PrivilegeDifference.granted_by`), so that what
+    one sets back again and again delays no other repair. `pending`, `reported`, `confirmed`: of the last complete read.
+    `told`: what was announced as reported. `last_drifts`: as in PrivilegeResult. `offer`: what can be approved.
     """
 
     uid: str
@@ -43,7 +43,7 @@ class RoleMemory:
     confirmed: bool = False
     failed: bool = False
     told: frozenset[str] = frozenset()
-    last_drift: PrivilegeDrift | None = None
+    last_drifts: tuple[PrivilegeDrift, ...] = ()
     offer: PrivilegeOffer | None = None
 
 
@@ -60,7 +60,10 @@ class PrivilegeMemory:
     recorded: bool = False
     unrecorded: list[RecordedDrift] = field(default_factory=list)
     _roles: dict[Key, RoleMemory] = field(default_factory=dict)
-    _reaches: dict[Key, tuple[Grantee, PrivilegeReach]] = field(default_factory=dict)
+    _kept: tuple[Grantee, ...] = ()
+    _reach: tuple[tuple[Grantee, ...], PrivilegeReach] | None = None
+    _terms: dict[Key, tuple[Grantee, PrivilegeTerms]] = field(default_factory=dict)
+    _equal: dict[PrivilegeTerms, PrivilegeTerms] = field(default_factory=dict)
     _known: dict[ObjectId, int] | None = None
     _fresh: set[ObjectId] = field(default_factory=set)
 
@@ -75,19 +78,36 @@ class PrivilegeMemory:
         return known
 
     def keep_only(self, grantees: Iterable[Grantee]) -> None:
-        """Forgets roles that are no longer published."""
-        some = list(grantees)
+        """Roles that are no longer published are forgotten."""
+        some = tuple(grantees)
+        if some == self._kept:
+            return
+        self._kept = some
         kept, roles = {one.key for one in some}, {one.oid for one in some}
         self._roles = {key: one for key, one in self._roles.items() if key in kept}
         self.applied = {oid: one for oid, one in self.applied.items() if oid in roles}
-        self._reaches = {key: one for key, one in self._reaches.items() if key in kept}
+        self._terms = {key: one for key, one in self._terms.items() if key in kept}
+        if len(self._equal) > len(self._terms):
+            self._equal = {terms: terms for _, terms in self._terms.values()}
 
-    def reach(self, grantee: Grantee, database: str) -> PrivilegeReach:
-        """Returns what this role's declaration can concern in the database."""
-        known = self._reaches.get(grantee.key)
+    def reach(self, grantees: Sequence[Grantee], database: str) -> PrivilegeReach:
+        """What of the database these roles' declarations can concern."""
+        some = tuple(grantees)
+        if self._reach is None or self._reach[0] != some:
+            self._reach = some, PrivilegeReach.of(database, some)
+        return self._reach[1]
+
+    def terms(self, grantee: Grantee, database: str) -> PrivilegeTerms:
+        """The same for all roles with equal ones."""
+        known = self._terms.get(grantee.key)
         if known is None or known[0] is not grantee:
-            known = self._reaches[grantee.key] = grantee, PrivilegeReach.of(database, [grantee])
+            terms = PrivilegeTerms.of(grantee, database)
+            known = self._terms[grantee.key] = grantee, self._equal.setdefault(terms, terms)
         return known[1]
+
+    def has_contests(self, key: Key) -> bool:
+        known = self._roles.get(key)
+        return known is not None and bool(known.contests)
 
     def unsettled(self) -> frozenset[Key]:
         """Returns the roles for which a partial read does not suffice."""
@@ -109,6 +129,10 @@ class PrivilegeMemory:
         else:
             self._known.update(found)
         return frozenset(self._fresh)
+
+    def add_new(self, objects: Iterable[ObjectId]) -> None:
+        """At the first complete read: these may have appeared since the declaration was applied."""
+        self._fresh.update(objects)
 
     def settle(self, unfinished: Iterable[ObjectId]) -> None:
         """Notes that everything new objects need was granted, except on these."""

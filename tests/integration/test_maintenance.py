@@ -97,7 +97,7 @@ async def test_events_are_pruned_where_no_role_declares_privileges_any_more(serv
         assert await count_events(server, left) == MOST
 
 
-async def test_upkeep_connects_to_no_database_that_the_server_does_not_admit(server: PostgresServer) -> None:
+async def test_maintenance_connects_to_no_database_that_the_server_does_not_admit(server: PostgresServer) -> None:
     left = await make_database(server)
     admitted = ["left_*"]
     async with maintenance_of(server, lambda: DatabasesConfig(tuple(admitted), (left,))) as maintenance:
