@@ -93,7 +93,7 @@ async def test_a_role_shows_the_remedy_who_did_it_and_its_yaml(tab: Tab) -> None
     await expect(main).to_contain_text("Something else reverts every repair")
     await expect(main).to_contain_text("Stop the other writer, or list the field in spec.drift.ignore.")
     await expect(main).to_contain_text("terraform")
-    await tab.page.get_by_text("Show as YAML").click()
+    await tab.page.get_by_role("link", name="View as YAML").click()
     await expect(tab.page.get_by_role("region", name="YAML")).to_contain_text("kind: PgRole")
 
 
