@@ -47,7 +47,7 @@ def _grantee(number: int, chance: random.Random) -> Grantee:
         f"r{number}",
         30_000 + number,
         {} if declared is None else {"orders": declared},
-        {"orders": (_DECLARED[1],)} if declared is None else {},  # type: ignore[dict-item]
+        {"orders": (_DECLARED[1],)} if declared is None else {},
         chance.choice((OPEN, OPEN, RULED, CLOSED)),
         frozenset({OWNER}) if chance.random() < 0.8 else frozenset(),
         suspended=chance.random() < 0.1,
@@ -107,7 +107,7 @@ def test_one_of_many_that_holds_something_else_is_found() -> None:
     chance = random.Random(1)
     grantees = [_grantee(number, chance) for number in range(20)]
     readers = [
-        Grantee(one.key, one.uid, 1, one.role_name, one.oid, {"orders": _DECLARED[0]}, {}, OPEN, frozenset({OWNER}))  # type: ignore[dict-item]
+        Grantee(one.key, one.uid, 1, one.role_name, one.oid, {"orders": _DECLARED[0]}, {}, OPEN, frozenset({OWNER}))
         for one in grantees
     ]
     table = DatabaseObject(ObjectId("pg_class", 40_000), ObjectKind.TABLE, "app", "t_0", OWNER, "owner")
