@@ -1,5 +1,6 @@
-"""What one database's worker remembers between rounds. It is lost with the process, which costs accuracy of what is
-called drift, and nothing else.
+"""What one database's worker remembers between rounds.
+
+Losing it with the process only makes it less exact which difference counts as drift.
 """
 
 import math
@@ -31,7 +32,7 @@ class AppliedState:
 class RoleMemory:
     """Of one role. `contests`: by the role in whose name it is granted (`PrivilegeDifference.granted_by`), so that what
     one sets back again and again delays no other repair. `pending`, `reported`, `confirmed`: of the last complete read.
-    `told`: what was announced as reported. `offer`: what can be approved.
+    `told`: what was announced as reported. `last_drifts`: as in PrivilegeResult. `offer`: what can be approved.
     """
 
     uid: str
@@ -42,15 +43,16 @@ class RoleMemory:
     confirmed: bool = False
     failed: bool = False
     told: frozenset[str] = frozenset()
-    last_drift: PrivilegeDrift | None = None
+    last_drifts: tuple[PrivilegeDrift, ...] = ()
     offer: PrivilegeOffer | None = None
 
 
 @dataclass(slots=True)
 class PrivilegeMemory:
     """`applied`: by oid of the role, where the database stores nothing. `repaired_at`: when the last correction of a
-    drift was committed, on the loop's clock. `recorded`: drifts were written that the home database lacks.
-    `unrecorded`: drifts that are only reported, to be written.
+    drift
+    was committed, on the loop's clock. `recorded`: drifts were written that the home database lacks. `unrecorded`:
+    reported drifts that are not yet written.
     """
 
     applied: dict[int, AppliedState] = field(default_factory=dict)
@@ -66,7 +68,7 @@ class PrivilegeMemory:
     _fresh: set[ObjectId] = field(default_factory=set)
 
     def role(self, key: Key, uid: str, digest: str) -> RoleMemory:
-        """A changed declaration ends a contest."""
+        """Returns the memory of a role. A changed declaration ends its contests."""
         known = self._roles.get(key)
         if known is None or known.uid != uid:
             known = self._roles[key] = RoleMemory(uid)
@@ -108,12 +110,12 @@ class PrivilegeMemory:
         return known is not None and bool(known.contests)
 
     def unsettled(self) -> frozenset[Key]:
-        """Roles for which a partial read does not tell everything."""
+        """Returns the roles for which a partial read does not suffice."""
         return frozenset(key for key, one in self._roles.items() if one.pending or one.reported or one.failed)
 
     def note_objects(self, acls: Iterable[ObservedAcl], *, complete: bool) -> frozenset[ObjectId] | None:
-        """Objects that were not there at the last complete read, or had another name. None: there was none.
-
+        """Returns the objects that did not exist, or had another name, at the last complete read; None if there was
+        none.
         `complete`: `acls` has every object that any role reaches.
         """
         found = {one.object.id: hash((one.object.schema, one.object.name, one.object.arguments)) for one in acls}
@@ -128,8 +130,12 @@ class PrivilegeMemory:
             self._known.update(found)
         return frozenset(self._fresh)
 
+    def add_new(self, objects: Iterable[ObjectId]) -> None:
+        """At the first complete read: these may have appeared since the declaration was applied."""
+        self._fresh.update(objects)
+
     def settle(self, unfinished: Iterable[ObjectId]) -> None:
-        """What new objects need was granted, except on these."""
+        """Notes that everything new objects need was granted, except on these."""
         self._fresh &= set(unfinished)
 
     def next_check(self) -> float:
@@ -145,9 +151,8 @@ def _due(role: RoleMemory) -> Iterator[float]:
 
 
 def hold(role: RoleMemory, now: Moment, drifting: Collection[str], *, complete: bool) -> frozenset[str]:
-    """Whose changes are not repaired now, since they are made again and again.
-
-    `drifting`: whose changes drift; `complete`: no one else's do.
+    """Returns the grantors whose changes are not repaired now, since they recur. `drifting`: the grantors with drift.
+    `complete`: no other grantor has any.
     """
     for name, contest in list(role.contests.items()):
         if complete or name in drifting:

@@ -19,16 +19,16 @@ from pgrole_controller.controller.privilege_approval import (
     consider_approval,
     mention_approval,
 )
+from pgrole_controller.controller.privilege_attribution import find_culprits
 from pgrole_controller.controller.privilege_memory import AppliedState, PrivilegeMemory, hold, note_repair
 from pgrole_controller.controller.privilege_progress import (
     PrivilegeProgress,
-    changed_row,
     find_error,
-    group_by_culprit,
     object_of,
     restore_drift,
     shorten_drift,
 )
+from pgrole_controller.controller.privilege_restart import find_new_objects
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.acl import AclChange, ObjectId
 from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
@@ -52,7 +52,7 @@ from pgrole_controller.postgres.stored_state import StoredState
 
 log = logging.getLogger(__name__)
 
-#: After so many passes, what is still not as declared is left to a retry.
+#: Maximum number of passes; what still differs then is left to a retry.
 PASSES = 3
 
 
@@ -66,7 +66,8 @@ async def run_round(
     cluster: str,
     suspended: Callable[[], bool],
 ) -> list[PrivilegeResult]:
-    """Reads what `look` asks for, for all roles, and everything for those of `keys`. Raises PgRoleError if the session
+    """Reads what `look` asks for, for all roles, and everything for the roles of `keys`. Raises PgRoleError if the
+    session
     fails.
     """
     memory.keep_only(grantees)
@@ -107,7 +108,7 @@ class _Round:
         self._suspended = suspended
         self._now = Moment(anyio.current_time(), datetime.now(UTC))
         self._is_suspended = False
-        self.unclear: set[Key] = set()  # a partial read was not enough to report on these
+        self.unclear: set[Key] = set()  # a partial read did not suffice for a report on these
 
     async def settle(self, grantees: Sequence[Grantee], look: Look) -> list[PrivilegeResult]:
         if not grantees:
@@ -143,7 +144,7 @@ class _Round:
         return [self._result(one, complete=complete) for one in every if complete or one.touched]
 
     async def record_reported(self) -> None:
-        """Drifts that are left as they are, each once, whatever number of resyncs finds it."""
+        """Records drifts that are only reported, each once, however many resyncs find it."""
         some = self._memory.unrecorded[:MOST_RECORDED]
         if not (some and self._session.stores) or self._why_not(()) is not None:
             return
@@ -180,8 +181,8 @@ class _Round:
             one.applied = AppliedState()
             return
         one.applied = AppliedState(found.digest, found.drift_count, found.approve_handled)
-        if one.role.last_drift is None:
-            one.role.last_drift = restore_drift(found.last_drift)
+        if not one.role.last_drifts:
+            one.role.last_drifts = restore_drift(found.last_drift)
 
     def _differing(self, grantees: Sequence[Grantee], observed: ObservedDatabase) -> list[Grantee]:
         """Those about whom what was read decides something."""
@@ -193,24 +194,35 @@ class _Round:
         return [one for one in grantees if one.key in keys or memory.has_contests(one.key)]
 
     async def _decide(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
-        # What only some roles reach is no reason to forget the objects of the others.
+        # Objects that only some roles reach are no reason to forget those of the others.
         complete = observed.complete and len(some) == self._everyone
         new_objects = self._memory.note_objects(observed.acls, complete=complete)
         for one in some:
-            try:
-                one.decision = decide_privileges(one.grantee, observed, one.applied.digest, new_objects=new_objects)
-                consider_approval(one, observed, new_objects, self._session)
-                self._hold(one, complete=observed.complete)
-            except Exception as error:  # noqa: BLE001 -- this role's error
-                one.decision, one.changes, one.default_changes = PrivilegeDecision(), (), ()
-                one.approval = None
-                one.error = contain(error, one.grantee.key)
-        await self._attribute([one for one in some if one.decision.drift and one.has_changes], observed)
+            self._decide_one(one, observed, new_objects)
+        if new_objects is None and observed.complete:
+            known = await find_new_objects([one for one in some if one.error is None], observed, self._session)
+            self._memory.add_new(each for objects in known.values() for each in objects)
+            for one in some:
+                if one.grantee.key in known:
+                    self._decide_one(one, observed, known[one.grantee.key])
+        await self._attribute(some, observed)
+
+    def _decide_one(
+        self, one: PrivilegeProgress, observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
+    ) -> None:
+        try:
+            one.decision = decide_privileges(one.grantee, observed, one.applied.digest, new_objects=new_objects)
+            consider_approval(one, observed, new_objects, self._session)
+            self._hold(one, complete=observed.complete)
+        except Exception as error:  # noqa: BLE001 -- this role's error
+            one.decision, one.changes, one.default_changes = PrivilegeDecision(), (), ()
+            one.approval = None
+            one.error = contain(error, one.grantee.key)
 
     def _hold(self, one: PrivilegeProgress, *, complete: bool) -> None:
-        """Leaves out repairs of what something else changes again and again."""
+        """Leaves out repairs of contested changes."""
         decision = one.decision
-        # What a person approved is no contest.
+        # A correction that a person approved is never contested.
         drifting = set() if one.approval else {difference.granted_by for difference in decision.drift}
         one.held = hold(one.role, self._now, drifting, complete=complete)
         one.held_objects = frozenset(object_of(each) for each in decision.drift if each.granted_by in one.held)
@@ -219,17 +231,19 @@ class _Round:
         one.touched = one.touched or one.has_changes or bool(one.held)
 
     async def _attribute(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
-        """Finds who caused the drift, before it is repaired."""
-        if not some:
+        """Finds who caused the drift, before it is repaired or reported."""
+        if observed.complete:
+            for one in some:
+                one.reported = ()
+        drifting = [(one, drift) for one in some if one.has_changes and (drift := one.drift)]
+        reported = [(one, new) for one in some if observed.complete and (new := one.newly_reported)]
+        if not (drifting or reported):
             return
-        acls = {one.object.id: one for one in observed.acls}
-        rows = {
-            difference: changed_row(difference, acls, one.grantee.role_name) for one in some for difference in one.drift
-        }
-        culprits = await self._session.read_culprits([row for row in rows.values() if row is not None])
-        for one in some:
-            told = group_by_culprit(one.drift, rows, culprits)
-            one.told = tuple((self._describe(by, differences), differences, by) for by, differences in told)
+        found = await find_culprits([*drifting, *reported], observed, self._session)
+        for (one, _), by_culprit in zip(drifting, found[: len(drifting)], strict=True):
+            one.told = tuple((self._describe(by, differences), differences, by) for by, differences in by_culprit)
+        for (one, _), by_culprit in zip(reported, found[len(drifting) :], strict=True):
+            one.reported = tuple(by_culprit)
 
     def _describe(
         self, by: Culprit, differences: Sequence[PrivilegeDifference], *, corrected: bool = True
@@ -238,7 +252,7 @@ class _Round:
         return describe_drift(differences, by, self._now.at, corrected=corrected, exposed=exposed)
 
     def _why_not(self, some: Iterable[PrivilegeProgress]) -> PgRoleError | None:
-        """Why nothing may be written now."""
+        """Returns why nothing may be written now; None if writing is allowed."""
         if self._session.enforcing and any(one.needs_storing for one in some):
             return Transient(
                 Reason.PROGRESSING,
@@ -283,7 +297,7 @@ class _Round:
             self._conclude(one, failed, bool(failed_defaults))
 
     def _conclude(self, one: PrivilegeProgress, failed: Collection[ObjectId], defaults_failed: bool) -> None:
-        """After a transaction that had changes of this role."""
+        """Notes the results of a transaction that had changes of this role."""
 
         def succeeded(difference: PrivilegeDifference) -> bool:
             return not defaults_failed if difference.object is None else difference.object.id not in failed
@@ -292,7 +306,8 @@ class _Round:
         for drift, differences, _ in one.told:
             if all(succeeded(difference) for difference in differences):
                 corrected.update(difference.granted_by for difference in differences)
-                one.role.last_drift = drift
+                one.corrected.append(drift)
+                one.role.last_drifts = tuple(one.corrected)
                 one.news.append(announce_drift(database, drift, differences))
         extended = [difference for difference in one.decision.extended if succeeded(difference)]
         if extended:
@@ -310,7 +325,7 @@ class _Round:
         one.told = ()
 
     def _extra(self, some: Iterable[PrivilegeProgress]) -> list[Statement]:
-        """What records that everything is applied."""
+        """Returns the statements that record that everything is applied."""
         if not self._session.stores:
             return []
         statements: list[str] = []
@@ -345,7 +360,7 @@ class _Round:
             if one.has_changes and one.error is None:
                 one.error = Transient(
                     Reason.PROGRESSING,
-                    f'privileges in database "{self._session.database}" change while they are applied',
+                    f'privileges in database "{self._session.database}" keep changing while they are applied',
                 )
 
     def _result(self, one: PrivilegeProgress, *, complete: bool) -> PrivilegeResult:
@@ -364,7 +379,7 @@ class _Round:
             error,
             confirmed=role.confirmed and error is None,
             drift_count=one.applied.drift_count,
-            last_drift=role.last_drift,
+            last_drifts=role.last_drifts,
             reported=role.reported,
             news=tuple(one.news),
             offer=role.offer,
@@ -374,15 +389,17 @@ class _Round:
 
     def _announce_reported(self, one: PrivilegeProgress) -> None:
         """Drift that is left as it is, once."""
-        new = [difference for difference in one.decision.reported if difference.words not in one.role.told]
-        one.role.told = frozenset(difference.words for difference in one.decision.reported)
-        if new:
-            drift = self._describe(Culprit(), new, corrected=False)
-            one.role.last_drift = drift
-            one.news.append(announce_drift(self._session.database, drift, new))
-            key = "\0".join((one.grantee.uid, *sorted(difference.words for difference in new)))
-            self._memory.unrecorded.append(replace(self._record(one.grantee, drift, Culprit()), key=key))
+        drifts: list[PrivilegeDrift] = []
+        for by, differences in one.reported:
+            drift = self._describe(by, differences, corrected=False)
+            drifts.append(drift)
+            one.news.append(announce_drift(self._session.database, drift, differences))
+            key = "\0".join((one.grantee.uid, *sorted(difference.words for difference in differences)))
+            self._memory.unrecorded.append(replace(self._record(one.grantee, drift, by), key=key))
             del self._memory.unrecorded[:-MOST_RECORDED]
+        one.role.told = frozenset(difference.words for difference in one.decision.reported)
+        if drifts:
+            one.role.last_drifts = tuple(drifts)
 
 
 def _is_verified(some: Iterable[PrivilegeProgress]) -> bool:

@@ -1,8 +1,9 @@
-"""Decides which privileges of a role are granted and revoked in one database, and which of that is drift.
+"""Decides which privileges of a role are granted and revoked in one database, and which differences are drift.
 
-A declared database is exact: what the role holds there and does not declare is revoked, whoever granted it. This leaves
-alone what the role owns, objects of extensions, schemas that the declaration does not manage, and kinds that cannot be
-declared. In a database that only a former declaration lists, what that one granted is revoked, and nothing else.
+A declared database is exact: undeclared privileges of the role are revoked, whoever granted them. Exceptions are what
+the
+role owns, objects of extensions, schemas that the declaration does not manage, and kinds that cannot be declared. In a
+database that only a former declaration lists, only what that declaration granted is revoked.
 """
 
 from collections.abc import Collection
@@ -41,10 +42,10 @@ class PrivilegeDecision:
     """What to do about one grantee in one database.
 
     - `changes`, `default_changes`: for each object, revokes come first.
-    - `drift`: which of the differences arose after the declaration was applied.
-    - `extended`: missing privileges on objects that are new.
+    - `drift`: the differences that arose after the declaration was applied.
+    - `extended`: privileges missing on new objects.
     - `pending`: Refused and at most one Waiting; everything else is applied nevertheless.
-    - `reported`: differences that are left as they are.
+    - `reported`: differences that are not corrected.
     - `confirmed`: nothing is left that only a former declaration granted; False after a partial read.
     """
 
@@ -68,9 +69,10 @@ def decide_privileges(
     """Compares what is declared with what is held.
 
     - `applied`: the digest last applied in this database; empty if none was.
-    - `new_objects`: objects that appeared since then: privileges missing on them are no drift. The id of a creator
-      (pg_authid) or schema that is new says the same of its default privileges. None: unknown; then a missing
-      privilege is drift only if `granted_before` has it, as (object, privilege).
+    - `new_objects`: objects that appeared since then: privileges missing on them are not drift. The id of a new creator
+      (pg_authid) or schema means the same for its default privileges. None: unknown; then a missing privilege is drift
+    only
+      if `granted_before` has it, as (object, privilege).
     """
     database = observed.facts.database
     if grantee.suspended or database not in grantee.databases:
@@ -111,7 +113,7 @@ def decide_privileges(
 
 
 def _find_missing(declaration: CompiledPrivileges, observed: ObservedDatabase, pending: PendingNames) -> None:
-    """Notes schemas and objects that are declared by exact names and do not exist."""
+    """Notes schemas and objects that are declared by exact names but do not exist."""
     names = list(declaration.literal_names())
     for one in names:
         if one.kind is ObjectKind.SCHEMA and one.schema not in observed.schemas:

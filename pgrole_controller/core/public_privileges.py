@@ -11,7 +11,7 @@ from pgrole_controller.core.observed_database import ObservedDatabase
 
 PUBLIC = 0
 
-#: Lines about one database.
+#: Maximum number of lines about one database.
 _MOST_LINES = 10
 
 _DEFAULTS = {ObjectKind.DATABASE: {"CONNECT", "TEMPORARY"}, ObjectKind.ROUTINE: {"EXECUTE"}}

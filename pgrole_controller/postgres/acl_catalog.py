@@ -40,10 +40,12 @@ from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row, first
 from pgrole_controller.postgres.single_row import SingleRow
 
-#: Objects made from rows without a pause, in which other servers' tasks run.
+_PG_AUTHID = 1260
+
+#: Number of objects parsed without a pause, in which tasks of other servers run.
 _AT_ONCE = 2000
 
-#: So many values of search_path, and so many characters of each, are read (sql/privileges/facts.sql).
+#: Maximum number of values of search_path read, and of characters of each (sql/privileges/facts.sql).
 _MOST_PATHS, _LONGEST_PATH = 1000, 2000
 
 
@@ -54,7 +56,7 @@ async def read_database(
     touched: SchemaFilter,
     with_columns: Callable[[DatabaseObject], bool],
 ) -> tuple[str, ObservedDatabase]:
-    """A full read of everything that is decided about, in one snapshot; and that snapshot's text.
+    """Reads everything that is decided about, in one snapshot; returns that snapshot's text, too.
 
     `creators`: roles that declarations name. `with_columns`: whether declarations name columns of this table.
     """
@@ -76,10 +78,10 @@ async def read_database(
 
 
 async def read_acls(connection: Connection, grantees: Collection[int], touched: SchemaFilter) -> list[ObservedAcl]:
-    """Every object that a declaration may match, or on which a grantee that does not own it holds something: all of
-    them in touched schemas, every schema, the database, and in other schemas those with entries of a grantee.
+    """Reads every object that a declaration may match, or on which a grantee that does not own it holds something.
 
-    Objects of PostgreSQL itself are left out. Raises PgRoleError.
+    These are all objects in touched schemas, every schema, the database, and objects in other schemas with entries of a
+    grantee, but not objects of PostgreSQL itself. Raises PgRoleError.
     """
     async with _one_snapshot(connection):
         return await _read_acls(connection, grantees, await read_schemas(connection), touched)
@@ -131,10 +133,11 @@ async def read_named_acls(
     names: Collection[str] = (),
     touched: SchemaFilter | None = None,
 ) -> list[ObservedAcl]:
-    """As `read_acls`, of objects with these oids, in whichever catalog, or these names, in whichever schema.
+    """As `read_acls`, for objects with these oids, in whichever catalog, or these names, in whichever schema.
 
-    `touched` None: whatever their schema. Columns can be newer than their tables. Its duration does not depend on the
-    number of objects in the database.
+    `touched` None: in all schemas. Columns can be newer than their tables. The duration does not depend on the number
+    of
+    objects in the database.
     """
     query, arguments = _query(connection, "objects", "named_objects"), _named_arguments(grantees, oids, names)
     return (await _read_objects(connection, query, arguments, grantees, touched=touched))[0]
@@ -164,13 +167,13 @@ def _is_utf8(name: bytes) -> bool:
 
 
 async def read_schemas(connection: Connection) -> dict[int, str]:
-    """The names of all schemas by oid; without those of temporary tables."""
+    """Reads the names of all schemas by oid, except those of temporary tables."""
     rows = await fetch(connection, "look_for_schemas", _query(connection, "schemas"))
     return {row.get("oid", int): row.text("name") for row in rows}
 
 
 async def read_columns(connection: Connection, tables: Collection[int]) -> dict[ObjectId, frozenset[str]]:
-    """The columns of each of these relations that exists."""
+    """Reads the columns of those of these relations that exist."""
     if not tables:
         return {}
     rows = await fetch(connection, "look_for_columns", _query(connection, "column_names"), list(tables))
@@ -178,7 +181,7 @@ async def read_columns(connection: Connection, tables: Collection[int]) -> dict[
 
 
 async def read_defaults(connection: Connection, grantees: Collection[int]) -> list[DefaultAcl]:
-    """Default privileges for the grantees, except those of a creator for itself."""
+    """Reads default privileges for the grantees, except those of a creator for itself."""
     rows = await fetch(connection, "look_for_defaults", _query(connection, "defaults"), list(grantees))
     return [
         DefaultAcl(
@@ -187,9 +190,26 @@ async def read_defaults(connection: Connection, grantees: Collection[int]) -> li
             schema=row.text("schema"),
             object_type=row.get("object_type", str),
             entries=tuple(read_entries(row)),
+            xmin=row.get("version", int),
         )
         for row in rows
     ]
+
+
+async def read_older(
+    connection: Connection, asked: Collection[tuple[int, ObjectId]]
+) -> frozenset[tuple[int, ObjectId]]:
+    """Of these pairs of a role and an object (`pg_authid`: a role), those whose object certainly existed when what the
+    role declares was last applied. Schema pgrole must exist. Raises PgRoleError.
+    """
+    numbers = {name: oid for oid, name in CATALOGS.items()} | {"pg_authid": _PG_AUTHID}
+    names = {oid: name for name, oid in numbers.items()}
+    pairs = [(role, numbers[one.catalog], one.oid) for role, one in asked]
+    columns = [[pair[place] for pair in pairs] for place in range(3)]
+    rows = await fetch(connection, "look_for_objects", queries.privileges("older"), *columns)
+    return frozenset(
+        (row.get("role", int), ObjectId(names[row.get("catalog", int)], row.get("oid", int))) for row in rows
+    )
 
 
 async def read_facts(connection: Connection, creators: Collection[str]) -> tuple[DatabaseFacts, dict[str, int]]:
@@ -233,7 +253,7 @@ def _query(connection: Connection, name: str, objects: str = "") -> str:
 
 @asynccontextmanager
 async def _one_snapshot(connection: Connection) -> AsyncIterator[None]:
-    """All queries see the same state. Within a transaction, they see what that sees."""
+    """Opens a transaction in which all queries see the same state; within a transaction, uses that one."""
     if connection.is_in_transaction():
         yield
         return

@@ -75,7 +75,7 @@ def is_touched(group: AclGroup, touched: SchemaFilter) -> bool:
 
 
 def kind_of(catalog: int, kind: str) -> ObjectKind | None:
-    """`catalog`: its oid. `kind`: relkind, for relations. None: not a kind with an ACL."""
+    """Returns the kind of an object; None for a kind without an ACL. `catalog`: oid. `kind`: relkind, for relations."""
     name = CATALOGS.get(catalog)
     if name is None:
         return None
@@ -96,7 +96,7 @@ def read_group(row: Row) -> AclGroup:
 def observed_acls(
     group: AclGroup, signatures: Mapping[int, str], members: Collection[ObjectId]
 ) -> Iterator[ObservedAcl]:
-    """`members`: objects of extensions, where the row does not tell."""
+    """`members`: objects of extensions, where the row does not say."""
     row, catalog = group.row, group.catalog
     kind = _RELATION_KINDS.get(row.get("kind", str)) if catalog == "pg_class" else _KINDS[catalog]
     if kind is None:

@@ -32,7 +32,9 @@ from pgrole_controller.postgres.acl_catalog import (
     read_database,
     read_defaults,
     read_named_acls_and,
+    read_older,
     read_recent_acls_and,
+    read_schemas,
 )
 from pgrole_controller.postgres.acl_fingerprint import Fingerprints
 from pgrole_controller.postgres.acl_verification import AclRepair
@@ -48,9 +50,9 @@ from pgrole_controller.postgres.rows import fetch, fetch_row
 from pgrole_controller.postgres.stored_state import StoredState, ask_state
 from pgrole_controller.postgres.watch import CHANNEL, NotDelivered, greeting
 
-#: Between two looks at the events where no notification can be sent, in seconds.
+#: Interval of reads of the events where no notification can be sent, in seconds.
 TICK_SECONDS = 0.05
-#: Between two heartbeats, in seconds, and the deadline of each.
+#: Interval of heartbeats, and deadline of each, in seconds.
 BEAT_SECONDS = 5.0
 _DEADLINE = 3.0
 _GREETING_SECONDS = 5.0
@@ -101,7 +103,7 @@ class DatabaseSession:
 
     @property
     def blocked(self) -> PgRoleError | None:
-        """Why nothing may be written here."""
+        """Why nothing may be written here; None if it may."""
         if not self.installation.endangered:
             return None
         names = ", ".join(self.installation.foreign_event_triggers)
@@ -119,11 +121,11 @@ class DatabaseSession:
 
     @property
     def own_acl(self) -> Look:
-        """The privileges on the database itself, of which no event tells."""
+        """Returns the privileges on the database itself, about which there is no event."""
         return Look(Scope.NAMED, objects=frozenset({ObjectId("pg_database", self.oid)}))
 
     async def look(self) -> Look:
-        """What was changed since the last call. Raises PgRoleError."""
+        """Returns what to read after the changes since the last call. Raises PgRoleError."""
         changed, self._changed = self._changed, False
         look = EVERYTHING if changed else Look()
         if self._reader is not None:
@@ -132,7 +134,7 @@ class DatabaseSession:
         return look
 
     async def check_accepting(self) -> None:
-        """Raises PgRoleError if the database accepts no new connections: its administrator wants it for itself."""
+        """Raises PgRoleError if the database accepts no new connections: its administrator wants exclusive access."""
         async with self.lock:
             row = await fetch_row(self.connection, "", _query("place"), seconds=_DEADLINE)
         if not row.get("accepting", bool):
@@ -167,10 +169,15 @@ class DatabaseSession:
             acls,
             await read_defaults(connection, grantees) if look.defaults else None,
             roles,
+            frozenset((await read_schemas(connection)).values()) if look.defaults else frozenset(),
             complete=False,
             columns=await read_columns(connection, tables) if tables else {},
         )
         return observed, StoredState.of(row, stores=self.stores)
+
+    async def read_older(self, asked: Collection[tuple[int, ObjectId]]) -> frozenset[tuple[int, ObjectId]]:
+        """As `acl_catalog.read_older`. Raises PgRoleError."""
+        return await read_older(self.connection, asked) if asked and self.stores else frozenset()
 
     async def read_culprits(self, rows: Sequence[ChangedRow]) -> dict[ChangedRow, Culprit]:
         """Who changed these rows, as far as it is known. Raises PgRoleError."""
@@ -268,7 +275,7 @@ class DatabaseSession:
         raise Transient(Reason.SERVER_NOT_READY, f"the connection to the database ended{why}")
 
     async def _beat(self) -> NoReturn:
-        """A lost connection receives nothing and raises no error by itself."""
+        """Detects a lost connection, which receives nothing and raises no error by itself."""
         while True:
             async with self.lock:
                 if self.fence is not None and (self.fence.is_leading() or self.fence.enforcing):
@@ -281,7 +288,7 @@ class DatabaseSession:
             await anyio.sleep(BEAT_SECONDS)
 
     async def _watch_installation(self) -> NoReturn:
-        """Ends the session when the event triggers or the schema were dropped, disabled, or installed by someone."""
+        """Ends the session when someone dropped, disabled or installed the event triggers or the schema."""
         before = _summary(self.installation)
         while True:
             await anyio.sleep(BACKSTOP_SECONDS)
@@ -294,7 +301,7 @@ class DatabaseSession:
                 )
 
     async def _prune(self) -> NoReturn:
-        """Whoever may run DDL adds to the events."""
+        """Deletes old events regularly, since anyone who may run DDL adds to them."""
         while True:
             await anyio.sleep(PRUNE_SECONDS)
             pruned = PRUNED_AT_ONCE
@@ -307,7 +314,7 @@ class DatabaseSession:
                 await anyio.sleep(_PRUNE_PAUSE)
 
     async def _look_often(self) -> NoReturn:
-        """Where a notification would break PREPARE TRANSACTION."""
+        """Reads the events often where a notification would break PREPARE TRANSACTION."""
         before = ""
         while True:
             async with self.lock:
@@ -333,7 +340,7 @@ class DatabaseSession:
                 pause = self._pause_after(took)
 
     def _pause_after(self, took: float) -> float:
-        """At most about 2 % of the time is spent, however large the catalog is."""
+        """Limits fingerprints to about 2 % of the time, however large the catalog is."""
         return min(max(self.interval, took / _POLLING_SHARE), max(self.interval, LONGEST_PAUSE_SECONDS))
 
 
@@ -342,7 +349,7 @@ def _summary(installation: DatabaseInstallation) -> tuple[object, ...]:
 
 
 def refusing_connections(database: str) -> PgRoleError:
-    """The error of a database that its administrator has closed."""
+    """Returns the error for a database that its administrator has closed."""
     return Waiting(
         Reason.PRIVILEGE_PENDING, f'database "{database}" does not accept connections (ALLOW_CONNECTIONS false)'
     )

@@ -1,7 +1,7 @@
 """What other sessions' DDL in one database changed, as its event triggers recorded it, and what to read for that.
 
-Guarantees: an event is read once, in whatever order transactions commit. Texts of statements and names come from anyone
-who may run DDL, so they only suggest where to look: whatever they do not explain widens the read.
+Guarantees: an event is read once, in whatever order transactions commit. Anyone who may run DDL chooses the texts of
+statements and names, so these only suggest where to look first: whatever they do not explain widens the read.
 """
 
 import re
@@ -24,11 +24,11 @@ from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row, first
 
-#: So many events of one transaction mean that its list was cut (sql/database).
+#: A transaction with this many events has an incomplete list (sql/database).
 CUT = 100
-#: So many events in one answer mean that it was cut (sql/events/new.sql).
+#: An answer with this many events is incomplete (sql/events/new.sql).
 MOST_EVENTS = 1000
-#: So many events are deleted at once (pgrole.prune_events).
+#: Maximum number of events deleted at once (pgrole.prune_events).
 PRUNED_AT_ONCE = 10_000
 
 _SECONDS = 5.0
@@ -66,11 +66,11 @@ class CommittedCommand:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What to read. `names` may belong to objects of any schema. `xid`: only rows that this transaction or a later one
-    wrote (0: none).
+    """What to read.
 
-    `defaults`: default privileges, too. `created`: objects that did not exist, or had another name, before. `since`:
-    when the first change was made.
+    `names` may belong to objects of any schema. `xid`: only rows that this transaction or a later one wrote (0: none).
+    `defaults`: also default privileges. `created`: objects that are new or were renamed. `since`: time of the first
+    change.
     """
 
     scope: Scope = Scope.NOTHING
@@ -82,7 +82,7 @@ class Look:
     since: datetime | None = None
 
     def __or__(self, other: "Look") -> "Look":
-        """Everything that either asks for."""
+        """Returns everything that either reads."""
         moments = [one.since for one in (self, other) if one.since is not None]
         return Look(
             max(self.scope, other.scope),
@@ -116,7 +116,9 @@ _MOST_NAMES = 100
 
 
 def read_names(said: str) -> frozenset[str] | None:
-    """Names that a GRANT or REVOKE may be about, with all its other words; None if they cannot be told."""
+    """Returns the names that a GRANT or REVOKE may be about, with all its other words; None if they cannot be
+    determined.
+    """
     found = _STATEMENT.match(said)
     if found is None or _EVERY.search(said) or "U&" in said or "u&" in said:
         return None
@@ -130,7 +132,7 @@ def read_names(said: str) -> frozenset[str] | None:
 
 
 def choose(events: Iterable[CommittedCommand]) -> Look:
-    """What to read after these events."""
+    """Returns what to read after these events."""
     look = Look()
     for event in events:
         look |= _choose(event)
@@ -167,13 +169,15 @@ class EventReader:
     _query: str = field(default_factory=lambda: resources.text("sql", "events", "new.sql"))
 
     async def begin(self) -> None:
-        """What is committed from now on is new. A full read must follow. Raises PgRoleError."""
+        """Counts everything committed from now on as new. A full read must follow. Raises PgRoleError."""
         query = resources.text("sql", "events", "snapshot.sql")
         row = await fetch_row(self.connection, "events", query)
         self.snapshot = row.get("snapshot", str)
 
     async def read(self, *, gated: bool = False) -> Look:
-        """What the events since the last call ask for. `gated`: cheap if no transaction ended. Raises PgRoleError."""
+        """Returns what to read after the events since the last call. `gated`: cheap if no transaction ended. Raises
+        PgRoleError.
+        """
         rows = await fetch(
             self.connection,
             "events",

@@ -1,4 +1,4 @@
-"""Whatever was granted by whom: one pass reaches the declarations and touches nothing else; a second plan is empty."""
+"""Whatever anyone granted: one pass reaches the declarations and touches nothing else, and a second plan is empty."""
 
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
@@ -72,7 +72,7 @@ _TARGETS = [
 _BY = ("RESET ROLE", *(f"SET ROLE {{{role}}}" for role in ("delegate", "reader", "writer", "owner")))
 _TO = ("{reader}", "{writer}", "{delegate}", "{stranger}", "PUBLIC")
 
-#: What may have happened before: each is run on its own, and what is not permitted has no effect.
+#: What may have happened before. Each statement runs on its own; what is not permitted has no effect.
 _EVENTS = st.one_of(
     st.builds(
         "{}; GRANT {} TO {}{}".format,
