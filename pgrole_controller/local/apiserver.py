@@ -271,6 +271,7 @@ def _apiserver_command(program: Path, folder: Path, port: int, etcd_port: int, f
             "--authorization-mode=RBAC",
             f"--token-auth-file={folder / 'tokens.csv'}",
             "--disable-admission-plugins=ServiceAccount",
+            "--enable-priority-and-fairness=false",  # its clients are few and do not compete
             *further,
         ]
     )
