@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from pgrole_controller.core.acl import ObjectId, ObservedAcl
+from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObservedAcl
 from pgrole_controller.core.approval import PrivilegeOffer
 from pgrole_controller.core.contest import FieldContest, Moment, notice, repair
 from pgrole_controller.core.errors import PgRoleError
@@ -31,6 +31,10 @@ class RoleMemory:
     """Of one role. `contests`: by the role in whose name it is granted (`PrivilegeDifference.granted_by`), so that what
     one sets back again and again delays no other repair. `pending`, `reported`, `confirmed`: of the last complete read.
     `told`: what was announced as reported. `offer`: what can be approved.
+
+    `resting`: suspended or ignored, so that nothing is granted on new objects. `missed`: objects that were new
+    meanwhile; None: not known, as before the role's first complete read. `awaited`: declared columns that did not exist
+    at the last complete read.
     """
 
     uid: str
@@ -43,6 +47,13 @@ class RoleMemory:
     told: frozenset[str] = frozenset()
     last_drift: PrivilegeDrift | None = None
     offer: PrivilegeOffer | None = None
+    resting: bool = False
+    missed: frozenset[ObjectId] | None = None
+    awaited: frozenset[tuple[ObjectId, str]] = frozenset()
+
+    def new_for(self, fresh: frozenset[ObjectId] | None) -> frozenset[ObjectId] | None:
+        """Objects that are new to this role. `fresh`: to the database. None: not known."""
+        return None if fresh is None or self.missed is None else fresh | self.missed
 
 
 @dataclass(slots=True)
@@ -91,11 +102,11 @@ class PrivilegeMemory:
         return frozenset(key for key, one in self._roles.items() if one.pending or one.reported or one.failed)
 
     def note_objects(self, acls: Iterable[ObservedAcl], *, complete: bool) -> frozenset[ObjectId] | None:
-        """Objects that were not there at the last complete read, or had another name. None: there was none.
+        """Objects that were not there at the last complete read, or had another name or owner. None: there was none.
 
         `complete`: `acls` has every object that any role reaches.
         """
-        found = {one.object.id: hash((one.object.schema, one.object.name, one.object.arguments)) for one in acls}
+        found = {one.object.id: _identify(one.object) for one in acls}
         if self._known is None:
             self._known = found if complete else None
             return None
@@ -105,6 +116,9 @@ class PrivilegeMemory:
             self._fresh &= found.keys()
         else:
             self._known.update(found)
+        for role in self._roles.values():
+            if role.missed is not None and role.resting:
+                role.missed = (role.missed | self._fresh) & self._known.keys()
         return frozenset(self._fresh)
 
     def settle(self, unfinished: Iterable[ObjectId]) -> None:
@@ -117,6 +131,11 @@ class PrivilegeMemory:
 
     def due_contests(self, now: float) -> frozenset[Key]:
         return frozenset(key for key, one in self._roles.items() if any(due <= now for due in _due(one)))
+
+
+def _identify(obj: DatabaseObject) -> int:
+    """Whoever owned an object held everything on it, and another owner may be one whose objects policy denied."""
+    return hash((obj.schema, obj.name, obj.arguments, obj.owner))
 
 
 def _due(role: RoleMemory) -> Iterator[float]:

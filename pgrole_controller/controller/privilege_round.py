@@ -82,6 +82,7 @@ async def run_round(
         results = await one_round.settle([one for one in grantees if one.key in partial], look)
         complete |= one_round.unclear
         results += await one_round.settle([one for one in grantees if one.key in complete], EVERYTHING | look)
+        memory.settle(one_round.unfinished())
         await one_round.record_reported()
     return results
 
@@ -106,6 +107,7 @@ class _Round:
         self._now = Moment(anyio.current_time(), datetime.now(UTC))
         self._is_suspended = False
         self.unclear: set[Key] = set()  # a partial read was not enough to report on these
+        self._unfinished: dict[Key, frozenset[ObjectId]] = {}
 
     async def settle(self, grantees: Sequence[Grantee], look: Look) -> list[PrivilegeResult]:
         every = [self._begin(one) for one in grantees]
@@ -134,8 +136,19 @@ class _Round:
                     look = _where_changed(some)
         if not complete:
             self.unclear = {one.grantee.key for one in every if one.decision.reported or one.decision.pending}
-        self._memory.settle([change.object.id for one in every for change in one.changes])
+        for one in every:
+            self._settle_role(one, complete=complete)
         return [self._result(one, complete=complete) for one in every if complete or one.touched]
+
+    def unfinished(self) -> frozenset[ObjectId]:
+        """Objects on which something is still to be granted or revoked."""
+        return frozenset[ObjectId]().union(*self._unfinished.values())
+
+    def _settle_role(self, one: PrivilegeProgress, *, complete: bool) -> None:
+        self._unfinished[one.grantee.key] = unfinished = frozenset(change.object.id for change in one.changes)
+        if complete and not one.role.resting:
+            one.role.missed = unfinished
+            one.role.awaited = one.decision.awaited
 
     async def record_reported(self) -> None:
         """Drifts that are left as they are, each once, whatever number of resyncs finds it."""
@@ -157,7 +170,9 @@ class _Round:
 
     def _begin(self, grantee: Grantee) -> PrivilegeProgress:
         digest = grantee.digest_of(self._session.database)
-        return PrivilegeProgress(grantee, self._memory.role(grantee.key, grantee.uid, digest))
+        role = self._memory.role(grantee.key, grantee.uid, digest)
+        role.resting = grantee.suspended or grantee.ignored
+        return PrivilegeProgress(grantee, role)
 
     async def _read(self, some: Sequence[PrivilegeProgress], look: Look) -> ObservedDatabase:
         reach = PrivilegeReach.of(self._session.database, [one.grantee for one in some])
@@ -197,8 +212,11 @@ class _Round:
         new_objects = self._memory.note_objects(observed.acls, complete=complete)
         for one in some:
             try:
-                one.decision = decide_privileges(one.grantee, observed, one.applied.digest, new_objects=new_objects)
-                consider_approval(one, observed, new_objects, self._session)
+                new_to_role = one.role.new_for(new_objects)
+                one.decision = decide_privileges(
+                    one.grantee, observed, one.applied.digest, new_objects=new_to_role, awaited=one.role.awaited
+                )
+                consider_approval(one, observed, new_to_role, self._session)
                 self._hold(one, complete=observed.complete)
             except Exception as error:  # noqa: BLE001 -- this role's error
                 one.decision, one.changes, one.default_changes = PrivilegeDecision(), (), ()

@@ -43,6 +43,9 @@ from pgrole_controller.core.privilege_difference import (
 )
 from pgrole_controller.core.privilege_policy import DatabaseFacts, Denial, check_database, why_not_granted
 
+#: Missing columns that are remembered for one role.
+MOST_AWAITED = 2000
+
 
 @dataclass(frozen=True, slots=True)
 class ObservedDatabase:
@@ -101,6 +104,7 @@ class PrivilegeDecision:
     - `pending`: Refused and at most one Waiting; everything else is applied nevertheless.
     - `reported`: differences that are left as they are.
     - `confirmed`: nothing is left that only a former declaration granted; False after a partial read.
+    - `awaited`: columns that are declared by name and do not exist, at most MOST_AWAITED.
     """
 
     changes: tuple[AclChange, ...] = ()
@@ -110,6 +114,7 @@ class PrivilegeDecision:
     pending: tuple[PgRoleError, ...] = ()
     reported: tuple[PrivilegeDifference, ...] = ()
     confirmed: bool = False
+    awaited: frozenset[tuple[ObjectId, str]] = frozenset()
 
 
 def decide_privileges(
@@ -119,6 +124,7 @@ def decide_privileges(
     *,
     new_objects: frozenset[ObjectId] | None = None,
     granted_before: Collection[tuple[ObjectId, str]] = frozenset(),
+    awaited: Collection[tuple[ObjectId, str]] = frozenset(),
 ) -> PrivilegeDecision:
     """Compares what is declared with what is held.
 
@@ -126,6 +132,7 @@ def decide_privileges(
     - `new_objects`: objects that appeared since then: privileges missing on them are no drift. The id of a creator
       (pg_authid) or schema that is new says the same of its default privileges. None: unknown; then a missing
       privilege is drift only if `granted_before` has it, as (object, privilege).
+    - `awaited`: columns that did not exist before: a privilege missing on them is no drift.
     """
     database = observed.facts.database
     if grantee.suspended or database not in grantee.databases:
@@ -140,7 +147,7 @@ def decide_privileges(
     declared = grantee.declared.get(database)
     declaration = None if declared is None else compile_privileges(declared, observed.facts.version)
     pending = PendingNames(database)
-    comparison = _Comparison(grantee, observed, declaration, ledger, pending)
+    comparison = _Comparison(grantee, observed, declaration, ledger, pending, awaited)
     for acl in observed.acls:
         comparison.compare(acl)
     defaults = DefaultsComparison(grantee, observed.facts, declaration, ledger, pending)
@@ -162,6 +169,7 @@ def decide_privileges(
         pending=(*([undeclarable] if undeclarable else []), *pending.errors()),
         reported=tuple(ledger.reported),
         confirmed=confirmed,
+        awaited=frozenset(comparison.awaited),
     )
 
 
@@ -200,6 +208,7 @@ class _Comparison:
         declaration: CompiledPrivileges | None,
         ledger: DifferenceLedger,
         pending: PendingNames,
+        awaited: Collection[tuple[ObjectId, str]],
     ) -> None:
         facts = observed.facts
         self._grantee = grantee
@@ -209,8 +218,10 @@ class _Comparison:
         self._ledger = ledger
         self._pending = pending
         self._verdicts: dict[tuple[object, ...], frozenset[str]] = {}
+        self._awaited_before = awaited
         self.changes: list[AclChange] = []
         self.former_held = False
+        self.awaited: list[tuple[ObjectId, str]] = []
 
     def compare(self, acl: ObservedAcl) -> None:
         obj = acl.object
@@ -358,8 +369,11 @@ class _Comparison:
             # A pattern asks for the column only where it exists.
             if existing is None or wanted.has_literal(privilege, column):
                 self._pending.add_missing(label_column(obj, column))
+                if len(self.awaited) < MOST_AWAITED:
+                    self.awaited.append((obj.id, column))
             return False
-        return self._ledger.note_missing(PrivilegeDifference(privilege, obj, column, held=False), obj.id)
+        is_new = (obj.id, column) in self._awaited_before
+        return self._ledger.note_missing(PrivilegeDifference(privilege, obj, column, held=False), obj.id, is_new=is_new)
 
     def _change(self, obj: DatabaseObject, privileges: tuple[str, ...], columns: tuple[str, ...] = ()) -> AclChange:
         return AclChange(obj, self._grantee.oid, self._grantee.role_name, privileges, columns=columns)

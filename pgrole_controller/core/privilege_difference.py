@@ -90,19 +90,21 @@ class DifferenceLedger:
             self._add_drift(difference)
         return not (self._current and self._left)
 
-    def note_missing(self, difference: PrivilegeDifference, *where: ObjectId) -> bool:
+    def note_missing(self, difference: PrivilegeDifference, *where: ObjectId, is_new: bool = False) -> bool:
         """Notes a declared privilege that is not held; tells whether to grant it. It is no drift if any object of
-        `where` is new.
+        `where` is new, or its column (`is_new`).
         """
         if not self._current:
             return True
-        if self._new_objects is None:
+        if is_new:
+            drifted = False
+        elif self._new_objects is None:
             drifted = (where[0], difference.privilege) in self._granted_before
         else:
             drifted = self._new_objects.isdisjoint(where)
         if drifted:
             self._add_drift(difference)
-        elif self._left and self._new_objects is None:
+        elif self._left and self._new_objects is None and not is_new:
             self.reported.append(difference)
         else:
             self.extended.append(difference)
