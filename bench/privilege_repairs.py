@@ -131,7 +131,8 @@ _MIXED = (
     "BEGIN; SAVEPOINT one; GRANT DELETE ON {0} TO {1}; ROLLBACK TO one; GRANT REFERENCES ON {0} TO {1}; COMMIT",
 )
 _EXACT = """
-SELECT count(*) FILTER (WHERE h.proof = 'Transaction' AND h.application = $1) AS exact, count(*) AS all
+SELECT coalesce(sum(h.count) FILTER (WHERE h.proof = 'Transaction' AND h.application = $1), 0)::bigint AS exact,
+       sum(h.count)::bigint AS all
 FROM pgrole.drift_history AS h
 """
 
@@ -154,7 +155,7 @@ async def measure_attribution(stand: PrivilegeStand, drifts: int) -> tuple[int, 
 
 async def _recorded(client: Connection, rows: int) -> None:
     async def are_recorded() -> bool:
-        return bool(await client.fetchval("SELECT count(*) >= $1 FROM pgrole.drift_history", rows))
+        return bool(await client.fetchval("SELECT sum(count) >= $1 FROM pgrole.drift_history", rows))
 
     if not await reached(are_recorded, _REPAIR_SECONDS):
         raise AssertionError(f"the history has fewer than {rows} drifts")

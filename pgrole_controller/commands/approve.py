@@ -116,14 +116,14 @@ async def approve(choice: ServerChoice, drift: ReportedDrift, wait: float, conso
     if not progress.left:
         console.print("corrected")
         return DONE
-    why = spell_commands(progress.message) or "the object is not there any more"
+    why = spell_commands(progress.message) or "the object no longer exists"
     if progress.offered:
         console.print(make_printable(f"not corrected within {wait:g} s: {', '.join(progress.left)}. {why}"))
         withdraw = f"kubectl annotate pgrole -n {quote(drift.namespace)} {quote(drift.name)} {APPROVE}-"
-        stands = f"The approval stands while exactly this drift is reported. To withdraw it: {withdraw}"
+        stands = f"The approval remains valid while exactly this drift is reported. To withdraw it: {withdraw}"
         console.print(make_printable(stands))
     else:
-        console.print(make_printable(f"not corrected: {', '.join(progress.left)}: the drift is another one now. {why}"))
+        console.print(make_printable(f"not corrected: {', '.join(progress.left)}: the drift has changed. {why}"))
     return FAILED
 
 

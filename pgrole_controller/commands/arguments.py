@@ -68,7 +68,7 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "show what applying PgRole files would change",
         "Compares the PgRoles in FILEs with the live database and prints what the controller would do: the changes of "
         "each object and their SQL, or the rule that refuses it. Writes nothing. spec.serverRef decides which PgServer "
-        "an object belongs to; PgServers in FILEs need not be in the cluster. With a DSN no cluster is asked, unless "
+        "an object belongs to; PgServers in FILEs need not be in the cluster. With a DSN, no cluster is read, unless "
         "--kubeconfig, --context or --server names one. The exit code is 0 if nothing would change, 3 if something "
         "would, 1 if the command failed, 2 if it was misused.",
         "pgrole-controller plan -f roles/ --server main",
@@ -107,7 +107,7 @@ def _add_approve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         _approve,
         "correct the reported drift of a PgRole once",
         "Shows the drift that the controller reports for a PgRole with drift.policy: Report, asks, and lets the "
-        "controller correct exactly this drift, once. Drift that arises afterwards is not corrected.",
+        "controller correct exactly this drift, once. The controller does not correct drift that arises afterwards.",
         "pgrole-controller approve -n shop orders-app",
     )
     parser.add_argument("name", metavar="NAME", help="PgRole")
@@ -149,8 +149,8 @@ def _add_access(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "access",
         _access,
         "show what a role may do and through what, or who may use an object",
-        "Shows effective privileges with the path by which each comes: granted directly, through memberships, to "
-        "PUBLIC, as owner or as superuser.",
+        "Shows effective privileges and the path through which the role has each: granted directly, through "
+        "memberships, to PUBLIC, as owner or as superuser.",
         "pgrole-controller access --on app.orders --database orders",
     )
     parser.add_argument("role", nargs="?", metavar="ROLE", help="what this role may do, in all databases")
@@ -174,7 +174,10 @@ def _add_history(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--since", type=_period, default=_period("7d"), metavar="PERIOD", help="period, e.g. 12h or 7d (default: 7d)"
     )
     parser.add_argument(
-        "--database", type=_name, metavar="NAME", help="what this database recorded itself; default: home database"
+        "--database",
+        type=_name,
+        metavar="NAME",
+        help="drifts that this database recorded itself; default: the home database, which has all",
     )
     parser.add_argument(
         "--limit", type=_number, default=500, metavar="N", help="at most this many drifts, the latest (default: 500)"
@@ -187,14 +190,16 @@ def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         commands,
         "doctor",
         _doctor,
-        "check the cluster and the servers, and name the command that mends each finding",
+        "check the cluster and the servers, and name the command that fixes each finding",
         "Checks what the controller needs: rights in the cluster and in each server, schema pgrole, detection mode, "
         "clock, TLS, connection limits, event triggers, sources of attribution. Each finding names the command that "
-        "mends it.",
+        "fixes it.",
         "pgrole-controller doctor --server main",
     )
     parser.add_argument(
-        "--login", metavar="ROLE", help="the controller's role, if the command connects as another one (default: that)"
+        "--login",
+        metavar="ROLE",
+        help="the controller's role, if the command connects as another one (default: the login)",
     )
     _add_output(parser, "text", "json")
 

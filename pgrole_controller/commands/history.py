@@ -136,7 +136,7 @@ async def _read_statuses(
                 for drift in _drifts_of(obj)
             ]
     except NotConfigured as error:
-        raise Refused(Reason.SERVER_NOT_READY, f"{why}. {remedy}. The cluster is not asked: {error}") from error
+        raise Refused(Reason.SERVER_NOT_READY, f"{why}. {remedy}. The cluster cannot be read: {error}") from error
     except ApiError as error:
         if error.status != 403 or choice.namespace is not None:
             raise

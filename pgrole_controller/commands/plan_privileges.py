@@ -89,8 +89,8 @@ async def plan_privileges(
             tasks.start_soon(run, database, grantees)
     notes = (
         (
-            f"what was last applied not read in {_name(sorted(unseen))}: what differs from a recorded declaration is "
-            f"taken for drift",
+            f"what was last applied not read in {_name(sorted(unseen))}: every difference from a recorded declaration "
+            f"counts as drift",
         )
         if unseen
         else ()

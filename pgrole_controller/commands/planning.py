@@ -3,7 +3,7 @@
 Everything is read in one READ ONLY transaction, and in one more in each database with declared privileges. Objects are
 decided together, so that the plan is what the controller has done once it has converged.
 
-Without a cluster, an object is taken for the one whose claim has the same namespace and name.
+Without a cluster, objects are matched to claims by namespace and name.
 """
 
 from collections.abc import Sequence
@@ -40,13 +40,11 @@ _BATCH = 250
 #: Above every oid of PostgreSQL: stands for roles that the plan creates.
 _FIRST_PLACEHOLDER = 2**32
 
-OFFLINE = (
-    "no cluster was asked: each object is taken for the one whose claim in the database has its namespace and name"
-)
+OFFLINE = "no cluster was read: objects are matched to claims in the database by namespace and name"
 _CLAIMS_UNSEEN = (
-    "claims not read, since the login may not read table pgrole.claim: existing roles are taken for those of the "
-    "objects that declare them, and privileges given up earlier are not seen. To see them: GRANT SELECT ON "
-    "pgrole.claim TO the login"
+    "claims not read, since the login may not read table pgrole.claim: existing roles are assumed to belong to the "
+    "objects that declare them, and earlier declarations are not seen. To see them: GRANT SELECT ON pgrole.claim TO "
+    "the login"
 )
 
 
@@ -192,7 +190,9 @@ class _ServerPlan:
         server_policy, namespace = self._config.server_policy, subject.key.namespace
         policy = server_policy.policy(namespace, subject.labels or {})
         if subject.labels is None and server_policy.labels:
-            self._note(f"labels of namespace {namespace} not known: it is assumed that the server's policy admits it")
+            self._note(
+                f"labels of namespace {namespace} not known: the plan assumes that the server's policy admits it"
+            )
             return replace(policy, admitted=True)
         return policy
 
@@ -326,7 +326,7 @@ def _age(subject: Subject) -> tuple[str, str]:
 
 
 def _with_applied(one: SimulatedObject, decision: Plan | PgRoleError) -> SimulatedObject:
-    """Under an assumed claim, what differs is taken for drift."""
+    """Under an assumed claim, every difference counts as drift."""
     if not isinstance(decision, Plan) or not isinstance(one.observed, Observed) or one.observed.claim is None:
         return one
     return replace(one, observed=replace(one.observed, claim=replace(one.observed.claim, applied=decision.applied)))

@@ -72,7 +72,7 @@ def add_console(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         description=(
             "Serves a read-only web application with roles, servers, drift and who caused it, live. On a laptop it "
             "uses your kubeconfig and prints an address that opens one session. In a cluster (--auth token) it has no "
-            "right of its own: each viewer's bearer token is used as it is against the API server."
+            "rights of its own: it sends each viewer's own bearer token to the API server."
         ),
         epilog=show_examples("pgrole-controller console --open"),
         allow_abbrev=False,
@@ -85,7 +85,7 @@ def add_console(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         type=int,
         default=PORT,
         metavar="PORT",
-        help="port to listen on; 0: any free one (default: %(default)s)",
+        help="port to listen on; 0 chooses a free one (default: %(default)s)",
     )
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     parser.add_argument(

@@ -79,7 +79,7 @@ class Memberships:
         name = make_legible(subject.role)
         graph = MembershipGraph(
             f"Memberships of {name}",
-            f"Members to the left of {name}, roles that it is in to the right",
+            f"Members of {name} are on the left, roles that it is a member of on the right",
             tuple(nodes),
             tuple(edges),
         )

@@ -44,7 +44,7 @@ MOST_CHECKS = 4
 #: Why a session ended, for its viewer.
 REFUSED = "You were signed out: the API server no longer accepts your token. It expired or was revoked."
 OVER = "You were signed out: a session lasts eight hours."
-CROWDED = "You were signed out: you had been idle, and another viewer needed the place."
+CROWDED = "You were signed out: you were idle, and the console reached its limit of viewers."
 
 LONGEST_TOKEN = 16 * 1024  # characters
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*\Z")
@@ -264,7 +264,7 @@ class Sessions:
             return
         idle = sorted((one for one in self._scopes if not one.watching), key=lambda one: one.used_at)
         if not idle:
-            raise Rejected(503, f"{MOST_VIEWERS} viewers are logged in, which is the most: try again later")
+            raise Rejected(503, f"{MOST_VIEWERS} viewers are logged in, the maximum: try again later")
         self._dismiss(idle[0], CROWDED)
 
     def _follow(self, viewer: Viewer) -> None:

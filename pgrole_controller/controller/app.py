@@ -53,7 +53,8 @@ from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 
-#: From SIGTERM on, in seconds: for the reconcile under way, for what it found to be written, and for the Events of it.
+#: Time after SIGTERM, in seconds, for the current reconcile, for writing its results, and for its Events. A transaction
+#: that has begun is not interrupted, and its own deadline is added to the first of these.
 # A transaction that has begun is not interrupted: its own deadline comes on top of the first.
 RECONCILE_SECONDS = 1.5
 WRITE_SECONDS = 1.5
@@ -67,8 +68,9 @@ _CLUSTER_ID_NAMESPACE = "kube-system"
 
 @dataclass(frozen=True, slots=True)
 class ElectionConfig:
-    """Of the process that leads. `lease` is the name of a Lease in the controller's own namespace; `identity` is this
-    process's, for people: what makes it the only one is added.
+    """Leader election. `lease`: name of a Lease in the controller's own namespace. `identity`: name of this process
+    for
+    people; a suffix makes it unique.
     """
 
     lease: str
@@ -77,9 +79,9 @@ class ElectionConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What is run. `server` is the one of PGROLE_DSN. `cluster` None: the uid of namespace kube-system.
-
-    `namespace` is the only one whose PgRoles are reconciled. `election` None: no other process works for this cluster.
+    """What to run. `server`: the one of PGROLE_DSN. `cluster` None: the uid of namespace kube-system. `namespace`: the
+    only
+    one whose PgRoles are reconciled. `election` None: no other process works for this cluster.
     """
 
     server: ServerConfig | None
@@ -95,7 +97,9 @@ class Config:
 
 
 async def run(config: Config) -> None:
-    """Runs until SIGTERM or SIGINT. Raises a group of CannotStart, or of whatever ended a task that should not end."""
+    """Runs until SIGTERM or SIGINT. Raises a group of CannotStart, or of the errors of tasks that ended
+    unexpectedly.
+    """
     asked, health = anyio.Event(), Health()
     asyncio.get_running_loop().set_default_executor(LookupThreads())
     async with anyio.create_task_group() as tasks:
@@ -115,7 +119,9 @@ async def run(config: Config) -> None:
 
 
 async def _run_terms(config: Config, client: Client, cluster: str, health: Health, asked: anyio.Event) -> None:
-    """One controller after the other: with a lead that is lost goes all that was known, and the next one stands by."""
+    """Runs one controller per term. When the lead is lost, everything the term knew is discarded, and the next one
+    stands by.
+    """
     if config.election is None:
         await _Controller(config, client, cluster, health, Leadership()).run(asked)
         return
@@ -124,7 +130,8 @@ async def _run_terms(config: Config, client: Client, cluster: str, health: Healt
     terms = itertools.count(1)
     while not asked.is_set():
         term = Term()
-        # In databases each term is another holder: what was sent in one that was lost is not taken for the next one's.
+        # Each term is another holder in databases, so that a statement sent in a lost term does not count in the next
+        # one.
         leadership = Leadership(term, f"{cluster}/{lease}", f"{elector.identity}_{next(terms)}")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(elector.run, term)
@@ -141,7 +148,7 @@ async def _await_signal(asked: anyio.Event) -> None:
 
 
 async def _read_cluster_id_until(asked: anyio.Event, client: Client) -> str | None:
-    """None when it is asked to stop before the API server has answered."""
+    """Reads the cluster's id. Returns None if the process is asked to stop before the API server has answered."""
     cluster: str | None = None
 
     async def read() -> None:
@@ -178,7 +185,9 @@ async def _read_cluster_id(client: Client) -> str:
 
 
 async def _load_models() -> None:
-    """Before the first object is stored: importing takes longer than the loop may be kept."""
+    """Imports the models before the first object is stored, since the import would block the event loop for
+    too long.
+    """
     await asyncio.get_running_loop().run_in_executor(None, reading.load)
 
 
@@ -233,9 +242,9 @@ class _Controller:
         )
 
     async def run(self, asked: anyio.Event) -> None:
-        """Until it is asked to stop, or the lead is lost: then everything is cancelled at once.
-
-        Else the tasks end in the order of the way of the data: the workers, the sources, what writes, then the rest.
+        """Runs until the process is asked to stop or loses the lead. After a lost lead, all tasks are cancelled at
+        once.
+        Otherwise they end in the order in which data flows: workers, sources, writers, then the rest.
         """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._lose, tasks.cancel_scope)
@@ -243,11 +252,11 @@ class _Controller:
             tasks.cancel_scope.cancel()
 
     def _enqueue_result(self, server: str, key: Key) -> None:
-        """A database's worker has something new about the role's privileges."""
+        """A database's worker has a new result about the role's privileges."""
         self._queue.put(server, Request(key, RequestReason.PRIVILEGES, Rank.DEPENDENCY))
 
     def _is_synced(self) -> bool:
-        """Whether everything that is declared was listed once."""
+        """Whether everything declared has been listed once."""
         self._was_synced = self._was_synced or self._is_known()
         return self._was_synced
 
@@ -260,7 +269,10 @@ class _Controller:
         return [self._store, *(store for store in others if store.refused is None)]
 
     async def _relist_when_back(self) -> None:
-        """What was declared while Kubernetes was away may not be in any watch: one can be cut off without a word."""
+        """Lists everything again when Kubernetes is back: a watch can be cut off without an error and miss what was
+        declared
+        meanwhile.
+        """
         while True:
             await self._leadership.confirmed_again()
             while self._leadership.leading and self._leadership.stale:
@@ -368,7 +380,7 @@ class _Controller:
                 tasks.cancel_scope.cancel()
 
     async def _decline_unknown(self) -> None:
-        """Objects whose PgServer does not exist."""
+        """Declines objects whose PgServer does not exist."""
         await self._servers.settled.wait()
         error = Refused(
             Reason.SERVER_GONE,
@@ -377,7 +389,7 @@ class _Controller:
         await decline(self._context, NO_SERVER, error)
 
     def _stop_reconciles(self, workers: TaskGroup) -> None:
-        """The reconciles that are under way may end until the deadline; without any it is not waited for."""
+        """Lets current reconciles finish until the deadline; None: does not wait for them."""
         self._health.stopping = True
         self._queue.close()
         connected = [worker for worker in self._servers if worker.keeper.state.is_active]
@@ -391,7 +403,10 @@ class _Controller:
 
 
 class LookupThreads(ThreadPoolExecutor):
-    """For the loop, which takes no other executor. Nothing waits for its threads; each ends with its call."""
+    """Runs name lookups in threads of their own; the loop accepts no other executor. The process does not wait for
+    them at
+    its end.
+    """
 
     def submit(self, call: Callable[..., Any], /, *arguments: object, **named: object) -> Future[Any]:
         future: Future[Any] = Future()

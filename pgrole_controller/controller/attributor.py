@@ -39,19 +39,19 @@ log = logging.getLogger(__name__)
 MOST_WAITING = 100
 IDLE_SECONDS = 60.0
 
-#: Causes and rows that are kept, and roles of which it is known that their last drift is recorded.
+#: Maximum number of causes, of rows, and of roles whose last drift is known to be recorded.
 MOST_KEPT = 1000
 MOST_NOTED = 20_000
 
-#: A command in the log caused a drift only if it is not older than this before it, in seconds, once the session has
-#: lasted as long: before, the drift may be from a time without a session.
+#: Maximum age of a command in the log, relative to a drift, for the command to be its cause, in seconds. Applies once
+#: the session has lasted that long; until then the drift may date from before the session.
 RECENT_SECONDS = 60.0
 
-#: Drifts that claims tell of are recorded, if they are missing, for this long.
+#: For how long drifts that claims mention are recorded if they are missing.
 CLAIMS_AGE = timedelta(hours=24)
 
 _DRIFT_SECONDS = 10.0
-#: Between two drifts, in seconds: repairs come first.
+#: Pause between two drifts, in seconds: repairs come first.
 _PAUSE_SECONDS = 0.01
 _RETRY = Backoff(1.0, 60.0)
 
@@ -63,7 +63,10 @@ Value = TypeVar("Value")
 
 
 class Attributor:
-    """Of one server, for all its sessions. `on_found`: called with the key of each drift whose cause was found."""
+    """Finds and records the causes of drift on one server, across its sessions. `on_found` is called with the key of
+    each
+    drift whose cause was found.
+    """
 
     def __init__(self, config: Callable[[], ServerConfig], cluster: str, on_found: Callable[[Key], None]) -> None:
         self._config = config
@@ -71,14 +74,16 @@ class Attributor:
         self._on_found = on_found
         self._waiting: OrderedDict[Key, tuple[RoleDrift, tuple[int, ...]]] = OrderedDict()
         self._found: OrderedDict[Key, FoundCause] = OrderedDict()
-        self._reported: dict[Key, RoleDrift] = {}  # that stand
+        self._reported: dict[Key, RoleDrift] = {}  # reported, and not yet undone
         self._noted: OrderedDict[str, datetime] = OrderedDict()  # the last drift of each role
         self._counts: OrderedDict[_Identity, int] = OrderedDict()
-        self._rows: OrderedDict[_Identity, RecordedDrift] = OrderedDict()  # not written yet
+        self._rows: OrderedDict[_Identity, RecordedDrift] = OrderedDict()  # not yet written
         self._changed = anyio.Event()
 
     def note(self, key: Key, drift: RoleDrift, xmins: tuple[int, ...] = ()) -> None:
-        """A drift was repaired or, once for all resyncs, reported. `xmins`: of the role's rows before the repair."""
+        """Notes a drift that was repaired or, once for all resyncs, reported. `xmins`: of the role's rows before the
+        repair.
+        """
         if not drift.corrected:
             standing = self._reported.get(key)
             if standing is not None and (standing.uid, standing.fields) == (drift.uid, drift.fields):
@@ -94,11 +99,11 @@ class Attributor:
         self._changed.set()
 
     def note_unreported(self, key: Key) -> None:
-        """No drift of this object is reported any more."""
+        """Notes that no drift of this object is reported any more."""
         self._reported.pop(key, None)
 
     def note_claim(self, claim: Claim) -> None:
-        """Records the drift that the claim tells of, unless that is known to be recorded."""
+        """Records the drift that the claim mentions, unless it is known to be recorded."""
         at = claim.last_drift_at
         if at is None or self._noted.get(claim.role_name) == at or datetime.now(UTC) - at > CLAIMS_AGE:
             return
@@ -108,12 +113,12 @@ class Attributor:
         self._changed.set()
 
     def find_cause(self, key: Key) -> FoundCause | None:
-        """Of the last drift of this object whose cause was found."""
+        """Returns the cause of this object's last drift for which one was found."""
         found = self._found.get(key)
         return None if found is None else replace(found, exposes_all=self._config().attribution.exposes_all)
 
     async def run(self, session: Session) -> None:
-        """Until cancelled. Raises nothing else."""
+        """Runs until cancelled, and raises no other exception."""
         attribution, failures, began = RoleAttribution(), 0, anyio.current_time()
         while True:
             await self._changed.wait()
@@ -177,7 +182,7 @@ class Attributor:
         return Culprit()
 
     async def _write(self, connection: Connection, session: Session) -> None:
-        """The rows that wait. Where schema pgrole does not exist, status alone tells of drifts."""
+        """Writes the waiting rows. Without schema pgrole, only status records drifts."""
         if not session.notes_generations:
             self._rows.clear()
         while self._rows:
@@ -218,7 +223,9 @@ class Attributor:
             del self._rows[identity]
 
     def _add_row(self, drift: RoleDrift, by: Culprit, xmins: tuple[int, ...] = ()) -> None:
-        """To be written. Equal drifts of one minute share a row; so does a reported one with itself after a restart."""
+        """Adds a row to write. Equal drifts of one minute share a row; so does a reported drift with itself after a
+        restart.
+        """
         told_apart_by = f"{drift.at:%Y-%m-%dT%H:%M}" if drift.corrected else repr((sorted(drift.values.items()), xmins))
         identity = drift.uid, drift.role_name, ",".join(drift.fields), drift.corrected, told_apart_by
         count = self._counts.pop(identity, 0) + 1 if drift.corrected else 1
@@ -250,7 +257,7 @@ def _concerns_data(error: PgRoleError) -> bool:
 
 
 def _keep(kept: OrderedDict[Name, Value], name: Name, value: Value, most: int = MOST_KEPT) -> None:
-    """As the newest; the oldest beyond `most` are dropped."""
+    """Adds the newest entry, and drops the oldest beyond `most`."""
     kept.pop(name, None)
     kept[name] = value
     while len(kept) > most:

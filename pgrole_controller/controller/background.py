@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 PASSWORD_TASKS = 12
 PASSWORD_SECONDS = 10.0
 
-#: Roles of one server that are emptied at once, each on connections of its own, and how many of those may be of one
-#: namespace: a tenant's locks delay its own deletions first.
+#: Roles of one server that are emptied at once, each on its own connections, and how many of them may be of one
+#: namespace, so that a tenant's locks delay that tenant's deletions first.
 EMPTYING = 4
 EMPTYING_OF_NAMESPACE = 1
 
@@ -72,13 +72,13 @@ class Background:
         self._available = anyio.Semaphore(0)  # one for each that waits; after `close` one more for each runner
 
     async def run(self) -> None:
-        """Runs password tasks until `close`, and those that wait then."""
+        """Runs password tasks until `close`, then those that still wait."""
         async with anyio.create_task_group() as tasks:
             for _ in range(PASSWORD_TASKS):
                 tasks.start_soon(self._run_each)
 
     def close(self) -> None:
-        """No more password tasks: `run` returns when those that wait are done."""
+        """Accepts no more password tasks; `run` returns when the waiting ones are done."""
         for _ in range(PASSWORD_TASKS):
             self._available.release()
 
@@ -100,7 +100,7 @@ class Background:
             self._endings.end(result)
 
     def take(self, key: Key) -> PasswordResult | ReassignResult | None:
-        """What was prepared for the reconcile of this object that begins now."""
+        """Returns what was prepared for the reconcile of this object that begins now."""
         stored = self._store.get(key)
         return None if stored is None else self._results.pop(stored.uid, None)
 
@@ -111,11 +111,11 @@ class Background:
             self._results[stored.uid] = result
 
     def forget(self, uid: str) -> None:
-        """The object was deleted."""
+        """Forgets a deleted object."""
         self._results.pop(uid, None)
 
     def interrupt(self, key: Key) -> None:
-        """The object was changed or deleted: stops emptying its role."""
+        """Stops emptying the role of an object that was changed or deleted."""
         if key in self._interruptible:
             self._interruptible[key].cancel()
 
@@ -148,13 +148,13 @@ class Background:
         self.keep(stored, password)
 
     def _is_current(self, stored: Stored) -> bool:
-        """Whether the object exists and declares what it declared then."""
+        """Whether the object exists and still declares what it declared when the task began."""
         current = self._store.get(stored.key)
         return current is not None and declared_version(current) == declared_version(stored)
 
     @contextmanager
     def _interrupted(self, stored: Stored) -> Iterator[None]:
-        """Cancels what is done in here when the object is changed or deleted, or was meanwhile."""
+        """Cancels its body when the object is changed or deleted, even if that happened before."""
         with anyio.CancelScope() as scope:
             self._interruptible[stored.key] = scope
             if not self._is_current(stored):

@@ -38,19 +38,19 @@ from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 
-#: The shortest time between the beginnings of two looks, in seconds: what changes meanwhile is read together.
+#: Minimum time between the beginnings of two reads, in seconds: changes in between are read together.
 COALESCE_SECONDS = 0.005
-#: After a look that found nothing, at most so long until the next one, in seconds: anyone can send notifications.
+#: Maximum pause after a read that found nothing, in seconds: any role can send notifications.
 LONGEST_REST = 0.1
 _FIRST_REST = 0.001
 
-#: Between two attempts to begin a session, in seconds.
+#: Pause between two attempts to begin a session, in seconds.
 _RECONNECT = Backoff(0.25, 15.0)
-#: A session that lasted as long is no failure, in seconds.
+#: A session that lasted this long does not count as a failure, in seconds.
 _HEALTHY_SECONDS = 10.0
-#: After a role whose privileges could not be applied, in seconds.
+#: Pause after a failure to apply a role's privileges, in seconds.
 _RETRY = Backoff(1.0, 300.0)
-#: The same, where others hold a lock: nothing tells when they release it.
+#: The same while another session holds a lock, since nothing announces its release.
 _LOCK_RETRY = Backoff(1.0, 15.0)
 
 
@@ -70,8 +70,9 @@ class DatabaseContext:
 
 
 class DatabaseWorker:
-    """`mode` None: no session. `trouble`: why there is none. `why`: why the session does not use Events. `stores`: a
-    session, and a part of schema pgrole.
+    """`mode` None: no session. `trouble`: why there is none. `why`: why the session does not use Events. `stores`: it
+    has a
+    session, and the database has its part of schema pgrole.
     """
 
     def __init__(self, database: str, context: DatabaseContext) -> None:
@@ -92,7 +93,7 @@ class DatabaseWorker:
         self._access: object = None
         self._scope: anyio.CancelScope | None = None
         self._memory = PrivilegeMemory()
-        self._retries: dict[Key, tuple[int, float]] = {}  # failures in a row, and when it is tried again
+        self._retries: dict[Key, tuple[int, float]] = {}  # failures in a row, and the time of the next attempt
 
     def note_grantee(self, key: Key) -> None:
         """The role was published, changed or withdrawn."""
@@ -112,14 +113,16 @@ class DatabaseWorker:
         self._wake.set()
 
     def note_config(self) -> None:
-        """The server's declaration changed: another way to connect or to detect changes begins another session."""
+        """The server's declaration changed. Begins another session if it changes how to connect or to detect
+        changes.
+        """
         if self._access is not None and self._access != self._describe_access() and self._scope is not None:
             self._scope.cancel()
         self._retry_now.pulse()
         self.note_everything()
 
     def note_database(self) -> None:
-        """The database was created, or changed its name, owner or ACL: what made the session fail may be over."""
+        """The database was created, or changed its name, owner or ACL. The cause of a failed session may be gone."""
         self._retry_now.pulse()
         self._database_changed = True
         self._wake.set()
@@ -134,7 +137,7 @@ class DatabaseWorker:
         return config.endpoint, config.may_install, config.interval, detection
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             began = anyio.current_time()
             try:
@@ -168,7 +171,7 @@ class DatabaseWorker:
             self._report_trouble(error)
 
     def _report_trouble(self, error: PgRoleError) -> None:
-        """On every object that names the database. A database that does not exist holds nothing to revoke."""
+        """Reports the trouble on every object that names the database. A missing database holds nothing to revoke."""
         gone = isinstance(error, DatabaseMissing)
         for grantee in self._grantees:
             given_up = gone and self.database not in grantee.declared
@@ -187,7 +190,7 @@ class DatabaseWorker:
             )
 
     def report(self, result: PrivilegeResult) -> None:
-        """An error with the same text is not news."""
+        """Reports a result. An error with the same text is no news."""
         server = self._context.config().name
         before = self._context.grantees.results(server, result.key).get(self.database)
         if before is not None and _are_equal(before.error, result.error):
@@ -253,7 +256,7 @@ class DatabaseWorker:
             await anyio.sleep(max(began + max(COALESCE_SECONDS, rest) - anyio.current_time(), 0.0))
 
     async def _collect(self, session: DatabaseSession, now: float) -> tuple[Look, frozenset[Key]]:
-        """What to read for all roles; and roles for which to read everything."""
+        """Returns what to read for all roles, and the roles for which to read everything."""
         noticed, self._noticed = self._noticed, False
         everything, self._everything = self._everything, False
         changed, self._changed = self._changed, set()
@@ -299,7 +302,7 @@ class DatabaseWorker:
 
 
 async def _stand_by() -> None:
-    """A worker exists only while this process leads."""
+    """Never called: a database's worker exists only while this process leads."""
 
 
 def _are_equal(one: PgRoleError | None, other: PgRoleError | None) -> bool:

@@ -45,7 +45,7 @@ class _Running:
 
 
 class Databases:
-    """Of one server. `config` gives its current declaration."""
+    """The workers of one server's databases. `config` returns the server's current declaration."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Databases:
         self._changed = Signal()
 
     async def run(self, session: Session, home: str) -> None:
-        """Until cancelled, with every worker in it. `session` is with the home database, whose name is `home`."""
+        """Runs until cancelled, with every worker in it. `session` is with the home database, whose name is `home`."""
         try:
             async with anyio.create_task_group() as tasks:
                 while True:
@@ -96,15 +96,15 @@ class Databases:
             running.worker.note_everything()
 
     def storing(self) -> set[str]:
-        """Databases with a session and a part of schema pgrole."""
+        """The databases that have a session and a part of schema pgrole."""
         return {name for name, running in self._running.items() if running.worker.stores}
 
     def take_recorded(self) -> set[str]:
-        """Databases in which drifts were recorded since the last call."""
+        """Returns the databases in which drifts were recorded since the last call."""
         return {name for name, running in self._running.items() if running.worker.take_recorded()}
 
     def states(self) -> list[DatabaseState]:
-        """Of every database that published roles name, sorted by name."""
+        """The state of every database that published roles name, sorted by name."""
         return [self._state(name) for name in sorted(self._grantees.databases(self._config().name))]
 
     def _state(self, name: str) -> DatabaseState:
@@ -118,7 +118,7 @@ class Databases:
         return DatabaseState(name, worker.mode, message)
 
     def _update(self, tasks: TaskGroup, session: Session, home: str) -> None:
-        """Starts and stops workers as declared. A database that has a worker keeps it before others get one."""
+        """Starts and stops workers as declared. If there are too many databases, those that have a worker keep it."""
         config = self._config()
         named = self._grantees.databases(config.name)
         refused = {name: error for name in named if (error := _refuse(config, name)) is not None}

@@ -28,7 +28,7 @@ from pgrole_controller.postgres.session import Session
 
 
 def add_results(target: Target, grantees: Grantees, server_name: str) -> Target:
-    """Adds what the databases' workers reported, with which the claim forgets what they have revoked."""
+    """Adds the results of the databases' workers, which tell the claim what they have revoked."""
     results = grantees.results(server_name, target.key) if target.desired is not None else None
     if target.desired is None or not results:
         return target
@@ -36,7 +36,7 @@ def add_results(target: Target, grantees: Grantees, server_name: str) -> Target:
 
 
 def withdraw_unread(target: Target, grantees: Grantees, server_name: str) -> None:
-    """An invalid object declares nothing that can be told."""
+    """Withdraws the role of an invalid object, whose declaration cannot be read."""
     if target.error is not None and target.error.reason is Reason.INVALID_SPEC:
         grantees.withdraw(server_name, target.key)
 
@@ -90,7 +90,7 @@ def _namespaces(
 
 
 def _find(one: Attempt, before: Grantee | None, server: Server) -> Grantee | None:
-    """The role to be published; None for one to be withdrawn."""
+    """Returns the role to publish; None to withdraw it."""
     try:
         return _find_grantee(one, before, server)
     except Exception as error:  # noqa: BLE001 -- this object's error
@@ -125,7 +125,7 @@ def _find_grantee(one: Attempt, before: Grantee | None, server: Server) -> Grant
 
 
 def _find_role(desired: Desired, observed: Observed, server: Server) -> ObservedRole | None:
-    """The role that certainly belongs to the object."""
+    """Returns the role that certainly belongs to the object."""
     try:
         claim = find_own_claim(desired, observed, server)
     except Refused:
@@ -139,8 +139,8 @@ def _is_to_be_emptied(one: Attempt, server: Server) -> bool:
 
 
 def _may_be_published(one: Attempt, made: Grantee, kept: KeptPrivileges, server: Server) -> bool:
-    """Whether the claim holds everything that is declared. Where claims hold no privileges: whether the object is not
-    refused.
+    """Whether the claim holds everything that is declared; where claims hold no privileges, whether the object is
+    accepted.
     """
     if server.keeps_privileges:
         return all(declared in kept.get(name, ()) for name, declared in made.declared.items())

@@ -31,7 +31,7 @@ class Grantees:
         self._on_change, self._on_result = on_change, on_result
 
     def publish(self, server: str, grantee: Grantee) -> None:
-        """Nothing happens if it is as it was."""
+        """Publishes a Grantee; does nothing if it is unchanged."""
         known = self._published.setdefault(server, {})
         before = known.get(grantee.key)
         if before == grantee:
@@ -45,7 +45,7 @@ class Grantees:
         self._on_change(server, grantee.key, grantee.databases | (before.databases if before else frozenset()))
 
     def withdraw(self, server: str, key: Key) -> None:
-        """The object owns no role any more, or what it declares cannot be told."""
+        """Withdraws the role: the object no longer owns one, or its declaration cannot be read."""
         before = self._published.get(server, {}).pop(key, None)
         self._results.pop((server, key), None)
         if before is not None:
@@ -58,7 +58,7 @@ class Grantees:
         return tuple(self._published.get(server, {}).values())
 
     def withdraw_all(self, server: str) -> None:
-        """The server is not declared any more."""
+        """Withdraws all roles of a server that is no longer declared."""
         for key in tuple(self._published.get(server, ())):
             self.withdraw(server, key)
 
@@ -70,7 +70,7 @@ class Grantees:
         return frozenset[str]().union(*(one.databases for one in self._published.get(server, {}).values()))
 
     def report(self, server: str, result: PrivilegeResult) -> None:
-        """News that no one took yet stay. A result about a role that is not published is left out."""
+        """Stores a result. News that no caller took yet remain. Ignores a result about a role that is not published."""
         published = self.get(server, result.key)
         if published is None or published.uid != result.uid:
             return
@@ -84,11 +84,11 @@ class Grantees:
         self._on_result(server, result.key)
 
     def results(self, server: str, key: Key) -> dict[str, PrivilegeResult]:
-        """By database."""
+        """The results of one key, by database."""
         return dict(self._results.get((server, key), {}))
 
     def take_news(self, server: str, key: Key) -> tuple[PrivilegeNews, ...]:
-        """Each is returned once."""
+        """Returns the news of one key, each once."""
         results = self._results.get((server, key), {})
         taken = tuple(one for result in results.values() for one in result.news)
         for database, result in results.items():

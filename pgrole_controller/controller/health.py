@@ -37,10 +37,10 @@ from pgrole_controller.core.state import Mode
 from pgrole_controller.kube.store import Store
 from pgrole_controller.metrics import UNDECLARED, Scrape, ServerFigures
 
-#: Between two beats, in seconds.
+#: Time between two heartbeats, in seconds.
 BEAT_SECONDS = 0.5
 
-#: A loop that has not turned for so long, in seconds, is not alive: it should not stand still for a tenth of one.
+#: A loop that has not run for this long, in seconds, counts as dead; it should never block for even a tenth of that.
 STILL_SECONDS = 10.0
 
 
@@ -58,7 +58,7 @@ class Heartbeat:
 
     @property
     def age(self) -> float:
-        """Seconds since the last beat. From any thread."""
+        """Seconds since the last heartbeat. May be called in any thread."""
         return self._clock() - self._last
 
     @property
@@ -72,19 +72,21 @@ log = logging.getLogger(__name__)
 _quiet = logging.getLogger(f"{__name__}.requests")
 _quiet.setLevel(logging.CRITICAL)
 
-#: How long the controller's loop has for an answer, in seconds: the least that a probe waits is one.
+#: How long the controller's loop may take to answer, in seconds. The shortest timeout of a probe is one second.
 ANSWER_SECONDS = 0.8
 
-#: So many connections are held, and so many more that come at once: whoever comes next ends the one that was first.
+#: Maximum number of connections, and of further ones that wait to be accepted. A new one beyond the maximum closes the
+#: oldest.
 CONNECTIONS = 64
 AT_ONCE = 100
 
-#: After an answer that many shared, so many times as long as it took pass before the next, up to these seconds.
+#: After an answer that several requests shared, the pause before the next one, as a multiple of the time it took, and
+#: at most this many seconds.
 REST_TIMES = 9.0
 READINESS_REST = 0.1
 METRICS_REST = 1.0
 
-#: Between two lines of the log that say the same of the port, in seconds.
+#: Minimum time between two log lines with the same message about the port, in seconds.
 SAID_AGAIN_SECONDS = 60.0
 
 #: Every address of this machine, IPv4 and IPv6.
@@ -96,7 +98,7 @@ Answer = TypeVar("Answer")
 
 
 class NoAnswer(Exception):
-    """The reason was logged."""
+    """There is no answer; the reason has been logged."""
 
 
 class Shared(Generic[Answer]):
@@ -109,7 +111,7 @@ class Shared(Generic[Answer]):
         self._find = find
         self._rest = rest
         self._lock = asyncio.Lock()
-        self._answers: list[Answer] = []  # the last one; none where it failed
+        self._answers: list[Answer] = []  # the last answer; None after a failure
         self._began = self._due = 0.0
 
     async def get(self) -> Answer:
@@ -167,11 +169,11 @@ class Health:
         self._figures = Shared(self._render, METRICS_REST)
 
     def watch(self, store: Store, servers: Servers, leadership: Leadership, scrape: Callable[[], Scrape]) -> None:
-        """Readiness is theirs from now on; before, nothing is ready."""
+        """Takes readiness from these from now on; before this call, the process is not ready."""
         self._store, self._servers, self._leadership, self._scrape = store, servers, leadership, scrape
 
     async def serve(self, host: str, port: int) -> None:
-        """Until cancelled. `host` is one address, or EVERY_ADDRESS. Raises CannotStart when the port is taken."""
+        """Serves until cancelled. `host` is one address, or EVERY_ADDRESS. Raises CannotStart if the port is taken."""
         self._loop = asyncio.get_running_loop()
         with start_blocking_portal() as portal:
             server, listening = portal.call(self._start, _bind(host, port))
@@ -217,7 +219,9 @@ class Health:
         return Response(body=await self._figures.get(), headers={"Content-Type": metrics.CONTENT_TYPE})
 
     async def _render(self) -> bytes:
-        """What is asked of a loop that does not answer is left out: its heartbeat's age is not."""
+        """Renders the metrics. While the loop does not answer, leaves out what only it knows, but not the heartbeat's
+        age.
+        """
         scrape = await self._ask(self._scrape)
         return metrics.render(scrape, self._heartbeat.age)
 
@@ -225,7 +229,7 @@ class Health:
         return await self._ask(self._readiness)
 
     async def _ask(self, question: Callable[[], Answer]) -> Answer | None:
-        """Asked in the controller's loop, whose state no other thread may read; None when that does not answer."""
+        """Asks the controller's loop, whose state no other thread may read. Returns None if it does not answer."""
         if self._loop is None:
             return None
         future = asyncio.run_coroutine_threadsafe(_answer(question), self._loop)
@@ -254,7 +258,7 @@ async def _end(server: Server, listening: asyncio.AbstractServer) -> None:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Raises CannotStart when it is taken, or not this machine's."""
+    """Binds the port. Raises CannotStart if it is taken, or if the address is not this machine's."""
     try:
         if host != EVERY_ADDRESS:
             return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -295,7 +299,9 @@ class Scraper:
         self._leadership = leadership
 
     def scrape(self) -> Scrape:
-        """Takes microseconds for each server, whatever the number of objects; only contested ones are counted."""
+        """Reads the gauges. Takes microseconds per server, whatever the number of objects, since it counts only
+        contested ones.
+        """
         declared = [self._figures(worker) for worker in self._workers]
         depth, oldest = self._queue.figures(NO_SERVER)
         rest = ServerFigures(

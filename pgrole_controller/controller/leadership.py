@@ -12,7 +12,7 @@ from pgrole_controller.kube.election import Term
 from pgrole_controller.postgres.fence import Candidate
 from pgrole_controller.signals import Signal
 
-#: Until everything is listed after Kubernetes is back, `away` counts as this long, in seconds.
+#: After Kubernetes is back and until everything is listed, `away` returns this value, in seconds.
 BACK_SECONDS = 1.0
 
 
@@ -23,7 +23,7 @@ class Leadership:
         self._term = term
         self._installation = installation
         self._holder = holder
-        self.synced: Callable[[], bool] = lambda: False  # whether everything that is declared is known
+        self.synced: Callable[[], bool] = lambda: False  # whether everything declared is known
         self._refreshed = Signal()
 
     @property
@@ -45,7 +45,9 @@ class Leadership:
         return 0 if self._term is None else self._term.confirmations
 
     def refresh(self, confirmations: int) -> None:
-        """Everything was listed after this many confirmations of the lead; Kubernetes may be unreachable again."""
+        """Notes that everything was listed after this many confirmations of the lead. Kubernetes may be unreachable
+        again.
+        """
         if self._term is None or not self._term.leading or self._term.confirmations != confirmations:
             return
         self._term.stale = False
@@ -56,13 +58,15 @@ class Leadership:
 
     @property
     def away(self) -> float:
-        """For how many seconds Kubernetes has not answered, if this process may act without the Lease; else 0.0."""
+        """How long Kubernetes has not answered, in seconds, if this process may act without the Lease;
+        otherwise 0.0.
+        """
         if self._term is None or not self.synced():
             return 0.0
         return BACK_SECONDS if self.leading and self.stale else self._term.away
 
     async def stand_by(self) -> None:
-        """Until this process leads."""
+        """Waits until this process leads."""
         if self._term is not None:
             await self._term.stand_by()
             while self.stale:
@@ -70,21 +74,21 @@ class Leadership:
                 await self._term.stand_by()
 
     async def end(self) -> None:
-        """Until it no longer leads."""
+        """Waits until this process no longer leads."""
         if self._term is None:
             await anyio.sleep_forever()
         else:
             await self._term.lost.wait()
 
     async def confirmed_again(self) -> None:
-        """Until Kubernetes is back and confirms that this process still leads."""
+        """Waits until Kubernetes is back and confirms that this process still leads."""
         if self._term is None:
             await anyio.sleep_forever()
         else:
             await self._term.confirmed_again.wait()
 
     def candidate(self, stand_by: Callable[[], Awaitable[None]]) -> Candidate | None:
-        """For a session, which calls `stand_by` once it has done everything that needs no lead."""
+        """Returns the candidate for a session, which calls `stand_by` after everything that needs no lead."""
         if self._term is None:
             return None
         return Candidate(

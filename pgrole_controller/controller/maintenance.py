@@ -1,10 +1,11 @@
-"""Prunes the history in every database of one server, and copies drifts to the home database.
+"""Prunes history and events in every database of one server, and copies drifts to the home database.
 
-Expected flow: soon after a session begins and once an hour, every database; within a minute after a drift of privileges
+Expected flow: soon after a session begins and once an hour, every database that has schema pgrole, whether or not any
+role still declares privileges there: its event triggers go on recording. Within a minute after a drift of privileges
 was recorded, only copies from there. In between, no connection is open and nothing is asked.
 
-Guarantees: it runs beside the worker, on connections of its own; an error costs this round of one database and ends no
-session.
+Guarantees: it runs beside the worker, on connections of its own, and connects to admitted databases only; an error
+costs this round of one database and ends no session.
 """
 
 import logging
@@ -19,7 +20,9 @@ from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.database_schema import inspect_database
 from pgrole_controller.postgres.history_maintenance import copy_all, prune
+from pgrole_controller.postgres.role_catalog import read_databases
 from pgrole_controller.postgres.session import Session
 
 log = logging.getLogger(__name__)
@@ -40,6 +43,8 @@ class Maintenance:
         self._databases = databases
         self._session = session
         self._home = home
+        # Databases that have, or may have, a part of schema pgrole; None: not yet known
+        self._installed: set[str] | None = None
 
     async def run(self) -> NoReturn:
         """Until cancelled. Raises nothing else."""
@@ -48,10 +53,27 @@ class Maintenance:
             await anyio.sleep(CHECK_SECONDS)
             recorded = self._databases.take_recorded()
             if anyio.current_time() >= due:
-                await self.tend(self._databases.storing(), everything=True)
+                await self.tend_all()
                 due = anyio.current_time() + PERIOD_SECONDS
             elif recorded:
                 await self.tend(recorded, everything=False)
+
+    async def tend_all(self) -> None:
+        """One round in every database with a part of schema pgrole."""
+        endpoint, storing = self._config().endpoint, self._databases.storing()
+        if self._installed is None and endpoint is not None:
+            try:
+                async with connect(endpoint, _PURPOSE) as home:
+                    self._installed = {one.name for one in await read_databases(home) if one.connectable}
+            except Exception as error:  # noqa: BLE001 -- it must not end the session
+                self._warn(self._home, error)
+        if self._installed is not None:
+            self._installed |= storing
+        await self.tend(storing | {name for name in self._installed or () if self._admits(name)}, everything=True)
+
+    def _admits(self, database: str) -> bool:
+        databases = self._config().databases
+        return databases is not None and databases.admits(database)
 
     async def tend(self, names: set[str], *, everything: bool) -> None:
         """One round in these databases, and in the home database if `everything`."""
@@ -75,6 +97,10 @@ class Maintenance:
 
     async def _tend_database(self, name: str, endpoint: Endpoint, home: Connection | None, *, everything: bool) -> None:
         async with connect(endpoint.at(name), _PURPOSE) as database:
+            if name not in self._databases.storing() and not (await inspect_database(database)).present:
+                if self._installed is not None:
+                    self._installed.discard(name)
+                return
             if home is not None and not home.is_closed():
                 copied = await copy_all(database, home, self._session.fence)
                 if copied:
@@ -85,4 +111,4 @@ class Maintenance:
     def _warn(self, database: str, error: Exception) -> None:
         shown = {"error": error.message} if isinstance(error, PgRoleError) else describe_error(error)
         extra = {"server": self._config().name, "database": database, **shown}
-        log.warning("history not pruned or copied: it is tried again within an hour", extra=extra)
+        log.warning("history and events not pruned or copied: it is tried again within an hour", extra=extra)

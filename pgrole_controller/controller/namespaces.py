@@ -30,17 +30,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: For one request, between those for labels of what is not watched, and between attempts, in seconds.
+#: Timeout of one request, period of reads of labels that are not watched, and pause between attempts, in seconds.
 ASK_SECONDS = 10.0
 REFRESH_SECONDS = 60.0
 FIRST_DELAY = 0.5
 LONGEST_DELAY = 30.0
 _BACKOFF = Backoff(FIRST_DELAY, LONGEST_DELAY)
 
-#: How many are read at once.
+#: Maximum number of concurrent reads.
 ASKING = 4
 
-#: An object reports that it waits for its namespace after so many seconds: mostly the answer takes milliseconds.
+#: An object reports that it waits for its namespace only after this long, in seconds: mostly the answer takes
+#: milliseconds.
 QUIET_SECONDS = 1.0
 
 
@@ -52,14 +53,14 @@ class Namespace:
 
 
 class NamespaceUnknown(Waiting):
-    """`quiet`: it was requested a moment ago, so the object does not report it yet."""
+    """The namespace is not known yet. `quiet`: it was requested a moment ago, so the object does not report it yet."""
 
     quiet = False
 
 
 @dataclass(slots=True)
 class _Question:
-    """A namespace to be read. `waiting`: the objects that need it; `failure`: of the last attempt."""
+    """A namespace to read. `waiting`: the objects that need it. `failure`: of the last attempt."""
 
     since: float
     waiting: set[Key] = field(default_factory=set)
@@ -68,7 +69,7 @@ class _Question:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A namespace that was read by name. It counts while the watch delivers none, or still the one of `instead_of`."""
+    """A namespace that was read by name. Valid while the watch has delivered none, or still the one of `instead_of`."""
 
     namespace: Namespace
     instead_of: str = ""
@@ -76,19 +77,19 @@ class _Answer:
 
 class Namespaces:
     def __init__(self, client: "Client", store: Store, only: str | None = None) -> None:
-        """A reflector fills `store`, unless objects are in `only` one namespace: that is read by name."""
+        """A reflector fills `store`, unless objects are in `only` one namespace, which is then read by name."""
         self.store = store
         self._client = client
         self._only = only
         self._answers: dict[str, _Answer] = {}
         self._doubted: dict[str, str] = {}  # its uid when an object in it was deleted
-        self._forgotten: dict[str, int] = {}  # how often, while it is being read
+        self._forgotten: dict[str, int] = {}  # number of times, while it is being read
         self._seen_in: dict[str, str] = {}  # by uid of an object, the uid of its namespace
         self._questions: dict[str, _Question] = {}
         self._asked = Signal()
 
     def get(self, key: Key, object_uid: str) -> Namespace:
-        """The namespace of this object. Raises NamespaceUnknown; then its key is among those `waiting`."""
+        """Returns the object's namespace. Raises NamespaceUnknown, and then adds the key to `waiting`."""
         found = self._find(key.namespace)
         if found is not None and found.uid in (self._seen_in.get(object_uid), self._certain(found)):
             self._seen_in[object_uid] = found.uid
@@ -107,7 +108,7 @@ class Namespaces:
         return found
 
     def forget(self, name: str, object_uid: str) -> None:
-        """An object in it was deleted: the next one may be in another namespace of that name."""
+        """Notes that an object was deleted: the next one may be in another namespace of the same name."""
         self._seen_in.pop(object_uid, None)
         if name in self._forgotten:
             self._forgotten[name] += 1
@@ -118,7 +119,7 @@ class Namespaces:
             self._asked.set()
 
     def waiting(self, name: str) -> set[Key]:
-        """The objects that waited for this namespace, which is known now."""
+        """Returns the objects that waited for this namespace, which is now known."""
         if self._find(name) is None or name in self._doubted:
             return set()
         question = self._questions.pop(name, None)
@@ -162,7 +163,7 @@ class Namespaces:
         return _read(stored.object())
 
     def _certain(self, found: Namespace) -> str | None:
-        """The uid, unless it is doubted."""
+        """Returns the uid, unless it is in doubt."""
         return None if self._doubted.get(found.name) == found.uid else found.uid
 
     def _wait(self, name: str, key: Key) -> NamespaceUnknown:
@@ -185,7 +186,7 @@ class Namespaces:
         in_use: Callable[[], Collection[str]],
         under_way: set[str],
     ) -> None:
-        """Until it is known, or no object waits for it."""
+        """Asks until the namespace is known, or no object waits for it."""
         failures = 0
         self._forgotten[name] = 0
         while name in self._questions:
@@ -202,7 +203,7 @@ class Namespaces:
                 with anyio.move_on_after(_BACKOFF.delay(failures, random.random())):  # noqa: S311 -- jitter
                     await self._client.reachability.wait_until_back()
                 continue
-            if forgotten == self._forgotten[name]:  # else it may be the namespace before
+            if forgotten == self._forgotten[name]:  # otherwise it may be the previous namespace
                 self._take(found)
                 known(self.waiting(name))
         del self._forgotten[name]

@@ -150,7 +150,7 @@ class Objects:
         """`store` is indexed by `index_pgrole`; `secrets`, of metadata alone, by `index_by_owner`."""
         self.store = store
         self._secrets = secrets
-        self.contests = Contests()  # outlives sessions and workers, which come and go
+        self.contests = Contests()  # outlives sessions and workers
         self.cluster = cluster
         self.namespaces = namespaces
         self._namespace = namespace
@@ -257,7 +257,7 @@ class Objects:
         return self.store.count_index(_server_entry(server)), self.store.count_index(_ready_entry(server))
 
     def server_name(self, key: Key) -> str | None:
-        """The server of an object; None when it is gone."""
+        """The server of an object; None for an object that no longer exists."""
         stored = self.store.get(key)
         return None if stored is None else server_of(stored.object())
 
@@ -303,11 +303,13 @@ def _age(stored: Stored) -> tuple[str, str]:
 
 
 def _unread(key: Key, stored: Stored, obj: dict[str, Any], error: PgRoleError, *, quiet: bool = False) -> Target:
-    """An object that cannot be read, or not yet. During deletion, the error explains how to release the object."""
+    """The target of an object that cannot be read, or not yet. During deletion, the error explains how to release the
+    object.
+    """
     if not _is_held(obj):
         return Target(key, stored, error=error, quiet=quiet)
     if _spec_of(obj).get("deletionPolicy") != "Drop" and not quiet:
-        return Target(key, stored, finalizer=False, error=error)  # released by its author
+        return Target(key, stored, finalizer=False, error=error)  # the author released it
     return Target(key, stored, error=add_way_out(error), quiet=quiet)
 
 
@@ -326,7 +328,7 @@ def _finalizer(desired: Desired, held: bool) -> bool | None:
 
 
 def _parse_rival(stored: Stored) -> "PgRole | None":
-    """None if it is invalid: then it can claim no role, and its own reconcile reports that."""
+    """Parses a rival. Returns None if it is invalid: then it can claim no role, and its own reconcile reports that."""
     try:
         rival = _parse(stored.object())
         with suppress(PgRoleError):

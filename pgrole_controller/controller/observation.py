@@ -12,7 +12,7 @@ from pgrole_controller.postgres.session import Session
 
 
 async def read_observed(targets: Sequence[Target], session: Session, server: Server) -> list[Observed | PgRoleError]:
-    """One for each target; an object whose role cannot be read has its error."""
+    """Reads the observed state of each target. An object whose role cannot be read gets its error."""
     if not targets:
         return []
     observations = await session.read_roles([(target.key, target.role_name) for target in targets])
@@ -46,7 +46,7 @@ async def _add_references(
 
 
 def _referenced(target: Target, observed: Observed) -> ReferencedNames | None:
-    """None: it refers to nothing."""
+    """Returns what the object refers to; None if nothing."""
     every = [target.desired] if target.desired else []
     desired_role = [desired.role for desired in every] + [
         rival.role for desired in every for rival in desired.older_rivals
@@ -74,9 +74,9 @@ def _is_illegible(name: str) -> bool:
 async def _add_endings(
     ends: Mapping[int, tuple[int, str]], observations: list[Observed | PgRoleError], session: Session
 ) -> None:
-    """Reads what depends on the roles to be dropped, who uses them, and their new owners.
-
-    `ends`: oid and name of the new owner, by place.
+    """Reads what depends on the roles to be dropped, who uses them, and their new owners. `ends`: oid of the role and
+    name
+    of the new owner, by place.
     """
     for place, ending in zip(ends, await session.read_drop_states(list(ends.values())), strict=True):
         observed = observations[place]

@@ -21,17 +21,17 @@ from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 
-#: How many claims one transaction releases at most.
+#: Maximum number of claims that one transaction releases.
 CHUNK = 500
 
 
 class Orphans:
-    """Of one read of the claims of a server."""
+    """The orphans of one read of a server's claims."""
 
     def __init__(self) -> None:
         self.loaded = False
         self._claims: deque[tuple[Key, str, str]] = deque()
-        self._keys: dict[tuple[str, str], Key] = {}  # of the chunk in progress
+        self._keys: dict[tuple[str, str], Key] = {}  # in the current chunk
         self._size = CHUNK
 
     @property
@@ -54,7 +54,9 @@ class Orphans:
         return tuple(self._keys)
 
     def end(self, chunk: Sequence[tuple[str, str]], failure: PgRoleError | None) -> None:
-        """The chunk's transaction ended. After a failure smaller chunks follow; one claim that fails is skipped."""
+        """Notes that the chunk's transaction ended. After a failure, smaller chunks follow; a claim that fails alone
+        is skipped.
+        """
         if failure is None:
             self._size = min(2 * self._size, CHUNK)
             return
@@ -96,11 +98,11 @@ class OrphanTimer:
         self._restarted = Signal()
 
     def restart(self) -> None:
-        """Reads the claims again, now."""
+        """Reads the claims again at once."""
         self._restarted.set()
 
     async def run(self) -> NoReturn:
-        """Until cancelled. Raises PgRoleError when the session fails."""
+        """Runs until cancelled. Raises PgRoleError when the session fails."""
         pause = FIRST_SECONDS
         while True:
             with anyio.move_on_after(pause):
@@ -112,7 +114,7 @@ class OrphanTimer:
                 pause = await self._release()
 
     async def _release(self) -> float:
-        """Releases one chunk. The seconds until the next one."""
+        """Releases one chunk. Returns the seconds until the next one."""
         if self._session.enforcing or self._keeper.state is SessionState.SUSPENDED:
             return POSTPONED_SECONDS
         if not self._orphans.loaded:

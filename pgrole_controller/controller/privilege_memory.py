@@ -1,5 +1,6 @@
-"""What one database's worker remembers between rounds. It is lost with the process, which costs accuracy of what is
-called drift, and nothing else.
+"""What one database's worker remembers between rounds.
+
+Losing it with the process only makes it less exact which difference counts as drift.
 """
 
 import math
@@ -28,9 +29,10 @@ class AppliedState:
 
 @dataclass(slots=True)
 class RoleMemory:
-    """Of one role. `contests`: by the role in whose name it is granted (`PrivilegeDifference.granted_by`), so that what
-    one sets back again and again delays no other repair. `pending`, `reported`, `confirmed`: of the last complete read.
-    `told`: what was announced as reported. `offer`: what can be approved.
+    """What is known of one role. `contests`: by the role in whose name privileges are granted
+    (`PrivilegeDifference.granted_by`), so that a role that keeps reverting repairs delays no other repair. `pending`,
+    `reported`, `confirmed`: from the last complete read. `told`: what was announced as reported. `offer`: what can be
+    approved.
 
     `resting`: suspended or ignored, so that nothing is granted on new objects. `missed`: objects that were new
     meanwhile; None: not known, as before the role's first complete read. `awaited`: declared columns that did not exist
@@ -59,8 +61,9 @@ class RoleMemory:
 @dataclass(slots=True)
 class PrivilegeMemory:
     """`applied`: by oid of the role, where the database stores nothing. `repaired_at`: when the last correction of a
-    drift was committed, on the loop's clock. `recorded`: drifts were written that the home database lacks.
-    `unrecorded`: drifts that are only reported, to be written.
+    drift
+    was committed, on the loop's clock. `recorded`: drifts were written that the home database lacks. `unrecorded`:
+    reported drifts that are not yet written.
     """
 
     applied: dict[int, AppliedState] = field(default_factory=dict)
@@ -73,7 +76,7 @@ class PrivilegeMemory:
     _fresh: set[ObjectId] = field(default_factory=set)
 
     def role(self, key: Key, uid: str, digest: str) -> RoleMemory:
-        """A changed declaration ends a contest."""
+        """Returns the memory of a role. A changed declaration ends its contests."""
         known = self._roles.get(key)
         if known is None or known.uid != uid:
             known = self._roles[key] = RoleMemory(uid)
@@ -83,7 +86,7 @@ class PrivilegeMemory:
         return known
 
     def keep_only(self, grantees: Iterable[Grantee]) -> None:
-        """Roles that are no longer published are forgotten."""
+        """Forgets roles that are no longer published."""
         some = list(grantees)
         kept, roles = {one.key for one in some}, {one.oid for one in some}
         self._roles = {key: one for key, one in self._roles.items() if key in kept}
@@ -91,18 +94,19 @@ class PrivilegeMemory:
         self._reaches = {key: one for key, one in self._reaches.items() if key in kept}
 
     def reach(self, grantee: Grantee, database: str) -> PrivilegeReach:
-        """What of the database this role's declaration can concern."""
+        """Returns what this role's declaration can concern in the database."""
         known = self._reaches.get(grantee.key)
         if known is None or known[0] is not grantee:
             known = self._reaches[grantee.key] = grantee, PrivilegeReach.of(database, [grantee])
         return known[1]
 
     def unsettled(self) -> frozenset[Key]:
-        """Roles for which a partial read does not tell everything."""
+        """Returns the roles for which a partial read does not suffice."""
         return frozenset(key for key, one in self._roles.items() if one.pending or one.reported or one.failed)
 
     def note_objects(self, acls: Iterable[ObservedAcl], *, complete: bool) -> frozenset[ObjectId] | None:
-        """Objects that were not there at the last complete read, or had another name or owner. None: there was none.
+        """Returns the objects that did not exist, or had another name or owner, at the last complete read; None if
+        there was none.
 
         `complete`: `acls` has every object that any role reaches.
         """
@@ -122,7 +126,7 @@ class PrivilegeMemory:
         return frozenset(self._fresh)
 
     def settle(self, unfinished: Iterable[ObjectId]) -> None:
-        """What new objects need was granted, except on these."""
+        """Notes that everything new objects need was granted, except on these."""
         self._fresh &= set(unfinished)
 
     def next_check(self) -> float:
@@ -143,9 +147,8 @@ def _due(role: RoleMemory) -> Iterator[float]:
 
 
 def hold(role: RoleMemory, now: Moment, drifting: Collection[str], *, complete: bool) -> frozenset[str]:
-    """Whose changes are not repaired now, since they are made again and again.
-
-    `drifting`: whose changes drift; `complete`: no one else's do.
+    """Returns the grantors whose changes are not repaired now, since they recur. `drifting`: the grantors with drift.
+    `complete`: no other grantor has any.
     """
     for name, contest in list(role.contests.items()):
         if complete or name in drifting:

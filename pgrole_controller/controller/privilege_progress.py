@@ -1,4 +1,4 @@
-"""What is known of one role during a round in one database, and how its drift is summed up, stored and restored."""
+"""What is known of one role during a round in one database, and how its drift is summarized, stored and restored."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,17 +17,18 @@ from pgrole_controller.core.privilege_result import Culprit, Evidence, Privilege
 
 _LONGEST_STATEMENT = 1000
 
-#: So many culprits are told apart in one round; the rest of the drift is told with the last one.
+#: Maximum number of culprits told apart in one round; the last one stands for the rest.
 _MOST_CULPRITS = 10
 
-#: What one culprit did: the drift as it is reported, its differences, and the culprit with everything that is known.
+#: What one culprit did: the drift to report, its differences, and the culprit with everything known.
 CulpritDrift = tuple[PrivilegeDrift, tuple[PrivilegeDifference, ...], Culprit]
 
 
 @dataclass(slots=True)
 class PrivilegeProgress:
-    """One role during a round. `changes`: without those that are held back. `told`: drift that the changes correct.
-    `approval`: which they are made for.
+    """One role during a round. `changes`: without those held back. `told`: drift that the changes correct. `approval`:
+    the
+    one that the changes act on.
     """
 
     grantee: Grantee
@@ -50,7 +51,7 @@ class PrivilegeProgress:
 
     @property
     def drift(self) -> list[PrivilegeDifference]:
-        """What is repaired now."""
+        """The drift that is repaired now."""
         return [one for one in self.decision.drift if object_of(one) not in self.held_objects]
 
     @property
@@ -59,7 +60,7 @@ class PrivilegeProgress:
 
 
 def sum_up(commands: Sequence[Culprit]) -> Culprit:
-    """What one culprit did, with all its statements and the time of the first."""
+    """Summarizes what one culprit did, with all its statements and the time of the first."""
     times = [one.time for one in commands if one.time is not None]
     statements = "; ".join(dict.fromkeys(one.statement for one in commands if one.statement))
     return replace(commands[0], time=min(times, default=None), statement=statements[:_LONGEST_STATEMENT])
@@ -72,7 +73,7 @@ def object_of(difference: PrivilegeDifference) -> ObjectId | None:
 def changed_row(
     difference: PrivilegeDifference, acls: Mapping[ObjectId, ObservedAcl], role_name: str
 ) -> ChangedRow | None:
-    """The row that shows who changed this privilege. None: unknown, e.g. of default privileges."""
+    """Returns the row that shows who changed this privilege; None if unknown, e.g. for default privileges."""
     if difference.object is None:
         return None
     found = acls.get(difference.object.id)
@@ -83,7 +84,7 @@ def changed_row(
 
 
 def restore_drift(stored: Mapping[str, object] | None) -> PrivilegeDrift | None:
-    """The drift that `shorten_drift` stored; None if there is none, or another version stored it."""
+    """Restores the drift that `shorten_drift` stored; None if there is none, or if another version stored it."""
     match stored:
         case {"time": str(time), "words": [*words], "count": int(count), "login": str(login), "proof": str(proof)}:
             try:
@@ -110,7 +111,7 @@ def group_by_culprit(
     rows: Mapping[PrivilegeDifference, ChangedRow | None],
     culprits: Mapping[ChangedRow, Culprit],
 ) -> list[tuple[Culprit, tuple[PrivilegeDifference, ...]]]:
-    """Who caused which differences; beyond a limit, the last culprit stands for the rest."""
+    """Groups differences by culprit; beyond a limit, the last culprit stands for the rest."""
     grouped: dict[Culprit, list[PrivilegeDifference]] = {}
     commands: dict[Culprit, list[Culprit]] = {}
     for difference in drift:
@@ -125,7 +126,7 @@ def group_by_culprit(
 
 
 def find_error(one: PrivilegeProgress, database: str) -> PgRoleError | None:
-    """What keeps the role's privileges from being as declared: a contest, a failure, or else what is pending."""
+    """Returns why the role's privileges are not as declared: a contest, a failure, or what is pending."""
     for name in sorted(one.held):
         where = f'privileges in database "{database}"'
         told = describe_field(f'{where}, granted by "{name}"' if name else f"default {where}", one.role.contests[name])

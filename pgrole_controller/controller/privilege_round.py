@@ -50,7 +50,7 @@ from pgrole_controller.postgres.fence import is_another_leading
 
 log = logging.getLogger(__name__)
 
-#: After so many passes, what is still not as declared is left to a retry.
+#: Maximum number of passes; what still differs then is left to a retry.
 PASSES = 3
 
 
@@ -64,7 +64,8 @@ async def run_round(
     cluster: str,
     suspended: Callable[[], bool],
 ) -> list[PrivilegeResult]:
-    """Reads what `look` asks for, for all roles, and everything for those of `keys`. Raises PgRoleError if the session
+    """Reads what `look` asks for, for all roles, and everything for the roles of `keys`. Raises PgRoleError if the
+    session
     fails.
     """
     memory.keep_only(grantees)
@@ -106,7 +107,7 @@ class _Round:
         self._suspended = suspended
         self._now = Moment(anyio.current_time(), datetime.now(UTC))
         self._is_suspended = False
-        self.unclear: set[Key] = set()  # a partial read was not enough to report on these
+        self.unclear: set[Key] = set()  # a partial read did not suffice for a report on these
         self._unfinished: dict[Key, frozenset[ObjectId]] = {}
 
     async def settle(self, grantees: Sequence[Grantee], look: Look) -> list[PrivilegeResult]:
@@ -151,7 +152,7 @@ class _Round:
             one.role.awaited = one.decision.awaited
 
     async def record_reported(self) -> None:
-        """Drifts that are left as they are, each once, whatever number of resyncs finds it."""
+        """Records drifts that are only reported, each once, however many resyncs find it."""
         some = self._memory.unrecorded[:MOST_RECORDED]
         if not (some and self._session.stores) or self._why_not(()) is not None:
             return
@@ -195,7 +196,7 @@ class _Round:
         return observed
 
     def _concerned(self, some: Iterable[PrivilegeProgress], observed: ObservedDatabase) -> list[PrivilegeProgress]:
-        """Those that hold something of what was read, or whose declaration may match it."""
+        """Returns the roles that hold something of what was read, or whose declaration may match it."""
         if observed.defaults is not None:
             return list(some)
         holders = {entry.grantee for acl in observed.acls for entry in acl.entries}
@@ -207,7 +208,7 @@ class _Round:
         ]
 
     async def _decide(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
-        # What only some roles reach is no reason to forget the objects of the others.
+        # Objects that only some roles reach are no reason to forget those of the others.
         complete = observed.complete and len(some) == self._everyone
         new_objects = self._memory.note_objects(observed.acls, complete=complete)
         for one in some:
@@ -225,9 +226,9 @@ class _Round:
         await self._attribute([one for one in some if one.decision.drift and one.has_changes], observed)
 
     def _hold(self, one: PrivilegeProgress, *, complete: bool) -> None:
-        """Leaves out repairs of what something else changes again and again."""
+        """Leaves out repairs of contested changes."""
         decision = one.decision
-        # What a person approved is no contest.
+        # A correction that a person approved is never contested.
         drifting = set() if one.approval else {difference.granted_by for difference in decision.drift}
         one.held = hold(one.role, self._now, drifting, complete=complete)
         one.held_objects = frozenset(object_of(each) for each in decision.drift if each.granted_by in one.held)
@@ -255,7 +256,7 @@ class _Round:
         return describe_drift(differences, by, self._now.at, corrected=corrected, exposed=exposed)
 
     def _why_not(self, some: Iterable[PrivilegeProgress]) -> PgRoleError | None:
-        """Why nothing may be written now."""
+        """Returns why nothing may be written now; None if writing is allowed."""
         if self._session.enforcing and any(one.needs_storing for one in some):
             return Transient(
                 Reason.PROGRESSING,
@@ -300,7 +301,7 @@ class _Round:
             self._conclude(one, failed, bool(failed_defaults))
 
     def _conclude(self, one: PrivilegeProgress, failed: Collection[ObjectId], defaults_failed: bool) -> None:
-        """After a transaction that had changes of this role."""
+        """Notes the results of a transaction that had changes of this role."""
 
         def succeeded(difference: PrivilegeDifference) -> bool:
             return not defaults_failed if difference.object is None else difference.object.id not in failed
@@ -327,7 +328,7 @@ class _Round:
         one.told = ()
 
     def _extra(self, some: Iterable[PrivilegeProgress]) -> list[Statement]:
-        """What records that everything is applied."""
+        """Returns the statements that record that everything is applied."""
         if not self._session.stores:
             return []
         statements: list[str] = []
@@ -362,7 +363,7 @@ class _Round:
             if one.has_changes and one.error is None:
                 one.error = Transient(
                     Reason.PROGRESSING,
-                    f'privileges in database "{self._session.database}" change while they are applied',
+                    f'privileges in database "{self._session.database}" keep changing while they are applied',
                 )
 
     def _result(self, one: PrivilegeProgress, *, complete: bool) -> PrivilegeResult:
@@ -390,7 +391,7 @@ class _Round:
         )
 
     def _announce_reported(self, one: PrivilegeProgress) -> None:
-        """Drift that is left as it is, once."""
+        """Announces drift that is only reported, once."""
         new = [difference for difference in one.decision.reported if difference.words not in one.role.told]
         one.role.told = frozenset(difference.words for difference in one.decision.reported)
         if new:

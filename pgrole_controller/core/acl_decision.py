@@ -38,13 +38,9 @@ from pgrole_controller.core.privilege_difference import (
     DifferenceLedger,
     PendingNames,
     PrivilegeDifference,
-    label_column,
     label_of,
 )
 from pgrole_controller.core.privilege_policy import DatabaseFacts, Denial, check_database, why_not_granted
-
-#: Missing columns that are remembered for one role.
-MOST_AWAITED = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +100,7 @@ class PrivilegeDecision:
     - `pending`: Refused and at most one Waiting; everything else is applied nevertheless.
     - `reported`: differences that are left as they are.
     - `confirmed`: nothing is left that only a former declaration granted; False after a partial read.
-    - `awaited`: columns that are declared by name and do not exist, at most MOST_AWAITED.
+    - `awaited`: columns that are declared by name and do not exist, at most privilege_difference.MOST_AWAITED.
     """
 
     changes: tuple[AclChange, ...] = ()
@@ -142,12 +138,16 @@ def decide_privileges(
         return PrivilegeDecision(pending=(refused,))
     current = applied == grantee.digest_of(database)
     ledger = DifferenceLedger(
-        current=current, report_only=grantee.report_only, new_objects=new_objects, granted_before=granted_before
+        current=current,
+        report_only=grantee.report_only,
+        new_objects=new_objects,
+        granted_before=granted_before,
+        awaited=awaited,
     )
     declared = grantee.declared.get(database)
     declaration = None if declared is None else compile_privileges(declared, observed.facts.version)
     pending = PendingNames(database)
-    comparison = _Comparison(grantee, observed, declaration, ledger, pending, awaited)
+    comparison = _Comparison(grantee, observed, declaration, ledger, pending)
     for acl in observed.acls:
         comparison.compare(acl)
     defaults = DefaultsComparison(grantee, observed.facts, declaration, ledger, pending)
@@ -169,7 +169,7 @@ def decide_privileges(
         pending=(*([undeclarable] if undeclarable else []), *pending.errors()),
         reported=tuple(ledger.reported),
         confirmed=confirmed,
-        awaited=frozenset(comparison.awaited),
+        awaited=frozenset(pending.columns),
     )
 
 
@@ -208,7 +208,6 @@ class _Comparison:
         declaration: CompiledPrivileges | None,
         ledger: DifferenceLedger,
         pending: PendingNames,
-        awaited: Collection[tuple[ObjectId, str]],
     ) -> None:
         facts = observed.facts
         self._grantee = grantee
@@ -218,10 +217,8 @@ class _Comparison:
         self._ledger = ledger
         self._pending = pending
         self._verdicts: dict[tuple[object, ...], frozenset[str]] = {}
-        self._awaited_before = awaited
         self.changes: list[AclChange] = []
         self.former_held = False
-        self.awaited: list[tuple[ObjectId, str]] = []
 
     def compare(self, acl: ObservedAcl) -> None:
         obj = acl.object
@@ -368,12 +365,9 @@ class _Comparison:
         if existing is None or column not in existing:
             # A pattern asks for the column only where it exists.
             if existing is None or wanted.has_literal(privilege, column):
-                self._pending.add_missing(label_column(obj, column))
-                if len(self.awaited) < MOST_AWAITED:
-                    self.awaited.append((obj.id, column))
+                self._pending.add_column(obj, column)
             return False
-        is_new = (obj.id, column) in self._awaited_before
-        return self._ledger.note_missing(PrivilegeDifference(privilege, obj, column, held=False), obj.id, is_new=is_new)
+        return self._ledger.note_missing(PrivilegeDifference(privilege, obj, column, held=False), obj.id)
 
     def _change(self, obj: DatabaseObject, privileges: tuple[str, ...], columns: tuple[str, ...] = ()) -> AclChange:
         return AclChange(obj, self._grantee.oid, self._grantee.role_name, privileges, columns=columns)

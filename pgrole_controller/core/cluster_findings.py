@@ -77,9 +77,9 @@ def judge_definition(name: str, expected: Mapping[str, Any], found: Mapping[str,
     if not same or same[0].get("served") is not True:
         return Finding(CLUSTER, check, PROBLEM, f"version {wanted['name']} is not served", shell(APPLY_CRDS))
     if same[0].get("schema") != wanted["schema"]:
-        text = "its schema is not this program's: it is of another version, which knows other fields"
+        text = "its schema differs from this program's: it belongs to another version, with other fields"
         return Finding(CLUSTER, check, WARNING, text, shell(APPLY_CRDS))
-    return Finding(CLUSTER, check, OK, "installed, as this program's")
+    return Finding(CLUSTER, check, OK, "installed, with this program's schema")
 
 
 def judge_caller(user: str, missing: Sequence[RequiredRight]) -> Finding:
@@ -101,7 +101,7 @@ def judge_controller_rights(account: str, watched: str, missing: Sequence[Requir
     where = f" in namespace {watched}" if watched else ""
     if not missing:
         return Finding(CLUSTER, check, OK, f"{account} may do what the controller needs{where}")
-    text = f"{account} may not {', '.join(map(str, missing))}{where}: install its rights again, as you did at first"
+    text = f"{account} may not {', '.join(map(str, missing))}{where}: apply its rights again, as in the installation"
     overlay = "namespace" if watched else "cluster"
     remedy = f"kubectl apply --server-side -k deploy/kustomize/overlays/{overlay}"
     return Finding(CLUSTER, check, PROBLEM, text, shell(remedy))

@@ -10,6 +10,8 @@ from pgrole_controller.core.privilege_policy import Denial
 
 #: What a message names before it counts the rest.
 MOST_NAMED = 5
+#: Missing columns that are remembered for one role.
+MOST_AWAITED = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +77,13 @@ class DifferenceLedger:
         report_only: bool,
         new_objects: frozenset[ObjectId] | None,
         granted_before: Collection[tuple[ObjectId, str]],
+        awaited: Collection[tuple[ObjectId, str]] = (),
     ) -> None:
         self._current = current
         self._left = report_only
         self._new_objects = new_objects
         self._granted_before = granted_before
+        self._awaited = awaited
         self.drift: list[PrivilegeDifference] = []
         self.extended: list[PrivilegeDifference] = []
         self.reported: list[PrivilegeDifference] = []
@@ -90,12 +94,13 @@ class DifferenceLedger:
             self._add_drift(difference)
         return not (self._current and self._left)
 
-    def note_missing(self, difference: PrivilegeDifference, *where: ObjectId, is_new: bool = False) -> bool:
+    def note_missing(self, difference: PrivilegeDifference, *where: ObjectId) -> bool:
         """Notes a declared privilege that is not held; tells whether to grant it. It is no drift if any object of
-        `where` is new, or its column (`is_new`).
+        `where` is new, or its column.
         """
         if not self._current:
             return True
+        is_new = (where[0], difference.column) in self._awaited
         if is_new:
             drifted = False
         elif self._new_objects is None:
@@ -127,11 +132,18 @@ class PendingNames:
     def __init__(self, database: str) -> None:
         self._database = database
         self._missing: dict[str, None] = {}
+        self.columns: set[tuple[ObjectId, str]] = set()
         self._denied: dict[str, list[str]] = {}
         self._counts: Counter[str] = Counter()
 
     def add_missing(self, what: str) -> None:
         self._missing[what] = None
+
+    def add_column(self, obj: DatabaseObject, column: str) -> None:
+        """A column that does not exist."""
+        self.add_missing(label_column(obj, column))
+        if len(self.columns) < MOST_AWAITED:
+            self.columns.add((obj.id, column))
 
     def add_denied(self, denial: Denial) -> None:
         self._counts[denial.remedy] += 1

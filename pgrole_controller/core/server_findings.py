@@ -66,7 +66,7 @@ def judge_encryption(area: str, facts: ServerFacts, sslmode: str, now: datetime)
         text = f"{facts.protocol}, but the server's certificate is not verified (sslMode {sslmode or 'require'})"
         return Finding(area, "encryption", WARNING, f"{text}: use verify-full")
     if facts.expires is not None and facts.expires - now < _EXPIRY:
-        text = f"{facts.protocol}, but the server's certificate ends at {facts.expires:%Y-%m-%d %H:%M} UTC: renew it"
+        text = f"{facts.protocol}, but the server's certificate expires at {facts.expires:%Y-%m-%d %H:%M} UTC: renew it"
         return Finding(area, "encryption", WARNING, text)
     end = f", valid until {facts.expires:%Y-%m-%d}" if facts.expires else ""
     return Finding(area, "encryption", OK, f"{facts.protocol}, certificate verified{end}")
@@ -76,7 +76,7 @@ def judge_rights(area: str, role: RoleFacts) -> list[Finding]:
     """Whether the role may change roles, log in and read what others do."""
     name = f'role "{role.name}"'
     if not role.superuser and not role.createrole and role.monitors:
-        text = f"{name} may only look (pg_monitor): name the controller's role with --login, or use its credentials"
+        text = f"{name} can only read (pg_monitor): name the controller's role with --login, or use its credentials"
         return [Finding(area, "rights", UNKNOWN, text)]
     findings = [Finding(area, "rights", OK, f"{name} is a superuser" if role.superuser else f"{name} has CREATEROLE")]
     if not role.superuser and not role.createrole:
@@ -91,7 +91,7 @@ def judge_rights(area: str, role: RoleFacts) -> list[Finding]:
         findings.append(Finding(area, "rights", PROBLEM, f"{name} may not log in", remedy))
     if role.expires_soon:
         remedy = sql("ALTER ROLE {} VALID UNTIL 'infinity'", role.name)
-        findings.append(Finding(area, "rights", WARNING, f"the password of {name} ends within 14 days", remedy))
+        findings.append(Finding(area, "rights", WARNING, f"the password of {name} expires within 14 days", remedy))
     if not role.superuser and not role.monitors:
         text = (
             f"{name} is no member of pg_monitor: it does not see other sessions' statements, so attribution knows less"
@@ -387,7 +387,7 @@ def judge_settings(area: str, facts: ServerFacts) -> list[Finding]:
     if settings.get("fsync") == "off":
         remedies = _set(facts, "fsync", "on", reload=True)
         findings.append(Finding(area, check, WARNING, "fsync is off: a crash can lose claims and roles", remedies))
-    return findings or [Finding(area, check, OK, "none is known to hurt")]
+    return findings or [Finding(area, check, OK, "no setting is known to cause problems")]
 
 
 def judge_old_transactions(area: str, found: Sequence[tuple[str, int]], *, sees_all: bool) -> Finding:

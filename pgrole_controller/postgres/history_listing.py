@@ -23,7 +23,7 @@ class HistoryState(Enum):
     """Whether the connected database has a history that this login may read."""
 
     ABSENT = "schema pgrole does not exist there"
-    OLDER = "schema pgrole there is older than version 4, which began to keep drifts"
+    OLDER = "schema pgrole there is older than version 4, the first with a history"
     FORBIDDEN = "this login may not read it"
     READABLE = "readable"
 

@@ -1,5 +1,6 @@
-"""What is done once an hour in each database with schema pgrole: old drifts are deleted, and new ones copied to the
-home database. Where there is nothing to do, nothing is written. A database's session prunes its events.
+"""What is done once an hour in each database with schema pgrole: old drifts and events are deleted, and new drifts
+copied to the home database. Where there is nothing to do, nothing is written. A database's session prunes its events
+more often.
 
 Guarantees: every transaction first verifies that schema pgrole can be trusted (sql/inspect/guard.sql), and in the home
 database that this process still leads.
@@ -13,20 +14,30 @@ import anyio
 from pgrole_controller.core.database_options import HistoryConfig
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.ddl_events import PRUNED_AT_ONCE
 from pgrole_controller.postgres.drift_history import copy_history, prune_history
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.fence import Fence
 
-#: How often one round copies drifts from a database.
+#: How often one round copies drifts from a database, and how often it deletes events there.
 _ROUNDS = 20
+_PRUNING_ROUNDS = 100
 
 _SECONDS = 10.0
 
 
 async def prune(connection: Connection, config: HistoryConfig, fence: Fence | None = None) -> None:
-    """Deletes old drifts. `fence`: of the home database; None elsewhere. Raises PgRoleError."""
+    """Deletes old drifts and events, and what is stored about roles that no longer exist. `fence`: of the home
+    database; None elsewhere. Raises PgRoleError.
+    """
     async with _trusting(connection, fence):
         await prune_history(connection, config)
+        await connection.execute("SELECT pgrole.prune_applied()")
+    for _ in range(_PRUNING_ROUNDS):
+        async with _trusting(connection, fence):
+            pruned: int = await connection.fetchval("SELECT pgrole.prune_events()")
+        if pruned < PRUNED_AT_ONCE:
+            break
 
 
 async def copy_all(database: Connection, home: Connection, fence: Fence | None) -> int:

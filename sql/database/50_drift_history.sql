@@ -99,6 +99,9 @@ BEGIN
                   AND o.at BETWEEN new.at - interval '1 minute' AND new.at + interval '1 minute'
                   AND (o.database, o.kind, o.fields, o.corrected, o.cluster)
                       IS NOT DISTINCT FROM (new.database, new.kind, new.fields, new.corrected, new.cluster)
+                  -- `fields` are cut, and what two people did is told of both
+                  AND (new.kind <> 'privileges' OR o.details IS NOT DISTINCT FROM new.details)
+                  AND (o.login = new.login) IS NOT FALSE
                 ORDER BY o.at DESC
                 LIMIT 1
             );

@@ -70,7 +70,7 @@ async def home(postgres_server: PostgresServer, database: str) -> AsyncIterator[
         yield Home(database, hand)
 
 
-async def test_equal_drifts_of_a_minute_share_a_row_that_counts_them(home: Home) -> None:
+async def test_equal_drifts_within_a_minute_share_one_counted_row(home: Home) -> None:
     async with home.running():
         for seconds in (0, 5, 10, 40):
             home.attributor.note(KEY, replace(DRIFT, at=NOW + timedelta(seconds=seconds)))
@@ -80,7 +80,7 @@ async def test_equal_drifts_of_a_minute_share_a_row_that_counts_them(home: Home)
         assert "observed" in details
 
 
-async def test_a_reported_drift_is_noted_once_until_it_is_gone(home: Home) -> None:
+async def test_a_reported_drift_is_recorded_once_until_it_disappears(home: Home) -> None:
     reported = replace(DRIFT, corrected=False, oid=0)
     async with home.running():
         for _ in range(3):
@@ -92,14 +92,14 @@ async def test_a_reported_drift_is_noted_once_until_it_is_gone(home: Home) -> No
         await home.wait_rows(lambda rows: len(rows) == 2)
 
 
-async def test_what_many_drifts_crowd_out_is_recorded_without_an_author(home: Home) -> None:
+async def test_drifts_beyond_the_waiting_limit_are_recorded_without_an_author(home: Home) -> None:
     for number in range(MOST_WAITING + 20):
         home.attributor.note(Key("shop", str(number)), replace(DRIFT, role_name=f"app{number:03}", uid=str(number)))
     async with home.running():
         await home.wait_rows(lambda rows: len(rows) == MOST_WAITING + 20)
 
 
-async def test_the_claim_tells_of_a_drift_that_a_killed_process_did_not_record(home: Home) -> None:
+async def test_a_drift_that_a_killed_process_did_not_record_is_recorded_from_the_claim(home: Home) -> None:
     owner = Owner("c1", "shop", "ns", "app", "uid-1")
     at = datetime.now(UTC).replace(second=10)
     claim = Claim("app", 20_000, 7, owner, applied="x", last_drift_at=at, last_drift_fields=("login",))
@@ -119,7 +119,7 @@ async def test_the_claim_tells_of_a_drift_that_a_killed_process_did_not_record(h
     assert [row[2] for row in await home.rows()] == [1, 1, 1]
 
 
-async def test_a_failing_history_is_tried_again_and_ends_nothing(
+async def test_a_failed_write_to_the_history_is_retried_and_does_not_end_the_attributor(
     home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(attributor_module, "_RETRY", Backoff(0.05, 0.1))
@@ -133,7 +133,7 @@ async def test_a_failing_history_is_tried_again_and_ends_nothing(
     assert [record.message for record in caplog.records].count("cannot record drifts of roles") == 1
 
 
-async def test_an_unexpected_error_ends_nothing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unexpected_error_does_not_end_the_attributor(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attributor_module, "_RETRY", Backoff(0.05, 0.1))
     failures = iter([RuntimeError("boom")])
 
@@ -148,7 +148,7 @@ async def test_an_unexpected_error_ends_nothing(home: Home, monkeypatch: pytest.
         await home.wait_rows(lambda rows: len(rows) == 1)
 
 
-async def test_where_there_is_no_schema_nothing_is_recorded_and_the_author_is_found(
+async def test_without_a_schema_nothing_is_recorded_but_the_author_is_found(
     home: Home, postgres_server: PostgresServer
 ) -> None:
     role = f"r{secrets.token_hex(4)}"

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import asyncpg
@@ -87,6 +88,23 @@ async def test_a_contest_is_one_row_a_minute_and_a_report_one_row(other: Connect
     assert len(await read_history(other, "reported")) == 1
     await record(other, RecordedDrift("reported", ("login",), False, at=NOW + timedelta(hours=1), key="sha256:2"))
     assert len(await read_history(other, "reported")) == 2
+
+
+async def test_what_two_people_did_and_what_happened_to_two_objects_is_not_one_row(other: Connection) -> None:
+    table = "DELETE on table app.a_long_name"
+    drifts = [
+        RecordedDrift(
+            "reader", (f"{table}{n} was granted",), True, "orders", at=NOW, by=by, words=(f"{table}{n} was granted",)
+        )
+        for n in (1, 2, 1)
+        for by in (BY, replace(BY, login="bob"))
+    ]
+    await record(other, *drifts)
+    found = await other.fetch("SELECT login, details ->> 'words', count FROM pgrole.history ORDER BY 1, 2")
+    words = [f'["{table}{n} was granted"]' for n in (1, 2)]
+    assert [tuple(row) for row in found] == [
+        (login, text, 2 - n) for login in ("alice", "bob") for n, text in enumerate(words)
+    ]
 
 
 async def test_only_the_last_are_read(other: Connection) -> None:

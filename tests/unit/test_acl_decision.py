@@ -172,7 +172,7 @@ class TestOneObject:
             (READ, (entry("SELECT"), entry("DELETE", grantee=STRANGER)), []),
         ],
     )
-    def test_what_is_declared_and_nothing_else_is_held(
+    def test_the_role_ends_up_with_exactly_the_declared_privileges(
         self, declared: DatabasePrivileges, held: tuple[AclEntry, ...], expected: list[str]
     ) -> None:
         decision = decide(grantee(declared), observe((TABLE, held), columns=("id", "name")), current=False)
@@ -191,16 +191,16 @@ class TestOneObject:
             (make(schema="pg_temp_3"), NOTHING),
         ],
     )
-    def test_what_is_left_alone(self, obj: DatabaseObject, declared: DatabasePrivileges) -> None:
+    def test_privileges_that_are_left_alone(self, obj: DatabaseObject, declared: DatabasePrivileges) -> None:
         held = (entry("DELETE"), entry("SELECT", grantable=True), entry("UPDATE", "id"))
         decision = decide(grantee(declared), observe((obj, held)))
         assert decision == PrivilegeDecision(confirmed=True)
 
-    def test_an_owner_cannot_hide_grants_by_adding_its_objects_to_an_extension(self) -> None:
+    def test_an_owner_cannot_hide_grants_by_adding_objects_to_an_extension(self) -> None:
         decision = decide(grantee(), observe((make(extension=True), (entry("DELETE"),))))
         assert texts(decision) == ["REVOKE DELETE ON TABLE app.orders FROM reader"]
 
-    def test_a_former_declaration_is_undone_in_unmanaged_schemas_and_on_extensions_too(self) -> None:
+    def test_former_privileges_are_revoked_in_unmanaged_schemas_and_on_extensions_too(self) -> None:
         former = of_objects(table("SELECT"))
         for obj, declared in (
             (TABLE, replace(NOTHING, unmanaged=("app",))),
@@ -211,7 +211,7 @@ class TestOneObject:
             assert texts(decision) == ["REVOKE SELECT ON TABLE app.orders FROM reader"]
             assert not decision.confirmed
 
-    def test_in_a_database_that_is_not_listed_any_more_only_former_privileges_are_revoked(self) -> None:
+    def test_only_former_privileges_are_revoked_in_a_database_no_longer_listed(self) -> None:
         held = (entry("SELECT"), entry("DELETE", grantor=DELEGATE), entry("SELECT", "id", grantor=DELEGATE))
         decision = decide(grantee(None, READ), observe((TABLE, held)), current=False)
         assert texts(decision) == ["REVOKE SELECT ON TABLE app.orders FROM reader"]
@@ -219,7 +219,7 @@ class TestOneObject:
         assert decide(grantee(None, READ), observe((TABLE, held[1:]))).confirmed
         assert not decide(grantee(None, READ), observe((TABLE, ()), complete=False)).confirmed
 
-    def test_what_the_policy_denies_is_neither_granted_nor_revoked(self) -> None:
+    def test_privileges_that_the_policy_denies_are_neither_granted_nor_revoked(self) -> None:
         foreign = make(owner=STRANGER)
         for held in ((), (entry("SELECT", grantor=STRANGER, grantable=True),)):
             decision = decide(grantee(), observe((foreign, held), (make("own", oid=20001), ())))
@@ -235,7 +235,7 @@ class TestOneObject:
         assert not decision.drift
         assert phrases(decision.reported) == ("USAGE on foreign server lake was granted",)
 
-    def test_the_database_and_schemas(self) -> None:
+    def test_privileges_on_the_database_and_on_schemas(self) -> None:
         declared = replace(READ, on_database=frozenset({"CONNECT"}))
         database = make("orders", ObjectKind.DATABASE, schema="", oid=5)
         other = make("others", ObjectKind.DATABASE, schema="", oid=6)
@@ -247,7 +247,7 @@ class TestOneObject:
             "GRANT USAGE ON SCHEMA app TO reader",
         ]
 
-    def test_privileges_of_a_routine(self) -> None:
+    def test_privileges_on_a_routine(self) -> None:
         declared = of_objects(ObjectPrivileges(ObjectKind.ROUTINE, "app", ("close(bigint)",), frozenset({"EXECUTE"})))
         routines = [
             make("close", ObjectKind.ROUTINE, oid=20000 + at, arguments=one)
@@ -259,12 +259,12 @@ class TestOneObject:
 
 
 class TestDrift:
-    def test_before_the_declaration_is_applied_nothing_is_drift(self) -> None:
+    def test_no_difference_is_drift_before_the_declaration_is_applied(self) -> None:
         decision = decide(grantee(), observe((TABLE, (entry("DELETE"),))), current=False, new=None)
         assert len(decision.changes) == 2
         assert decision.drift == decision.extended == ()
 
-    def test_then_every_difference_is_drift_in_words(self) -> None:
+    def test_every_difference_is_described_drift_afterwards(self) -> None:
         declared = of_objects(table("SELECT"), table("UPDATE", "id"))
         held = (entry("DELETE"), entry("SELECT", "no"), entry("SELECT", grantable=True, grantor=DELEGATE))
         decision = decide(grantee(declared), observe((TABLE, held), columns=("id",)))
@@ -277,7 +277,7 @@ class TestDrift:
         assert [one.grantor_name for one in decision.drift] == ["own", "own", "x1", ""]
         assert phrases(decision.drift, 1) == ("DELETE on table app.orders was granted", "and 3 more")
 
-    def test_what_a_new_object_lacks_is_no_drift(self) -> None:
+    def test_privileges_missing_on_a_new_object_are_not_drift(self) -> None:
         observed = observe((TABLE, ()), (make("b", oid=20001), (entry("DELETE"),)))
         known = decide(grantee(), observed, new=frozenset({TABLE.id}))
         assert [one.what for one in known.extended] == ["SELECT on table app.orders"]
@@ -286,7 +286,7 @@ class TestDrift:
         assert [one.what for one in unknown.extended] == ["SELECT on table app.b"]
         assert len(known.changes) == len(unknown.changes) == 3
 
-    def test_drift_that_is_only_reported_is_left(self) -> None:
+    def test_reported_drift_is_not_corrected(self) -> None:
         one = replace(grantee(), report_only=True)
         observed = observe((TABLE, (entry("DELETE"),)), (make("new", oid=20001), ()))
         decision = decide(one, observed, new=frozenset({ObjectId("pg_class", 20001)}))
@@ -302,7 +302,7 @@ class TestDrift:
         assert decide(one, observed) == PrivilegeDecision(confirmed=True)
         assert len(decide(one, observed, current=False).changes) == 2
 
-    def test_nothing_is_decided_while_suspended_or_without_consent(self) -> None:
+    def test_nothing_changes_while_suspended_or_without_permission_for_the_database(self) -> None:
         observed = observe((TABLE, (entry("DELETE"),)))
         assert decide(replace(grantee(), suspended=True), observed) == PrivilegeDecision()
         decision = decide(grantee(policy=PrivilegePolicy()), observed)
@@ -311,7 +311,7 @@ class TestDrift:
 
 
 class TestPending:
-    def test_missing_schemas_objects_columns_and_creators_are_named_and_the_rest_is_applied(self) -> None:
+    def test_missing_schemas_objects_columns_and_creators_are_named_and_the_rest_is_granted(self) -> None:
         declared = DatabasePrivileges(
             "orders",
             schemas=(SchemaAccess("app", frozenset({Access.READ})), SchemaAccess("later", frozenset({Access.READ}))),
@@ -331,12 +331,12 @@ class TestPending:
         partial = decide(grantee(declared), observe((TABLE, ()), columns=("id", "no"), complete=False))
         assert partial.pending == ()
 
-    def test_columns_that_are_not_known_wait(self) -> None:
+    def test_columns_of_unread_tables_are_pending(self) -> None:
         decision = decide(grantee(of_objects(table("SELECT", "id"))), observe((TABLE, ())))
         assert decision.changes == ()
         assert "column app.orders.id" in str(decision.pending[0])
 
-    def test_five_names_and_a_count(self) -> None:
+    def test_a_message_names_five_objects_and_counts_the_rest(self) -> None:
         declared = of_objects(*(table("SELECT", name=f"t{at}") for at in range(7)))
         foreign = [(make(f"f{at}", owner=STRANGER, oid=20001 + at), ()) for at in range(7)]
         refused, waiting = decide(grantee(replace(declared, schemas=READ.schemas)), observe(*foreign)).pending
@@ -358,7 +358,7 @@ def default(*entries: AclEntry, creator: int = OWNER, schema: str = "app", objec
 class TestDefaults:
     DECLARED = replace(READ, created_by=("own",))
 
-    def test_declared_creators_give_what_is_declared_for_named_schemas(self) -> None:
+    def test_declared_creators_get_default_privileges_in_named_schemas(self) -> None:
         access = frozenset({Access.WRITE, Access.EXECUTE})
         wide = (SchemaAccess("app", access), SchemaAccess("b*", access), SchemaAccess("c", access, ("x",)))
         declared = DatabasePrivileges("orders", schemas=wide, created_by=("own", "reader"))
@@ -370,7 +370,7 @@ class TestDefaults:
         found = texts(decide(grantee(declared), observe(schemas=("app", "b1", "c"))))
         assert found == [f"ALTER DEFAULT PRIVILEGES FOR ROLE own IN SCHEMA app {one}" for one in expected]
 
-    def test_others_of_the_role_are_revoked_and_types_are_reported(self) -> None:
+    def test_undeclared_default_privileges_are_revoked_and_those_on_types_reported(self) -> None:
         found = (
             default(entry("SELECT"), entry("DELETE", grantable=True)),
             default(entry("SELECT"), schema=""),
@@ -395,18 +395,18 @@ class TestDefaults:
             "ALTER DEFAULT PRIVILEGES FOR ROLE own IN SCHEMA app REVOKE GRANT OPTION FOR SELECT ON TABLES FROM reader"
         ]
 
-    def test_nothing_is_decided_about_default_privileges_that_were_not_read(self) -> None:
+    def test_unread_default_privileges_are_not_changed(self) -> None:
         observed = replace(observe(), defaults=None)
         decision = decide(grantee(self.DECLARED), observed)
         assert (decision.default_changes, decision.confirmed) == ((), False)
 
-    def test_a_creator_beyond_the_policy_is_refused_and_what_it_gives_is_left(self) -> None:
+    def test_a_creator_outside_the_policy_is_refused_and_its_default_privileges_stay(self) -> None:
         declared = replace(READ, created_by=("stranger",))
         decision = decide(grantee(declared), observe(defaults=(default(entry("SELECT"), creator=STRANGER),)))
         assert decision.default_changes == ()
         assert "createdBy" in str(decision.pending[0])
 
-    def test_only_former_ones_are_revoked_in_unmanaged_schemas_and_unlisted_databases(self) -> None:
+    def test_only_former_default_privileges_are_revoked_in_unmanaged_schemas_and_unlisted_databases(self) -> None:
         held = (default(entry("SELECT"), entry("DELETE")),)
         for one in (grantee(None, self.DECLARED), grantee(replace(NOTHING, unmanaged=("a*",)), self.DECLARED)):
             decision = decide(one, observe(defaults=held))
@@ -415,7 +415,7 @@ class TestDefaults:
             ]
             assert not decision.confirmed
 
-    def test_what_a_new_schema_or_creator_lacks_is_no_drift(self) -> None:
+    def test_default_privileges_missing_for_a_new_schema_or_creator_are_not_drift(self) -> None:
         schema = make("app", ObjectKind.SCHEMA)
         observed = observe((schema, (entry("USAGE"),)))
         for new in (schema.id, ObjectId("pg_authid", OWNER)):
@@ -488,7 +488,7 @@ def declarations(draw: st.DrawFn) -> DatabasePrivileges:
 
 
 @given(declarations(), st.none() | declarations(), entries(), st.booleans())
-def test_whatever_is_held_a_second_decision_finds_nothing_to_do(
+def test_a_second_decision_finds_nothing_to_do_whatever_the_role_held(
     declared: DatabasePrivileges, former: DatabasePrivileges | None, held: State, listed: bool
 ) -> None:
     one = grantee(declared if listed else None, *([former] if former else []))
@@ -510,7 +510,7 @@ def test_whatever_is_held_a_second_decision_finds_nothing_to_do(
 
 
 @given(declarations(), entries())
-def test_each_change_is_needed_and_only_this_role_and_object_are_changed(
+def test_every_change_is_necessary_and_affects_only_this_role_and_object(
     declared: DatabasePrivileges, held: State
 ) -> None:
     state = held

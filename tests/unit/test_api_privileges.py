@@ -68,7 +68,7 @@ def message_of(*privileges: dict[str, Any]) -> str:
     return str(error["msg"])
 
 
-def test_a_program_builds_it_with_python_names_and_yaml_has_its_own() -> None:
+def test_python_uses_snake_case_and_yaml_camel_case() -> None:
     spec = PgRoleSpec(
         privileges=[
             DatabasePrivilegesSpec(
@@ -94,14 +94,14 @@ def test_a_program_builds_it_with_python_names_and_yaml_has_its_own() -> None:
     assert PgRole.model_validate(dumped) == pgrole
 
 
-def test_absent_is_not_managed_and_an_empty_list_lists_no_database() -> None:
+def test_absent_means_unmanaged_and_an_empty_list_means_no_database() -> None:
     absent = PgRole.model_validate({"metadata": {"name": "reader"}, "spec": {}})
     assert privileges_of(absent) is None
     assert privileges_of(build()) == {}
     assert privileges_of(build({"database": "orders"})) == {"orders": DatabasePrivileges("orders")}
 
 
-def test_the_declaration_is_that_of_the_spec_in_canonical_order() -> None:
+def test_the_declaration_is_the_spec_in_canonical_order() -> None:
     declared = privileges_of(build(ORDERS))
     assert declared == {
         "orders": DatabasePrivileges(
@@ -121,7 +121,7 @@ def test_the_declaration_is_that_of_the_spec_in_canonical_order() -> None:
     }
 
 
-def test_the_order_in_which_it_is_written_changes_nothing() -> None:
+def test_the_order_of_entries_does_not_matter() -> None:
     turned = {
         **ORDERS,
         "schemas": [
@@ -136,7 +136,7 @@ def test_the_order_in_which_it_is_written_changes_nothing() -> None:
     assert privileges_of(build(turned)) == privileges_of(build(ORDERS))
 
 
-def test_desired_has_it_and_says_whether_its_drift_is_left_to_others() -> None:
+def test_the_desired_state_has_the_privileges_and_whether_their_drift_is_ignored() -> None:
     owner = Owner("cluster", "shop", "n", "reader", "uid")
     desired = desired_of(build(ORDERS, drift={"ignore": ["privileges", "login"]}), owner, (), None)
     assert desired.privileges == privileges_of(build(ORDERS))
@@ -167,7 +167,7 @@ def test_desired_has_it_and_says_whether_its_drift_is_left_to_others() -> None:
         ({"database": "a", "schemas": [{"name": "b", "access": ["Read"]}] * 2}, 'schemas names "b" twice'),
     ],
 )
-def test_what_cannot_be_is_refused_in_words(wrong: dict[str, Any], says: str) -> None:
+def test_impossible_declarations_are_rejected_with_a_message(wrong: dict[str, Any], says: str) -> None:
     message = message_of(wrong)
     assert message.startswith("spec.privileges")
     assert says in message
@@ -187,12 +187,12 @@ def test_what_cannot_be_is_refused_in_words(wrong: dict[str, Any], says: str) ->
         {"database": "a", "createdBy": ["r"] * 33},
     ],
 )
-def test_what_is_not_in_the_schema_is_refused(wrong: dict[str, Any]) -> None:
+def test_unknown_values_are_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         build(wrong)
 
 
-def test_a_database_is_named_once_and_there_are_16_at_most() -> None:
+def test_each_database_may_be_named_once_and_at_most_16_may_be_listed() -> None:
     assert 'names database "a" twice: put its privileges into one item' in message_of(
         {"database": "a"}, {"database": "a"}
     )
@@ -200,7 +200,7 @@ def test_a_database_is_named_once_and_there_are_16_at_most() -> None:
     assert "16" in message_of(*({"database": f"d{number}"} for number in range(17)))
 
 
-def test_names_and_patterns_are_counted_in_all() -> None:
+def test_the_limit_on_names_and_patterns_counts_all_databases() -> None:
     def declare(names: int) -> list[dict[str, Any]]:
         """Names of tables, beside a database, a schema for each 100, and what is in ORDERS."""
         items = [table(names=[f"t{first + number}" for number in range(100)]) for first in range(0, names, 100)]
@@ -220,7 +220,7 @@ def test_names_and_patterns_are_counted_in_all() -> None:
     assert DatabasePrivilegesSpec.model_validate(ORDERS).count_names() == 1 + 2 + 2 + (1 + 1 + 2) + (1 + 1) + 1 + 1
 
 
-def test_kinds_and_privileges_are_those_of_core() -> None:
+def test_the_model_has_the_kinds_and_privileges_of_core() -> None:
     for kind, privileges in DECLARABLE.items():
         if kind in (ObjectKind.DATABASE, ObjectKind.SCHEMA):
             continue
@@ -313,7 +313,7 @@ _DATABASES = _mapping(
 
 
 @given(st.lists(_DATABASES, max_size=3, unique_by=_named_by("database")))
-def test_whatever_is_declared_survives_json_and_the_claim(privileges: list[dict[str, Any]]) -> None:
+def test_every_declaration_survives_json_and_the_claim(privileges: list[dict[str, Any]]) -> None:
     pgrole = build(*privileges)
     dumped = json.loads(pgrole.model_dump_json(by_alias=True, exclude_none=True))
     again = PgRole.model_validate(dumped)

@@ -24,43 +24,43 @@ def command(tag: str, said: str = "", target: ObjectId | None = None, siblings: 
         ("GRANT SELECT ON " + ", ".join(f"t{number}" for number in range(200)) + " TO bob", None),
     ],
 )
-def test_names_of_a_statement(said: str, names: set[str] | None) -> None:
+def test_names_in_a_statement(said: str, names: set[str] | None) -> None:
     assert read_names(said) == names
 
 
-def test_a_grant_with_its_text_asks_for_the_named_objects() -> None:
+def test_a_grant_with_its_text_reads_the_named_objects() -> None:
     look = command("GRANT", "GRANT SELECT ON app.orders TO bob")
     assert look.scope is Scope.NAMED
     assert "orders" in look.names
     assert not look.created
 
 
-def test_a_grant_without_its_text_asks_for_recent_rows_since_its_transaction() -> None:
+def test_a_grant_without_its_text_reads_rows_written_since_its_transaction() -> None:
     assert command("GRANT") == Look(Scope.RECENT, xid=7)
 
 
 @pytest.mark.parametrize("tag", ["CREATE TABLE", "SELECT INTO", "ALTER TABLE", "CREATE FUNCTION"])
-def test_what_creates_or_alters_asks_for_its_object_which_may_match_from_now_on(tag: str) -> None:
+def test_a_created_or_altered_object_is_read_since_it_may_match_now(tag: str) -> None:
     look = command(tag, target=TABLE)
     assert look.scope is Scope.NAMED
     assert look.objects == look.created == {TABLE}
 
 
 @pytest.mark.parametrize("tag", ["DROP", "DROP OWNED", "CREATE SCHEMA", "ALTER SCHEMA", "CREATE EXTENSION"])
-def test_what_reaches_further_asks_for_everything(tag: str) -> None:
+def test_far_reaching_commands_read_everything(tag: str) -> None:
     assert command(tag, target=TABLE).scope is Scope.FULL
 
 
-def test_a_list_that_was_cut_asks_for_everything() -> None:
+def test_a_truncated_list_of_events_reads_everything() -> None:
     assert command("GRANT", "GRANT SELECT ON a TO b", siblings=CUT).scope is Scope.FULL
 
 
-def test_default_privileges_are_read_for_their_command_only() -> None:
+def test_default_privileges_are_read_only_after_alter_default_privileges() -> None:
     assert command("ALTER DEFAULT PRIVILEGES").defaults
     assert not command("GRANT").defaults
 
 
-def test_several_looks_ask_for_all_of_it_since_the_first() -> None:
+def test_combined_looks_read_everything_since_the_first() -> None:
     one, other = command("GRANT", "GRANT SELECT ON a TO b", xid=9), command("CREATE TABLE", target=TABLE, xid=8)
     both = one | other | Look()
     assert (both.scope, both.xid) == (Scope.NAMED, 8)

@@ -55,7 +55,7 @@ def privileges(server: ServerConfig, namespace: str = "shop") -> PrivilegePolicy
     return server.server_policy.policy(namespace, {}).privileges
 
 
-async def test_without_databases_there_is_no_consent_and_the_default_rule() -> None:
+async def test_without_databases_nothing_is_managed_and_the_default_rule_applies() -> None:
     server = await declare()
     assert server.databases is None
     assert privileges(server) == PrivilegePolicy(rules=None, databases=None)
@@ -63,7 +63,7 @@ async def test_without_databases_there_is_no_consent_and_the_default_rule() -> N
     assert server.history == HistoryConfig(90 * 86400.0, 1_000_000, addresses=True)
 
 
-async def test_databases_are_those_that_match_except_some() -> None:
+async def test_databases_match_patterns_except_the_excluded_ones() -> None:
     server = await declare(databases={"matchNames": ["*"], "except": ["template1", "x?"]})
     assert server.databases == DatabasesConfig(("*",), ("template1", "x?"), 50, DatabaseMode.AUTO)
     assert [server.databases.admits(name) for name in ("orders", "template1", "x1", "x12")] == [
@@ -76,12 +76,12 @@ async def test_databases_are_those_that_match_except_some() -> None:
 
 
 @pytest.mark.parametrize("mode", ["Auto", "Events", "Poll", "Resync"])
-async def test_detection_and_the_number_of_connections_are_those_declared(mode: str) -> None:
+async def test_detection_and_the_maximum_of_connections_are_as_declared(mode: str) -> None:
     server = await declare(databases={"matchNames": ["orders"], "max": 7, "detection": mode})
     assert server.databases == DatabasesConfig(("orders",), (), 7, DatabaseMode(mode))
 
 
-async def test_rules_have_the_namespace_and_leave_open_what_they_omit() -> None:
+async def test_rules_contain_the_namespace_and_match_everything_they_omit() -> None:
     server = await declare(
         allow={
             "privileges": [
@@ -120,7 +120,7 @@ async def test_retention_is_in_days_or_a_duration(text: str, days: float) -> Non
 
 
 @pytest.mark.parametrize("text", ["0d", "3651d", "1h", "87601h", "90", "1d12h", "-1d", "d", ""])
-async def test_any_other_retention_is_refused_by_name(text: str) -> None:
+async def test_an_invalid_retention_is_refused_with_its_field(text: str) -> None:
     with pytest.raises(AssertionError, match=r"spec\.history\.retention must be a number of days or a duration"):
         await declare(history={"retention": text})
 
@@ -130,6 +130,6 @@ async def test_attribution_is_as_declared() -> None:
     assert server.attribution == AttributionConfig(AuditSource.PGAUDIT, exposes_all=True)
 
 
-async def test_a_session_does_not_depend_on_any_of_it() -> None:
+async def test_changing_these_fields_does_not_end_the_session() -> None:
     other = await declare(databases={"matchNames": ["*"]}, attribution={"expose": "Full"}, history={"retention": "1d"})
     assert other.access == (await declare()).access

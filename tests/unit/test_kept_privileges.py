@@ -85,12 +85,12 @@ declarations = st.builds(
 
 class TestJson:
     @given(st.dictionaries(names, st.lists(declarations, min_size=1, max_size=2).map(tuple), max_size=3))
-    def test_what_is_written_is_read_and_is_ascii(self, kept: dict[str, tuple[DatabasePrivileges, ...]]) -> None:
+    def test_the_json_is_ascii_and_reads_back_unchanged(self, kept: dict[str, tuple[DatabasePrivileges, ...]]) -> None:
         text = write_kept(kept)
         assert text.isascii()
         assert read_kept(text) == kept
 
-    def test_it_does_not_depend_on_the_order_of_sets_and_databases(self) -> None:
+    def test_the_json_does_not_depend_on_the_order_of_sets_and_databases(self) -> None:
         some = replace(READ, on_database=frozenset({"CONNECT", "TEMPORARY", "CREATE"}))
         assert write_kept({"orders": (some,), "lake": (LAKE,)}) == write_kept({"lake": (LAKE,), "orders": (some,)})
         assert json.loads(write_kept({"orders": (some,)}))["orders"][0]["on_database"] == [
@@ -99,49 +99,49 @@ class TestJson:
             "TEMPORARY",
         ]
 
-    def test_nothing_is_an_empty_text(self) -> None:
+    def test_no_privileges_are_an_empty_text(self) -> None:
         assert write_kept({}) == ""
         assert read_kept("") == {}
 
     @pytest.mark.parametrize(
         "text", ["{", "[]", "1", '{"orders": 1}', '{"orders": [1]}', '{"orders": [{}]}', "[" * 100_000]
     )
-    def test_anything_else_is_the_objects_error(self, text: str) -> None:
+    def test_unreadable_json_is_an_error_of_the_object(self, text: str) -> None:
         with pytest.raises(Transient) as caught:
             read_kept(text)
         assert caught.value.reason is Reason.DATABASE_ERROR
 
 
 class TestUnion:
-    def test_what_is_declared_comes_first_and_nothing_is_twice(self) -> None:
+    def test_declared_privileges_come_first_and_nothing_appears_twice(self) -> None:
         kept = {"orders": (WRITE, READ)}
         assert unite({"orders": READ, "lake": LAKE}, kept) == {"lake": (LAKE,), "orders": (READ, WRITE)}
 
-    def test_former_is_what_is_kept_and_not_declared(self) -> None:
+    def test_former_privileges_are_kept_but_not_declared(self) -> None:
         kept = {"orders": (READ, WRITE), "lake": (LAKE,)}
         assert former_of({"orders": READ}, kept) == {"orders": (WRITE,), "lake": (LAKE,)}
         assert former_of({"orders": READ, "lake": LAKE}, {"orders": (READ,), "lake": (LAKE,)}) == {}
 
 
 class TestTheClaim:
-    def test_without_privileges_nothing_is_written(self) -> None:
+    def test_nothing_is_written_without_privileges(self) -> None:
         assert not decide(desired(), see({}), SERVER, Policy()).writes
 
-    def test_a_declaration_is_written_with_the_role_in_one_plan(self) -> None:
+    def test_role_and_declaration_are_written_in_one_plan(self) -> None:
         plan = decide(desired(READ), Observed(), SERVER, Policy())
         assert plan.owner == ME
         assert read_kept(plan.privileges or "") == {"orders": (READ,)}
 
-    def test_a_declaration_is_added_to_what_earlier_specs_declared(self) -> None:
+    def test_a_new_declaration_keeps_those_of_earlier_specs(self) -> None:
         plan = decide(desired(WRITE), see({"orders": (READ,), "lake": (LAKE,)}), SERVER, Policy())
         assert read_kept(plan.privileges or "") == {"orders": (WRITE, READ), "lake": (LAKE,)}
         assert (plan.owner, plan.changes) == (None, ())
 
-    def test_what_is_held_already_is_not_written_again(self) -> None:
+    def test_an_unchanged_declaration_is_not_written_again(self) -> None:
         assert not decide(desired(READ), see({"orders": (READ,)}), SERVER, Policy()).writes
         assert not decide(desired(READ), see({"orders": (READ, WRITE)}), SERVER, Policy()).writes
 
-    def test_a_database_that_confirmed_is_forgotten_and_no_other(self) -> None:
+    def test_only_a_database_that_confirmed_is_forgotten(self) -> None:
         kept = {"orders": (READ, WRITE), "lake": (LAKE,)}
         asked = confirm(desired(READ), kept, "orders")
         plan = decide(asked, see(kept), SERVER, Policy())
@@ -149,34 +149,34 @@ class TestTheClaim:
         plan = decide(confirm(desired(READ), kept, "orders", "lake"), see(kept), SERVER, Policy())
         assert read_kept(plan.privileges or "") == {"orders": (READ,)}
 
-    def test_when_nothing_is_declared_any_more_and_everything_confirmed_the_claim_is_empty(self) -> None:
+    def test_the_claim_is_empty_once_every_database_confirmed_the_revocation(self) -> None:
         kept = {"orders": (READ,)}
         assert not decide(desired(), see(kept), SERVER, Policy()).writes
         assert decide(confirm(desired(), kept, "orders"), see(kept), SERVER, Policy()).privileges == ""
 
     @pytest.mark.parametrize("change", ["digest", "uid", "confirmed"])
-    def test_a_result_about_anything_else_confirms_nothing(self, change: str) -> None:
+    def test_a_result_about_another_declaration_confirms_nothing(self, change: str) -> None:
         kept = {"orders": (READ, WRITE)}
         asked = confirm(desired(READ), kept, "orders")
         values = {"digest": "sha256:other", "uid": "uid-0", "confirmed": False}
         other = replace(asked.privilege_results["orders"], **{change: values[change]})  # type: ignore[arg-type]
         assert not decide(replace(asked, privilege_results={"orders": other}), see(kept), SERVER, Policy()).writes
 
-    def test_a_result_about_a_former_role_of_this_name_confirms_nothing(self) -> None:
+    def test_a_result_about_an_earlier_role_with_this_name_confirms_nothing(self) -> None:
         kept = {"orders": (READ, WRITE)}
         asked, again = confirm(desired(READ), kept, "orders"), ObservedRole(OID + 1, ROLE)
         plan = decide(asked, see(kept, named=again), SERVER, Policy())
         assert plan.owner == ME
         assert plan.privileges is None
 
-    def test_a_database_that_is_gone_has_nothing_left(self) -> None:
+    def test_a_dropped_database_is_forgotten(self) -> None:
         kept = {"orders": (READ,), "lake": (LAKE,)}
         observed = see(kept, references=References(databases=frozenset({"orders"})))
         assert unconfirmed(desired(), kept, OID, observed.references.databases) == {"orders"}
         plan = decide(desired(READ), observed, SERVER, Policy())
         assert read_kept(plan.privileges or "") == {"orders": (READ,)}
 
-    def test_an_object_that_takes_a_claim_over_inherits_what_is_to_be_revoked(self) -> None:
+    def test_an_object_that_takes_over_a_claim_inherits_pending_revocations(self) -> None:
         other = replace(ME, object="other", object_uid="uid-9")
         claim = Claim("app", OID, 7, other, "sha256:x", released=True, privileges={"lake": (LAKE,)})
         plan = decide(desired(READ, adopt=True), see({}, claim=claim), SERVER, Policy())
@@ -184,10 +184,10 @@ class TestTheClaim:
         assert read_kept(plan.privileges or "") == {"orders": (READ,), "lake": (LAKE,)}
 
     @pytest.mark.parametrize("server", [STATUS_SERVER, replace(SERVER, notes_generations=False)])
-    def test_where_claims_cannot_hold_them_they_are_not_written(self, server: Server) -> None:
+    def test_privileges_are_not_written_where_claims_cannot_hold_them(self, server: Server) -> None:
         assert decide(desired(READ), Observed(), server, Policy()).privileges is None
 
-    def test_an_object_that_is_refused_adds_nothing(self) -> None:
+    def test_a_refused_object_adds_nothing(self) -> None:
         asked = desired(READ, role=replace(ROLE, superuser=True))
         plan = decide(asked, see({}), SERVER, Policy())
         assert [type(one) for one in plan.pending] == [Refused]
@@ -195,11 +195,11 @@ class TestTheClaim:
         drifted = see({}, named=ObservedRole(OID, replace(ROLE, bypassrls=True)))
         assert decide(asked, drifted, SERVER, Policy()).privileges is None
 
-    def test_while_kubernetes_is_away_the_claim_stays_as_it_is(self) -> None:
+    def test_the_claim_does_not_change_while_kubernetes_is_unreachable(self) -> None:
         away = replace(SERVER, away=True)
         assert not decide(desired(READ), see({}), away, Policy()).writes
 
-    def test_more_than_a_claim_takes_is_refused_and_the_role_still_served(self) -> None:
+    def test_a_declaration_too_large_for_the_claim_is_refused_but_the_role_is_still_kept(self) -> None:
         many = replace(READ, created_by=tuple(f"{number:063}" for number in range(LARGEST // 60)))
         plan = decide(desired(many), see({}, named=ObservedRole(OID, replace(ROLE, login=False))), SERVER, Policy())
         assert plan.changes
@@ -219,7 +219,7 @@ class TestAdoption:
             (replace(ROLE, login=False), "would change login, and would revoke undeclared privileges in"),
         ],
     )
-    def test_it_says_where_privileges_would_become_exact(self, named: Role, words: str) -> None:
+    def test_the_message_names_the_databases_where_privileges_would_become_exact(self, named: Role, words: str) -> None:
         with pytest.raises(PgRoleError) as caught:
             decide(desired(READ, LAKE), Observed(named=ObservedRole(OID, named)), SERVER, Policy())
         assert caught.value.reason is Reason.ROLE_EXISTS

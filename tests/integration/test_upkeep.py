@@ -1,0 +1,103 @@
+"""controller.upkeep: what the event triggers record is bounded in every admitted database, used or not."""
+
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import cast
+
+import asyncpg
+import pytest_asyncio
+from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.upkeep import Upkeep
+
+from pgrole_controller.controller.context import WorkerContext
+from pgrole_controller.controller.databases import Databases
+from pgrole_controller.controller.grantees import Grantees
+from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.database_options import DatabasesConfig
+from pgrole_controller.core.policy import ServerPolicy
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.capabilities import SchemaState, identify
+from pgrole_controller.postgres.connection import Endpoint, connect
+from pgrole_controller.postgres.database_claims import DatabaseClaims
+from pgrole_controller.postgres.schema import install
+from pgrole_controller.postgres.session import Session
+from tests.servers import Servers
+
+MOST = 100_000
+EVENTS = """
+INSERT INTO pgrole.ddl_event (xid, pid, session, acting, app, tag, command)
+SELECT '1', 1, '', '', '', '', '' FROM generate_series(1, 125000)
+"""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as own:
+        yield own
+
+
+@asynccontextmanager
+async def upkeep_of(server: PostgresServer, databases: Callable[[], DatabasesConfig]) -> AsyncIterator[Upkeep]:
+    """Of a server whose databases have no worker."""
+    async with connect(Endpoint(server.dsn()), "test") as connection:
+        await install(connection)
+        session = Session(await identify(connection), SchemaState.PRESENT, "c1", DatabaseClaims(), connection)
+
+        def config() -> ServerConfig:
+            address = Address("pg", 5432, "postgres", "require")
+            return ServerConfig("default", Endpoint(server.dsn()), ServerPolicy(), address, databases=databases())
+
+        context = cast("WorkerContext", SimpleNamespace(grantees=Grantees()))
+        yield Upkeep(config, Databases(config, context, lambda: False), session, "postgres")
+
+
+async def make_database(server: PostgresServer, *, installed: bool = True) -> str:
+    name = f"left_{secrets.token_hex(4)}"
+    admin = await asyncpg.connect(server.dsn())
+    await admin.execute(f"CREATE DATABASE {name}")
+    await admin.close()
+    if installed:
+        async with connect(Endpoint(server.dsn(database=name)), "test") as connection:
+            await connection.execute(queries.install_database())
+            await connection.execute(queries.install_event_triggers())
+            await connection.execute(EVENTS)
+    return name
+
+
+async def count_events(server: PostgresServer, database: str) -> int:
+    connection = await asyncpg.connect(server.dsn(database=database))
+    try:
+        return int(await connection.fetchval("SELECT count(*) FROM pgrole.ddl_event"))
+    finally:
+        await connection.close()
+
+
+async def test_events_are_pruned_where_no_role_declares_privileges_any_more(server: PostgresServer) -> None:
+    left = await make_database(server)
+    bare = await make_database(server, installed=False)
+    async with upkeep_of(server, lambda: DatabasesConfig(("left_*", "postgres"))) as upkeep:
+        async with connect(Endpoint(server.dsn()), "test") as home:
+            await home.execute(EVENTS)
+        await upkeep.tend_all()
+        assert await count_events(server, left) == MOST
+        assert await count_events(server, "postgres") == MOST
+        # known from the first round on; a database without schema pgrole is not connected to again
+        connection = await asyncpg.connect(server.dsn(database=left))
+        await connection.execute(EVENTS)
+        await connection.close()
+        admin = await asyncpg.connect(server.dsn())
+        await admin.execute(f"DROP DATABASE {bare}")
+        await upkeep.tend_all()
+        await admin.close()
+        assert await count_events(server, left) == MOST
+
+
+async def test_upkeep_connects_to_no_database_that_the_server_does_not_admit(server: PostgresServer) -> None:
+    left = await make_database(server)
+    admitted = ["left_*"]
+    async with upkeep_of(server, lambda: DatabasesConfig(tuple(admitted), (left,))) as upkeep:
+        await upkeep.tend_all()
+        assert await count_events(server, left) == 125_000
