@@ -52,7 +52,8 @@ class PrivilegeProgress:
     @property
     def drift(self) -> list[PrivilegeDifference]:
         """The drift that is repaired now."""
-        return [one for one in self.decision.drift if object_of(one) not in self.held_objects]
+        left = frozenset(self.decision.reported)
+        return [one for one in self.decision.drift if one not in left and object_of(one) not in self.held_objects]
 
     @property
     def has_changes(self) -> bool:

@@ -217,6 +217,8 @@ class _Round:
                 one.decision = decide_privileges(
                     one.grantee, observed, one.applied.digest, new_objects=new_to_role, awaited=one.role.awaited
                 )
+                if observed.complete and one.role.missed is None:
+                    one.role.missed = frozenset()
                 consider_approval(one, observed, new_to_role, self._session)
                 self._hold(one, complete=observed.complete)
             except Exception as error:  # noqa: BLE001 -- this role's error

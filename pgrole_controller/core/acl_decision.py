@@ -25,6 +25,7 @@ from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.object_patterns import (
     NOTHING_WANTED,
+    POSTGRESQL_SCHEMAS,
     TEMPORARY_SCHEMAS,
     CompiledPrivileges,
     Wanted,
@@ -382,7 +383,7 @@ def _difference(obj: DatabaseObject, entry: AclEntry, *, option: bool = False) -
 
 
 def _find_missing(declaration: CompiledPrivileges, observed: ObservedDatabase, pending: PendingNames) -> None:
-    """Notes schemas and objects that are declared by exact names and do not exist."""
+    """Notes schemas and objects that are declared by exact names and do not exist, or are PostgreSQL's own."""
     names = list(declaration.literal_names())
     for one in names:
         if one.kind is ObjectKind.SCHEMA and one.schema not in observed.schemas:
@@ -406,4 +407,5 @@ def _find_missing(declaration: CompiledPrivileges, observed: ObservedDatabase, p
             ways = split_signature(one.name)
             found = any((one.schema, name, types or "") in routines for name, types in ways if types is not None)
         if not found:
-            pending.add_missing(label_of(one.kind, one.schema, one.name))
+            add = pending.add_of_postgresql if one.schema in POSTGRESQL_SCHEMAS else pending.add_missing
+            add(label_of(one.kind, one.schema, one.name))

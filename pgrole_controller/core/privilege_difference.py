@@ -132,12 +132,17 @@ class PendingNames:
     def __init__(self, database: str) -> None:
         self._database = database
         self._missing: dict[str, None] = {}
+        self._of_postgresql: dict[str, None] = {}
         self.columns: set[tuple[ObjectId, str]] = set()
         self._denied: dict[str, list[str]] = {}
         self._counts: Counter[str] = Counter()
 
     def add_missing(self, what: str) -> None:
         self._missing[what] = None
+
+    def add_of_postgresql(self, what: str) -> None:
+        """An object in a schema of PostgreSQL that no extension created there."""
+        self._of_postgresql[what] = None
 
     def add_column(self, obj: DatabaseObject, column: str) -> None:
         """A column that does not exist."""
@@ -151,12 +156,17 @@ class PendingNames:
             self._denied.setdefault(denial.remedy, []).append(denial.what)
 
     def errors(self) -> tuple[PgRoleError, ...]:
-        """Returns Refused for each remedy, and one Waiting for everything that does not exist."""
+        """Returns Refused for each remedy and for PostgreSQL's own objects, and one Waiting for what does not exist."""
         where = f'spec.privileges: database "{self._database}"'
         found: list[PgRoleError] = []
         for remedy, named in self._denied.items():
             what = _enumerate(named, self._counts[remedy])
             found.append(Refused(Reason.NOT_ALLOWED, f"{where}: the server's policy does not allow {what}: {remedy}"))
+        if self._of_postgresql:
+            what = _enumerate(list(self._of_postgresql)[:MOST_NAMED], len(self._of_postgresql))
+            remedy = "remove it from spec, and list a predefined role in memberOf, or have a superuser grant it"
+            message = f"{where}: {what}: privileges on PostgreSQL's own objects are not managed: {remedy}"
+            found.append(Refused(Reason.INVALID_SPEC, message))
         if self._missing:
             what = _enumerate(list(self._missing)[:MOST_NAMED], len(self._missing))
             message = f"{where}: waiting for {what}: the privileges are granted when it exists"

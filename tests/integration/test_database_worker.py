@@ -431,6 +431,22 @@ async def test_objects_that_came_while_a_role_was_suspended_or_ignored_are_no_dr
     assert result.reported == ()
 
 
+async def test_a_new_table_is_granted_beside_a_reported_drift_that_stays(world: World) -> None:
+    world.declare(READ, report_only=True)
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        await world.wait(lambda result: bool(result.reported))
+        await world.hand.execute("CREATE TABLE app.invoices (id int)")
+        await world.wait_may("SELECT", "app.invoices")
+        result = await world.wait_settled()
+    assert result.reported == ("UPDATE on table app.orders was granted",)
+    assert result.drift_count == 0
+    assert result.last_drift is not None
+    assert not result.last_drift.corrected
+    assert News.DRIFT_CORRECTED not in {reason for reason, _ in world.news()}
+
+
 async def test_a_new_table_is_no_drift_for_a_role_that_waits_for_something_else(world: World) -> None:
     world.declare_other(READ)
     world.declare(READ, SchemaAccess("absent", frozenset({Access.READ})), report_only=True)

@@ -8,12 +8,12 @@ from typing import cast
 
 import asyncpg
 import pytest_asyncio
-from pgrole_controller.controller.server import ServerConfig
-from pgrole_controller.controller.upkeep import Upkeep
 
 from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.databases import Databases
 from pgrole_controller.controller.grantees import Grantees
+from pgrole_controller.controller.server import ServerConfig
+from pgrole_controller.controller.upkeep import Upkeep
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import DatabasesConfig
 from pgrole_controller.core.policy import ServerPolicy
