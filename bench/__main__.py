@@ -9,7 +9,7 @@ import anyio
 
 from bench.comparison import Verdict, compare, missing
 from bench.measure import PARTS, Options, measure
-from bench.runs import BadRun, Run
+from bench.runs import BadRun, BenchRun
 from bench.table import describe, render_comparison, render_list, render_markdown
 from pgrole_controller.local.display import Display
 
@@ -37,9 +37,9 @@ def _count(text: str) -> int:
     return number
 
 
-def _stored(text: str) -> Run:
+def _stored(text: str) -> BenchRun:
     try:
-        return Run.load(Path(text))
+        return BenchRun.load(Path(text))
     except BadRun as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if given.compare is None else _compare(given.compare, run, fail=given.fail_on_regression)
 
 
-def _compare(stored: Run, run: Run, *, fail: bool) -> int:
+def _compare(stored: BenchRun, run: BenchRun, *, fail: bool) -> int:
     compared = compare(stored.figures, run.figures)
     print(f"\nBeside {describe(stored.origin)}\n")
     for difference in run.origin.differences(stored.origin):

@@ -20,7 +20,7 @@ from bench.idle import Memory, cpu_of_family, read_memory
 from bench.objects import load
 from bench.observe import Quantiles, cpu_seconds
 from bench.repair import note_repairs
-from bench.stand import Stand, role_name, stand
+from bench.stand import BenchStand, role_name, stand
 from pgrole_controller.core.next_attempt import CONFIRM_SECONDS
 from pgrole_controller.local.display import Display
 
@@ -67,7 +67,7 @@ class Applying:
 
 
 async def measure_applying(
-    made: Stand, present: int, objects: int, clients: int, *, drifting: bool = False
+    made: BenchStand, present: int, objects: int, clients: int, *, drifting: bool = False
 ) -> Applying:
     """Posts objects besides the `present` ones, which are idle, or drift if `drifting`."""
     before, used = read_memory(made), _used(made)
@@ -95,7 +95,7 @@ async def measure_applying(
 
 
 @asynccontextmanager
-async def _drifting(made: Stand, roles: int, took: list[float]) -> AsyncIterator[None]:
+async def _drifting(made: BenchStand, roles: int, took: list[float]) -> AsyncIterator[None]:
     async with anyio.create_task_group() as tasks:
         if roles:
             tasks.start_soon(note_repairs, made, Spread(role_name, DRIFTS), roles, took)
@@ -103,7 +103,7 @@ async def _drifting(made: Stand, roles: int, took: list[float]) -> AsyncIterator
         tasks.cancel_scope.cancel()
 
 
-def _used(made: Stand) -> tuple[float, float, float]:
+def _used(made: BenchStand) -> tuple[float, float, float]:
     """CPU seconds so far of the controller, PostgreSQL, and the API server with etcd."""
     api = (made.api.process.pid, made.api.etcd.pid)
     return (

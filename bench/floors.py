@@ -11,7 +11,7 @@ import anyio
 import anyio.to_thread
 
 from bench.idle import cpu_of_family
-from bench.stand import Stand
+from bench.stand import BenchStand
 
 _ROUNDS = 20
 _STARTS = 5
@@ -46,7 +46,7 @@ def _start() -> Python:
     return Python(float(figures["cpu"]), int(figures["VmRSS"]) / 1024)
 
 
-async def measure_return(stand: Stand) -> float:
+async def measure_return(stand: BenchStand) -> float:
     """Median seconds in which a client connects, reads one role and alters it."""
     took = []
     async with stand.connect() as admin:
@@ -61,7 +61,7 @@ async def measure_return(stand: Stand) -> float:
     return statistics.median(took)
 
 
-async def measure_alone(stand: Stand, seconds: float) -> float:
+async def measure_alone(stand: BenchStand, seconds: float) -> float:
     """CPU of PostgreSQL in percent of one core, without a controller."""
     async with stand.connect() as connection:
         await connection.execute("VACUUM ANALYZE")

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 
 from bench.observe import cpu_seconds, transactions
-from bench.stand import Stand
+from bench.stand import BenchStand
 from pgrole_controller.local.process import descendants
 
 _SETTLE_SECONDS = 3.0
@@ -38,7 +38,7 @@ class Memory:
     own: float
 
 
-async def measure_idle(stand: Stand, seconds: float) -> Idle:
+async def measure_idle(stand: BenchStand, seconds: float) -> Idle:
     """Runs vacuum first, so that work left from earlier load does not count."""
     async with stand.connect() as connection:
         await connection.execute("VACUUM ANALYZE")
@@ -54,7 +54,7 @@ async def measure_idle(stand: Stand, seconds: float) -> Idle:
     return Idle(watching, database, controller, commits)
 
 
-def read_memory(stand: Stand) -> Memory:
+def read_memory(stand: BenchStand) -> Memory:
     """Memory of the controller now."""
     return read_memory_of(stand.controller.pid)
 
@@ -66,7 +66,7 @@ def read_memory_of(pid: int) -> Memory:
     return Memory(int(kibibytes["VmRSS"]) / 1024, own / 1024)
 
 
-def _used(stand: Stand, watch: int) -> tuple[float, float, float]:
+def _used(stand: BenchStand, watch: int) -> tuple[float, float, float]:
     """CPU seconds so far of the watch backend, PostgreSQL and the controller."""
     return cpu_seconds(watch), cpu_of_family(stand.server.process.pid), cpu_seconds(stand.controller.pid)
 

@@ -17,9 +17,9 @@ from bench.poll import measure_poll
 from bench.repair import measure_floor, measure_repairs
 from bench.requests import measure_bare_request, measure_request
 from bench.restart import drift_meanwhile, measure_restart
-from bench.runs import Run, originate, processors_time
+from bench.runs import BenchRun, originate, processors_time
 from bench.sheet import Sheet
-from bench.stand import Stand, role_name, stand
+from bench.stand import BenchStand, role_name, stand
 from bench.start import measure_start
 from pgrole_controller.core.next_attempt import CONFIRM_SECONDS
 from pgrole_controller.local.display import Display
@@ -50,7 +50,7 @@ class Options:
         return self.parts & frozenset(SIZED)
 
 
-async def measure(options: Options, display: Display, arguments: Sequence[str]) -> Run:
+async def measure(options: Options, display: Display, arguments: Sequence[str]) -> BenchRun:
     """`arguments` are the command's, to show beside the figures."""
     sheet, began, before = Sheet(), time.monotonic(), processors_time()
     async with stand(display) as made:
@@ -71,14 +71,14 @@ async def measure(options: Options, display: Display, arguments: Sequence[str]) 
         repetitions=options.repetitions,
         stolen=100 * (after[1] - before[1]) / (after[0] - before[0]),
     )
-    return Run(origin, sheet.figures())
+    return BenchRun(origin, sheet.figures())
 
 
 @dataclass(slots=True)
 class _Measurement:
     """Measurements in one setup, whose number of objects grows from size to size."""
 
-    made: Stand
+    made: BenchStand
     sheet: Sheet
     options: Options
     present: int = 0

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import anyio
 
-from bench.stand import NAMESPACE, Stand, role_name
+from bench.stand import NAMESPACE, BenchStand, role_name
 from pgrole_controller.local.process import reached
 
 PATH = f"/apis/pgrole.dev/v1alpha1/namespaces/{NAMESPACE}/pgroles"
@@ -34,7 +34,7 @@ class Loading:
     posting: float
 
 
-async def load(stand: Stand, first: int, last: int, *, writers: int = _WRITERS) -> Loading:
+async def load(stand: BenchStand, first: int, last: int, *, writers: int = _WRITERS) -> Loading:
     """Creates the objects of roles `first` to `last - 1` and waits until all are Ready."""
     return await make(stand, {f"bench-{number}": _spec(number) for number in range(first, last)}, writers=writers)
 
@@ -43,7 +43,7 @@ def _spec(number: int) -> Spec:
     return {"name": role_name(number), "login": True, "connectionLimit": 20, "comment": "made to measure"}
 
 
-async def make(stand: Stand, specs: Mapping[str, Spec], *, writers: int = _WRITERS) -> Loading:
+async def make(stand: BenchStand, specs: Mapping[str, Spec], *, writers: int = _WRITERS) -> Loading:
     """Creates the objects, by name, with `writers` in parallel, and waits until all are Ready."""
     left = iter(specs.items())
     waiting = set(specs)
@@ -64,7 +64,7 @@ async def make(stand: Stand, specs: Mapping[str, Spec], *, writers: int = _WRITE
     return Loading(len(specs), time.monotonic() - start, max(posted, default=start) - start)
 
 
-async def remove(stand: Stand, names: Collection[str]) -> None:
+async def remove(stand: BenchStand, names: Collection[str]) -> None:
     """Deletes the objects, and waits until they no longer exist."""
     async with connect_api(stand) as session:
         for name in names:
@@ -128,7 +128,7 @@ async def get(session: aiohttp.ClientSession, query: dict[str, str]) -> dict[str
 
 
 @asynccontextmanager
-async def connect_api(stand: Stand) -> AsyncIterator[aiohttp.ClientSession]:
+async def connect_api(stand: BenchStand) -> AsyncIterator[aiohttp.ClientSession]:
     trust = ssl.create_default_context(cafile=str(stand.api.ca))
     async with aiohttp.ClientSession(
         stand.api.url,

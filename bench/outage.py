@@ -21,7 +21,7 @@ import asyncpg
 
 from bench.objects import PATH, connect_api, get, is_ready, load, watch
 from bench.observe import cpu_seconds
-from bench.stand import Stand, role_name, stand
+from bench.stand import BenchStand, role_name, stand
 from pgrole_controller.controller.session_keeper import HEALTHY_SECONDS
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.postgres import Stop
@@ -65,7 +65,7 @@ class OutageFigures:
 
 
 @dataclass(slots=True)
-class _Objects:
+class _OutageObjects:
     """Tracks which objects are not Ready, as the API server reports it."""
 
     unready: set[str] = field(default_factory=set)
@@ -90,12 +90,12 @@ class _Objects:
             self.all_ready.set()
 
 
-async def measure_outage(made: Stand, objects: int, away: float = AWAY_SECONDS) -> OutageFigures:
+async def measure_outage(made: BenchStand, objects: int, away: float = AWAY_SECONDS) -> OutageFigures:
     """Requires a running controller and `objects` Ready objects, bench-0 and so on. Restores everything afterwards."""
     numbers = random.sample(range(objects), min(objects, 2 * CHANGED))
     drifting, changing = numbers[::2], numbers[1::2]
     limit = _LIMIT + random.randrange(1000)
-    seen = _Objects()
+    seen = _OutageObjects()
     pid = made.controller.pid
     async with connect_api(made) as requests, anyio.create_task_group() as tasks:
         listed = await get(requests, {})
@@ -128,7 +128,7 @@ async def measure_outage(made: Stand, objects: int, away: float = AWAY_SECONDS) 
     )
 
 
-def _drift(made: Stand, names: Sequence[str]) -> None:
+def _drift(made: BenchStand, names: Sequence[str]) -> None:
     """Uses single-user mode, because the server itself is stopped."""
     statements = "".join(f"ALTER ROLE {name} BYPASSRLS\n" for name in names)
     command = made.server.single_user("track_commit_timestamp=on")
@@ -144,7 +144,7 @@ async def _change(requests: aiohttp.ClientSession, number: int, limit: int) -> N
         response.raise_for_status()
 
 
-async def _connect(made: Stand) -> tuple[asyncpg.Connection, float]:
+async def _connect(made: BenchStand) -> tuple[asyncpg.Connection, float]:
     """Tries to connect every 20 ms; returns the connection and its time."""
     with anyio.fail_after(_SECONDS):
         while True:
@@ -168,7 +168,7 @@ async def _repaired(
             await anyio.sleep(0.02)
 
 
-async def _follow(requests: aiohttp.ClientSession, version: str, seen: _Objects) -> None:
+async def _follow(requests: aiohttp.ClientSession, version: str, seen: _OutageObjects) -> None:
     async for obj in watch(requests, version):
         seen.note(obj["metadata"]["name"], ready=is_ready(obj))
 

@@ -7,7 +7,7 @@ from base64 import b64encode
 from bench.drifts import Spread
 from bench.objects import make, remove
 from bench.repair import Repairs, measure_repairs
-from bench.stand import NAMESPACE, Stand
+from bench.stand import NAMESPACE, BenchStand
 from pgrole_controller.core.scram import Verifier, verifies
 
 #: Number of roles with a password, besides all others; this many drifts each are no contest.
@@ -22,7 +22,7 @@ def _role_name(number: int) -> str:
     return f"bench_password_{number}"
 
 
-async def measure_passwords(stand: Stand, roles: int, drifts: int) -> Repairs:
+async def measure_passwords(stand: BenchStand, roles: int, drifts: int) -> Repairs:
     """Makes at most `MOST_DRIFTS` drifts, one at a time, among `roles` other roles. Its roles and objects are
     temporary.
     """
@@ -49,7 +49,7 @@ async def measure_passwords(stand: Stand, roles: int, drifts: int) -> Repairs:
     return repairs
 
 
-async def _check(stand: Stand) -> None:
+async def _check(stand: BenchStand) -> None:
     async with stand.connect() as connection:
         for number in range(ROLES):
             name = _role_name(number)

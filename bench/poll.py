@@ -7,7 +7,7 @@ from statistics import median
 
 import anyio
 
-from bench.stand import Stand
+from bench.stand import BenchStand
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.poll import Poller
@@ -29,7 +29,7 @@ class Poll:
     change: float
 
 
-async def measure_poll(stand: Stand) -> Poll:
+async def measure_poll(stand: BenchStand) -> Poll:
     """Polls in this process, as the controller would in each interval."""
     async with stand.connect() as client, connect(Endpoint(stand.server.dsn()), "poll") as connection:
         await client.execute(f"DROP ROLE IF EXISTS {_ROLE}; CREATE ROLE {_ROLE}")

@@ -12,7 +12,7 @@ from itertools import pairwise
 import anyio
 
 from bench.observe import Quantiles
-from bench.privilege_stand import OWNER, SCHEMA, PrivilegeStand, reader, table
+from bench.privilege_stand import OWNER, READERS, SCHEMA, PrivilegeStand, reader, table
 from bench.stand import Connection
 from pgrole_controller.local.process import reached
 
@@ -23,6 +23,9 @@ _LOOK_SECONDS = 0.002
 
 #: Between two drifts, in seconds, so that every phase of a timer occurs.
 _PAUSE = (0.05, 0.25)
+
+#: The same, so that no repair is held back: a role that drifts more often than 5 times a minute is contested.
+_UNCONTESTED = 60.0 / 5 / READERS * 1.2
 
 #: Whether the role holds the privilege, and when the row with the ACL was last written.
 _HOLDS = f"""
@@ -147,6 +150,7 @@ async def measure_attribution(stand: PrivilegeStand, drifts: int) -> tuple[int, 
             await client.execute(_MIXED[turn % len(_MIXED)].format(f"{SCHEMA}.{name}", role))
             await _recorded(client, turn + 1)
             stand.stand.display.advance(f"{turn + 1} of {drifts} drifts attributed")
+            await anyio.sleep(_UNCONTESTED)
         row = await client.fetchrow(_EXACT, application)
     if row is None:
         raise AssertionError("no history")

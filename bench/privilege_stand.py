@@ -8,7 +8,7 @@ import anyio
 import asyncpg
 
 from bench.objects import Spec, make
-from bench.stand import Connection, Stand
+from bench.stand import BenchStand, Connection
 
 DATABASE = "bench_orders"
 SCHEMA = "app"
@@ -33,7 +33,7 @@ def table(number: int) -> str:
 class PrivilegeStand:
     """`tables` exist, all readable for every reader once `declare` has returned."""
 
-    stand: Stand
+    stand: BenchStand
     tables: int
 
     @asynccontextmanager

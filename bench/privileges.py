@@ -38,7 +38,7 @@ _IDLE_SECONDS = 15.0
 _POLLED_TABLES = 1_000
 
 
-class Line(NamedTuple):
+class PrivilegeLine(NamedTuple):
     """One figure as text; `goal` empty: none."""
 
     tables: int
@@ -53,7 +53,7 @@ class Sizes(NamedTuple):
     attributed: int
 
 
-async def measure(sizes: Sizes, display: Display) -> list[Line]:
+async def measure(sizes: Sizes, display: Display) -> list[PrivilegeLine]:
     lines = []
     for tables in sizes.tables:
         async with _filled(tables, "Auto", display) as of:
@@ -62,9 +62,13 @@ async def measure(sizes: Sizes, display: Display) -> list[Line]:
         await of.stand.start_controller()
         await of.declare()
         repairs = await measure_repairs(of, grant, sizes.drifts)
-        lines.append(Line(of.tables, "Poll: GRANT committed → revoked, ms", _three(repairs), "noticed ≤ 1,000"))
+        lines.append(
+            PrivilegeLine(of.tables, "Poll: GRANT committed → revoked, ms", _three(repairs), "noticed ≤ 1,000")
+        )
         idle = await measure_idle(of, _IDLE_SECONDS)
-        lines.append(Line(of.tables, "Poll, idle: CPU of the connection, % of a core", f"{idle.cpu:.2f}", "≤ 2"))
+        lines.append(
+            PrivilegeLine(of.tables, "Poll, idle: CPU of the connection, % of a core", f"{idle.cpu:.2f}", "≤ 2")
+        )
     return lines
 
 
@@ -76,11 +80,11 @@ async def _filled(tables: int, detection: str, display: Display) -> AsyncIterato
         yield filled
 
 
-async def _measure(of: PrivilegeStand, sizes: Sizes) -> list[Line]:
-    lines: list[Line] = []
+async def _measure(of: PrivilegeStand, sizes: Sizes) -> list[PrivilegeLine]:
+    lines: list[PrivilegeLine] = []
 
     def note(what: str, value: str, goal: str = "") -> None:
-        lines.append(Line(of.tables, what, value, goal))
+        lines.append(PrivilegeLine(of.tables, what, value, goal))
         of.stand.display.say(f"{of.tables:,} tables: {what}: {value}")
 
     note("floor: NOTIFY + ACL read + GRANT, ms", _three(await measure_floor(of)))
@@ -115,7 +119,7 @@ def _three(of: Quantiles) -> str:
     return f"{of.p50:.1f} / {of.p90:.1f} / {of.p99:.1f}"
 
 
-def render(lines: Sequence[Line]) -> str:
+def render(lines: Sequence[PrivilegeLine]) -> str:
     """A table in Markdown: a row for each figure, a column for each number of tables."""
     columns = sorted({line.tables for line in lines})
     rows: dict[tuple[str, str], dict[int, str]] = {}

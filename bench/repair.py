@@ -16,7 +16,7 @@ import anyio
 
 from bench.drifts import Spread
 from bench.observe import Quantiles
-from bench.stand import Connection, Stand
+from bench.stand import BenchStand, Connection
 from pgrole_controller.postgres.watch import CHANNEL, EVERYTHING, read_names
 
 #: Unrelated commits per second on a busy server.
@@ -68,7 +68,7 @@ class Repairs:
     reaction: Quantiles
 
 
-class _Listener:
+class _RepairListener:
     """Records each time that a notification named the role."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class _Listener:
         return self._moments[times - 1]
 
 
-async def measure_floor(stand: Stand, pause: float) -> Floor:
+async def measure_floor(stand: BenchStand, pause: float) -> Floor:
     """Measures a NOTIFY received on another connection, one role read, and one ALTER ROLE committed, while the
     controller is idle.
 
@@ -125,7 +125,7 @@ PHASES = 0.25
 
 
 async def measure_repairs(
-    stand: Stand, spread: Spread, roles: int, drifts: int, *, busy: bool, among: int | None = None
+    stand: BenchStand, spread: Spread, roles: int, drifts: int, *, busy: bool, among: int | None = None
 ) -> Repairs:
     """Makes `drifts` drifts of random roles, one at a time, at any phase of the watch.
 
@@ -133,7 +133,7 @@ async def measure_repairs(
     held back, or a role differs afterwards.
     """
     whole, detection, reaction = [], [], []
-    listener = _Listener()
+    listener = _RepairListener()
     async with stand.connect() as client, stand.connect() as listening, _commits(stand, BUSY_RATE if busy else 0.0):
         await listening.add_listener(CHANNEL, listener.receive)
         for turn in range(drifts):
@@ -147,11 +147,11 @@ async def measure_repairs(
     return Repairs(Quantiles.of(whole), Quantiles.of(detection), Quantiles.of(reaction))
 
 
-async def note_repairs(stand: Stand, spread: Spread, roles: int, took: list[float]) -> None:
+async def note_repairs(stand: BenchStand, spread: Spread, roles: int, took: list[float]) -> None:
     """Makes drifts of the first `roles` roles, one at a time, until cancelled; appends the seconds from commit to
     repair.
     """
-    listener = _Listener()
+    listener = _RepairListener()
     async with stand.connect() as client, stand.connect() as listening:
         await listening.add_listener(CHANNEL, listener.receive)
         while True:
@@ -167,7 +167,7 @@ def _rest(roles: int) -> float:
     return 0.08 + 1e-5 * roles
 
 
-def _check_no_contest(stand: Stand) -> None:
+def _check_no_contest(stand: BenchStand) -> None:
     """Raises AssertionError after a contest, whose repairs are delayed on purpose."""
     contested = [
         record["object"] for record in stand.log_records("object is not ready") if record["reason"] == "Contested"
@@ -176,7 +176,9 @@ def _check_no_contest(stand: Stand) -> None:
         raise AssertionError(f"repairs were held back as contested: {', '.join(sorted(set(contested)))}")
 
 
-async def _drift(client: Connection, listener: _Listener, name: str, statement: str) -> tuple[float, float, float]:
+async def _drift(
+    client: Connection, listener: _RepairListener, name: str, statement: str
+) -> tuple[float, float, float]:
     """Returns when the drift was committed, noticed and repaired, after the repair was noticed too."""
     count, content = (await _claim(client, name))[0], await client.fetchval(_CONTENT, name)
     listener.expect(name)
@@ -203,7 +205,7 @@ async def _claim(client: Connection, name: str) -> tuple[int, float]:
 
 
 @asynccontextmanager
-async def _commits(stand: Stand, rate: float) -> AsyncIterator[None]:
+async def _commits(stand: BenchStand, rate: float) -> AsyncIterator[None]:
     """Makes unrelated commits, `rate` per second, during the context."""
     if rate == 0:
         yield

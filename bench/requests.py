@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from bench.stand import NAMESPACE, Stand
+from bench.stand import NAMESPACE, BenchStand
 from pgrole_controller.kube.client import PGROLES, Client
 from pgrole_controller.kube.resource import APPLY
 from pgrole_controller.kube.server_side_apply import MANAGER, apply_status
@@ -27,7 +27,7 @@ _OBJECT = "bench-0"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def measure_request(stand: Stand) -> float:
+async def measure_request(stand: BenchStand) -> float:
     """Mean CPU in milliseconds of many sequential requests. Needs the object `bench-0`, and no controller."""
     used = 0.0
     async with Client.connect(str(stand.api.kubeconfig)) as client:
@@ -40,7 +40,7 @@ async def measure_request(stand: Stand) -> float:
     return 1000 * used / _REQUESTS
 
 
-async def measure_bare_request(stand: Stand) -> float:
+async def measure_bare_request(stand: BenchStand) -> float:
     """Sends the same bytes, made beforehand, through a plain connection."""
     read = await stand.api.request("GET", PGROLES.path(NAMESPACE, _OBJECT))
     used = 0.0
@@ -63,7 +63,7 @@ def _changed(status: dict[str, Any], turn: int) -> dict[str, Any]:
     return {**status, "conditions": [{**one, "lastTransitionTime": moment} for one in status["conditions"]]}
 
 
-def _request(stand: Stand, read: dict[str, Any], status: dict[str, Any]) -> bytes:
+def _request(stand: BenchStand, read: dict[str, Any], status: dict[str, Any]) -> bytes:
     metadata = {"name": _OBJECT, "namespace": NAMESPACE, "uid": read["metadata"]["uid"]}
     sent = {"apiVersion": read["apiVersion"], "kind": read["kind"], "metadata": metadata, "status": status}
     body = json.dumps(sent).encode()
@@ -90,7 +90,7 @@ async def _send(streams: Streams, request: bytes) -> tuple[int, bytes]:
 
 
 @asynccontextmanager
-async def _connect(stand: Stand) -> AsyncIterator[Streams]:
+async def _connect(stand: BenchStand) -> AsyncIterator[Streams]:
     address = urlsplit(stand.api.url)
     trust = ssl.create_default_context(cafile=str(stand.api.ca))
     reader, writer = await asyncio.open_connection(address.hostname, address.port, ssl=trust)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import anyio
 
-from bench.stand import Stand, role_name
+from bench.stand import BenchStand, role_name
 
 _MOST_DRIFTS = 100
 _SECONDS = 300.0
@@ -25,7 +25,7 @@ class Restart:
     seconds: float
 
 
-async def drift_meanwhile(stand: Stand, roles: int) -> list[str]:
+async def drift_meanwhile(stand: BenchStand, roles: int) -> list[str]:
     """Changes random roles without a controller; returns their names."""
     names = [role_name(number) for number in random.sample(range(roles), min(roles, _MOST_DRIFTS))]
     async with stand.connect() as connection:
@@ -33,7 +33,7 @@ async def drift_meanwhile(stand: Stand, roles: int) -> list[str]:
     return names
 
 
-async def measure_restart(stand: Stand, names: list[str]) -> Restart:
+async def measure_restart(stand: BenchStand, names: list[str]) -> Restart:
     """Starts the controller, and waits until these roles are as declared again."""
     async with stand.connect() as connection:
         start = time.time()

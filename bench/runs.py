@@ -51,7 +51,7 @@ class RunInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BenchRun:
     origin: RunInfo
     figures: tuple[Figure, ...]
 
@@ -63,7 +63,7 @@ class Run:
         path.write_text(f'{head},\n  "figures": [\n{lines}\n  ]\n}}\n', encoding="utf-8")
 
     @classmethod
-    def load(cls, path: Path) -> "Run":
+    def load(cls, path: Path) -> "BenchRun":
         """Loads a run. Raises BadRun. Drops quantities that are no longer measured."""
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))

@@ -39,7 +39,7 @@ def role_name(number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class BenchStand:
     api: ApiServer
     server: PostgresServer
     controller: Process
@@ -78,7 +78,7 @@ class Stand:
 @asynccontextmanager
 async def stand(
     display: Display, profile: Path | None = None, settings: Mapping[str, str] | None = None
-) -> AsyncIterator[Stand]:
+) -> AsyncIterator[BenchStand]:
     """Yields all of it, with a namespace and no objects; the controller is not started yet. Leaves nothing except
     `profile`, where cProfile writes what the controller did. `settings`: of the controller, as environment variables.
     """
@@ -89,7 +89,7 @@ async def stand(
             await create_namespace(api, NAMESPACE)
             controller = _controller(api, server, Path(folder), profile, settings or {})
             try:
-                yield Stand(api, server, controller, display)
+                yield BenchStand(api, server, controller, display)
             finally:
                 with anyio.CancelScope(shield=True):
                     await controller.stop()

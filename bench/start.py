@@ -13,7 +13,7 @@ import anyio
 
 from bench.idle import Memory, read_memory_of
 from bench.observe import cpu_seconds
-from bench.stand import Stand
+from bench.stand import BenchStand
 from pgrole_controller.local.process import Process
 
 _STARTS = 5
@@ -21,14 +21,14 @@ _SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartMeasure:
     """Median of several starts without the first one, which reads files from disk."""
 
     cpu_seconds: float
     resident: float
 
 
-async def measure_start(stand: Stand) -> Start:
+async def measure_start(stand: BenchStand) -> StartMeasure:
     """Starts the controller with a port as API server where nothing answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener, TemporaryDirectory(prefix="pgrole-bench-") as folder:
         listener.setblocking(False)
@@ -37,7 +37,7 @@ async def measure_start(stand: Stand) -> Start:
         address = f"https://127.0.0.1:{listener.getsockname()[1]}"
         kubeconfig.write_text(text.replace(stand.api.url, address), encoding="utf-8")
         seen = [await _start(listener, kubeconfig) for _ in range(_STARTS + 1)][1:]
-    return Start(statistics.median(cpu for cpu, _ in seen), statistics.median(used.resident for _, used in seen))
+    return StartMeasure(statistics.median(cpu for cpu, _ in seen), statistics.median(used.resident for _, used in seen))
 
 
 async def _start(listener: socket.socket, kubeconfig: Path) -> tuple[float, Memory]:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bench.comparison import Comparison, Verdict
-from bench.runs import Run, RunInfo
+from bench.comparison import OperatorComparison, Verdict
+from bench.runs import BenchRun, RunInfo
 from bench.sheet import Figure
 
 _MARKS = {None: "", True: " ✓", False: " ✗"}
@@ -77,7 +77,7 @@ ROWS = (
 )
 
 
-def render_markdown(run: Run) -> str:
+def render_markdown(run: BenchRun) -> str:
     """Renders the table under Measured in the README. Rows without figures are omitted."""
     figures = {figure.key: figure for figure in run.figures}
     sizes = sorted({figure.roles for figure in run.figures}, key=lambda roles: roles or 0)
@@ -123,7 +123,7 @@ def number(value: float) -> str:
     return f"{value:,.{0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2}f}"
 
 
-def render_list(run: Run) -> str:
+def render_list(run: BenchRun) -> str:
     """Renders one line per figure: value, spread, goal, floor."""
     headings = ("figure", "roles", "value", "unit", "noise", "goal", "floor")
     return _align([headings, *map(_listed, run.figures)])
@@ -142,7 +142,7 @@ def _listed(figure: Figure) -> tuple[str, ...]:
     )
 
 
-def render_comparison(compared: Sequence[Comparison], missing: Sequence[Figure]) -> str:
+def render_comparison(compared: Sequence[OperatorComparison], missing: Sequence[Figure]) -> str:
     """Renders the figures, the number of each verdict, and what only the stored run has."""
     headings = ("figure", "roles", "stored", "now", "unit", "ratio", "beside floors", "noise of both", "")
     counts = {verdict: sum(one.verdict is verdict for one in compared) for verdict in Verdict}
@@ -156,7 +156,7 @@ def render_comparison(compared: Sequence[Comparison], missing: Sequence[Figure])
     return "\n".join(lines)
 
 
-def _compared(one: Comparison) -> tuple[str, ...]:
+def _compared(one: OperatorComparison) -> tuple[str, ...]:
     return (
         one.new.quantity.name,
         _roles(one.new),

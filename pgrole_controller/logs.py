@@ -1,8 +1,8 @@
 """Logging: constant messages with values as keys, as text on a terminal and as JSON elsewhere.
 
-Each reconcile has a short id, which every line logged for it carries as `visit`, from whatever module (`tracing`). Much
-logged text comes from others or repeats as often as others cause it, so values, tracebacks and repeated warnings are
-bounded.
+Each reconcile has a short id, which every line logged for it carries as `reconcile_id`, from whatever module
+(`tracing`). Much logged text comes from others or repeats as often as others cause it, so values, tracebacks and
+repeated warnings are bounded.
 """
 
 import json
@@ -36,7 +36,7 @@ REPEATS = 20
 REPEAT_SECONDS = 60.0
 MOST_REPEATED = 10_000
 
-_reconcile_id: ContextVar[str] = ContextVar("visit", default="")
+_reconcile_id: ContextVar[str] = ContextVar("reconcile_id", default="")
 
 
 def set_up(level: str, form: LogFormat) -> None:
@@ -135,7 +135,7 @@ def _module(filename: str) -> str:
 
 def _add_reconcile_id(record: logging.LogRecord) -> bool:
     if reconcile_id := _reconcile_id.get():
-        record.visit = reconcile_id
+        record.reconcile_id = reconcile_id
     return True
 
 

@@ -83,7 +83,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skipif(version >= before, reason=f"before PostgreSQL {before}: {what}"))
 
 
-class _Schedule(LoadScopeScheduling):  # type: ignore[misc]
+class _GroupedSchedule(LoadScopeScheduling):  # type: ignore[misc]
     """Keeps a module, or a class of one, on one worker, except where tests wait long and share nothing."""
 
     def _split_scope(self, nodeid: str) -> str:
@@ -93,7 +93,7 @@ class _Schedule(LoadScopeScheduling):  # type: ignore[misc]
 
 @pytest.hookimpl(optionalhook=True)  # missing with -p no:xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
-    return _Schedule(config, log) if config.getoption("dist") == "loadscope" else None
+    return _GroupedSchedule(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 def shown(request: pytest.FixtureRequest) -> AbstractContextManager[None]:

@@ -25,7 +25,7 @@ Fault = Callable[[Answer], Awaitable[bytes]]
 Failing = Literal["refuses", "hangs", "unheard", "slow"]
 
 
-class Api:
+class LeaseApi:
     """One Lease, as an API server keeps it. `faults`: each for the next request with its verb."""
 
     def __init__(self) -> None:
@@ -147,10 +147,10 @@ def late(seconds: float) -> Fault:
     return fault
 
 
-class Line:
+class LeaseLine:
     """The connection of one process to the API server. `unheard`: requests arrive, but their answers are lost."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: LeaseApi) -> None:
         self.reachability = Reachability()
         self.failing: Failing | None = None
         self._api = api
@@ -184,11 +184,11 @@ class Line:
             yield line
 
 
-class Process:
+class LeaseProcess:
     """One elector, term after term, while `running`."""
 
-    def __init__(self, api: Api, identity: str) -> None:
-        self.line = Line(api)
+    def __init__(self, api: LeaseApi, identity: str) -> None:
+        self.line = LeaseLine(api)
         self.elector = Elector(cast("Client", self.line), LEASE, identity)
         self.term = Term()
         self.terms = 0
@@ -214,7 +214,7 @@ class Process:
 
 
 @asynccontextmanager
-async def running(*processes: Process) -> AsyncIterator[None]:
+async def running(*processes: LeaseProcess) -> AsyncIterator[None]:
     async with anyio.create_task_group() as tasks:
         for process in processes:
             tasks.start_soon(process.run)

@@ -59,7 +59,7 @@ GREETING = LET_IN + PARAMETERS + KEY + AT_REST
 
 
 @dataclass(slots=True)
-class Server:
+class HostileServer:
     """Sends `first` to each client, then one answer for each piece that arrives; then it is silent, or `ends`.
 
     Afterwards it sends `flood` endlessly, from a thread of its own.
@@ -107,9 +107,9 @@ class Server:
 @contextmanager
 def serving(
     first: bytes, *answers: bytes | Callable[[bytes], bytes], flood: bytes = b"", ends: bool = False
-) -> Iterator[Server]:
+) -> Iterator[HostileServer]:
     listener = socket.create_server(("127.0.0.1", 0))
-    server = Server(first, answers, flood, ends, listener.getsockname()[1])
+    server = HostileServer(first, answers, flood, ends, listener.getsockname()[1])
     threading.Thread(target=server.serve, args=(listener,), daemon=True).start()
     try:
         yield server

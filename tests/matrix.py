@@ -20,7 +20,7 @@ REST = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class VersionResult:
     """Test results with one PostgreSQL (`of`: in the notation of --postgres, or REST)."""
 
     of: str
@@ -35,7 +35,7 @@ class Result:
         return self.code == 0 and self.failed == 0
 
 
-def run(of: str, arguments: Sequence[str]) -> Result:
+def run(of: str, arguments: Sequence[str]) -> VersionResult:
     """Runs pytest and passes its output through."""
     chosen = ["-m", "not postgres"] if of == REST else ["-m", "postgres", "--postgres", of]
     with tempfile.TemporaryDirectory() as folder:
@@ -45,7 +45,7 @@ def run(of: str, arguments: Sequence[str]) -> Result:
         return read(of, code, report.read_text(encoding="utf-8") if report.exists() else None)
 
 
-def read(of: str, code: int, report: str | None) -> Result:
+def read(of: str, code: int, report: str | None) -> VersionResult:
     """Interprets pytest's exit code and report (JUnit XML; None: missing)."""
     suites = [] if report is None else list(ElementTree.fromstring(report).iter("testsuite"))
 
@@ -54,10 +54,10 @@ def read(of: str, code: int, report: str | None) -> Result:
 
     failed, skipped = total("failures") + total("errors"), total("skipped")
     seconds = sum(float(suite.get("time", 0)) for suite in suites)
-    return Result(of, total("tests") - failed - skipped, failed, skipped, seconds, code)
+    return VersionResult(of, total("tests") - failed - skipped, failed, skipped, seconds, code)
 
 
-def table(results: Sequence[Result]) -> str:
+def table(results: Sequence[VersionResult]) -> str:
     lines = [f"{'PostgreSQL':<12}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}"]
     for result in results:
         end = "" if result.well else f"   FAILED (pytest ended with {result.code})"
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     split = arguments.index("--") if "--" in arguments else len(arguments)
     named, passed_on = arguments[:split], arguments[split + 1 :]
-    results: list[Result] = []
+    results: list[VersionResult] = []
     try:
         docker = any(of != REST and read_choice(of).docker for of in named)
     except pytest.UsageError as error:

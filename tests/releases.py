@@ -13,7 +13,7 @@ _PACKED = "pgrole_controller/_data/"
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleasedVersion:
     """A release; `schema` is the version of schema pgrole that it installs."""
 
     version: str
@@ -59,4 +59,4 @@ def _unpacked(wheel: Path) -> Path:
 
 
 #: The release that this one upgrades from, and can be rolled back to.
-BEFORE = Release("0.2.0", schema=3)
+BEFORE = ReleasedVersion("0.2.0", schema=3)

@@ -67,7 +67,9 @@ def _draw(graph: "MembershipGraph", form: str) -> None:
 
 
 def _picture(report: ObjectReport) -> "MembershipGraph":
-    """The roles that the object's ACL names; predefined roles and superusers only if a user's shortest way has them."""
+    """The roles that the object's ACL names; predefined roles and superusers only if a user's shortest route needs
+    them.
+    """
     from pgrole_controller.core.membership_graph import towards_object
 
     holders: dict[int, list[str]] = {}

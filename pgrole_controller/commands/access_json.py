@@ -9,7 +9,7 @@ from pgrole_controller.core.drift_record import rfc3339
 from pgrole_controller.core.effective_access import EffectivePrivilege, Route
 from pgrole_controller.core.role_graph import RoleGraph
 
-#: Names of the objects of one entry.
+#: Maximum number of objects that one entry names.
 _MOST_NAMES = 10_000
 
 

@@ -37,10 +37,10 @@ from pgrole_controller.postgres.access_catalog import (
 from pgrole_controller.postgres.access_origins import find_origins, read_changes, read_declarations
 from pgrole_controller.postgres.connection import Endpoint
 
-#: Roles that are shown of those that may use an object.
+#: Maximum number of roles shown for one object.
 MOST_USERS = 1000
 
-#: Databases that are read at the same time.
+#: Number of databases read concurrently.
 _AT_ONCE = 4
 
 _READ_EVERYTHING = frozenset({PG_READ_ALL_DATA, PG_WRITE_ALL_DATA, PG_MAINTAIN})
@@ -94,7 +94,7 @@ class RoleReport:
 
 
 async def look_at_object(choice: ServerChoice, text: str, database: str | None) -> ObjectReport:
-    """Who may use the object with this name. Raises PgRoleError."""
+    """Reads who may use the object with this name. Raises PgRoleError."""
     name = read_object_name(text)
     endpoint = await _find_endpoint(choice)
     async with reading(endpoint, database) as connection:
@@ -144,7 +144,7 @@ def _judge(graph: RoleGraph, database: AccessObject, version: int) -> AccessJudg
 
 
 async def look_at_role(choice: ServerChoice, name: str, only: str | None) -> RoleReport:
-    """What the role with this name may do, in all databases or one. Raises PgRoleError."""
+    """Reads what the role with this name may do, in all databases or one. Raises PgRoleError."""
     endpoint = await _find_endpoint(choice)
     async with reading(endpoint) as connection:
         tables = await find_origins(connection)
@@ -168,7 +168,7 @@ async def look_at_role(choice: ServerChoice, name: str, only: str | None) -> Rol
 
 @dataclass(frozen=True, slots=True)
 class _DatabaseLook:
-    """Looks what a role may do in one database after the other."""
+    """Reads what a role may do in one database after the other."""
 
     endpoint: Endpoint
     judge: AccessJudge
@@ -204,5 +204,5 @@ class _DatabaseLook:
 
 
 def _without_superuser(judge: AccessJudge, role: int) -> AccessJudge:
-    """A judge to whom the role has what is granted to itself, and nothing by memberships."""
+    """Returns a judge for which the role has only what it was granted itself, and nothing by memberships."""
     return AccessJudge(RoleGraph([replace(judge.graph.roles[role], superuser=False)], ()), judge.version)

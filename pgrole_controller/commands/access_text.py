@@ -16,7 +16,7 @@ from pgrole_controller.core.acl import ObjectKind
 from pgrole_controller.core.effective_access import EffectivePrivilege, Route, Source
 from pgrole_controller.core.role_graph import AccessRole, RoleGraph
 
-#: Names in one line, and roles in one sentence.
+#: Maximum number of names in one line, and of roles in one sentence.
 _MOST_NAMES = 3
 _MOST_ROLES = 20
 
@@ -30,7 +30,7 @@ _PLURALS = {
 
 
 def print_users(console: Console, report: ObjectReport) -> None:
-    """Who may use an object, a line for each role and way."""
+    """Prints who may use an object, one line per role and route."""
     obj, users = report.found.acl.object, report.users
     label = f"{obj.label} in database {report.database}, owner {obj.owner_name}"
     _print(console, label, style="bold")
@@ -88,7 +88,7 @@ def _add_row(
 
 
 def describe_change(change: LastChange) -> str:
-    """Such as `2026-11-22T09:15Z by alice`."""
+    """Returns text such as `2026-11-22T09:15Z by alice`."""
     login = f" by {change.login}" if change.login else ""
     return change.time.astimezone(UTC).strftime("%Y-%m-%dT%H:%MZ") + login
 
@@ -99,7 +99,7 @@ def describe_declarer(declarer: str | None) -> str:
 
 
 def print_role(console: Console, report: RoleReport) -> None:
-    """What a role may do, a table for each database."""
+    """Prints what a role may do, one table per database."""
     role = report.graph.roles[report.role]
     _print(console, f"{role.name}: {', '.join(_attributes(role))}", style="bold")
     if role.superuser:
@@ -165,7 +165,7 @@ def _by_declarer(line: AccessLine) -> Iterable[tuple[list[EffectivePrivilege], s
 
 
 def describe_objects(line: AccessLine) -> str:
-    """Such as `table app.orders`, `all 240 tables in app` or `2 of 240 tables in app: orders, items`."""
+    """Returns text such as `table app.orders`, `all 240 tables in app` or `2 of 240 tables in app: orders, items`."""
     kind = line.kind
     word = _word(kind)
     if kind is ObjectKind.DATABASE:
@@ -199,7 +199,7 @@ def _table(*columns: str) -> Table:
 
 
 def _print_table(console: Console, table: Table) -> None:
-    """Columns only where something is in them; no spaces at the ends of lines in a pipe."""
+    """Prints only columns that have content, and in a pipe no trailing spaces."""
     table.columns = [column for column in table.columns if any(str(cell) for cell in column.cells)]
     if console.is_terminal:
         console.print(table)
@@ -230,7 +230,7 @@ def _by_way(privileges: Iterable[EffectivePrivilege], report: ObjectReport) -> I
 
 
 def _privileges(privileges: Sequence[EffectivePrivilege]) -> str:
-    """`SELECT, UPDATE (id, name)`; an asterisk marks those that it may grant to others, as in psql."""
+    """Returns text such as `SELECT, UPDATE (id, name)`; an asterisk marks those with grant option, as in psql."""
     columns: dict[str, list[str]] = {}
     for one in privileges:
         name = f"{one.privilege}{'*' if one.grantable else ''}"
@@ -247,7 +247,7 @@ def _way(graph: RoleGraph, one: EffectivePrivilege) -> str:
 
 
 def describe_route(graph: RoleGraph, route: Route) -> str:
-    """Such as `direct`, `owner`, `PUBLIC`, `team → readers`, or `SET ROLE admin → owners (owner)`."""
+    """Returns text such as `direct`, `owner`, `PUBLIC`, `team → readers`, or `SET ROLE admin → owners (owner)`."""
     names = [make_printable(graph.name(oid)) for oid in route.chain.roles]
     if route.source is Source.PUBLIC:
         return "PUBLIC"

@@ -1,7 +1,7 @@
-"""The command `approve`: shows the drift that is reported of one PgRole, asks, and has the controller correct it once.
+"""The command `approve`: shows the reported drift of one PgRole, asks, and has the controller correct it once.
 
-The command only sets an annotation. It approves what it has shown: if the object reports something else by then,
-nothing is set, and if the database changes later, the controller corrects nothing.
+The command only sets an annotation. It approves what it has shown: if the object reports something else by then, the
+command sets nothing, and if the database changes later, the controller corrects nothing.
 """
 
 import argparse
@@ -31,18 +31,21 @@ from pgrole_controller.settings import WrongSetting
 if TYPE_CHECKING:
     from pgrole_controller.kube.client import Client
 
-#: In seconds: status is read again after the first; a drift that vanished without an answer is gone after the second.
+#: In seconds: the command reads status again after the first; if a drift disappeared without an answer, it counts as
+#: gone after the second.
 _PAUSE = 0.25
 _SETTLED = 3.0
 
-#: The object changes whenever its status is written, which does not matter while it reports the same drift.
+#: Number of attempts: the object changes whenever its status is written, which does not matter while it reports the
+#: same drift.
 _ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedDrift:
-    """What one PgRole reports and can be approved. `changes`: by database, in words; what the controller sent is for
-    people, and its shape is not relied on.
+    """What one PgRole reports and can be approved. `changes`: by database, in words. The texts are the controller's,
+    for
+    people; the command does not rely on their form.
     """
 
     namespace: str
@@ -62,8 +65,9 @@ class ReportedDrift:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the controller has said of an approval. `left`: subjects that it has not corrected, in words; `offered`:
-    some of the approved drift is still reported.
+    """What the controller has reported about an approval. `left`: subjects not yet corrected, in words; `offered`:
+    some of the
+    approved drift is still reported.
     """
 
     left: tuple[str, ...]
@@ -173,7 +177,7 @@ async def _await_answer(client: "Client", drift: ReportedDrift, value: str, wait
 
 
 def drift_of(obj: dict[str, Any]) -> ReportedDrift:
-    """The drift that can be approved. Raises Refused, with the remedy, if there is none."""
+    """Returns the drift that can be approved. Raises Refused, with the remedy, if there is none."""
     metadata, spec, status = (mapping(obj.get(name)) for name in ("metadata", "spec", "status"))
     namespace, name = str(metadata.get("namespace")), str(metadata.get("name"))
     where = f"PgRole {namespace}/{name}"
@@ -237,7 +241,7 @@ def describe_drift(drift: ReportedDrift) -> Iterator[str]:
 
 
 def progress_of(drift: ReportedDrift, value: str, obj: dict[str, Any]) -> Progress:
-    """What the object tells about the approval `value` of this drift."""
+    """Returns what the object reports about the approval `value` of this drift."""
     status, handled = mapping(obj.get("status")), request_of(value)
     approval = mapping(status.get("approval"))
     databases = [mapping(one) for one in sequence(approval.get("databases"))]
@@ -251,6 +255,6 @@ def progress_of(drift: ReportedDrift, value: str, obj: dict[str, Any]) -> Progre
 
 
 def _subjects(drift: ReportedDrift) -> dict[str, str | None]:
-    """What is corrected apart from each other: words for people, and the database."""
+    """Returns what is corrected separately: words for people, and the database."""
     role: dict[str, str | None] = {"the role": None} if drift.fields else {}
     return role | {f"privileges in database {database}": database for database in drift.changes}

@@ -11,7 +11,7 @@ from pgrole_controller.dsn import read_dsn
 from pgrole_controller.program import show_examples
 from pgrole_controller.settings import DSN, WrongSetting, read_settings
 
-#: Exit codes. `plan` and `diff` end with DIFFERENT when something is to do; MISUSED is argparse's own.
+#: Exit codes. `plan` and `diff` end with DIFFERENT if something would change; MISUSED is argparse's own.
 DONE = 0
 FAILED = 1
 MISUSED = 2
@@ -255,7 +255,7 @@ def _name(value: str) -> str:
 
 
 def _period(value: str) -> float:
-    """Seconds."""
+    """Returns seconds."""
     try:
         seconds = read_retention(value).total_seconds()
     except ValueError:

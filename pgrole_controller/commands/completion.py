@@ -43,7 +43,7 @@ def print_script(shell: str, *, plugin: bool) -> int:
 
 
 def answer_shell(parser: argparse.ArgumentParser) -> None:
-    """Answers the script of a shell, as argcomplete defines it, and ends the process."""
+    """Answers a shell's script, as argcomplete defines it, and ends the process."""
     CompletionFinder()(parser, always_complete_options=False, default_completer=_Paths())
 
 
@@ -91,7 +91,7 @@ def _complete(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[tup
 
 
 def _go_on(code: int) -> None:
-    """Replaces the end of the process: only the answer matters."""
+    """Replaces the exit of the process: only the answer matters."""
 
 
 def _escape(word: str) -> str:
@@ -99,7 +99,7 @@ def _escape(word: str) -> str:
 
 
 class _Unquoted(CompletionFinder):
-    """kubectl's own script quotes the completions."""
+    """Leaves completions unquoted, since kubectl's own script quotes them."""
 
     def quote_completions(
         self, completions: list[str], cword_prequote: str, last_wordbreak_pos: int | None
@@ -109,7 +109,7 @@ class _Unquoted(CompletionFinder):
 
 
 class _Paths(SuppressCompleter):
-    """Completes files and folders where an argument is one; other values are names that only a server knows."""
+    """Completes files and folders where an argument is one; only a server knows other values."""
 
     def suppress(self) -> bool:
         return False

@@ -41,9 +41,9 @@ def _run(options: argparse.Namespace, choice: ServerChoice) -> int:
 
 
 async def diff_cluster(choice: ServerChoice, namespace: str | None, names: Sequence[str] = ()) -> PlanReport:
-    """The PgRoles of a namespace (None: of all), or those with these names in it.
-
-    Raises WrongSetting, PgRoleError, ApiError, Unreachable, NotConfigured.
+    """Compares the PgRoles of a namespace (None: of all), or those with these names in it. Raises WrongSetting,
+    PgRoleError,
+    ApiError, Unreachable, NotConfigured.
     """
     async with open_cluster(choice) as client:
         view = await read_cluster(client, None if namespace is None else {namespace}, required=True)
@@ -70,7 +70,7 @@ async def diff_cluster(choice: ServerChoice, namespace: str | None, names: Seque
 
 
 def _on_one_server(by_server: dict[str, list[Subject]], asked: frozenset[Key] | None) -> dict[str, list[Subject]]:
-    """The server that the DSN is of. Raises WrongSetting if the objects name several."""
+    """Returns the server to which the DSN connects. Raises WrongSetting if the objects name several."""
     concerned = {
         name: some for name, some in by_server.items() if asked is None or any(one.key in asked for one in some)
     }
@@ -81,7 +81,7 @@ def _on_one_server(by_server: dict[str, list[Subject]], asked: frozenset[Key] | 
 
 
 async def _find(client: "Client", name: str, choice: ServerChoice) -> ServerConfig:
-    """The PgServer; or the server of the DSN where none is named `default`."""
+    """Returns the PgServer, or the server of the DSN where none is named `default`."""
     dsn = None if choice.dsn is None else of_dsn(choice.dsn)
     try:
         found = await read_server(client, name, choice.own_namespace)

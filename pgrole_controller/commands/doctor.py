@@ -1,4 +1,4 @@
-"""The command `doctor`: checks the cluster and the servers, and prints findings with the commands that mend them."""
+"""The command `doctor`: checks the cluster and the servers, and prints findings with the commands that fix them."""
 
 import argparse
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _spell(finding: Finding) -> Finding:
-    """As this user types the commands in it."""
+    """Spells the commands in a finding as this user types them."""
     remedies = tuple(
         replace(one, command=spell_commands(one.command)) if one.kind is RemedyKind.SHELL else one
         for one in finding.remedies
@@ -85,7 +85,7 @@ async def examine(choice: ServerChoice, login: str | None) -> list[Finding]:
 
 
 async def _find_servers(client: "Client", choice: ServerChoice, known: ClusterKnowledge) -> list[ServerConfig]:
-    """The one that is chosen; else that of the DSN; else every PgServer. One that cannot be read is a finding."""
+    """Returns the chosen server; else that of the DSN; else every PgServer. One that cannot be read is a finding."""
     if choice.server is None and choice.dsn is not None:
         return [of_dsn(choice.dsn)]
     found: list[ServerConfig] = []
@@ -108,13 +108,13 @@ def _show(findings: Sequence[Finding], output: str) -> int:
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """The documented form: docs/doctor.md."""
+    """Returns the form that docs/doctor.md documents."""
     shape = {"summary": summarize(findings), "findings": [describe(finding) for finding in findings]}
     return render_document(shape)
 
 
 def print_findings(console: Console, findings: Sequence[Finding]) -> None:
-    """By area, the cluster first; within an area problems first."""
+    """Prints by area, the cluster first; within an area problems first."""
     areas = sorted(findings, key=lambda finding: (finding.area != CLUSTER, finding.area))
     for area, group in groupby(areas, key=lambda finding: finding.area):
         console.print(Text(make_printable(area).upper(), style="bold"))

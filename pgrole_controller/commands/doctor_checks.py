@@ -20,7 +20,7 @@ class CheckList:
     findings: list[Finding] = field(default_factory=list)
 
     async def run(self, name: str, check: Check, *, failed: FindingState = FindingState.UNKNOWN) -> bool:
-        """Adds what the check finds; or why it failed, in state `failed`. Returns whether it could be run."""
+        """Adds what the check finds, or, in state `failed`, why it failed. Returns whether it could be run."""
         try:
             found = await check()
         except PgRoleError as error:

@@ -30,13 +30,13 @@ ACCESS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews")
 
 _LABEL = "app.kubernetes.io/name=pgrole-controller"
 
-#: PgRoles that are read; more are not counted.
+#: Maximum number of PgRoles that are read and counted.
 MOST_ROLES = 20_000
 
 
 @dataclass(slots=True)
 class ClusterKnowledge:
-    """What the checks of servers take from the cluster. `databases`: those with managed privileges, by PgServer."""
+    """What the checks of servers use from the cluster. `databases`: those with managed privileges, by PgServer."""
 
     findings: list[Finding] = field(default_factory=list)
     cluster: str | None = None
@@ -120,7 +120,7 @@ class ClusterChecks:
         return findings
 
     async def _discover(self, name: str, plural: str) -> Finding:
-        """Without the right to read CRDs, discovery tells which resources exist."""
+        """Uses discovery to learn which resources exist, without the right to read CRDs."""
         check = f"CRD {name}"
         try:
             served = _read(await self.client.request("GET", f"/apis/{PGROLES.api_version}"))
@@ -150,7 +150,9 @@ class ClusterChecks:
         return judge.judge_deployment(deployments, namespace, __version__)
 
     async def _read_environment(self, deployment: dict[str, Any]) -> None:
-        """What decides where the controller needs its rights. A hidden ConfigMap is taken as setting nothing."""
+        """Reads what decides where the controller needs its rights. Assumes that an unreadable ConfigMap sets
+        nothing.
+        """
         variables, config_maps = judge.find_environment(deployment)
         for name in config_maps[:5]:
             try:
@@ -220,7 +222,7 @@ class ClusterChecks:
         except ApiError as error:
             if error.status not in (403, 404):
                 raise
-            return []  # only a claim's cluster is not told from others then
+            return []  # then only the claims of this cluster cannot be told from others
         self.known.cluster = str(mapping(system.get("metadata")).get("uid") or "") or None
         return []
 
@@ -264,7 +266,7 @@ class ClusterChecks:
 
 
 def _read(answer: bytes) -> dict[str, Any]:
-    """An answer that is no object of the API, such as the version. Raises BadStream."""
+    """Reads an answer that is no object of the API, such as the version. Raises BadStream."""
     try:
         return mapping(json.loads(answer))
     except (ValueError, RecursionError) as error:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from pgrole_controller.commands.doctor_checks import CheckList
 from pgrole_controller.controller.server_config import ServerConfig
-from pgrole_controller.core import server_findings as judge
+from pgrole_controller.core import attribution_findings, schema_findings, server_findings
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.finding import Finding, FindingState
 from pgrole_controller.core.server_facts import RoleFacts, SchemaFacts, ServerFacts
@@ -13,13 +13,13 @@ from pgrole_controller.postgres import diagnosis
 from pgrole_controller.postgres.connection import Connection, Endpoint
 from pgrole_controller.postgres.schema import VERSION
 
-#: Databases whose event triggers are read, one connection after the other.
+#: Maximum number of databases whose event triggers are read, one connection after the other.
 MOST_DATABASES = 50
 
 
 @dataclass(slots=True)
 class _Basis:
-    """What later checks build on; None: it could not be read."""
+    """Facts that later checks build on; None: it could not be read."""
 
     server: ServerFacts | None = None
     role: RoleFacts | None = None
@@ -29,8 +29,9 @@ class _Basis:
 async def check_server(
     config: ServerConfig, login: str | None, databases: tuple[str, ...] | None, cluster: str | None
 ) -> list[Finding]:
-    """`login`: the controller's role, if it is not the one that logs in. `databases`: with managed privileges, if the
-    cluster told. `cluster`: id in claims.
+    """Checks one server. `login`: the controller's role, if another role logs in. `databases`: with managed
+    privileges, if
+    the cluster says. `cluster`: id in claims.
     """
     area = f"server {config.name}"
     checks = CheckList(area)
@@ -64,31 +65,31 @@ async def _ask_all(
         basis.server = await diagnosis.read_server_facts(connection)
         sslmode = endpoint.ssl or ""
         return [
-            judge.judge_version(area, basis.server),
-            judge.judge_clock(area, basis.server),
-            judge.judge_encryption(area, basis.server, sslmode, now),
-            *judge.judge_settings(area, basis.server),
+            server_findings.judge_version(area, basis.server),
+            server_findings.judge_clock(area, basis.server),
+            server_findings.judge_encryption(area, basis.server, sslmode, now),
+            *server_findings.judge_settings(area, basis.server),
         ]
 
     async def ask_role() -> list[Finding]:
         basis.role = await diagnosis.read_role_facts(connection, login)
-        return judge.judge_rights(area, basis.role)
+        return server_findings.judge_rights(area, basis.role)
 
     async def ask_schema() -> list[Finding]:
         server, role = _server(basis), _role(basis)
         basis.schema = await diagnosis.read_schema_facts(connection, role.name)
         return [
-            *judge.judge_schema(area, basis.schema, role, server.database, VERSION),
-            *judge.judge_detection(area, role, basis.schema, server.database),
+            *schema_findings.judge_schema(area, basis.schema, role, server.database, VERSION),
+            *schema_findings.judge_detection(area, role, basis.schema, server.database),
         ]
 
     async def ask_connections() -> list[Finding]:
         server, role = _server(basis), _role(basis)
         sessions = await diagnosis.read_session_facts(connection, role.name)
-        return judge.judge_connections(area, server, role, sessions, len(databases or ()))
+        return server_findings.judge_connections(area, server, role, sessions, len(databases or ()))
 
     async def ask_attribution() -> list[Finding]:
-        return judge.judge_attribution(area, _server(basis), _role(basis), config.attribution.audit_log)
+        return attribution_findings.judge_attribution(area, _server(basis), _role(basis), config.attribution.audit_log)
 
     async def ask_history() -> list[Finding]:
         history = await diagnosis.read_history_facts(connection)
@@ -96,12 +97,12 @@ async def _ask_all(
             kept = basis.schema is not None and basis.schema.keeps_history
             text = "not readable: connect as a member of pg_monitor" if kept else "no history is kept in this database"
             return [Finding(area, "history", FindingState.UNKNOWN if kept else FindingState.OK, text)]
-        return [judge.judge_history(area, history, config.history, now)]
+        return [schema_findings.judge_history(area, history, config.history, now)]
 
     async def ask_suspension() -> list[Finding]:
         server, role = _server(basis), _role(basis)
         found = await diagnosis.read_suspending_settings(connection, role.name)
-        return [judge.judge_suspension(area, found, role, server.database)]
+        return [schema_findings.judge_suspension(area, found, role, server.database)]
 
     async def ask_claims() -> list[Finding]:
         counts = await diagnosis.read_claim_counts(connection)
@@ -109,17 +110,17 @@ async def _ask_all(
             there = basis.schema is not None and basis.schema.home
             text = "not readable by this login: use the controller's" if there else "none are kept in this database"
             return [Finding(area, "claims", FindingState.UNKNOWN if there else FindingState.OK, text)]
-        return judge.judge_claims(area, counts, cluster)
+        return schema_findings.judge_claims(area, counts, cluster)
 
     async def ask_passwords() -> list[Finding]:
-        own = await diagnosis.read_role_facts(connection, None)  # as whom this command reads
+        own = await diagnosis.read_role_facts(connection, None)  # the login of this command
         roles = await diagnosis.count_md5_roles(connection) if own.superuser else None
-        return judge.judge_passwords(area, _server(basis), roles)
+        return server_findings.judge_passwords(area, _server(basis), roles)
 
     async def ask_transactions() -> list[Finding]:
         own = await diagnosis.read_role_facts(connection, None)
         found = await diagnosis.read_old_transactions(connection)
-        return [judge.judge_old_transactions(area, found, sees_all=own.superuser or own.monitors)]
+        return [server_findings.judge_old_transactions(area, found, sees_all=own.superuser or own.monitors)]
 
     if databases is None:
 
@@ -163,7 +164,7 @@ async def _ask_databases(
             role = _role(basis)
             async with diagnosis.diagnosing(endpoint, name) as connection:
                 triggers = await diagnosis.read_event_trigger_facts(connection, role.name)
-            return judge.judge_event_triggers(area, triggers, role)
+            return schema_findings.judge_event_triggers(area, triggers, role)
 
         await checks.run(f'event triggers of "{name}"', ask_event_triggers, failed=FindingState.PROBLEM)
     if len(databases) > MOST_DATABASES:

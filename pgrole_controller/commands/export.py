@@ -42,10 +42,10 @@ from pgrole_controller.postgres.role_catalog import (
     read_roles,
 )
 
-#: Begins every file, so that a later export recognizes those that it would no longer write.
+#: First line of every file, by which a later export recognizes files that it would no longer write.
 MARK = "Exported by pgrole-controller."
 
-#: Bytes of one answer about a whole database.
+#: Maximum size of one answer about a whole database, in bytes.
 _VOLUME = 1 << 30
 
 _NAMESPACE = "default"
@@ -64,7 +64,7 @@ class ExportOptions:
 
 @dataclass(slots=True)
 class Export:
-    """What was exported. `remarks`: about the server as a whole. `errors`: what should have been read and was not."""
+    """What was exported. `remarks`: about the server as a whole. `errors`: what should have been read but was not."""
 
     objects: list[ExportedObject] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
@@ -99,7 +99,7 @@ async def _run(options: ExportOptions) -> int:
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """A bar on a terminal, nothing elsewhere."""
+    """Shows a bar on a terminal, and nothing elsewhere."""
     console = make_console(sys.stderr)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -143,7 +143,7 @@ async def export_roles(server: ServerConfig, options: ExportOptions, progress: P
 def _leave_out(
     roles: Iterable[NamedRole], policy: Policy, own: frozenset[str], export: Export, *, chosen: bool
 ) -> list[NamedRole]:
-    """Returns the roles that objects can declare, and remarks on the others. PostgreSQL's own are not worth one."""
+    """Returns the roles that objects can declare, and remarks on the others, except PostgreSQL's own roles."""
     kept: list[NamedRole] = []
     for one in roles:
         why = protection(policy, one.name, one.oid, own)
@@ -165,7 +165,7 @@ def _referenced(found: Sequence[ObservedRole], policy: Policy) -> ReferencedName
 
 
 def _choose_databases(listed: Sequence[ListedDatabase], options: ExportOptions, export: Export) -> list[str]:
-    """Returns the databases to read. What was named and cannot be read is an error; otherwise a warning."""
+    """Returns the databases to read. A named database that cannot be read is an error; any other causes a warning."""
     by_name = {one.name: one for one in listed}
     chosen: list[str] = []
     for name in sorted(by_name) if options.databases is None else options.databases:
@@ -252,7 +252,7 @@ def _add_object(
 
 
 def render(exported: Export) -> Iterator[str]:
-    """The objects as one stream of YAML documents, groups before members."""
+    """Renders the objects as one stream of YAML documents, groups before members."""
     yield to_comments((MARK, *exported.remarks))
     for one in exported.objects:
         yield f"---\n{to_yaml(one.document, one.notes)}"

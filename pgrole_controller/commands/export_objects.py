@@ -1,4 +1,4 @@
-"""Makes PgRoles of existing roles: whatever a role is and holds, applying its object changes nothing.
+"""Makes PgRoles of existing roles. Whatever a role is and holds, applying its object changes nothing.
 
 A field whose value cannot be declared is listed in drift.ignore, so that the controller leaves it as it is.
 """
@@ -39,7 +39,7 @@ _RESERVED = frozenset({"public", "none"})
 _PLAIN = re.compile("[a-z_][a-z0-9_]*")
 _API = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole"}
 
-#: Fields that need more than their defaults to be declared, by their names in Role.
+#: Fields for which a default is not enough, by their names in Role.
 _ATTRIBUTES = {
     "login": False,
     **dict.fromkeys(("superuser", "createdb", "createrole"), False),
@@ -52,7 +52,7 @@ _NAMES = {"connection_limit": "connectionLimit"}
 
 @dataclass(frozen=True, slots=True)
 class ExportedObject:
-    """A PgRole as YAML has it. `notes`: what it does not declare, and what would refuse it, for people."""
+    """A PgRole in the form of YAML. `notes` for people: what it does not declare, and what would refuse it."""
 
     role_name: str
     document: dict[str, Any]
@@ -67,9 +67,12 @@ class ExportedObject:
 
 
 def name_objects(role_names: Iterable[str]) -> dict[str, str]:
-    """A metadata.name for each role. Pass every role of the server, so that names do not depend on the selection.
+    """Returns a metadata.name for each role. Pass every role of the server, so that names do not depend on the
+    selection.
 
-    A role's own name where Kubernetes accepts it; otherwise one made of it, with a digest where two would be equal.
+    Uses a role's own name where Kubernetes accepts it; otherwise a name derived from it, with a digest where two would
+    be
+    equal.
     """
     names = list(role_names)
     found = {name: name for name in names if is_object_name(name) and name not in _RESERVED}
@@ -161,7 +164,7 @@ def _is_utf8(value: object) -> bool:
 
 
 def _values(role: Role) -> Iterable[tuple[str, Any]]:
-    """Yields the fields that may hold what no PgRole can declare, each with its value in spec."""
+    """Yields the fields that may hold something no PgRole can declare, each with its value in spec."""
     moment = _moment(role.valid_until)
     if moment is not None:
         yield "validUntil", moment
@@ -187,7 +190,7 @@ def _moment(microseconds: int | None) -> str | None:
 
 
 def _parameters(parameters: Parameters) -> dict[str, str]:
-    """As people write them: lists without quotes around plain names."""
+    """Returns settings as people write them: lists without quotes around plain names."""
     return {name: _simplify(value) if name in LIST_PARAMETERS else value for name, value in parameters}
 
 
@@ -265,7 +268,7 @@ def _sort_privileges(kind: ObjectKind, privileges: Iterable[str]) -> list[str]:
 
 
 def find_refusal(found: ObservedRole, document: Mapping[str, Any], policy: Policy, references: References) -> str:
-    """Why the server's policy would refuse the object; empty if it would not."""
+    """Returns why the server's policy would refuse the object; empty if it would not."""
     desired = desired_role_of(read_pgrole(dict(document)))
     try:
         if found.reaches:  # no policy allows its adoption
@@ -282,7 +285,7 @@ def find_refusal(found: ObservedRole, document: Mapping[str, Any], policy: Polic
 
 
 def sort_groups_first(objects: Sequence[ExportedObject]) -> list[ExportedObject]:
-    """In the order in which PostgreSQL could create them: every role after the roles it is a member of."""
+    """Sorts in the order in which PostgreSQL could create them: every role after the roles it is a member of."""
     by_role = {one.role_name: one for one in objects}
     done: dict[str, ExportedObject] = {}
     waiting = [one.role_name for one in sorted(objects, key=lambda one: one.role_name, reverse=True)]

@@ -40,7 +40,7 @@ from pgrole_controller.postgres.history_listing import HistoryState, find_histor
 from pgrole_controller.program import spell_commands
 from pgrole_controller.settings import WrongSetting
 
-#: Characters of a statement and of what differed in a cell of the table; JSON has what is recorded.
+#: Maximum number of characters of a statement, and of what differed, in a cell; JSON has everything that is recorded.
 _STATEMENT = 60
 _CELL = 160
 
@@ -103,7 +103,7 @@ async def _read(options: argparse.Namespace, choice: ServerChoice) -> History:
 
 
 async def _find_server(choice: ServerChoice) -> ServerConfig:
-    """Without an endpoint if its Secret cannot be read: the cluster may know its drifts."""
+    """Returns the server, without an endpoint if its Secret cannot be read: the cluster may know its drifts."""
     if choice.server is None or choice.dsn is not None:
         return await find_server(choice)
     async with open_cluster(choice) as client:
@@ -171,7 +171,7 @@ def _show(history: History, output: str) -> int:
 
 
 def as_json(history: History) -> str:
-    """The documented form: docs/doctor.md."""
+    """Returns the form that docs/doctor.md documents."""
     shape = {
         "source": history.source,
         "instead": history.why or None,
@@ -184,7 +184,7 @@ def as_json(history: History) -> str:
 
 
 def as_notes(history: History) -> list[str]:
-    """What the reader has to know about the table: its source, what that lacks, and whether rows are left out."""
+    """Returns what the reader must know about the table: its source, what that lacks, and whether rows are left out."""
     notes = [f"From {history.source}" + (f", because {history.why}." if history.why else ".")]
     if history.lacks:
         notes.append(f"It lacks: {'; '.join(history.lacks)}.")
@@ -194,7 +194,7 @@ def as_notes(history: History) -> list[str]:
 
 
 def as_table(drifts: list[ListedDrift]) -> Table:
-    """The latest first, like git log; times in UTC."""
+    """Latest first, like git log; times in UTC."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("TIME (UTC)", "ROLE", "DATABASE", "WHAT", "WHO", "PROOF", "RESULT", "COUNT"):
         table.add_column(heading, overflow="fold", justify="right" if heading == "COUNT" else "left")

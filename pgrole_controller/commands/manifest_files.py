@@ -185,7 +185,7 @@ class _Collected:
         self.servers[name] = DeclaredServer(name, place, obj)
 
     def _has_unknown_fields(self, place: str, obj: dict[str, Any], kind: str, key: Key | None = None) -> bool:
-        """As for kubectl, they are an error: a field that is misspelled would have no effect."""
+        """As with kubectl, an unknown field is an error: a misspelled field would have no effect."""
         unknown = find_unknown_fields(obj, kind)
         if unknown:
             self._refuse(place, f"{kind} has no such field: {', '.join(unknown)}: correct or remove it", key)
@@ -196,7 +196,7 @@ class _Collected:
 
 
 class _Unusable(Exception):
-    """A document that is no YAML, or too large. `line`: of the file; None: not known."""
+    """A document that is not YAML, or too large. `line`: of the file; None: unknown."""
 
     def __init__(self, why: str, line: int | None = None) -> None:
         super().__init__(why)
@@ -233,7 +233,7 @@ def _contents(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def _read(file: Path, *, regular: bool = False) -> bytes:
-    """`regular`: a pipe or a device in a directory would be waited for, without a word."""
+    """`regular`: accept only regular files, since reading a pipe or a device in a directory would block silently."""
     try:
         if regular and not stat.S_ISREG(file.stat().st_mode):
             raise WrongSetting(f"-f {file}: not a regular file: remove it from the directory")
@@ -252,7 +252,7 @@ def _complain(error: OSError) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The manifests in a directory, without hidden files and directories."""
+    """Yields the manifests in a directory, without hidden files and directories."""
     found: list[Path] = []
     for place, folders, names in os.walk(folder, onerror=_complain):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -272,7 +272,7 @@ def _decode(what: str, content: bytes) -> str:
 
 
 def _documents(text: str) -> Iterator[tuple[int, str]]:
-    """Each document with the number of its first line: an error in one does not hide the others."""
+    """Yields each document with the number of its first line: an error in one does not hide the others."""
     marks = [match.start() for match in _MARKER.finditer(text)]
     starts = [0, *(mark for mark in marks if mark > 0)]
     line, before = 1, 0
@@ -284,7 +284,7 @@ def _documents(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _values(name: str, line: int, document: str) -> Iterable[tuple[str, object]]:
-    """The value of one document, with the place where it begins. Raises _Unusable."""
+    """Returns the value of one document, with its place. Raises _Unusable."""
     loader = None
     try:
         _check_depth(document)
@@ -308,8 +308,9 @@ def _values(name: str, line: int, document: str) -> Iterable[tuple[str, object]]
 
 
 def _check_depth(document: str) -> None:
-    """Raises _Unusable for values that are nested too deeply. Most documents cannot be, which takes little to see: a
-    level needs a bracket, or at least half a column.
+    """Raises _Unusable for values that are nested too deeply.
+
+    A cheap look rules that out for most documents: each level needs a bracket, or at least half a column.
     """
     if document.count("[") + document.count("{") + 2 * max(map(len, document.splitlines()), default=0) < DEEPEST:
         return

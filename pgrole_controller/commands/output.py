@@ -23,7 +23,7 @@ _WIDE = 10_000
 
 
 class OutputConsole(Console):
-    """Leaves it to the program how it ends when the reader closes the pipe: rich's own would be an error."""
+    """Lets the program decide how it ends when the reader closes the pipe: rich would treat that as an error."""
 
     def on_broken_pipe(self) -> None:
         raise  # what rich has caught
@@ -62,23 +62,23 @@ def _make_valid(value: object) -> object:
 
 
 def make_unexpected(error: Exception) -> Transient:
-    """For the object or the check that an error is one of, so that it hides no other."""
+    """Turns an unexpected error into one of a single object or check, so that it hides no other."""
     log.error("unexpected error", exc_info=error)
     return Transient(Reason.INTERNAL_ERROR, describe_unexpected(error))
 
 
 def spell_error(error: BaseException) -> str:
-    """The message, with the commands that it names as this user types them."""
+    """Returns the message, with the commands in it as this user types them."""
     return spell_commands(error.message if isinstance(error, PgRoleError) else str(error))
 
 
 def finish(command: Callable[[], int]) -> int:
-    """Runs a command and returns its exit code. Prints expected errors; the program's end does the rest."""
+    """Runs a command and returns its exit code. Prints expected errors; the program's end handles the rest."""
     if not shows_tracebacks() and not logging.getLogger().handlers:
         logging.getLogger().addHandler(logging.NullHandler())  # otherwise Python prints them to standard error
     try:
         return command()
     except* (PgRoleError, ApiError, Unreachable, BadStream, NotConfigured) as group:
-        error = next(leaves(group))  # of what failed together, the first tells enough
+        error = next(leaves(group))  # of several errors, the first suffices
         print(f"{program_name()}: {make_printable(spell_error(error))}", file=sys.stderr)  # noqa: T201
     return FAILED

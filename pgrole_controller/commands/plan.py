@@ -72,7 +72,7 @@ def show(report: PlanReport, output: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """Which of the files' objects are on which server. `left`: how many name another one than --server."""
+    """Which objects in the files are on which server. `left`: how many name one other than --server."""
 
     by_server: dict[str, list[DeclaredRole]]
     left: int
@@ -100,7 +100,9 @@ async def plan_files(manifests: Manifests, choice: ServerChoice) -> PlanReport:
 
 
 def _choose(roles: Sequence[DeclaredRole], choice: ServerChoice) -> _Chosen:
-    """By spec.serverRef. --server leaves out objects of others, and takes those that name none. Raises WrongSetting."""
+    """Chooses by spec.serverRef. --server leaves out objects of others, and includes those that name none. Raises
+    WrongSetting.
+    """
     by_server: dict[str, list[DeclaredRole]] = {}
     left, moved = 0, 0
     for one in roles:
@@ -141,7 +143,7 @@ def _needs_cluster(servers: Collection[str], declared: dict[str, DeclaredServer]
 async def _find(
     name: str, declared: DeclaredServer | None, client: "Client | None", choice: ServerChoice
 ) -> tuple[ServerConfig, str]:
-    """The server with its endpoint, or why it has none; and a note on where its policy is from."""
+    """Returns the server with its endpoint, or why it has none, and a note about where its policy comes from."""
     if choice.dsn is not None:
         from_dsn = of_dsn(choice.dsn)
         if declared is not None:

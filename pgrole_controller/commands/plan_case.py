@@ -1,4 +1,4 @@
-"""An object that `plan` or `diff` evaluates, and what is found out about it on the way."""
+"""An object that `plan` or `diff` evaluates, and what they find out about it on the way."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """An object to be evaluated. `place`: file and line. Empty `uid`, `namespace_uid`: it is not in the cluster.
+    """An object to evaluate.
 
-    `labels`: of its namespace; None: not known. `status`: of the object in the cluster.
+    `place`: file and line. Empty `uid`, `namespace_uid`: it is not in the cluster. `labels`: of its namespace; None:
+    unknown.
+    `status`: of the object in the cluster.
     """
 
     key: Key

@@ -1,4 +1,4 @@
-"""What `plan` and `diff` say of one object, from the controller's decisions about it. Pure."""
+"""What `plan` and `diff` report about one object, from the controller's decisions about it. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.simulation import SimulatedObject, Simulation, simulate, split_late
 from pgrole_controller.core.state import Observed, Server
 
-#: Former roles of an object that a note names.
+#: Maximum number of an object's former roles that a note names.
 _NAMED = 5
 
 _PASSWORDS = "password: not compared"
@@ -80,7 +80,7 @@ class PlanConclusion:
         return replace(done, action=_action_of(done, plan))
 
     def _reported(self, case: PlanCase, plan: Plan) -> tuple[PlannedChange, ...]:
-        """The differences that drift.policy Report leaves."""
+        """Returns the differences that drift.policy Report does not correct."""
         target, observed = case.target, case.observed
         if not plan.reported or target is None or target.desired is None or not isinstance(observed, Observed):
             return ()
@@ -132,7 +132,7 @@ def _without_plan(made: PlannedObject, error: PgRoleError) -> PlannedObject:
 
 
 def _sort(some: Sequence[PgRoleError]) -> tuple[list[PgRoleError], list[PgRoleError], list[PgRoleError]]:
-    """Refusals, what waits, and failures."""
+    """Sorts into refusals, waits, and failures."""
     refusals: list[PgRoleError] = [one for one in some if isinstance(one, Refused)]
     waits: list[PgRoleError] = [one for one in some if isinstance(one, Waiting)]
     return refusals, waits, [one for one in some if not isinstance(one, Refused | Waiting)]

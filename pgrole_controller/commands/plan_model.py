@@ -1,4 +1,4 @@
-"""What `plan` and `diff` found out: for each object what would happen, in words and as SQL. Nothing in it is secret."""
+"""What `plan` and `diff` found out: for each object what would happen, in words and as SQL. Contains no secret."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class PlannedAction(StrEnum):
     FAIL = "fail"
 
 
-#: What leaves roles and privileges as they are.
+#: Actions that leave roles and privileges as they are.
 IDLE = frozenset({PlannedAction.NOTHING, PlannedAction.CLAIM})
 
 
@@ -69,10 +69,10 @@ class PlannedSql:
 
 @dataclass(frozen=True, slots=True)
 class PlannedObject:
-    """`place`: file and line; empty for an object in the cluster. `role`, `server`: empty if they are not known.
+    """`place`: file and line; empty for an object in the cluster. `role`, `server`: empty if unknown.
 
     - `drift`: fields that differ from what was applied: someone else changed them.
-    - `notes`: what was not compared, or happens beside.
+    - `notes`: what was not compared, or happens in addition.
     - `refusals`: the rules that forbid what the object declares, or a part of it.
     - `waits`: what has to exist first. `errors`: what could not be evaluated.
     """
@@ -98,7 +98,7 @@ class PlannedObject:
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """Every object, in the order in which they were declared. `notes`: what holds for many of them, each once."""
+    """Every object, in the order in which they were declared. `notes`: notes about several objects, each once."""
 
     objects: tuple[PlannedObject, ...]
     notes: tuple[str, ...] = ()
@@ -112,7 +112,7 @@ class PlanReport:
         return any(one.failed for one in self.objects)
 
     def count(self) -> dict[PlannedAction, int]:
-        """How many objects there are of each action, in the order of the actions."""
+        """Returns the number of objects of each action, in the order of the actions."""
         counted = Counter(one.action for one in self.objects)
         return {action: counted[action] for action in PlannedAction if counted[action]}
 

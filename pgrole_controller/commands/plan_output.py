@@ -36,12 +36,12 @@ _ACTIONS: dict[PlannedAction, tuple[str, str]] = {
 _COUNTED = {PlannedAction.NOTHING: "as declared", PlannedAction.CLAIM: "adopted as they are"}
 
 
-#: After each connection: what an owner of the database may have set could change what names mean.
+#: Run after each connection: settings by the owner of a database could change what names mean.
 _SESSION = (r"\encoding UTF8", "SET search_path = pg_catalog, pg_temp;", "SET standard_conforming_strings = on;")
 
 
 def print_plan(console: Console, report: PlanReport) -> None:
-    """Prints what differs, and one line with counts at the end. Objects without differences are only counted."""
+    """Prints what differs, and one line with counts at the end. Only counts objects without differences."""
     for note in report.notes:
         console.print(Text(f"note: {make_printable(note)}", style="dim"))
     for one in report.objects:
@@ -167,7 +167,7 @@ def _describe_error(error: PgRoleError) -> dict[str, str]:
 
 
 def _remarks(one: PlannedObject) -> Iterator[str]:
-    """What the script cannot do."""
+    """Returns what the script cannot do."""
     for word, some in (("refused", one.refusals), ("waits", one.waits), ("not evaluated", one.errors)):
         for error in some:
             yield f"-- {_comment(one.name)}: {word}, {error.reason}: {_comment(spell_error(error))}"
@@ -202,8 +202,9 @@ def _transaction(one: PlannedObject, some: PlannedSql) -> Iterator[str]:
 
 
 def _connect(database: str) -> str | None:
-    r"""The line `\connect`, as pg_dump writes it: in a connection string, a name cannot be taken for one. None for a
-    name that no line of psql can contain.
+    r"""Returns the line `\connect` with a connection string, as pg_dump writes it, so that no name is mistaken for one.
+
+    Returns None for a name that no line of psql can contain.
     """
     if NOT_UTF8.search(database) or any(not sign.isprintable() for sign in database):
         return None
@@ -213,5 +214,5 @@ def _connect(database: str) -> str | None:
 
 
 def _comment(text: str) -> str:
-    """One line, whatever a name contains."""
+    """Returns one line, whatever a name contains."""
     return make_printable(text)

@@ -9,11 +9,12 @@ from pgrole_controller.commands.output import make_unexpected
 from pgrole_controller.commands.plan_model import PlannedChange, PlannedSql, Sign
 from pgrole_controller.commands.plan_words import describe_privileges
 from pgrole_controller.commands.server_reading import reading
-from pgrole_controller.core.acl_decision import ObservedDatabase, PrivilegeDecision, decide_privileges
+from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.ddl import make_sendable, render_identifier
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.grant_ddl import GrantStatement, statements
 from pgrole_controller.core.grantee import Grantee
+from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.privilege_difference import PrivilegeDifference, phrases
 from pgrole_controller.core.privilege_outcome import find_problems
 from pgrole_controller.core.privilege_reach import PrivilegeReach
@@ -21,15 +22,15 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.postgres.plan_reading import read_privileges
 
-#: Databases that are read at once.
+#: Number of databases read concurrently.
 _AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedGrantee:
-    """A role to be compared. `exists` False: its oid is a placeholder, and it holds nothing yet.
-
-    `recorded`: databases whose declaration its claim holds already, so that it was probably applied.
+    """A role to compare. `exists` False: its oid is a placeholder, and it holds nothing yet. `recorded`: databases
+    whose
+    declaration its claim already holds, so that it was probably applied.
     """
 
     grantee: Grantee
@@ -60,9 +61,9 @@ class PrivilegesPlan:
 async def plan_privileges(
     endpoint: Endpoint, some: Sequence[PlannedGrantee], existing: frozenset[str], created: Mapping[str, int]
 ) -> PrivilegesPlan:
-    """`existing`: databases. `created`: placeholders of the roles that the plan creates, by name.
-
-    A database that cannot be read is an error of the objects that name it.
+    """`existing`: databases. `created`: placeholders of the roles that the plan creates, by name. A database that
+    cannot be read
+    is an error of the objects that name it.
     """
     found: dict[Key, list[PlannedPrivileges]] = {one.grantee.key: [] for one in some}
     by_database: dict[str, list[PlannedGrantee]] = {}
@@ -124,7 +125,7 @@ def _place(one: PlannedPrivileges) -> str:
 async def _plan_in(
     endpoint: Endpoint, database: str, some: Sequence[PlannedGrantee], created: Mapping[str, int]
 ) -> tuple[list[PlannedPrivileges], bool]:
-    """One result for each; and whether the database told, where it stores anything, what was last applied."""
+    """Returns one result for each, and whether the database reported what was last applied, if it stores that."""
     reach = PrivilegeReach.of(database, [one.grantee for one in some])
     oids = [one.grantee.oid for one in some if one.exists]
     try:

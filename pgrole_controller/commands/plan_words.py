@@ -1,4 +1,4 @@
-"""Differences of roles and privileges in words, one line each. A password is never shown, neither is its verifier."""
+"""Differences of roles and privileges in words, one line each. Never shows a password or its verifier."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -21,7 +21,7 @@ from pgrole_controller.core.parameters import ALL, UNREADABLE
 from pgrole_controller.core.password import DesiredPassword, PasswordOrigin
 from pgrole_controller.core.role import FIELD_NAMES, Membership, Role
 
-#: Objects of one schema, kind and privilege that are listed by name; more are counted.
+#: Maximum number of objects of one schema, kind and privilege that are listed by name; more are counted.
 _LISTED = 5
 
 _LONGEST = 200
@@ -48,7 +48,7 @@ def describe_changes(
 
 
 def describe_password(password: DesiredPassword) -> str:
-    """What the controller sets for a new role; empty if it sets nothing."""
+    """Returns what the controller sets for a new role; empty if it sets nothing."""
     match password.origin:
         case PasswordOrigin.SECRET:
             return f'password: from Secret "{password.secret}", key "{password.key}"'

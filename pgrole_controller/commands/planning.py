@@ -37,7 +37,7 @@ from pgrole_controller.postgres.session import Session
 #: Objects of one read.
 _BATCH = 250
 
-#: Above every oid of PostgreSQL: stands for roles that the plan creates.
+#: Above every oid of PostgreSQL: placeholders for roles that the plan creates.
 _FIRST_PLACEHOLDER = 2**32
 
 OFFLINE = "no cluster was read: objects are matched to claims in the database by namespace and name"
@@ -51,9 +51,11 @@ _CLAIMS_UNSEEN = (
 async def plan_server(
     config: ServerConfig, subjects: Sequence[Subject], asked: frozenset[Key] | None = None
 ) -> PlanReport:
-    """What would happen to these objects of one server. `asked`: only these are reported; the others are their rivals.
+    """Returns what would happen to these objects of one server.
 
-    Never raises PgRoleError: an error of the server is one of each object.
+    `asked`: only these are reported; the others are their rivals. Never raises PgRoleError: an error of the server
+    becomes
+    one of each object.
     """
     try:
         if config.endpoint is None:
@@ -141,7 +143,7 @@ class _ServerPlan:
         self._note_unseen()
 
     async def _read_owners(self, subjects: Sequence[Subject]) -> None:
-        """Which cluster's claims these are, and whose."""
+        """Finds out which cluster's claims these are, and whose."""
         owners = await read_owners(self._view, {one.key for one in subjects})
         uids = {one.uid for one in subjects} - {""}
         counts: dict[str, int] = {}
@@ -208,7 +210,7 @@ class _ServerPlan:
         return Owner(self._cluster, key.namespace, namespace_uid, key.name, f"new/{key}")
 
     def _without_secrets(self, desired: Desired) -> Desired:
-        """What is known without Secrets: whether the role has a password at all."""
+        """Returns what is known without Secrets: whether the role has a password at all."""
         seen = desired.password.origin is PasswordOrigin.NOWHERE and self._view.session.identity.sees_passwords
         password = desired.password if seen else DesiredPassword()
         return replace(desired, password=password, connection=None)
@@ -218,7 +220,7 @@ class _ServerPlan:
         objects = [one for case in some if (one := self._simulated(case)) is not None]
         self._simulation = simulate(objects, self._server, make_unexpected)
         if any(case.assumed and one.desired.report_only for case, one in zip(some, objects, strict=True)):
-            # What others changed is told from what the spec changed by the state last applied, which is in the claim.
+            # The state last applied, which is in the claim, tells what others changed from what the spec changed.
             objects = [
                 _with_applied(one, decision) if case.assumed else one
                 for case, one, decision in zip(some, objects, self._simulation.decisions, strict=True)
@@ -276,7 +278,9 @@ class _ServerPlan:
             self._note(note)
 
     def _grantee(self, case: PlanCase, placeholder: int) -> PlannedGrantee | None:
-        """The role as its databases serve it once the plan is applied; None if no privileges are to be compared."""
+        """Returns the role as its databases serve it once the plan is applied; None if no privileges are to be
+        compared.
+        """
         desired = case.target.desired if case.target else None
         plan, observed = case.decision, case.observed
         if desired is None or case.target is None or not isinstance(plan, Plan) or not isinstance(observed, Observed):
@@ -298,7 +302,7 @@ class _ServerPlan:
         )
 
     async def _read_owned(self) -> dict[str, frozenset[int]]:
-        """Oids of the roles of each namespace, once the plan is applied."""
+        """Returns the oids of the roles of each namespace, once the plan is applied."""
         places = {
             (case.subject.key.namespace, owner.namespace_uid)
             for case in self._cases

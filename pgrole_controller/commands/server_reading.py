@@ -29,8 +29,8 @@ _BEGIN = "BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 
 
 def open_cluster(choice: ServerChoice) -> "AbstractAsyncContextManager[Client]":
-    """A client of the API server. Raises NotConfigured, also when it is entered."""
-    with startup_imports():  # late: a command with a DSN needs no HTTP client
+    """Opens a client of the API server. Raises NotConfigured, also on entry."""
+    with startup_imports():  # imported late: a command with a DSN needs no HTTP client
         from pgrole_controller.kube.client import Client
     return Client.connect(choice.kubeconfig, context=choice.context)
 
@@ -94,7 +94,7 @@ async def complete_server(client: "Client | None", obj: dict[str, Any], own_name
 
 
 def of_dsn(dsn: str) -> ServerConfig:
-    """The server of a DSN, with the policy that the controller has for PGROLE_DSN in the same environment."""
+    """Returns the server of a DSN, with the policy that the controller has for PGROLE_DSN in the same environment."""
     return ServerConfig(
         DEFAULT_SERVER,
         Endpoint.of_dsn(dsn),
@@ -105,15 +105,15 @@ def of_dsn(dsn: str) -> ServerConfig:
 
 
 def at_dsn(server: ServerConfig, dsn: str) -> ServerConfig:
-    """The server as it is declared, reached by the DSN."""
+    """Returns the server as declared, with the DSN's connection."""
     return replace(server, endpoint=of_dsn(dsn).endpoint, problem=None)
 
 
 @asynccontextmanager
 async def reading(endpoint: Endpoint, database: str | None = None) -> AsyncIterator[Connection]:
-    """A connection inside one READ ONLY transaction, whose queries all see the same state. Raises PgRoleError.
+    """Opens a connection inside one READ ONLY transaction, whose queries all see the same state. Raises PgRoleError.
 
-    `database`: another one than the endpoint's.
+    `database`: one other than the endpoint's.
     """
     place = endpoint if database is None else endpoint.at(database)
     async with connect(place, "command", default_transaction_read_only="on") as connection:

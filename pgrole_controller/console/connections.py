@@ -1,7 +1,8 @@
-"""Limits on connections: how many there are, how long one may take to send a request, and what a malformed one gets.
+"""Limits on connections: how many exist, how long one may take to send a request, and what answers a malformed one.
 
 aiohttp bounds the size of a request's head but not the time that a client takes to send it: a client that sends one
-byte a second would hold a connection for ever.
+byte
+a second would hold a connection forever.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ class ConsoleProtocol(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Raises ConnectionError if an answer was begun."""
+        """Raises ConnectionError if an answer has begun."""
         super().handle_error(request, status, exc, message)
         text = "this is not a request that the console understands\n" if status < 500 else "the console failed\n"
         answer = web.Response(status=status, text=text, headers={**HEADERS, "Server": "pgrole"})
@@ -57,7 +58,7 @@ class Connections:
         return len(self._silent_since)
 
     def accept(self) -> asyncio.Protocol:
-        """The factory for the listening socket."""
+        """Creates the protocol for the listening socket."""
         if len(self._silent_since) >= MOST_CONNECTIONS:
             self._drop_closed()
         if len(self._silent_since) >= MOST_CONNECTIONS and not self._drop_most_silent():
@@ -88,7 +89,7 @@ class Connections:
                     transport.abort()
 
     def _drop_most_silent(self) -> bool:
-        """Closes the connection that has been silent for longest. False if all wait for an answer."""
+        """Closes the connection that has been silent longest. Returns False if all wait for an answer."""
         silent = {protocol: since for protocol, since in self._silent_since.items() if since is not None}
         if not silent:
             return False

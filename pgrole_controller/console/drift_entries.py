@@ -27,10 +27,11 @@ _PROOFS = {
 
 @dataclass(frozen=True, slots=True)
 class DriftEntry:
-    """One drift of a role, or of its privileges in `database`. Texts that are unknown are empty.
+    """One drift of a role, or of its privileges in `database`. Unknown texts are empty.
 
     `fields`: of spec. `details`: what happened, one phrase each. `proof`: as in status. `by_role`: the role that the
-    session acted as, if it is not `login`.
+    session
+    acted as, if it is not `login`.
     """
 
     time: datetime
@@ -47,7 +48,7 @@ class DriftEntry:
 
     @property
     def certainty(self) -> str:
-        """How certain it is that `login` caused it, in words; empty if no one is known."""
+        """How certain it is that `login` caused it, in words; empty if the cause is unknown."""
         return _PROOFS.get(self.proof, "") if self.login else ""
 
     @property

@@ -1,4 +1,4 @@
-"""Memberships around one role: its members to the left, the roles that it is in to the right.
+"""Memberships around one role: its members on the left, the roles that it is a member of on the right.
 
 They are those in `spec.memberOf` of the PgRoles that the viewer may list. Roles without a PgRole have no link.
 """
@@ -52,7 +52,7 @@ class Memberships:
                 self._members[group].append(role)
 
     def around(self, subject: RoleSummary) -> RoleNeighbours:
-        """Takes what is within three memberships of `subject`, at most eight roles at each distance and side."""
+        """Returns everything within three memberships of `subject`, at most eight roles at each distance and side."""
         self._groups[subject.role] = list(dict.fromkeys(subject.member_of))
         self._summaries[subject.role] = subject
         nodes = [self._node(subject.role, is_subject=True)]

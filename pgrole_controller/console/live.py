@@ -1,6 +1,6 @@
 """Live updates: what changed for one viewer, sent to their open pages as server-sent events.
 
-A slow page holds back only itself: what it has not been sent yet is a set of names, never a queue of events.
+A slow page delays only itself: what it has not received yet is a set of names, never a queue of events.
 """
 
 import json
@@ -13,14 +13,14 @@ from aiohttp import web
 
 from pgrole_controller.signals import Signal
 
-#: Changes within so many seconds are sent together.
+#: Changes within this many seconds are sent together.
 COALESCE_SECONDS = 0.04
 HEARTBEAT_SECONDS = 15.0
-#: A page that takes no byte for so long is disconnected.
+#: A page that reads nothing for this many seconds is disconnected.
 WRITE_SECONDS = 20.0
-#: Pages of one viewer that are connected at once. Browsers open six connections to a server over HTTP/1.1.
+#: Maximum number of connected pages of one viewer. Browsers open six connections to a server over HTTP/1.1.
 MOST_FEEDS = 12
-#: Names in one message.
+#: Maximum number of names in one message.
 MOST_NAMES = 500
 
 CONNECTION = "connection"
@@ -32,7 +32,7 @@ class TooManyFeeds(Exception):
 
 
 class Feed:
-    """What one open page has not been told yet. `owner`: the session that opened it."""
+    """What one open page has not received yet. `owner`: the session that opened it."""
 
     def __init__(self, owner: object = None, is_gone: Callable[[], bool] = lambda: False) -> None:
         self.owner = owner

@@ -1,4 +1,4 @@
-"""An object as YAML. Its author chooses its size, so it is cut before it is written: writing is what takes time."""
+"""An object as YAML. Its author chooses its size, so it is cut first: writing YAML is what takes time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ def write_yaml(found: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True)
 class _YamlRoom:
-    """What may still be taken."""
+    """The remaining budget of one document."""
 
     values: int
     characters: int

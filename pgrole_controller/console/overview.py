@@ -35,7 +35,9 @@ class RecentDrift:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """`attention` and `broken_servers`: what someone has to look at, worst first, `attention` cut to the first."""
+    """`attention` and `broken_servers`: what someone has to look at, worst first; `attention` has only the
+    first ones.
+    """
 
     broken_servers: tuple[ServerSummary, ...]
     attention: tuple[RoleSummary, ...]
@@ -80,7 +82,7 @@ def view_overview(snapshot: Snapshot, summaries: Sequence[RoleSummary], now: dat
 
 
 def needs_attention(role: RoleSummary, now: datetime) -> bool:
-    """Whether someone should look at the role: not while it may yet become Ready by itself within minutes."""
+    """Whether someone should look at the role; not while it may still become Ready by itself within minutes."""
     if role.state in (RoleState.STALLED, RoleState.DRIFT):
         return True
     return (

@@ -125,5 +125,5 @@ def find_server_remedy(reason: str) -> ReasonAdvice:
 
 
 def describe_outlook(state: str) -> str:
-    """Says whether a state ends by itself; empty for the others."""
+    """Says whether a state ends by itself; empty for other states."""
     return _OUTLOOKS.get(state, "")

@@ -1,4 +1,6 @@
-"""What lists, charts and graphs show of one PgRole. It is small, and made once for each version of an object."""
+"""What lists, charts and graphs show about one PgRole. A summary is small, and made once for each version of an
+object.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ _MESSAGE = 300
 
 
 class RoleState(StrEnum):
-    """States of a PgRole and of a PgServer, in the order of how much they need attention."""
+    """States of a PgRole and of a PgServer, by how much they need attention."""
 
     STALLED = "stalled"
     DRIFT = "drift"
@@ -57,7 +59,7 @@ _RANKS = {state: rank for rank, state in enumerate(RoleState)}
 
 @dataclass(frozen=True, slots=True)
 class RoleJudgement:
-    """What the conditions of an object say in all. `since`: when Ready last changed."""
+    """What the conditions of an object mean together. `since`: when Ready last changed."""
 
     state: RoleState
     reason: str
@@ -89,7 +91,7 @@ class RoleSummary:
 
 @runtime_checkable
 class StoredRoles(Protocol):
-    """PgRoles that are parsed only when they are asked for."""
+    """PgRoles that are parsed only on demand."""
 
     def stored(self, name: Key) -> Stored:
         """Returns the object as it is stored: its identity tells whether it changed."""
@@ -122,7 +124,7 @@ class SummaryCache:
         return summary
 
     def _forget(self, identity: int, gone: "weakref[Stored]") -> None:
-        """Another object can have the same identity by now."""
+        """Forgets the summary: another object may have the same identity by now."""
         known = self._known.get(identity)
         if known is not None and known[0] is gone:
             del self._known[identity]

@@ -28,17 +28,17 @@ from pgrole_controller.logs import describe_error
 log = logging.getLogger(__name__)
 
 MOST_VIEWERS = 20
-MOST_OF_ONE_USER = 4  # viewers with one user's name, each with another token or other namespaces; the oldest ends
-MOST_SESSIONS = 10  # of one viewer; the oldest ends
-MOST_ENDED = 200  # sessions of which it is known why they ended
+MOST_OF_ONE_USER = 4  # viewers with one user name but other tokens or namespaces; a further one ends the oldest
+MOST_SESSIONS = 10  # sessions of one viewer; a further one ends the oldest
+MOST_ENDED = 200  # ended sessions whose reason is remembered
 LONGEST_SECONDS = 8 * 3600.0
 SWEEP_SECONDS = 1.0
 
-#: Attempts to log in that fail: for one address and altogether, in a minute.
+#: Maximum number of failed attempts to log in within a minute: of one address, and in total.
 MOST_FAILURES = 10
 MOST_FAILURES_IN_ALL = 60
 FAILURE_SECONDS = 60.0
-#: Tokens that are checked at once.
+#: Maximum number of tokens checked concurrently.
 MOST_CHECKS = 4
 
 #: Why a session ended, for its viewer.
@@ -73,7 +73,7 @@ class ApiSource(Protocol):
 
 @dataclass(slots=True, eq=False)
 class ViewerSession:
-    """`digest`: of what the cookie holds. `csrf` goes into forms."""
+    """`digest`: of the cookie's content. `csrf` goes into forms."""
 
     viewer: Viewer
     ends_at: float  # seconds of the loop's clock
@@ -101,7 +101,7 @@ class Failures:
             self._by_address[address] = self._by_address.get(address, 0) + 1
 
     def forgive(self, address: str | None) -> None:
-        """The attempt did not fail, or by no fault of its own."""
+        """The attempt did not fail, or not through its own fault."""
         if address is not None and self._by_address.get(address):
             self._by_address[address] -= 1
 
@@ -150,7 +150,7 @@ class Sessions:
         return self._ended.get(self.digest(cookie), "")
 
     async def log_in(self, token: str, namespaces: tuple[str, ...], address: str) -> tuple[ViewerSession, str]:
-        """Returns the session and what its cookie holds. `address`: the client's. Raises Rejected."""
+        """Returns the session and the content of its cookie. `address`: the client's. Raises Rejected."""
         viewer = await self._admit(token, namespaces, address)
         return self.open(viewer)
 
@@ -213,7 +213,7 @@ class Sessions:
             del self._ended[next(iter(self._ended))]
 
     async def _admit(self, token: str, namespaces: tuple[str, ...], address: str | None) -> Viewer:
-        """`address`: whose failures are counted; None for those of a proxy, which speaks for many."""
+        """`address`: whose failures count; None for those of a proxy, which acts for many."""
         if self._api is None:
             raise Rejected(403, "this console accepts no tokens")
         if self._failures.exceeded(address, anyio.current_time()):
@@ -253,9 +253,9 @@ class Sessions:
         return viewer
 
     def _make_room(self, name: str) -> None:
-        """Raises Rejected if as many viewers look as may; one whose watches are idle gives way.
+        """Raises Rejected if the maximum of viewers is reached; a viewer with idle watches makes room.
 
-        One user gives way to itself: tokens of one account cannot take all places.
+        One user makes room for itself: tokens of one account cannot occupy all places.
         """
         own = sorted((one for one in self._scopes if name and one.name == name), key=lambda one: one.used_at)
         for oldest in own[: max(len(own) - MOST_OF_ONE_USER + 1, 0)]:
@@ -282,7 +282,7 @@ class Sessions:
                 await anyio.sleep(SWEEP_SECONDS)
 
     def _dismiss(self, viewer: Viewer, why: str = "") -> None:
-        """Ends everything about a viewer. `why`: for the viewer."""
+        """Ends everything of a viewer. `why`: for the viewer."""
         scope = self._scopes.pop(viewer, None)
         if scope is None:
             return

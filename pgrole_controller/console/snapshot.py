@@ -1,4 +1,4 @@
-"""What the server part hands to the pages: everything that one viewer may see, at one moment."""
+"""What the server part hands to the pages: everything that one viewer may see at one moment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Snapshot:
     servers: Mapping[str, Mapping[str, Any]]  # PgServer objects by name; empty if they are hidden
     servers_hidden: bool  # the viewer may not list PgServers
     namespaces: tuple[str, ...] | None  # None: all namespaces; otherwise those whose PgRoles the viewer may list
-    connected: bool  # False: the API server does not answer, and this is what it last said
+    connected: bool  # False: the API server does not answer, and this is what it last sent
     read_at: datetime  # UTC; when the API server last confirmed it
     viewer: str  # user name for the header; may be empty
     reading: bool = False  # the first list is incomplete: this is what arrived so far

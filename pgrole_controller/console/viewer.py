@@ -27,13 +27,13 @@ from pgrole_controller.signals import Signal
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 600.0
-#: The token is checked so often, and more often while the API server does not answer.
+#: Interval of checks of the token, and while the API server does not answer, in seconds.
 CHECK_SECONDS = 10.0
 AWAY_SECONDS = 1.0
-#: The scope is asked for again so often, and so soon after a refusal.
+#: Interval at which the scope is read again, and pause after a refusal, in seconds.
 SCOPE_SECONDS = 300.0
 REFUSED_SECONDS = 2.0
-#: A page waits so long for the beginning of the first list, and so long for its end.
+#: How long a page waits for the beginning of the first list, and for its end, in seconds.
 FIRST_SECONDS = 8.0
 REST_SECONDS = 0.05
 
@@ -82,7 +82,7 @@ class Viewer:
         """`wanted`: namespaces to try if the viewer may not list PgRoles in all."""
         self.name = name
         self.live = Live()
-        self.turn = anyio.Lock()  # of whoever renders a page for this viewer
+        self.turn = anyio.Lock()  # held by whoever renders a page for this viewer
         self._connect = connect
         self._wanted = wanted
         self._shared = shared
@@ -97,11 +97,11 @@ class Viewer:
 
     @property
     def watching(self) -> bool:
-        """Whether its watches run."""
+        """Whether the watches run."""
         return self._used.is_set()
 
     def use(self) -> None:
-        """A request came: the watches run from now on, or go on."""
+        """Notes a request: the watches start, or continue."""
         self.used_at = anyio.current_time()
         self._used.set()
 

@@ -38,7 +38,7 @@ from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.server_config import LiveServers, ServerConfig
 from pgrole_controller.controller.server_reporter import ServerReporter
-from pgrole_controller.controller.servers import Servers, ServerStores
+from pgrole_controller.controller.servers import ServerStores, ServerWorkers
 from pgrole_controller.controller.sources import NO_SERVER, NamespaceSource, PgRoleSource, SecretSource
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.errors import Reason, Refused
@@ -123,7 +123,7 @@ async def _run_terms(config: Config, client: Client, cluster: str, health: Healt
     stands by.
     """
     if config.election is None:
-        await _Controller(config, client, cluster, health, Leadership()).run(asked)
+        await _RunningController(config, client, cluster, health, Leadership()).run(asked)
         return
     lease = Key(config.controller_config.namespace, config.election.lease)
     elector = Elector(client, lease, f"{config.election.identity}_{secrets.token_hex(4)}")
@@ -135,7 +135,7 @@ async def _run_terms(config: Config, client: Client, cluster: str, health: Healt
         leadership = Leadership(term, f"{cluster}/{lease}", f"{elector.identity}_{next(terms)}")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(elector.run, term)
-            await _Controller(config, client, cluster, health, leadership).run(asked)
+            await _RunningController(config, client, cluster, health, leadership).run(asked)
             tasks.cancel_scope.cancel()
     await elector.resign()
 
@@ -191,7 +191,7 @@ async def _load_models() -> None:
     await asyncio.get_running_loop().run_in_executor(None, reading.load)
 
 
-class _Controller:
+class _RunningController:
     def __init__(self, config: Config, client: Client, cluster: str, health: Health, leadership: Leadership) -> None:
         client = client.limited(lambda: leadership.leading)
         self._config = config
@@ -215,7 +215,7 @@ class _Controller:
             self._objects, self._queue, endings, self._background, self._reporter, LiveServers(), leadership, Grantees()
         )
         self._context.grantees.connect(lambda *_: None, self._enqueue_result)
-        self._servers = Servers(
+        self._servers = ServerWorkers(
             client,
             self._observed,
             config.server,

@@ -185,7 +185,7 @@ class DatabaseWorker:
                     None if given_up else error,
                     confirmed=given_up,
                     drift_count=before.drift_count if before else 0,
-                    last_drift=before.last_drift if before else None,
+                    last_drifts=before.last_drifts if before else (),
                 )
             )
 

@@ -63,7 +63,8 @@ class Grantees:
             self.withdraw(server, key)
 
     def of_database(self, server: str, database: str) -> tuple[Grantee, ...]:
-        return tuple(one for one in self._published.get(server, {}).values() if database in one.databases)
+        published = self._published.get(server, {}).values()
+        return tuple(one for one in published if database in one.declared or database in one.former)
 
     def databases(self, server: str) -> frozenset[str]:
         """Every database that a published Grantee names."""

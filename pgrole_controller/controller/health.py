@@ -30,7 +30,7 @@ from pgrole_controller.controller.errors import CannotStart
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.objects import Objects
 from pgrole_controller.controller.queue import Queue
-from pgrole_controller.controller.servers import Servers
+from pgrole_controller.controller.servers import ServerWorkers
 from pgrole_controller.controller.sources import NO_SERVER
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.state import Mode
@@ -161,14 +161,14 @@ class Health:
         self.stopping = False
         self._heartbeat = heartbeat or Heartbeat()
         self._store: Store | None = None
-        self._servers: Servers | None = None
+        self._servers: ServerWorkers | None = None
         self._leadership: Leadership | None = None
         self._scrape: Callable[[], Scrape] = Scrape
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = Shared(self._ask_readiness, READINESS_REST)
         self._figures = Shared(self._render, METRICS_REST)
 
-    def watch(self, store: Store, servers: Servers, leadership: Leadership, scrape: Callable[[], Scrape]) -> None:
+    def watch(self, store: Store, servers: ServerWorkers, leadership: Leadership, scrape: Callable[[], Scrape]) -> None:
         """Takes readiness from these from now on; before this call, the process is not ready."""
         self._store, self._servers, self._leadership, self._scrape = store, servers, leadership, scrape
 

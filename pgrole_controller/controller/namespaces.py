@@ -68,7 +68,7 @@ class _Question:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _NamespaceAnswer:
     """A namespace that was read by name. Valid while the watch has delivered none, or still the one of `instead_of`."""
 
     namespace: Namespace
@@ -81,7 +81,7 @@ class Namespaces:
         self.store = store
         self._client = client
         self._only = only
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, _NamespaceAnswer] = {}
         self._doubted: dict[str, str] = {}  # its uid when an object in it was deleted
         self._forgotten: dict[str, int] = {}  # number of times, while it is being read
         self._seen_in: dict[str, str] = {}  # by uid of an object, the uid of its namespace
@@ -221,7 +221,7 @@ class Namespaces:
         self._doubted.pop(found.name, None)
         stored = self.store.get(Key("", found.name))
         if stored is None or stored.uid != found.uid:
-            self._answers[found.name] = _Answer(found, stored.uid if stored else "")
+            self._answers[found.name] = _NamespaceAnswer(found, stored.uid if stored else "")
 
     async def _refresh(self, relabelled: Callable[[str], None], in_use: Callable[[], Collection[str]]) -> NoReturn:
         """Reads the labels of namespaces that are not watched periodically."""
@@ -244,7 +244,7 @@ class Namespaces:
         # If an object in it was deleted meanwhile, `_ask` reads it.
         if before is None or self._answers.get(name) is not before or name in self._doubted:
             return
-        self._answers[name] = _Answer(found, before.instead_of)
+        self._answers[name] = _NamespaceAnswer(found, before.instead_of)
         if (found.uid, found.labels) != (before.namespace.uid, before.namespace.labels):
             relabelled(name)
 

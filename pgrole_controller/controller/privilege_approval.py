@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from pgrole_controller.controller.privilege_progress import PrivilegeProgress
 from pgrole_controller.core.acl import ObjectId
-from pgrole_controller.core.acl_decision import ObservedDatabase, decide_privileges
+from pgrole_controller.core.acl_decision import decide_privileges
 from pgrole_controller.core.approval import Approval, PrivilegeOffer, digest_privilege_drift, tell_approval
 from pgrole_controller.core.ddl import literal
+from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.privilege_difference import phrases
 from pgrole_controller.core.privilege_result import PrivilegeNews
 from pgrole_controller.postgres.database_session import DatabaseSession

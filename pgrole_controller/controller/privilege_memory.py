@@ -4,10 +4,11 @@ Losing it with the process only makes it less exact which difference counts as d
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObservedAcl
+from pgrole_controller.core.acl_screening import PrivilegeTerms
 from pgrole_controller.core.approval import PrivilegeOffer
 from pgrole_controller.core.contest import FieldContest, Moment, notice, repair
 from pgrole_controller.core.errors import PgRoleError
@@ -31,12 +32,12 @@ class AppliedState:
 class RoleMemory:
     """What is known of one role. `contests`: by the role in whose name privileges are granted
     (`PrivilegeDifference.granted_by`), so that a role that keeps reverting repairs delays no other repair. `pending`,
-    `reported`, `confirmed`: from the last complete read. `told`: what was announced as reported. `offer`: what can be
-    approved.
+    `reported`, `confirmed`: from the last complete read. `told`: what was announced as reported. `last_drifts`: as in
+    PrivilegeResult. `offer`: what can be approved.
 
-    `resting`: suspended or ignored, so that nothing is granted on new objects. `missed`: objects that were new
-    meanwhile; None: not known, as before the role's first complete read. `awaited`: declared columns that did not exist
-    at the last complete read.
+    `missed`: objects that were new when the role was granted nothing on them: it was suspended or ignored, or the grant
+    failed. None: not known, as before the role's first complete read. `awaited`: declared columns that did not exist at
+    the last complete read.
     """
 
     uid: str
@@ -47,9 +48,8 @@ class RoleMemory:
     confirmed: bool = False
     failed: bool = False
     told: frozenset[str] = frozenset()
-    last_drift: PrivilegeDrift | None = None
+    last_drifts: tuple[PrivilegeDrift, ...] = ()
     offer: PrivilegeOffer | None = None
-    resting: bool = False
     missed: frozenset[ObjectId] | None = None
     awaited: frozenset[tuple[ObjectId, str]] = frozenset()
 
@@ -71,7 +71,11 @@ class PrivilegeMemory:
     recorded: bool = False
     unrecorded: list[RecordedDrift] = field(default_factory=list)
     _roles: dict[Key, RoleMemory] = field(default_factory=dict)
-    _reaches: dict[Key, tuple[Grantee, PrivilegeReach]] = field(default_factory=dict)
+    _kept: tuple[Grantee, ...] = ()
+    _resting: frozenset[Key] = frozenset()  # suspended or ignored: nothing is granted to these
+    _reach: tuple[tuple[Grantee, ...], PrivilegeReach] | None = None
+    _terms: dict[Key, tuple[Grantee, PrivilegeTerms]] = field(default_factory=dict)
+    _equal: dict[PrivilegeTerms, PrivilegeTerms] = field(default_factory=dict)
     _known: dict[ObjectId, int] | None = None
     _fresh: set[ObjectId] = field(default_factory=set)
 
@@ -86,19 +90,37 @@ class PrivilegeMemory:
         return known
 
     def keep_only(self, grantees: Iterable[Grantee]) -> None:
-        """Forgets roles that are no longer published."""
-        some = list(grantees)
+        """Roles that are no longer published are forgotten."""
+        some = tuple(grantees)
+        if some == self._kept:
+            return
+        self._kept = some
+        self._resting = frozenset(one.key for one in some if one.suspended or one.ignored)
         kept, roles = {one.key for one in some}, {one.oid for one in some}
         self._roles = {key: one for key, one in self._roles.items() if key in kept}
         self.applied = {oid: one for oid, one in self.applied.items() if oid in roles}
-        self._reaches = {key: one for key, one in self._reaches.items() if key in kept}
+        self._terms = {key: one for key, one in self._terms.items() if key in kept}
+        if len(self._equal) > len(self._terms):
+            self._equal = {terms: terms for _, terms in self._terms.values()}
 
-    def reach(self, grantee: Grantee, database: str) -> PrivilegeReach:
-        """Returns what this role's declaration can concern in the database."""
-        known = self._reaches.get(grantee.key)
+    def reach(self, grantees: Sequence[Grantee], database: str) -> PrivilegeReach:
+        """What of the database these roles' declarations can concern."""
+        some = tuple(grantees)
+        if self._reach is None or self._reach[0] != some:
+            self._reach = some, PrivilegeReach.of(database, some)
+        return self._reach[1]
+
+    def terms(self, grantee: Grantee, database: str) -> PrivilegeTerms:
+        """The same for all roles with equal ones."""
+        known = self._terms.get(grantee.key)
         if known is None or known[0] is not grantee:
-            known = self._reaches[grantee.key] = grantee, PrivilegeReach.of(database, [grantee])
+            terms = PrivilegeTerms.of(grantee, database)
+            known = self._terms[grantee.key] = grantee, self._equal.setdefault(terms, terms)
         return known[1]
+
+    def has_contests(self, key: Key) -> bool:
+        known = self._roles.get(key)
+        return known is not None and bool(known.contests)
 
     def unsettled(self) -> frozenset[Key]:
         """Returns the roles for which a partial read does not suffice."""
@@ -120,14 +142,29 @@ class PrivilegeMemory:
             self._fresh &= found.keys()
         else:
             self._known.update(found)
-        for role in self._roles.values():
-            if role.missed is not None and role.resting:
-                role.missed = (role.missed | self._fresh) & self._known.keys()
+        for key in self._resting:
+            role = self._roles.get(key)
+            if role is not None and role.missed is not None:
+                role.missed = frozenset((role.missed | self._fresh) & self._known.keys())
         return frozenset(self._fresh)
 
-    def settle(self, unfinished: Iterable[ObjectId]) -> None:
-        """Notes that everything new objects need was granted, except on these."""
-        self._fresh &= set(unfinished)
+    def begin_noting(self, key: Key, missed: frozenset[ObjectId]) -> None:
+        """After the role's first complete read: what it misses from now on is known. `missed`: objects that may have
+        appeared since its declaration was applied.
+        """
+        if key not in self._resting:
+            self._roles[key].missed = missed
+
+    def settle(self, unfinished: Mapping[Key, frozenset[ObjectId]], *, everyone: bool) -> None:
+        """At the end of a round: these roles were granted what new objects need, except on these objects. `everyone`: no
+        other role needs anything on new objects.
+        """
+        for key, objects in unfinished.items():
+            role = self._roles[key]
+            if role.missed is not None and key not in self._resting:
+                role.missed = (role.missed | self._fresh) & objects
+        if everyone:
+            self._fresh.clear()
 
     def next_check(self) -> float:
         """When a contested role is due, on the loop's clock."""

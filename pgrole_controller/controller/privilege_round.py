@@ -19,26 +19,27 @@ from pgrole_controller.controller.privilege_approval import (
     consider_approval,
     mention_approval,
 )
+from pgrole_controller.controller.privilege_attribution import find_culprits
 from pgrole_controller.controller.privilege_memory import AppliedState, PrivilegeMemory, hold, note_repair
 from pgrole_controller.controller.privilege_progress import (
     PrivilegeProgress,
-    changed_row,
     find_error,
-    group_by_culprit,
     object_of,
     restore_drift,
     shorten_drift,
 )
+from pgrole_controller.controller.privilege_restart import find_new_objects
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.acl import AclChange, ObjectId
-from pgrole_controller.core.acl_decision import ObservedDatabase, PrivilegeDecision, decide_privileges
+from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.acl_screening import find_differing
 from pgrole_controller.core.contest import Moment
 from pgrole_controller.core.ddl import literal
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.grantee import Grantee
+from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.privilege_difference import PrivilegeDifference, phrases
 from pgrole_controller.core.privilege_news import announce_drift, announce_extension, describe_drift
-from pgrole_controller.core.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privilege_result import Culprit, PrivilegeDrift, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.acl_apply import Statement
@@ -47,6 +48,7 @@ from pgrole_controller.postgres.database_session import DatabaseSession
 from pgrole_controller.postgres.ddl_events import EVERYTHING, Look, Scope
 from pgrole_controller.postgres.drift_history import MOST_RECORDED, RecordedDrift, build_record_statement
 from pgrole_controller.postgres.fence import is_another_leading
+from pgrole_controller.postgres.stored_state import StoredState
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +85,7 @@ async def run_round(
         results = await one_round.settle([one for one in grantees if one.key in partial], look)
         complete |= one_round.unclear
         results += await one_round.settle([one for one in grantees if one.key in complete], EVERYTHING | look)
-        memory.settle(one_round.unfinished())
+        memory.settle(one_round.unfinished, everyone=complete | partial >= everyone)
         await one_round.record_reported()
     return results
 
@@ -108,17 +110,17 @@ class _Round:
         self._now = Moment(anyio.current_time(), datetime.now(UTC))
         self._is_suspended = False
         self.unclear: set[Key] = set()  # a partial read did not suffice for a report on these
-        self._unfinished: dict[Key, frozenset[ObjectId]] = {}
+        self.unfinished: dict[Key, frozenset[ObjectId]] = {}  # objects on which changes are left, by role
 
     async def settle(self, grantees: Sequence[Grantee], look: Look) -> list[PrivilegeResult]:
-        every = [self._begin(one) for one in grantees]
-        some, complete = every, look.scope is Scope.FULL
+        if not grantees:
+            return []
+        complete = look.scope is Scope.FULL
+        observed, stored = await self._read(grantees, look)
+        every = some = [self._begin(one) for one in (grantees if complete else self._differing(grantees, observed))]
         for last in (*(False,) * (PASSES - 1), True):
-            if not some:
-                break
-            observed = await self._read(some, look)
-            if not complete:
-                some = self._concerned(some, observed)
+            for one in some:
+                self._restore(one, stored)
             await self._decide(some, observed)
             if not any(one.has_changes or one.needs_storing for one in some):
                 break
@@ -133,23 +135,22 @@ class _Round:
                 if not complete and _is_verified(some):
                     break
                 some = [one for one in some if one.has_changes]
+                if not some:
+                    break
                 if not complete:
                     look = _where_changed(some)
+                observed, stored = await self._read([one.grantee for one in some], look)
         if not complete:
             self.unclear = {one.grantee.key for one in every if one.decision.reported or one.decision.pending}
         for one in every:
             self._settle_role(one, complete=complete)
         return [self._result(one, complete=complete) for one in every if complete or one.touched]
 
-    def unfinished(self) -> frozenset[ObjectId]:
-        """Objects on which something is still to be granted or revoked."""
-        return frozenset[ObjectId]().union(*self._unfinished.values())
-
     def _settle_role(self, one: PrivilegeProgress, *, complete: bool) -> None:
-        self._unfinished[one.grantee.key] = unfinished = frozenset(change.object.id for change in one.changes)
-        if complete and not one.role.resting:
-            one.role.missed = unfinished
-            one.role.awaited = one.decision.awaited
+        self.unfinished[one.grantee.key] = unfinished = frozenset(change.object.id for change in one.changes)
+        if complete and not (one.grantee.suspended or one.grantee.ignored):
+            failed = {(obj, column) for obj, column in one.role.awaited if obj in unfinished}
+            one.role.awaited = one.decision.awaited | failed
 
     async def record_reported(self) -> None:
         """Records drifts that are only reported, each once, however many resyncs find it."""
@@ -171,61 +172,71 @@ class _Round:
 
     def _begin(self, grantee: Grantee) -> PrivilegeProgress:
         digest = grantee.digest_of(self._session.database)
-        role = self._memory.role(grantee.key, grantee.uid, digest)
-        role.resting = grantee.suspended or grantee.ignored
-        return PrivilegeProgress(grantee, role)
+        return PrivilegeProgress(grantee, self._memory.role(grantee.key, grantee.uid, digest))
 
-    async def _read(self, some: Sequence[PrivilegeProgress], look: Look) -> ObservedDatabase:
-        reach = PrivilegeReach.of(self._session.database, [one.grantee for one in some])
-        oids = [one.grantee.oid for one in some]
-        observed, stored = await self._session.read(oids, reach, look)
+    async def _read(self, grantees: Sequence[Grantee], look: Look) -> tuple[ObservedDatabase, StoredState]:
+        reach = self._memory.reach(grantees, self._session.database)
+        observed, stored = await self._session.read([one.oid for one in grantees], reach, look)
         self._is_suspended = stored.suspended
-        for one in some:
-            oid = one.grantee.oid
-            if stored.applied is None:
-                one.applied = self._memory.applied.get(oid, AppliedState())
-            else:
-                found = stored.applied.get(oid)
-                one.applied = (
-                    AppliedState(found.digest, found.drift_count, found.approve_handled)
-                    if found is not None and found.holder == one.grantee.uid
-                    else AppliedState()
-                )
-                if one.role.last_drift is None and found is not None and found.holder == one.grantee.uid:
-                    one.role.last_drift = restore_drift(found.last_drift)
-        return observed
+        return observed, stored
 
-    def _concerned(self, some: Iterable[PrivilegeProgress], observed: ObservedDatabase) -> list[PrivilegeProgress]:
-        """Returns the roles that hold something of what was read, or whose declaration may match it."""
+    def _restore(self, one: PrivilegeProgress, stored: StoredState) -> None:
+        oid = one.grantee.oid
+        if not stored.stores:
+            one.applied = self._memory.applied.get(oid, AppliedState())
+            return
+        found = stored.find(oid)
+        if found is None or found.holder != one.grantee.uid:
+            one.applied = AppliedState()
+            return
+        one.applied = AppliedState(found.digest, found.drift_count, found.approve_handled)
+        if not one.role.last_drifts:
+            one.role.last_drifts = restore_drift(found.last_drift)
+
+    def _differing(self, grantees: Sequence[Grantee], observed: ObservedDatabase) -> list[Grantee]:
+        """Those about whom what was read decides something."""
         if observed.defaults is not None:
-            return list(some)
-        holders = {entry.grantee for acl in observed.acls for entry in acl.entries}
-        objects = [acl.object for acl in observed.acls]
-        return [
-            one
-            for one in some
-            if one.grantee.oid in holders or self._memory.reach(one.grantee, self._session.database).covers(objects)
-        ]
+            return list(grantees)
+        memory, database = self._memory, self._session.database
+        differing = find_differing([(one, memory.terms(one, database)) for one in grantees], observed)
+        keys = {one.key for one, _ in differing}
+        return [one for one in grantees if one.key in keys or memory.has_contests(one.key)]
 
     async def _decide(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
         # Objects that only some roles reach are no reason to forget those of the others.
         complete = observed.complete and len(some) == self._everyone
         new_objects = self._memory.note_objects(observed.acls, complete=complete)
         for one in some:
-            try:
-                new_to_role = one.role.new_for(new_objects)
-                one.decision = decide_privileges(
-                    one.grantee, observed, one.applied.digest, new_objects=new_to_role, awaited=one.role.awaited
-                )
-                if observed.complete and one.role.missed is None:
-                    one.role.missed = frozenset()
-                consider_approval(one, observed, new_to_role, self._session)
-                self._hold(one, complete=observed.complete)
-            except Exception as error:  # noqa: BLE001 -- this role's error
-                one.decision, one.changes, one.default_changes = PrivilegeDecision(), (), ()
-                one.approval = None
-                one.error = contain(error, one.grantee.key)
-        await self._attribute([one for one in some if one.decision.drift and one.has_changes], observed)
+            self._decide_one(one, observed, one.role.new_for(new_objects))
+        if observed.complete:
+            await self._decide_first(some, observed, new_objects)
+        await self._attribute(some, observed)
+
+    async def _decide_first(
+        self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
+    ) -> None:
+        """Decides again about roles at their first complete read: the age of the objects tells which are new."""
+        some = [one for one in some if one.error is None and one.role.new_for(new_objects) is None]
+        known = await find_new_objects(some, observed, self._session)
+        for one in some:
+            key = one.grantee.key
+            self._memory.begin_noting(key, known.get(key, frozenset()))
+            if key in known:
+                self._decide_one(one, observed, (new_objects or frozenset()) | known[key])
+
+    def _decide_one(
+        self, one: PrivilegeProgress, observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
+    ) -> None:
+        try:
+            one.decision = decide_privileges(
+                one.grantee, observed, one.applied.digest, new_objects=new_objects, awaited=one.role.awaited
+            )
+            consider_approval(one, observed, new_objects, self._session)
+            self._hold(one, complete=observed.complete)
+        except Exception as error:  # noqa: BLE001 -- this role's error
+            one.decision, one.changes, one.default_changes = PrivilegeDecision(), (), ()
+            one.approval = None
+            one.error = contain(error, one.grantee.key)
 
     def _hold(self, one: PrivilegeProgress, *, complete: bool) -> None:
         """Leaves out repairs of contested changes."""
@@ -239,17 +250,19 @@ class _Round:
         one.touched = one.touched or one.has_changes or bool(one.held)
 
     async def _attribute(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
-        """Finds who caused the drift, before it is repaired."""
-        if not some:
+        """Finds who caused the drift, before it is repaired or reported."""
+        if observed.complete:
+            for one in some:
+                one.reported = ()
+        drifting = [(one, drift) for one in some if one.has_changes and (drift := one.drift)]
+        reported = [(one, new) for one in some if observed.complete and (new := one.newly_reported)]
+        if not (drifting or reported):
             return
-        acls = {one.object.id: one for one in observed.acls}
-        rows = {
-            difference: changed_row(difference, acls, one.grantee.role_name) for one in some for difference in one.drift
-        }
-        culprits = await self._session.read_culprits([row for row in rows.values() if row is not None])
-        for one in some:
-            told = group_by_culprit(one.drift, rows, culprits)
-            one.told = tuple((self._describe(by, differences), differences, by) for by, differences in told)
+        found = await find_culprits([*drifting, *reported], observed, self._session)
+        for (one, _), by_culprit in zip(drifting, found[: len(drifting)], strict=True):
+            one.told = tuple((self._describe(by, differences), differences, by) for by, differences in by_culprit)
+        for (one, _), by_culprit in zip(reported, found[len(drifting) :], strict=True):
+            one.reported = tuple(by_culprit)
 
     def _describe(
         self, by: Culprit, differences: Sequence[PrivilegeDifference], *, corrected: bool = True
@@ -312,7 +325,8 @@ class _Round:
         for drift, differences, _ in one.told:
             if all(succeeded(difference) for difference in differences):
                 corrected.update(difference.granted_by for difference in differences)
-                one.role.last_drift = drift
+                one.corrected.append(drift)
+                one.role.last_drifts = tuple(one.corrected)
                 one.news.append(announce_drift(database, drift, differences))
         extended = [difference for difference in one.decision.extended if succeeded(difference)]
         if extended:
@@ -384,7 +398,7 @@ class _Round:
             error,
             confirmed=role.confirmed and error is None,
             drift_count=one.applied.drift_count,
-            last_drift=role.last_drift,
+            last_drifts=role.last_drifts,
             reported=role.reported,
             news=tuple(one.news),
             offer=role.offer,
@@ -393,16 +407,18 @@ class _Round:
         )
 
     def _announce_reported(self, one: PrivilegeProgress) -> None:
-        """Announces drift that is only reported, once."""
-        new = [difference for difference in one.decision.reported if difference.words not in one.role.told]
-        one.role.told = frozenset(difference.words for difference in one.decision.reported)
-        if new:
-            drift = self._describe(Culprit(), new, corrected=False)
-            one.role.last_drift = drift
-            one.news.append(announce_drift(self._session.database, drift, new))
-            key = "\0".join((one.grantee.uid, *sorted(difference.words for difference in new)))
-            self._memory.unrecorded.append(replace(self._record(one.grantee, drift, Culprit()), key=key))
+        """Drift that is left as it is, once."""
+        drifts: list[PrivilegeDrift] = []
+        for by, differences in one.reported:
+            drift = self._describe(by, differences, corrected=False)
+            drifts.append(drift)
+            one.news.append(announce_drift(self._session.database, drift, differences))
+            key = "\0".join((one.grantee.uid, *sorted(difference.words for difference in differences)))
+            self._memory.unrecorded.append(replace(self._record(one.grantee, drift, by), key=key))
             del self._memory.unrecorded[:-MOST_RECORDED]
+        one.role.told = frozenset(difference.words for difference in one.decision.reported)
+        if drifts:
+            one.role.last_drifts = tuple(drifts)
 
 
 def _is_verified(some: Iterable[PrivilegeProgress]) -> bool:

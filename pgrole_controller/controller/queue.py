@@ -1,9 +1,9 @@
-"""The work queue: the rules of `core.workqueue` with the event loop's clock; and the size of batches.
+"""The work queue: the rules of `core.workqueue` with the event loop's clock, and the size of batches.
 
 Not thread-safe: call everything in the event loop. Only `take` waits.
 
 A drift that is noticed during a batch waits for its end. So a batch holds as many keys as fit into `BATCH_SECONDS` at
-the pace of the previous ones: on a slow server or machine, a drift waits for fewer other keys.
+the pace of the previous batches: on a slow server or machine, a drift waits for fewer other keys.
 """
 
 import math
@@ -26,7 +26,7 @@ class Queue:
             self._released.set()
         self._schedule = Schedule(draw)
         self._waiting: dict[str, anyio.Event] = {}
-        self._calm: set[str] = set()  # servers that wait only for a drift, or for time to pass
+        self._calm: set[str] = set()  # servers that wait only for a drift, or until a time
         self._closed = False
 
     @property
@@ -40,17 +40,18 @@ class Queue:
             self._wake(server)
 
     async def take(self, server: str, limit: int, calm_until: float = -math.inf) -> tuple[WorkItem, ...]:
-        """Waits until a key of the server is due, and begins the reconciles of those that are, at most `limit`.
+        """Waits until a key of the server is due, and begins the reconciles of the due keys, at most `limit`.
 
-        Before `calm_until`, on the loop's clock, nothing begins unless a drift is due.
-
-        Each must be ended with `done`, also by a caller that is cancelled: until then its key is not reconciled again.
-        Empty when the queue is closed. When `take` itself is cancelled no reconcile has begun. Raises RuntimeError
-        while another waits for the same server.
+        Before `calm_until`, on the loop's clock, nothing begins unless a drift is due. Each reconcile must be ended
+        with `done`,
+        also by a cancelled caller: until then its key is not reconciled again. Returns nothing when the queue is
+        closed. If
+        `take` itself is cancelled, no reconcile has begun. Raises RuntimeError while another caller waits for the same
+        server.
         """
         await anyio.lowlevel.checkpoint()
         while not self._closed:
-            # A wait that ended as the caller was cancelled returns: what is taken now would never be ended.
+            # A wait can return although its caller was cancelled: what would be taken now would never be ended.
             await anyio.lowlevel.checkpoint_if_cancelled()
             now = anyio.current_time()
             calm = now < calm_until and not self._schedule.has_drift(server, now)
@@ -78,7 +79,7 @@ class Queue:
         return self._schedule.figures(server, anyio.current_time())
 
     def release(self) -> None:
-        """Reconciles begin. Keys that were enqueued before count as waiting from now on."""
+        """Lets reconciles begin. Keys that were enqueued before count as waiting from now on."""
         self._released.set()
         self._schedule.restart(anyio.current_time())
         for server in self._waiting:
@@ -89,7 +90,7 @@ class Queue:
         return self._released.is_set()
 
     async def released(self) -> None:
-        """Until reconciles may begin."""
+        """Waits until reconciles may begin."""
         await self._released.wait()
 
     def close(self) -> None:
@@ -99,7 +100,8 @@ class Queue:
             self._wake(server)
 
     async def _wait(self, server: str, calm_until: float) -> None:
-        """Until something changes for the server, or its next delayed key is due; what is due already waits for a drift
+        """Waits until something changes for the server, or its next delayed key is due. Keys that are already due wait
+        for a drift
         or for `calm_until`.
         """
         if server in self._waiting:
@@ -122,15 +124,15 @@ class Queue:
             self._waiting[server].set()
 
 
-#: A batch is one query and one transaction: of so many keys at most, however fast they are. The bounds on what is read
-#: at once (sql/inspect/roles.sql) are of each role, so this is one on all of it, too.
+#: Limits of a batch, which is one query and one transaction: at most this many keys, however fast they are. The bounds
+#: on what one query reads (sql/inspect/roles.sql) are per role, so this also bounds the total.
 MOST = 100
 LEAST = 8
 
-#: In seconds, for a batch.
+#: Target duration of a batch, in seconds.
 BATCH_SECONDS = 0.1
 
-#: Between batches that hold no drift, in seconds, and how many of them may follow each other at once.
+#: Minimum interval between batches without a drift, in seconds, and how many of them may follow each other at once.
 INTERVAL = 0.05
 BURST = 5
 
@@ -138,7 +140,7 @@ BURST = 5
 class Pace:
     def __init__(self) -> None:
         self.limit = MOST // 4
-        self._budget = -math.inf  # when the last of the batches so far would have begun, each an interval apart
+        self._budget = -math.inf  # when the last batch would have begun if all were an interval apart
 
     @property
     def calm_until(self) -> float:
@@ -146,11 +148,11 @@ class Pace:
         return self._budget - (BURST - 1) * INTERVAL
 
     def begin(self, now: float) -> None:
-        """A batch without a drift begins."""
+        """Notes that a batch without a drift begins."""
         self._budget = max(self._budget, now) + INTERVAL
 
     def note(self, keys: int, seconds: float) -> None:
-        """A batch of so many keys took so long. Only a full one can raise the limit."""
+        """Notes how long a batch of this many keys took. Only a full batch can raise the limit."""
         fits = int(keys * BATCH_SECONDS / max(seconds, 0.001))
         if seconds > BATCH_SECONDS:
             self.limit = max(min(self.limit, fits), LEAST)

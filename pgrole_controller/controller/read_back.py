@@ -1,11 +1,12 @@
 """Remembers what was read back after a change, so that the next reconciles can compare instead of deciding again.
 
-A role that the controller changed is read twice more: when the change's own NOTIFY arrives, and after two seconds.
-Mostly nothing differs by then. These reconciles read the object, its policy and the role again; if all of it is equal,
-so is the decision.
+The controller reads a role that it changed twice more: when the change's own NOTIFY arrives, and after two seconds.
+Mostly
+nothing differs by then. These reconciles read the object, its policy and the role again; if all of it is equal, so is
+the decision.
 
-Guarantees: the role is read from the database each time, with everything that a reconcile reads about it; any
-difference leads to a full reconcile.
+Guarantees: each of them reads from the database everything that a reconcile reads about the role; any difference leads
+to a full reconcile.
 """
 
 from collections import OrderedDict
@@ -20,11 +21,11 @@ from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Observed, Server
 
-#: How many are kept, and for how many seconds: until both reconciles were made.
+#: Maximum number of entries, and how long each is kept, in seconds: until both reconciles have happened.
 MOST = 512
 KEPT_SECONDS = 2.0 * CONFIRM_SECONDS
 
-#: A reconcile that comes so many seconds after the change confirms it: no other is expected.
+#: A reconcile this many seconds after the change confirms it: no other is expected.
 LAST_SECONDS = 0.75 * CONFIRM_SECONDS
 
 _NO_PASSWORD = (PasswordOrigin.ELSEWHERE, PasswordOrigin.NOWHERE)
@@ -42,13 +43,13 @@ class ReadBack:
 
 
 class ReadBackCache:
-    """Of one session with a server. Times are in seconds of one clock."""
+    """The entries of one session with a server. Times are in seconds of one clock."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Key, tuple[ReadBack, float]] = OrderedDict()  # the oldest first
 
     def note(self, target: Target, server: Server, observed: Observed, decision: Plan, now: float) -> None:
-        """A role was changed and read back."""
+        """Notes a role that was changed and read back."""
         if target.stored is None or not _depends_on_row_alone(target, server, observed, decision):
             return
         self._kept.pop(target.key, None)
@@ -58,7 +59,7 @@ class ReadBackCache:
     def find(
         self, key: Key, server: Server, objects: Objects, server_policy: ServerPolicy, now: float
     ) -> ReadBack | None:
-        """What was noted, with the object as it is now; None if the object must be reconciled in full."""
+        """Returns the entry, with the object as it is now; None if the object must be reconciled in full."""
         self._drop_old(now)
         known, since = self._kept.get(key, (None, 0.0))
         if known is None:
@@ -72,7 +73,7 @@ class ReadBackCache:
         return replace(known, target=replace(known.target, stored=stored))
 
     def forget(self, key: Key) -> None:
-        """Something differs."""
+        """Forgets an entry because something differs."""
         self._kept.pop(key, None)
 
     def _drop_old(self, now: float) -> None:

@@ -40,10 +40,11 @@ from pgrole_controller.postgres.session import Session
 
 log = logging.getLogger(__name__)
 
-#: How often one reconcile reads: a role that was just created can be granted to others of the batch in the next round.
+#: Maximum number of reads of one reconcile: others of the batch can join a role that was just created in the next
+#: round.
 ROUNDS = 4
 
-#: What the background did for the reconciles of these objects.
+#: What the background prepared for the reconciles of these objects.
 Prepared: TypeAlias = Mapping[Key, PasswordResult | ReassignResult]
 
 _NOTHING_PREPARED: Prepared = MappingProxyType({})
@@ -51,7 +52,7 @@ _NOTHING_PREPARED: Prepared = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class WorkerMemory:
-    """What one worker remembers from one reconcile to the next: a cache, and safe to lose."""
+    """What one worker remembers between reconciles: a cache that is safe to lose."""
 
     verifiers: Verifiers = field(default_factory=Verifiers)
     own_changes: OwnChanges = field(default_factory=OwnChanges)  # of the session
@@ -71,10 +72,11 @@ async def reconcile(
     drifted: Collection[Key] = (),
     prepared: Prepared = _NOTHING_PREPARED,
 ) -> list[Result]:
-    """Raises PgRoleError when the server fails as a whole; an error of one object is in its result.
+    """Reconciles these keys. Raises PgRoleError if the server fails as a whole; an error of one object is in its
+    result.
 
     `drifted`: the keys with an announced drift, which are reconciled first and in full. `prepared`: what the background
-    did for these reconciles, by key.
+    prepared for these reconciles, by key.
     """
     server = _server(session, declared)
     known = [
@@ -115,7 +117,7 @@ def _find(
 
 
 async def _compare(known: Sequence[ReadBack], session: Session, contests: Contests) -> tuple[list[Result], list[Key]]:
-    """Results for the objects whose role is as it was read back, and the keys of the others."""
+    """Returns results for the objects whose role is as it was read back, and the keys of the others."""
     same = await session.are_unchanged(
         [(one.target.key, one.target.role_name) for one in known], [one.observed.row for one in known]
     )
@@ -183,7 +185,7 @@ async def _reconcile_contained(
     memory: WorkerMemory,
     declared: ServerConfig,
 ) -> list[Result]:
-    """After an unexpected error of the batch, reconciles each object alone to find the one that causes it."""
+    """After an unexpected error in the batch, reconciles each object alone to find the one that causes it."""
     try:
         return await _reconcile_batch(targets, session, server, contests, memory, declared)
     except PgRoleError:
@@ -310,12 +312,12 @@ async def _find_suspects(attempts: Sequence["Attempt"], session: Session) -> Non
 
 
 def _is_conflict(error: PgRoleError) -> bool:
-    """Whether another change came first, so that it is worth reading again at once."""
+    """Whether another change came first, so that reading again at once makes sense."""
     return isinstance(error, Transient) and error.reason is Reason.PROGRESSING
 
 
 async def _release(attempts: Sequence["Attempt"], session: Session) -> None:
-    """Releases the claims of earlier objects of the same name, also where the present one is refused."""
+    """Releases the claims of earlier objects of the same name, even if the present one is refused."""
     refused = [one for one in attempts if isinstance(one.decision, PgRoleError) and one.left_behind.releases]
     for one, failure in zip(refused, await session.apply_plans([one.left_behind for one in refused]), strict=True):
         if failure is None:

@@ -29,7 +29,7 @@ from pgrole_controller.kube.store import Store, Stored
 
 log = logging.getLogger(__name__)
 
-#: Finalizers that are written at once, and how long each may take, in seconds.
+#: Maximum number of concurrent writes of finalizers, and timeout of each, in seconds.
 WRITERS = 12
 WRITE_SECONDS = 10.0
 
@@ -63,8 +63,9 @@ class Reporter:
         self._send, self._receive = anyio.create_memory_object_stream[tuple[str, Result]](float("inf"))
 
     def report(self, result: Result) -> None:
-        """Takes the result of a reconcile and ends it, at once or when a finalizer is written. The log's reconcile id
-        is kept. Never raises.
+        """Takes over the result of a reconcile and ends the reconcile, at once or when a finalizer is written.
+
+        Keeps the log's reconcile id. Never raises.
         """
         try:
             self._take(result)
@@ -73,7 +74,7 @@ class Reporter:
             self._endings.fail(result.key)
 
     def record(self, result: Result) -> None:
-        """Only the Event: the background ends the reconcile. Never raises."""
+        """Records only the Event: the background ends the reconcile. Never raises."""
         try:
             self._record_action(result)
         except Exception as error:  # noqa: BLE001 -- one object's error
@@ -103,11 +104,11 @@ class Reporter:
         self._endings.end(result)
 
     def withdraw(self, keys: Iterable[Key], reason: Reason) -> None:
-        """Drops statuses with this reason that are not yet written: these objects are about to be reconciled."""
+        """Drops unwritten statuses with this reason: these objects are about to be reconciled."""
         self._statuses.withdraw(keys, reason)
 
     def close(self) -> None:
-        """Accepts no more results: `run` returns when those it has are written."""
+        """Accepts no more results; `run` returns when those it has are written."""
         self._send.close()
         self._statuses.close()
 
@@ -124,7 +125,7 @@ class Reporter:
                     await self._write_finalizer(result)
 
     async def _write_finalizer(self, result: Result) -> None:
-        """Adds or removes it, and ends the reconcile."""
+        """Sets or removes the finalizer, and ends the reconcile."""
         try:
             work = partial(self._set_finalizer, result)
             failed = await attempt_write(self._client, result.key, WRITE_SECONDS, work)
@@ -165,7 +166,7 @@ class Reporter:
         text = f"{note}: {fields}" if fields and result.action not in _WITHOUT_FIELDS else note
         if result.approval is not None:
             text = f"{text}; {tell_approval(result.approval)}"
-        log.info("role reconciled", extra={"object": str(result.key), "deed": result.action.value, "fields": fields})
+        log.info("role reconciled", extra={"object": str(result.key), "action": result.action.value, "fields": fields})
         self._recorder.record(stored, reason=reason, note=text, action=action)
 
     def _record_news(self, stored: Stored, news: PrivilegeNews) -> None:
@@ -180,7 +181,7 @@ class Reporter:
         )
 
     def _record_outcome(self, outcome: Outcome, before: Sequence[Mapping[str, Any]], stored: Stored) -> None:
-        """A Warning Event when an object stops being ready, or for another reason than before."""
+        """Records a Warning Event when an object stops being Ready, or is not Ready for another reason than before."""
         same = any(
             (one["type"], one["reason"], one["message"]) == ("Ready", outcome.reason.value, outcome.message)
             for one in before

@@ -76,18 +76,18 @@ class Result:
 
     @property
     def prepares_next(self) -> bool:
-        """Whether this reconcile ends only when something that the next one needs is done."""
+        """Whether this reconcile ends only when a prerequisite of the next one is done."""
         needed = self.target.finalizer is not None or self.password_task is not None or self.reassign is not None
         return needed and self.target.stored is not None
 
 
 def unread(target: Target) -> Result:
-    """The result for an object that could not be read."""
+    """Returns the result for an object that could not be read."""
     return Result(target) if target.error is None or target.quiet else refuse(target, target.error)
 
 
 def refuse(target: Target, error: PgRoleError) -> Result:
-    """The result for an object that nothing could be done about."""
+    """Returns the result for an object about which nothing could be done."""
     return Result(target, of_error(error))
 
 
@@ -129,7 +129,7 @@ class Attempt:
             )
         self.decision = decision
         if log.isEnabledFor(logging.DEBUG):
-            log.debug("looked", extra={"object": str(self.target.key), **_describe(decision)})
+            log.debug("decision made", extra={"object": str(self.target.key), **_describe(decision)})
 
     def end(self, plan: Plan, failure: PgRoleError | None) -> None:
         try:
@@ -173,7 +173,7 @@ class Attempt:
 
     @property
     def has_privileges(self) -> bool:
-        """Whether privileges are declared, or the claim holds some that were."""
+        """Whether privileges are declared, or the claim holds earlier ones."""
         desired, claim = self.target.desired, self.observed.claim
         return desired is not None and bool(desired.privileges or (claim and claim.privileges))
 
@@ -182,7 +182,7 @@ class Attempt:
         return any(plan.owner for plan in self._done)
 
     def note_privileges(self, privileges: GrantedPrivileges, news: tuple[PrivilegeNews, ...]) -> None:
-        """What is known of the role's privileges after it was published or withdrawn."""
+        """Notes what is known of the role's privileges after it was published or withdrawn."""
         self._privileges, self._news = privileges, news
 
     @property
@@ -251,7 +251,7 @@ class Attempt:
 
     @property
     def _corrected_drift(self) -> RoleDrift | None:
-        """With the time that the claim has, as it was read back."""
+        """Returns the drift with the time that the claim has, as it was read back."""
         drift, claim = self._drift, self.observed.claim
         if drift is None or claim is None or claim.last_drift_at is None:
             return drift
@@ -299,9 +299,9 @@ class Attempt:
 
 
 def _describe(decision: Plan | PgRoleError) -> dict[str, str]:
-    """For the log: the names of fields, never what is in them."""
+    """Returns the names of fields for the log, never their values."""
     if isinstance(decision, PgRoleError):
         return {"decided": "refused", "reason": decision.reason.value}
     fields = {"differs": field_names(decision.changes), "drift": decision.drift, "reported": decision.reported}
-    decided = decision.action.value if decision.writes else "errand" if decision.password_task else "nothing"
+    decided = decision.action.value if decision.writes else "password" if decision.password_task else "nothing"
     return {"decided": decided, **{name: ", ".join(some) for name, some in fields.items() if some}}

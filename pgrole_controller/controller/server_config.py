@@ -19,12 +19,16 @@ DEFAULT_SERVER = "default"
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """`address`: where applications find it. `endpoint` None: the controller cannot connect, because of `problem`.
+    """A declared server.
 
-    `mode` is how changes are to be noticed; by Poll, every `interval` seconds.
-    `lapsed`: what `endpoint` was made from is missing by now (`problem`): a session goes on with it, and none begins.
-    `databases` None: no connection to any database but the home database.
-    `age` decides between two that are one server: creationTimestamp, then uid. `generation` is that of the PgServer.
+    `address`: where applications reach it. `endpoint` None: the controller cannot connect, because of `problem`.
+    `mode`: how
+    changes are detected; in mode Poll, every `interval` seconds. `lapsed`: the Secret or ConfigMap that `endpoint` was
+    made
+    from no longer exists (`problem`): the current session continues, but no new one begins. `databases` None: no
+    connection
+    to any database but the home database. `age`: creationTimestamp, then uid; decides between two declarations of one
+    server. `generation`: of the PgServer.
     """
 
     name: str
@@ -45,12 +49,12 @@ class ServerConfig:
 
     @property
     def uid(self) -> str:
-        """Of the PgServer; empty for the server of PGROLE_DSN."""
+        """Uid of the PgServer; empty for the server of PGROLE_DSN."""
         return self.age[1]
 
     @property
     def access(self) -> tuple[object, ...]:
-        """What a session depends on: if it changes, the controller reconnects."""
+        """Everything that a session depends on: if it changes, the controller reconnects."""
         return self.endpoint, self.may_install, self.mode, self.interval
 
 
@@ -81,12 +85,12 @@ class LiveServers:
         self._held[server] = holder
 
     def mark_disconnected(self, holder: Holder) -> int:
-        """This one has no session: how many have none."""
+        """Notes that this holder has no session. Returns how many have none."""
         self._away.add(id(holder))
         return len(self._away)
 
     def mark_connected(self, holder: Holder) -> None:
-        """This one has a session, or needs none any more."""
+        """Notes that this holder has a session, or no longer needs one."""
         self._away.discard(id(holder))
 
     def release(self, holder: Holder) -> None:

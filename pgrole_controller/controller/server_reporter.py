@@ -26,9 +26,9 @@ from pgrole_controller.kube.store import Store, Stored
 
 log = logging.getLogger(__name__)
 
-#: Drifts per hour are written at most so often, in seconds.
+#: Minimum interval between writes of drifts per hour, in seconds.
 DRIFT_SECONDS = 60.0
-#: The API server refuses a status with driftsPerHour if the CRDs are those of 0.3.0: then it is left out for so long,
+#: The API server refuses a status with driftsPerHour if the CRDs are older. The field is then left out for this long,
 #: in seconds.
 OLDER_CRDS_SECONDS = 60.0
 _NOT_DECLARED = "not declared in schema"
@@ -38,11 +38,11 @@ MOST_DATABASES = 500
 
 FINALIZER = "pgrole.dev/in-use"
 
-#: The counts of roles are written at most this often, in seconds; what else changed within one.
+#: Minimum interval between writes of the role counts, in seconds. All other changes are written within a second.
 COUNT_SECONDS = 10.0
 CHECK_SECONDS = 1.0
 
-#: After a write that was refused, in seconds: doubled from LOOK_SECONDS on.
+#: Pause after a refused write, in seconds: doubled from LOOK_SECONDS on.
 LONGEST_REST = 60.0
 _AWAKE = (0.0, 0.0)
 
@@ -63,7 +63,7 @@ class ServerReporter:
         self._resting: dict[str, tuple[float, float]] = {}  # after failures: until when, and for how long
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         await self._leadership.stand_by()
         await self._store.answered.wait()
         await self._objects.store.synced.wait()
@@ -79,7 +79,7 @@ class ServerReporter:
         try:
             if not await self._hold(stored):
                 return
-            # One that was made again, or in the place of PGROLE_DSN, is not yet what the worker is about.
+            # A PgServer that was created again, or that replaces PGROLE_DSN, is not yet the one that the worker serves.
             if worker.server.uid == stored.uid:
                 await self._write(worker, self._store.get(stored.key) or stored)
         except Exception as error:  # noqa: BLE001 -- one server's error
@@ -97,7 +97,9 @@ class ServerReporter:
         log.warning("PgServer status not written", extra={"server": name, "error": str(error), "delay": delay})
 
     async def _hold(self, stored: Stored) -> bool:
-        """Sets the finalizer, or removes it when no PgRole references a PgServer that is being deleted: then False."""
+        """Sets the finalizer. Removes it, and returns False, if no PgRole references a PgServer that is being
+        deleted.
+        """
         metadata = stored.object()["metadata"]
         terminating = metadata.get("deletionTimestamp") is not None
         held = FINALIZER in (metadata.get("finalizers") or ())
@@ -133,7 +135,7 @@ class ServerReporter:
         self._store.put(written, by=stored.key)
 
     def _count_drifts(self, worker: ServerWorker, uid: str, previous: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-        """What the status held when this process first wrote it, and what was counted since. None: left out."""
+        """Adds up what the status held when this process first wrote it, and what was counted since. None: left out."""
         now = anyio.current_time()
         written: list[dict[str, Any]] | None = previous.get("driftsPerHour")
         if now < self._older_crds_until:

@@ -30,7 +30,7 @@ from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 
-#: After a declaration that could not be read, in seconds.
+#: Pause after a declaration that could not be read, in seconds.
 AGAIN_SECONDS = 5.0
 
 
@@ -50,7 +50,7 @@ class _Running:
     ended: anyio.Event
 
 
-class Servers:
+class ServerWorkers:
     def __init__(
         self,
         client: Client,
@@ -83,7 +83,7 @@ class Servers:
         return iter([running.worker for running in self._running.values()])
 
     def changed(self, change: Change) -> None:
-        """A PgServer, or anything in the controller's own namespace, changed."""
+        """Notes that a PgServer, or anything in the controller's own namespace, changed."""
         if _is_own_status(change):
             return
         named = any(change.key.name in names for names in self._names())
@@ -104,12 +104,12 @@ class Servers:
             self._running[server].worker.databases.note_change(key, databases)
 
     def note_privileges(self, server: str, key: Key) -> None:
-        """A database's worker has something new to report about this object."""
+        """A database's worker has a new result about this object."""
         if server in self._running:
             self._running[server].worker.enqueue(key, RequestReason.PRIVILEGES, Rank.CHANGE)
 
     async def run(self) -> None:
-        """Until cancelled, with every worker in it."""
+        """Runs until cancelled, with every worker in it."""
         await self._observed.pgservers.answered.wait()
         async with anyio.create_task_group() as tasks:
             while True:
@@ -122,7 +122,7 @@ class Servers:
                     await self._changed.wait()
 
     async def _update(self, tasks: TaskGroup) -> bool:
-        """Starts, changes and stops workers as declared. True if a declaration could not be read."""
+        """Starts, changes and stops workers as declared. Returns True if a declaration could not be read."""
         read = [await self._declare(name) for name in self._declared_names()]
         declared = [one for one in read if one is not None]
         if self._implied is not None and DEFAULT_SERVER not in {one.name for one in declared}:
@@ -141,9 +141,9 @@ class Servers:
         return sorted(key.name for key, _ in self._observed.pgservers.items())
 
     async def _declare(self, name: str) -> ServerConfig | None:
-        """The declaration as last read, unless a version changed since, or it could not be used.
-
-        None when it went while others were read.
+        """Returns the declaration as last read, unless a version changed since or it could not be used. None if the
+        PgServer was
+        deleted while others were read.
         """
         stored = self._observed.pgservers.get(Key("", name))
         if stored is None:
@@ -165,9 +165,9 @@ class Servers:
             return unusable(stored, contain(error, stored.key))
 
     def _keep(self, declared: ServerConfig, known: ServerConfig) -> ServerConfig:
-        """A server whose credentials cannot be read now continues with those that it has.
-
-        Those that are missing serve a session that is there, and are forgotten with it.
+        """A server whose credentials cannot be read now keeps those that it has. Missing credentials serve only the
+        current
+        session, and are forgotten with it.
         """
         if declared.problem is None or known.endpoint is None:
             return declared
@@ -211,7 +211,9 @@ class Servers:
         self._moved(declared.name)
 
     def _stop(self, name: str) -> None:
-        """Its objects report that the server is gone. A transaction in progress may take a while to end."""
+        """Stops a worker; its objects report that the server is gone. A transaction in progress may take a while to
+        end.
+        """
         log.info("server removed", extra={"server": name})
         running = self._running.pop(name)
         self._read.pop(name, None)
@@ -235,24 +237,24 @@ class Servers:
                 del self._ending[name]
                 if name not in self._running:
                     metrics.forget_server(name)
-                    self._moved(name)  # what the worker was enqueued in its last moments
+                    self._moved(name)  # requests that arrived in the worker's last moments
                     running.worker.remove()
 
 
 def _is_own_status(change: Change) -> bool:
-    """Whether only what this process wrote to the PgServer itself differs."""
+    """Whether only what this process wrote to the PgServer differs."""
     if change.by != change.key or change.old is None or change.new is None:
         return False
     before, after = (one.object()["metadata"] for one in (change.old, change.new))
     return all(before.get(name) == after.get(name) for name in ("uid", "generation", "deletionTimestamp"))
 
 
-#: Into how many rounds a period is divided, at most.
+#: Maximum number of rounds into which a period is divided.
 ROUNDS = 360
 
 
 async def resync(worker: ServerWorker, draw: Callable[[], float]) -> None:
-    """Enqueues every object within the period of its server, for ever. `draw` gives numbers in [0, 1): when it
+    """Enqueues every object within the period of its server, forever. `draw` returns numbers in [0, 1): when it
     begins.
     """
     await worker.synced()
@@ -269,7 +271,7 @@ async def resync(worker: ServerWorker, draw: Callable[[], float]) -> None:
 
 
 async def _wait(worker: ServerWorker, seconds: float) -> bool:
-    """True, and sooner, if the server gets another period meanwhile."""
+    """Waits. Returns True, and sooner, if the server gets another period meanwhile."""
     with anyio.move_on_after(seconds):
         await worker.retimed.wait()
         return True

@@ -39,10 +39,10 @@ from pgrole_controller.postgres.status_claims import StatusClaims
 
 log = logging.getLogger(__name__)
 
-#: An outage that lasts this long is reported on every object, in seconds; on objects that change, at once.
+#: After this many seconds, an outage is reported on every object; on objects that change, at once.
 REPORT_OUTAGE_SECONDS = 5.0
 
-#: A session that ended sooner, in seconds, counts as a failure to connect.
+#: A session that ended sooner than this, in seconds, counts as a failure to connect.
 HEALTHY_SECONDS = 10.0
 
 
@@ -98,7 +98,7 @@ class SessionKeeper:
         self._scope: anyio.CancelScope | None = None
 
     async def run(self) -> None:
-        """Until the queue is closed."""
+        """Runs until the queue is closed."""
         while not self._context.queue.closed:
             try:
                 with anyio.CancelScope() as self._scope:
@@ -120,7 +120,7 @@ class SessionKeeper:
             self._scope.cancel()
 
     def note_suspended(self, suspended: bool) -> None:
-        """Whether changes are suspended in the database, each time that this is read."""
+        """Notes whether changes are suspended in the database, each time that this is read."""
         state = SessionState.SUSPENDED if suspended else SessionState.ACTIVE
         if not self.state.is_active or state is self.state:
             return
@@ -137,7 +137,7 @@ class SessionKeeper:
         self._context.live_servers.mark_connected(self)
 
     async def _run_session(self) -> None:
-        """One session, or the attempt at one and the wait for the next. Raises no error of the session."""
+        """Runs one session, or one attempt and the wait for the next. Raises no error of the session."""
         server = self.server
         try:
             if server.endpoint is None or server.lapsed:
@@ -176,7 +176,7 @@ class SessionKeeper:
         self._set_down()
 
     async def _begin(self, session: Session) -> None:
-        """Everything is connected, and this process leads."""
+        """Notes that everything is connected, and that this process leads."""
         self._context.live_servers.hold(self, session.identity)
         self._log_begin(session)
         self._set_up(SessionState.ACTIVE)
@@ -202,11 +202,11 @@ class SessionKeeper:
         self._last_why = session.why
         if session.schema_state in (SchemaState.MADE, SchemaState.CHANGED):
             expected = session.schema_state is SchemaState.MADE and self._since == -math.inf
-            level = logging.INFO if expected else logging.WARNING  # someone dropped or changed it while we ran
+            level = logging.INFO if expected else logging.WARNING  # someone dropped or changed it during a session
             log.log(level, "schema pgrole was installed", extra={"server": name})
 
     def _fail(self, error: PgRoleError) -> None:
-        """A session, or the attempt at one, ended with an error."""
+        """Handles the error that ended a session, or an attempt to begin one."""
         now = anyio.current_time()
         had_session = self.state.has_session
         if had_session and now - self._since >= HEALTHY_SECONDS:
@@ -231,7 +231,7 @@ class SessionKeeper:
             self._enqueue_all(RequestReason.SERVER_NOT_READY, Rank.DEPENDENCY)
 
     async def _pause(self) -> None:
-        """Waits for the next attempt, and meanwhile reports on the objects that there is no server."""
+        """Waits for the next attempt, and meanwhile reports on the objects that the server is unavailable."""
         delay = self._outage.delay if self._outage else 0.0
         delay *= random.uniform(1.0, 1.2)  # noqa: S311 -- spreads attempts, no secret
         if self.trouble is None:

@@ -1,4 +1,4 @@
-"""Turns changes of the stores into requests: changes from the API server, and what this process wrote there.
+"""Turns changes in the stores into requests: changes from the API server, and what this process wrote there.
 
 A write causes no request for the object that it was made for, whose reconcile is in progress, but for all others.
 """
@@ -12,14 +12,12 @@ from pgrole_controller.controller.queue import Queue
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.kube.store import Change, Store, Stored
 
-#: The queue of objects whose PgServer does not exist.
+#: Name of the queue for objects whose PgServer does not exist.
 NO_SERVER = ""
 
 
 class PgRoleSource:
-    """Enqueues the object that changed, and those that share a role with it. `servers` are the names that have a
-    worker.
-    """
+    """Enqueues a changed object, and those that share a role with it. `servers`: the names that have a worker."""
 
     def __init__(self, objects: Objects, queue: Queue, background: Background, servers: Container[object]) -> None:
         self.objects = objects
@@ -32,20 +30,21 @@ class PgRoleSource:
             return
         seen = change.new or change.old
         if seen is not None:
-            # A change of status alone is mostly our own write; one by others is reconciled too, but in no hurry.
+            # A change of only the status is mostly our own write. One by others causes a reconcile too, but at low
+            # rank.
             rank = Rank.RESYNC if _is_status_only(change) else Rank.CHANGE
             self.enqueue(server_of(seen.object()), Request(change.key, RequestReason.OBJECT, rank))
         if change.old is None or _is_status_only(change):
             return
         self._background.interrupt(change.key)
-        # Whether another may have the role can depend on this one: suspended, refused, gone.
+        # Whether another object may have the role can depend on this one: suspended, refused, deleted.
         self._enqueue_sharing(change.key, change.old.object())
         if change.new is None or change.new.uid != change.old.uid:
             self._background.forget(change.old.uid)
             self.objects.namespaces.forget(change.key.namespace, change.old.uid)
 
     def enqueue_server(self, server: str) -> None:
-        """Every object of a server that got or lost its worker."""
+        """Enqueues every object of a server that got or lost its worker."""
         for key in self.objects.of_server(server):
             self.enqueue(server, Request(key, RequestReason.SERVER, Rank.DEPENDENCY))
 
@@ -73,7 +72,7 @@ class SecretSource:
                 self._enqueue(key)
 
     async def announce_all(self) -> None:
-        """When Secrets are listed, and each time that the API server allows it again."""
+        """Enqueues when Secrets are listed, and each time that the API server permits it again."""
         await self._secrets.synced.wait()
         while True:
             for key in self._pgroles.objects.naming_secrets():
@@ -97,14 +96,14 @@ class NamespaceSource:
         self._objects = objects
 
     def changed(self, change: Change) -> None:
-        """From the watch."""
+        """Handles a change from the watch."""
         if change.new is not None:
             self.known(self._objects.namespaces.waiting(change.key.name))
         if change.old is not None and change.new is not None and _labels(change.old) != _labels(change.new):
             self.relabelled(change.key.name)
 
     def known(self, waited: Iterable[Key]) -> None:
-        """The namespace of these objects is known now."""
+        """Handles that the namespace of these objects is now known."""
         for key in waited:
             server = self._objects.server_name(key)
             if server is not None:
@@ -127,9 +126,9 @@ def _is_status_only(change: Change) -> bool:
 
 
 def _is_own_doing(change: Change) -> bool:
-    """Whether only what this process wrote for the object itself differs: its status, its finalizer.
-
-    Another change may have come between the last read and the answer to the write.
+    """Whether only what this process wrote for the object differs: its status, its finalizer. Another change may have
+    come
+    between the last read and the answer to the write.
     """
     if change.by != change.key or change.old is None or change.new is None:
         return False

@@ -36,21 +36,21 @@ from pgrole_controller.kube.store import Store, Stored, mapping
 
 log = logging.getLogger(__name__)
 
-#: How many writes are under way at once.
+#: Maximum number of concurrent writes.
 WRITERS = 12
 
-#: For so many objects the writer remembers that their status is current: most are reconciled again soon.
+#: Maximum number of objects whose status is remembered as current: most are reconciled again soon.
 STANDING = 256
 
-#: For one write, in seconds.
+#: Timeout of one write, in seconds.
 WRITE_SECONDS = 10.0
 
-#: After a write that failed, in seconds: doubled up to the longest.
+#: Pause after a failed write, in seconds: doubled up to the longest.
 FIRST_DELAY = 0.5
 LONGEST_DELAY = 60.0
 _BACKOFF = Backoff(FIRST_DELAY, LONGEST_DELAY)
 
-#: When the API server is back, until the Lease is renewed: nothing is written before, in seconds.
+#: Time until the Lease is renewed after the API server is back, in seconds: nothing is written before.
 LEASE_SECONDS = 5.0
 
 
@@ -75,7 +75,7 @@ class PendingStatus:
 
     @property
     def content(self) -> tuple[object, ...]:
-        """What status is made from, beside the object."""
+        """Everything that status is made from, besides the object."""
         return self.outcome, self.claim, self.reported, self.next_rotation, self.privileges, self.cause, self.offer
 
 
@@ -92,10 +92,10 @@ class _StatusWrite:
 _LATER = ("driftHistory", "privileges", "approval")
 _LATER_IN_DRIFT = ("database", "details", "by")
 _NOT_DECLARED = "not declared in schema"
-#: After such a refusal they are left out for so long, in seconds.
+#: How long they are left out after such a refusal, in seconds.
 OLDER_CRDS_SECONDS = 60.0
 
-#: What of a status proves whose a role is, where no database does.
+#: Fields of status that prove ownership of a role where no database does.
 _PROOF = ("role", "server")
 
 #: Called with what was written for the first time: the outcome, the conditions before, and the object.
@@ -110,7 +110,7 @@ class StatusWriter:
         self._waiting: dict[Key, PendingStatus] = {}
         self._writing: set[Key] = set()
         self._closed = False
-        self._failed: dict[Key, tuple[PendingStatus, float]] = {}  # what is tried again, and the delay before
+        self._failed: dict[Key, tuple[PendingStatus, float]] = {}  # what to retry, and the delay before
         self._older_crds_until = 0.0
         self._standing: OrderedDict[Key, tuple[str, tuple[object, ...]]] = OrderedDict()  # version, content
         self._send, self._receive = anyio.create_memory_object_stream[Key](float("inf"))
@@ -124,12 +124,12 @@ class StatusWriter:
             self._enqueue(pending)
 
     def forget(self, key: Key) -> None:
-        """The object is about to be deleted: its status is no longer written."""
+        """Forgets an object that is about to be deleted: its status is no longer written."""
         self._failed.pop(key, None)
         self._waiting.pop(key, None)
 
     def withdraw(self, keys: Iterable[Key], reason: Reason) -> None:
-        """Drops statuses with this reason that are not yet written: the next reconcile of these objects reports."""
+        """Drops unwritten statuses with this reason: the next reconciles of these objects report."""
         for key in keys:
             pending = self._waiting.get(key)
             if pending is not None and pending.outcome.reason is reason:
@@ -139,7 +139,7 @@ class StatusWriter:
                 del self._failed[key]
 
     def close(self) -> None:
-        """Nothing is put any more: `run` returns when what waits is written."""
+        """Accepts nothing more; `run` returns when everything is written."""
         self._closed = True
         self._send.close()
 
@@ -210,14 +210,14 @@ class StatusWriter:
             return False
 
     def _note_standing(self, stored: Stored, pending: PendingStatus) -> None:
-        """The object's status is current in this version."""
+        """Notes that the object's status is current in this version."""
         self._standing.pop(pending.key, None)
         self._standing[pending.key] = stored.resource_version, pending.content
         if len(self._standing) > STANDING:
             self._standing.popitem(last=False)
 
     def _compose(self, pending: PendingStatus) -> _StatusWrite | None:
-        """What is to be written now, None for nothing."""
+        """Returns what to write now, None for nothing."""
         stored = self._store.get(pending.key)
         if pending.withdrawn or stored is None or stored.uid != pending.stored.uid:
             return None
@@ -257,7 +257,7 @@ class StatusWriter:
         try:
             written = await self._apply(stored, writing.status)
         except ApiError as error:
-            # A definition that came later may refuse the object itself and every status with it: an Event can say it.
+            # A newer definition may refuse the object and thus every status: an Event can report it.
             if error.status in (422, 500) and pending.key not in self._failed:
                 self._announce(pending.outcome, before, stored)
             raise
@@ -271,7 +271,7 @@ class StatusWriter:
         self._announce(pending.outcome, before, stored)
 
     async def _apply(self, stored: Stored, status: dict[str, Any]) -> Stored:
-        """Without the fields of this release where the CRDs are those of the release before."""
+        """Applies the status, without the fields of this release where the CRDs are those of the previous one."""
         try:
             return await apply_status(self._client, PGROLES, stored, status)
         except ApiError as error:
@@ -295,12 +295,12 @@ def _has_status(stored: Stored) -> bool:
 
 
 def standing_fields(fields: tuple[str, ...], outcome: Outcome) -> tuple[str, ...]:
-    """The fields that status names as drifted: those of a drift that is only reported."""
+    """Returns the fields that status names as drifted and only reported."""
     return fields if outcome.reason is Reason.DRIFT_REPORTED else ()
 
 
 def _reported(status: Mapping[str, Any]) -> Sequence[str]:
-    """The drifted fields in a status that reports drift without correcting it."""
+    """Returns the drifted fields in a status that reports drift without correcting it."""
     last = status.get("lastDrift") or {}
     drifts = any(pending["type"] == "DriftDetected" for pending in status.get("conditions") or ())
     return last.get("fields") or () if drifts and not last.get("corrected") else ()

@@ -1,13 +1,11 @@
-"""Telemetry of reconciles: results and durations, ids in the log, and the delay with which changes are detected.
+"""Telemetry of reconciles: results and durations, ids in the log, and the delay of detection.
 
-The id of a reconcile leads through the log from its request to the status that it wrote.
+The id of a reconcile leads through the log from its request to the status that it wrote. The controller's own changes
+come back as notifications like all others, and the time that takes is the delay of detection. It is measured from the
+answer to the transaction, shortly after the commit. An own change without a notification becomes overdue.
 
-The controller's own changes come back as notifications like everyone's, and how long that takes is the delay of
-detection. It is counted from the answer to the transaction, shortly after the commit. An own change without a
-notification becomes overdue.
-
-Caveats: a drift of the same role that comes in between is taken for the own change. A notification before the answer
-may be about the cause of the change, and is not counted.
+Caveats: a drift of the same role in between counts as the own change. A notification before the answer may be about the
+cause of the change, and is not counted.
 """
 
 import logging
@@ -26,11 +24,11 @@ from pgrole_controller.core.status import Outcome
 from pgrole_controller.core.workqueue import WorkItem
 from pgrole_controller.logs import batch_member_id, new_reconcile_id, tracing
 
-#: When the notification of an own change is overdue, and when it is no longer expected, in seconds.
+#: Time after which the notification of an own change is overdue, and after which it is no longer expected, in seconds.
 OVERDUE = 30.0
 KEPT = 300.0
 
-#: So many are expected at most: after a change of thousands of roles the first of them are enough.
+#: Maximum number of expected notifications: after a change of thousands of roles, the first ones suffice.
 MOST = 1000
 
 
@@ -43,18 +41,18 @@ class OwnChanges:
         self._expected: dict[str, float] = {}  # role name → when the first change was answered; the oldest first
 
     def begin(self, role_names: Iterable[str]) -> None:
-        """A transaction that changes these roles begins; `commit` ends it."""
+        """Notes that a transaction begins that changes these roles; `commit` ends it."""
         self._changing = set(role_names)
 
     def commit(self, changed: Iterable[str], now: float) -> None:
-        """It ended, and changed these roles."""
+        """Notes that the transaction ended and changed these roles."""
         for name in changed:
             if name in self._changing and name not in self._early and len(self._expected) < MOST:
                 self._expected.setdefault(name, now)
         self._changing, self._early = set(), set()
 
     def notice(self, role_names: Iterable[str] | None, now: float) -> list[float]:
-        """A notification names these roles; None: any role. Returns the seconds since each own change."""
+        """Handles a notification of these roles; None: any role. Returns the seconds since each own change."""
         names = set(self._expected) | self._changing if role_names is None else set(role_names)
         self._early |= self._changing & names
         return [max(now - self._expected.pop(name), 0.0) for name in names if name in self._expected]
@@ -64,7 +62,7 @@ class OwnChanges:
         return role_name in self._expected or role_name in self._changing
 
     def discard(self, role_name: str) -> None:
-        """The change had no effect, so no notification follows."""
+        """Notes that the change had no effect, so no notification follows."""
         self._expected.pop(role_name, None)
 
     def overdue(self, now: float) -> int:
@@ -97,7 +95,7 @@ class BatchMetrics:
         taken.labels(item.reason.label).observe(seconds)
 
     def end(self) -> None:
-        """Everything that can be done in the database is done."""
+        """Notes that everything in the database is done."""
         metrics.RECONCILE_SECONDS.observe(anyio.current_time() - self._began)
 
 
@@ -135,10 +133,10 @@ def _count_news(server: str, reason: News) -> None:
 
 
 def count_ending(server: str, result: Result) -> None:
-    """By the phase of the outcome, or by the prerequisite of the next reconcile while no outcome is reported."""
+    """Counts by the phase of the outcome, or by the prerequisite of the next reconcile while no outcome is reported."""
     outcome: Outcome | None = result.outcome
     if result.password_task is not None:
-        ending = "errand"
+        ending = "password"
     elif result.reassign is not None:
         ending = "emptying"
     elif result.target.finalizer is not None:
@@ -153,7 +151,7 @@ def count_ending(server: str, result: Result) -> None:
 
 
 def count_notification(server: str, names: tuple[str, ...] | None, own_changes: OwnChanges) -> None:
-    """A notification names these roles; None: any role."""
+    """Counts a notification of these roles; None: any role."""
     metrics.notice(server)
     for seconds in own_changes.notice(names, anyio.current_time()):
         metrics.ECHO_SECONDS.labels(server).observe(seconds)
@@ -164,14 +162,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BatchIds:
-    """Of the reconciles in one batch: the id of each, in `of`, begins with `batch`."""
+    """The ids of the reconciles in one batch: each id in `of` begins with `batch`."""
 
     batch: str
     of: Mapping[Key, str]
 
 
 def begin_reconciles(server: str, items: Sequence[WorkItem]) -> BatchIds:
-    """Gives them ids, and logs their reasons."""
+    """Gives the reconciles ids, and logs their reasons."""
     batch = new_reconcile_id()
     ids = BatchIds(batch, {item.key: batch_member_id(batch, n, len(items)) for n, item in enumerate(items, 1)})
     if log.isEnabledFor(logging.DEBUG):
@@ -182,5 +180,5 @@ def begin_reconciles(server: str, items: Sequence[WorkItem]) -> BatchIds:
 
 
 def _describe(item: WorkItem) -> dict[str, str | int | float]:
-    """Its reason, for how many milliseconds it was due, and how often in a row it failed before."""
+    """Returns its reason, how many milliseconds it was due, and its number of consecutive failures."""
     return {"reason": item.reason, "waited_ms": round(item.waited * 1000, 3), "failures": item.failures}

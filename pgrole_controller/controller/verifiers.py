@@ -24,7 +24,7 @@ class ReadObject(Protocol):
 
 
 class Verifiers:
-    """By role name."""
+    """The verifiers by role name."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
@@ -34,14 +34,14 @@ class Verifiers:
         return None if text is None else Verifier(text)
 
     def note(self, role_name: str, verifier: Verifier) -> None:
-        """It was set."""
+        """Notes a verifier that was set."""
         self._known[role_name] = verifier.text
 
     def forget(self, role_name: str) -> None:
         self._known.pop(role_name, None)
 
     def unknown(self, seen: Iterable[ReadObject]) -> dict[int, str]:
-        """Roles whose password is the claimed one but whose verifier is not known: oid to digest."""
+        """Returns the roles whose password is the claimed one but whose verifier is not known: oid to digest."""
         found: dict[int, str] = {}
         for one in seen:
             digest = one.claim.record.digest if one.claim else ""
@@ -53,7 +53,7 @@ class Verifiers:
         return found
 
     def learn(self, seen: Iterable[ReadObject], digests: Mapping[int, str], stored: Mapping[int, Verifier]) -> None:
-        """What was read for `unknown`; ignores verifiers that were replaced meanwhile."""
+        """Learns the verifiers read for `unknown`; ignores those that were replaced meanwhile."""
         for one in seen:
             verifier = stored.get(one.named.oid) if one.named else None
             if verifier is not None and one.named is not None and verifier.digest == digests.get(one.named.oid):

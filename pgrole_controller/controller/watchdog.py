@@ -26,21 +26,21 @@ from pgrole_controller.logs import RateLimit, describe_stack
 
 log = logging.getLogger(__name__)
 
-#: A turn of the loop, with all the callbacks that were due, takes about a millisecond.
+#: An iteration of the loop, with all the callbacks that were due, takes about a millisecond.
 BLOCKED_SECONDS = 0.1
 
-#: For the process to start, in seconds: that takes a while, and there is no server yet that it could hold up.
+#: How long the start of the process may take, in seconds; there is no server yet that it could delay.
 START_SECONDS = 2.0
 
-#: Turns that begin sooner after one another, in seconds, are busy ones.
+#: Iterations that follow each other sooner than this, in seconds, count as busy.
 BUSY_SECONDS = 0.005
 
-#: Between two lines of the log.
+#: Minimum time between two log lines, in seconds.
 LINE_SECONDS = 10.0
 
 
 class Watchdog:
-    """Of one loop. `begin` and `end` are called in the loop's thread, `_watch` runs in its own."""
+    """The watchdog of one loop. `begin` and `end` are called in the loop's thread, `_watch` runs in its own."""
 
     def __init__(self) -> None:
         self._since: float | None = None  # when the turn began that is under way
@@ -52,7 +52,7 @@ class Watchdog:
         self._lines = RateLimit(1, LINE_SECONDS)
 
     def start(self) -> None:
-        """In the main thread, before there are others."""
+        """Starts the watchdog. Call it in the main thread, before there are others."""
         signal.signal(signal.SIGALRM, _ignore)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
@@ -116,14 +116,14 @@ class _Selector(selectors.DefaultSelector):
 
 
 def watched_loop() -> SelectorEventLoop:
-    """An event loop with a watchdog, for `anyio.run`."""
+    """Creates an event loop with a watchdog, for `anyio.run`."""
     watchdog = Watchdog()
     watchdog.start()
     return SelectorEventLoop(_Selector(watchdog))
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:
-    """Else a thread in which the signal is not blocked would end the process."""
+    """Ignores the signal; otherwise it would end the process in a thread that does not block it."""
 
 
 def _describe(frame: FrameType | None) -> str:

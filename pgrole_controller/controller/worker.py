@@ -45,7 +45,7 @@ from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 
-#: Between two requests for every object because many changes were announced, in seconds.
+#: Minimum time between two requests for every object after an announcement of many changes, in seconds.
 MANY_SECONDS = 1.0
 
 #: How often the worker checks whether Kubernetes became unreachable before reconciles began, in seconds.
@@ -94,19 +94,20 @@ class ServerWorker:
         return self._memory.own_changes
 
     async def run(self) -> None:
-        """Until the queue is closed."""
+        """Runs until the queue is closed."""
         await self.synced()
         await self.keeper.run()
         self.ended.set()
 
     def remove(self) -> None:
-        """After its end: forgets what still waits in the queue, for objects that are gone."""
+        """After its end: forgets what still waits in the queue."""
         self._queue.remove(self.server.name)
         self._context.grantees.withdraw_all(self.server.name)
 
     def declare(self, server: ServerConfig) -> None:
-        """Takes the current declaration: reconnects if how to connect changed, and reconciles every object if the
-        policy did.
+        """Takes the current declaration. Reconnects if it changes how to connect, and reconciles every object if it
+        changes the
+        policy.
         """
         before, self.keeper.server = self.server, server
         if before.resync_seconds != server.resync_seconds:
@@ -119,7 +120,7 @@ class ServerWorker:
             self.databases.note_config()
 
     async def synced(self) -> None:
-        """Until the objects are listed, and their Secrets, if that does not take too long."""
+        """Waits until the objects are listed, and their Secrets, unless these take too long."""
         await self._objects.store.synced.wait()
         with anyio.move_on_after(SECRETS_SECONDS):
             await self._objects.secrets_answered.wait()
@@ -149,7 +150,7 @@ class ServerWorker:
     async def _answer_many(self) -> None:
         """Enqueues every object when many changes are announced.
 
-        Anyone can announce that as often as they like: changes that were announced by name go first.
+        Anyone can announce that as often as they like, so changes that were announced by name go first.
         """
         while True:
             await self._everything.wait()
@@ -158,8 +159,9 @@ class ServerWorker:
             await anyio.sleep(MANY_SECONDS)
 
     async def _refresh_grantees(self) -> None:
-        """Reconciles the objects with privileges after claims of deleted objects were released: what these granted on
-        the objects of such a role may not be theirs to grant any more.
+        """Reconciles the objects with privileges after claims of deleted objects were released: the namespace may no
+        longer be
+        allowed to grant privileges on what such a role owns.
         """
         while True:
             await self._claims_released.wait()
@@ -171,7 +173,7 @@ class ServerWorker:
             await anyio.sleep(MANY_SECONDS)
 
     async def _await_release(self, session: Session) -> None:
-        """Until reconciles may begin: this process leads with everything listed, or enforces what was applied."""
+        """Waits until reconciles may begin: this process leads with everything listed, or enforces what was applied."""
         while not self._queue.is_released:
             if session.enforcing:
                 self._queue.release()
@@ -179,7 +181,7 @@ class ServerWorker:
                 await self._queue.released()
 
     async def _catch_up(self, orphans: OrphanTimer) -> None:
-        """When Kubernetes is back, reconciles every object: what was put off is done, and what was done is reported."""
+        """When Kubernetes is back, reconciles every object: does what was postponed, and reports what was done."""
         while True:
             await self._context.leadership.refreshed()
             orphans.restart()
@@ -211,7 +213,7 @@ class ServerWorker:
             tasks.cancel_scope.cancel()
 
     def _calm_until(self) -> float:
-        """Before this only a drift begins a batch, unless enough waits to fill one."""
+        """Before this time only a drift begins a batch, unless enough keys wait to fill one."""
         full = self._queue.figures(self.server.name).depth >= self._pace.limit
         return -math.inf if full else self._pace.calm_until
 
@@ -253,7 +255,9 @@ class ServerWorker:
         )
 
     async def _read_noted_rows(self, session: Session, results: Sequence[Result]) -> dict[int, tuple[int, ...]]:
-        """Only where pgaudit is asked, and roles drifted: by oid, which transactions wrote them before the repair."""
+        """Returns, by oid, which transactions wrote the drifted roles before the repair. Empty where pgaudit is not
+        used.
+        """
         asks = self.server.attribution.audit_log is AuditSource.PGAUDIT and session.identity.superuser
         if not asks or not any(result.drift and result.drift.corrected for result in results):
             return {}
@@ -272,7 +276,7 @@ class ServerWorker:
         beside: TaskGroup,
         noted: Mapping[int, tuple[int, ...]],
     ) -> None:
-        """To the reporter or the background, which ends the reconcile."""
+        """Hands the result to the reporter or the background, which ends the reconcile."""
         try:
             batch_metrics.count(result)
             self.drift_counts.count(result)
@@ -306,7 +310,7 @@ class ServerWorker:
         return result if cause is None else replace(result, cause=cause)
 
     def _note_released(self, role_name: str) -> None:
-        """An orphan's claim on this role was released."""
+        """Handles that an orphan's claim on this role was released."""
         self._memory.verifiers.forget(role_name)
         self._note_release_in(None)
         self._enqueue_sharing(role_name)
@@ -316,12 +320,12 @@ class ServerWorker:
         self._claims_released.set()
 
     def _enqueue_sharing(self, role_name: str, but: Key | None = None) -> None:
-        """A role that no object claims any more: enqueues the other objects that name it."""
+        """Enqueues the other objects that name a role which no object claims any more."""
         for key in self._objects.sharing(self.server.name, role_name) - {but}:
             self.enqueue(key, RequestReason.CLAIM_RELEASED, Rank.DEPENDENCY)
 
 
 def _is_suspended_there(result: Result) -> bool:
-    """Whether the database says so, and not the object."""
+    """Whether the database is suspended, rather than the object."""
     desired, outcome = result.target.desired, result.outcome
     return outcome is not None and outcome.reason is Reason.SUSPENDED and not (desired and desired.suspended)

@@ -1,7 +1,8 @@
-"""Where a privilege comes from: which PgRole declares it, and since when at the latest a role has had it.
+"""Where a privilege comes from: which PgRole declares it, and since when a role has had it.
 
-PostgreSQL stores no time of a grant. But a row of a catalog that is unchanged since some time says the same since then:
-a role has had a privilege at least since the last change of the rows on its path, the object's ACL and memberships.
+PostgreSQL stores no time of a grant. But a catalog row has granted the same since it was last written. So a role has
+had
+a privilege at least since the last change of the rows on its path: the object's ACL and the memberships.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,9 @@ class ChangeSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LastChange:
-    """The last change of what gives a privilege. `login`: whose transaction granted or revoked; empty if unknown."""
+    """The last change of the rows that give a privilege. `login`: whose transaction granted or revoked; empty if
+    unknown.
+    """
 
     time: datetime
     source: ChangeSource
@@ -34,15 +37,16 @@ class LastChange:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The last changes of an object's ACL by column (`""`: of the object's own row), and of memberships by member and
-    group. What is missing is unknown.
+    """The last changes of an object's ACL by column (`""`: the object's own row), and of memberships by member and
+    group.
+    Anything missing is unknown.
     """
 
     acls: Mapping[str, LastChange] = field(default_factory=dict)
     memberships: Mapping[tuple[int, int], datetime] = field(default_factory=dict)
 
     def since(self, route: Route, column: str = "") -> LastChange | None:
-        """Since when at the latest the route has led to the privilege; None if that is unknown."""
+        """Returns the time since which the route has led to the privilege at the latest; None if unknown."""
         latest = self.acls.get(column)
         if latest is None or route.source is Source.SUPERUSER:
             return None
@@ -58,7 +62,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class RoleClaim:
-    """The PgRole of a role (namespace/name) and what it declares by database. `privileges` None: that is unreadable."""
+    """The PgRole of a role (namespace/name) and what it declares by database. `privileges` None: unreadable."""
 
     owner: str
     privileges: Mapping[str, tuple[DatabasePrivileges, ...]] | None

@@ -22,7 +22,7 @@ LOGIN_FIRST = "not usable at login: SET ROLE comes after CONNECT is checked"
 
 @dataclass(frozen=True, slots=True)
 class RoleAccess:
-    """What one role may do with one object. `obstacles`: what else it lacks to use that, in words."""
+    """What one role may do with one object. `obstacles`: what else it needs to use these privileges, in words."""
 
     role: int
     privileges: tuple[EffectivePrivilege, ...]
@@ -33,8 +33,8 @@ class RoleAccess:
 class ObjectUsers:
     """Who may use an object.
 
-    `users`: roles that have more than every role has, without superusers, by name: the first of `total`.
-    `public_obstacles`: what not every role has that it needs besides.
+    `users`: the first of `total` roles, by name, that have more than every role has, superusers excluded.
+    `public_obstacles`: what every role's privileges also require and not every role has.
     """
 
     object: DatabaseObject
@@ -47,7 +47,9 @@ class ObjectUsers:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What an object is in: without USAGE on the schema, or CONNECT on the database, privileges on it are useless."""
+    """The schema and database of an object: without USAGE and CONNECT on these, privileges on the object are
+    useless.
+    """
 
     database: AccessObject | None = None
     schema: AccessObject | None = None
@@ -55,9 +57,9 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class NamedObjects:
-    """Objects with the same owner and ACL. `names`: of the first of them; of routines with their arguments.
-
-    `unnamed`: which of them a PgRole declares is unknown, since there are more than `names`.
+    """Objects with the same owner and ACL. `names`: of the first of them, routines with their arguments. `unnamed`:
+    number of
+    further objects, for which it is unknown whether a PgRole declares them.
     """
 
     acl: AccessObject
@@ -73,7 +75,7 @@ class DeclaredHere:
         self._database = database
 
     def split(self, groups: Iterable[NamedObjects]) -> Iterable[NamedObjects]:
-        """Parts of the groups of which a PgRole declares the same privileges."""
+        """Splits the groups into parts for which a PgRole declares the same privileges."""
         claims = self._declarations.claims
         for group in groups:
             holders = {
@@ -125,7 +127,7 @@ class Obstacles:
         self._using: dict[int, set[int]] = {}
 
     def of(self, acting: int, subject: int, schema: AccessObject | None) -> tuple[str, ...]:
-        """What a role lacks, in words. `acting`: the role that it sets to use the privilege, or itself."""
+        """Returns what a role lacks, in words. `acting`: the role that it sets to use the privilege, or itself."""
         lacking = []
         role = self._judge.graph.roles.get(subject)
         if self._database is not None and self._connecting is not None and (role is None or role.login):  # noqa: SIM102
@@ -141,7 +143,7 @@ class Obstacles:
 
 
 def who_can(judge: AccessJudge, of: AccessObject, around: Surroundings, most: int) -> ObjectUsers:
-    """The roles that may use an object; at most `most` of them with their privileges."""
+    """Returns the roles that may use an object; at most `most` of them with their privileges."""
     graph = judge.graph
     direct = judge.holders(of) - {PUBLIC}
     names = graph.roles
@@ -170,7 +172,7 @@ def who_can(judge: AccessJudge, of: AccessObject, around: Surroundings, most: in
 
 
 def _is_predefined(privileges: Sequence[EffectivePrivilege]) -> bool:
-    """Whether it is pg_read_all_data or the like itself. Their members are shown."""
+    """Whether the holder is pg_read_all_data or a similar predefined role, whose members are shown instead."""
     return all(
         len(route.chain.roles) == 1 and route.source in (Source.PREDEFINED, Source.PUBLIC)
         for one in privileges
@@ -212,9 +214,9 @@ def what_can(
     schemas: Mapping[str, AccessObject],
     origins: DeclaredHere | None = None,
 ) -> list[AccessLine]:
-    """What a role may do with these objects, the database and schemas first. `totals`: objects by schema and kind.
+    """Returns what a role may do with these objects, the database and schemas first.
 
-    `origins`: what PgRoles declare; None: lines do not tell.
+    `totals`: number of objects by schema and kind. `origins`: what PgRoles declare; None: the lines do not say.
     """
     one = SubjectJudge(judge, subject)
     obstacles = Obstacles(judge, around.database)
@@ -268,7 +270,7 @@ def _comes_too_late(obj: DatabaseObject, privileges: Sequence[EffectivePrivilege
 
 
 def _by_route(privileges: Iterable[EffectivePrivilege]) -> Iterable[tuple[EffectivePrivilege, ...]]:
-    """CONNECT after SET ROLE is apart: it is of no use."""
+    """Groups privileges by route. CONNECT after SET ROLE is separate, since it is useless."""
     found: dict[tuple[object, ...], list[EffectivePrivilege]] = {}
     for one in privileges:
         apart = one.after_set_role and one.privilege == "CONNECT"

@@ -98,10 +98,11 @@ class AclEntry:
 
 @dataclass(frozen=True, slots=True)
 class ObservedAcl:
-    """One object with the ACL entries of the grantees that were asked for, columns included.
+    """One object with the ACL entries of the requested grantees, columns included.
 
-    `seen`: a digest of owner and whole ACL; a repair verifies that it has not changed. `xmin`: transactions that wrote
-    the rows with the ACLs last, newest first (a table's own row, and those of its columns).
+    `seen`: digest of owner and whole ACL; a repair verifies that it has not changed. `xmin`: transactions that last
+    wrote the
+    rows with the ACLs (a table's own row, and those of its columns), newest first.
     """
 
     object: DatabaseObject
@@ -114,7 +115,8 @@ class ObservedAcl:
 class DefaultAcl:
     """Default privileges of one creator for one grantee. `schema` is empty for those of the whole database.
 
-    `object_type` is as in pg_default_acl: r (tables and views), S (sequences), f (routines), T, n, L.
+    `object_type` is as in pg_default_acl: r (tables and views), S (sequences), f (routines), T, n, L. `xmin`: the
+    transaction that wrote the row; 0: unknown.
     """
 
     creator: int
@@ -122,13 +124,15 @@ class DefaultAcl:
     schema: str
     object_type: str
     entries: tuple[AclEntry, ...]
+    xmin: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class AclChange:
     """One GRANT or REVOKE on one object, for one grantee.
 
-    `columns` is empty for the whole object. `grantor`: of a REVOKE, whose grant it is, in whose name it is revoked;
+    `columns` is empty for the whole object. `grantor`: for a REVOKE, the role that granted, in whose name it is
+    revoked;
     empty: the object's owner. `option_only`: REVOKE GRANT OPTION FOR.
     """
 

@@ -1,94 +1,41 @@
-"""Decides which privileges of a role are granted and revoked in one database, and which of that is drift.
+"""Decides which privileges of a role are granted and revoked in one database, and which differences are drift.
 
-A declared database is exact: what the role holds there and does not declare is revoked, whoever granted it. This leaves
-alone what the role owns, objects of extensions, schemas that the declaration does not manage, and kinds that cannot be
-declared. In a database that only a former declaration lists, what that one granted is revoked, and nothing else.
+A declared database is exact: undeclared privileges of the role are revoked, whoever granted them. Exceptions are what
+the
+role owns, objects of extensions, schemas that the declaration does not manage, and kinds that cannot be declared. In a
+database that only a former declaration lists, only what that declaration granted is revoked.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from pgrole_controller.core.acl import (
-    DECLARABLE,
     TABLE_KINDS,
     AclChange,
-    AclEntry,
-    DatabaseObject,
-    DefaultAcl,
     DefaultAclChange,
     ObjectId,
     ObjectKind,
-    ObservedAcl,
 )
+from pgrole_controller.core.acl_comparison import AclComparison
 from pgrole_controller.core.default_acl_decision import DefaultsComparison
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.object_patterns import (
-    NOTHING_WANTED,
     POSTGRESQL_SCHEMAS,
-    TEMPORARY_SCHEMAS,
     CompiledPrivileges,
-    Wanted,
     check_declarable,
     compile_privileges,
     normalize_arguments,
     split_signature,
 )
-from pgrole_controller.core.policy import FIRST_NORMAL_OID
+from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.privilege_difference import (
     DifferenceLedger,
     PendingNames,
     PrivilegeDifference,
     label_of,
 )
-from pgrole_controller.core.privilege_policy import DatabaseFacts, Denial, check_database, why_not_granted
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedDatabase:
-    """What was read of one database for some grantees.
-
-    - `acls`: objects with the entries of these grantees; the database itself and schemas included.
-    - `defaults`: default privileges for these grantees; None: not read.
-    - `roles`: oids of the existing roles among the declared creators, by name.
-    - `schemas`: every schema that exists.
-    - `complete`: `acls` has every object. Otherwise nothing is reported as missing, and only these are decided.
-    - `columns`: existing columns of objects that have declared columns; an object left out is one whose columns are
-      not known.
-    """
-
-    facts: DatabaseFacts
-    acls: Sequence[ObservedAcl] = ()
-    defaults: Sequence[DefaultAcl] | None = None
-    roles: Mapping[str, int] = field(default_factory=dict)
-    schemas: frozenset[str] = frozenset()
-    complete: bool = True
-    columns: Mapping[ObjectId, frozenset[str]] = field(default_factory=dict)
-    _by_grantee: dict[int, dict[int, tuple[list[AclEntry], frozenset[str] | None]]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-
-    def entries_of(self, acl: ObservedAcl, grantee: int) -> tuple[Sequence[AclEntry], frozenset[str] | None]:
-        """Returns the grantee's entries, and their privileges if no entry is of a column or has a grant option.
-
-        Objects with the same ACL share the tuple of entries, which is sorted by grantee once. `acls` keeps it alive, so
-        its id stands for it.
-        """
-        known = self._by_grantee.get(id(acl.entries))
-        if known is None:
-            found: dict[int, list[AclEntry]] = {}
-            for entry in acl.entries:
-                found.setdefault(entry.grantee, []).append(entry)
-            known = self._by_grantee[id(acl.entries)] = {one: (some, _plain(some)) for one, some in found.items()}
-        return known.get(grantee, _NO_ENTRIES)
-
-
-def _plain(entries: Sequence[AclEntry]) -> frozenset[str] | None:
-    special = any(entry.column or entry.grantable for entry in entries)
-    return None if special else frozenset(entry.privilege for entry in entries)
-
-
-_NO_ENTRIES: tuple[tuple[AclEntry, ...], frozenset[str]] = ((), frozenset())
+from pgrole_controller.core.privilege_policy import check_database
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +43,10 @@ class PrivilegeDecision:
     """What to do about one grantee in one database.
 
     - `changes`, `default_changes`: for each object, revokes come first.
-    - `drift`: which of the differences arose after the declaration was applied.
-    - `extended`: missing privileges on objects that are new.
+    - `drift`: the differences that arose after the declaration was applied.
+    - `extended`: privileges missing on new objects.
     - `pending`: Refused and at most one Waiting; everything else is applied nevertheless.
-    - `reported`: differences that are left as they are.
+    - `reported`: differences that are not corrected.
     - `confirmed`: nothing is left that only a former declaration granted; False after a partial read.
     - `awaited`: columns that are declared by name and do not exist, at most privilege_difference.MOST_AWAITED.
     """
@@ -126,10 +73,10 @@ def decide_privileges(
     """Compares what is declared with what is held.
 
     - `applied`: the digest last applied in this database; empty if none was.
-    - `new_objects`: objects that appeared since then: privileges missing on them are no drift. The id of a creator
-      (pg_authid) or schema that is new says the same of its default privileges. None: unknown; then a missing
-      privilege is drift only if `granted_before` has it, as (object, privilege).
-    - `awaited`: columns that did not exist before: a privilege missing on them is no drift.
+    - `new_objects`: objects that appeared since then: privileges missing on them are not drift. The id of a new creator
+      (pg_authid) or schema means the same for its default privileges. None: unknown; then a missing privilege is drift
+      only if `granted_before` has it, as (object, privilege).
+    - `awaited`: columns that did not exist before: privileges missing on them are not drift.
     """
     database = observed.facts.database
     if grantee.suspended or database not in grantee.databases:
@@ -148,7 +95,7 @@ def decide_privileges(
     declared = grantee.declared.get(database)
     declaration = None if declared is None else compile_privileges(declared, observed.facts.version)
     pending = PendingNames(database)
-    comparison = _Comparison(grantee, observed, declaration, ledger, pending)
+    comparison = AclComparison(grantee, observed, declaration, ledger, pending)
     for acl in observed.acls:
         comparison.compare(acl)
     defaults = DefaultsComparison(grantee, observed.facts, declaration, ledger, pending)
@@ -174,216 +121,8 @@ def decide_privileges(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Denied:
-    """What of a Wanted the policy denies."""
-
-    privileges: frozenset[str] = frozenset()
-    columns: frozenset[tuple[str, str]] = frozenset()
-
-    def has(self, privilege: str, column: str) -> bool:
-        return (privilege, column) in self.columns if column else privilege in self.privileges
-
-
-_NOTHING_DENIED = _Denied()
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """(privilege, column) that are held after the revokes, and that a revoke takes although they are declared."""
-
-    held: frozenset[tuple[str, str]] = frozenset()
-    lost: frozenset[tuple[str, str]] = frozenset()
-
-
-_NOTHING_KEPT = _Kept()
-
-
-class _Comparison:
-    """One grantee's privileges, object by object."""
-
-    def __init__(
-        self,
-        grantee: Grantee,
-        observed: ObservedDatabase,
-        declaration: CompiledPrivileges | None,
-        ledger: DifferenceLedger,
-        pending: PendingNames,
-    ) -> None:
-        facts = observed.facts
-        self._grantee = grantee
-        self._observed = observed
-        self._declaration = declaration
-        self._former = [compile_privileges(one, facts.version) for one in grantee.former.get(facts.database, ())]
-        self._ledger = ledger
-        self._pending = pending
-        self._verdicts: dict[tuple[object, ...], frozenset[str]] = {}
-        self.changes: list[AclChange] = []
-        self.former_held = False
-
-    def compare(self, acl: ObservedAcl) -> None:
-        obj = acl.object
-        if obj.owner == self._grantee.oid or (
-            obj.kind is ObjectKind.DATABASE and obj.name != self._observed.facts.database
-        ):
-            return
-        entries, plain = self._observed.entries_of(acl, self._grantee.oid)
-        wanted = NOTHING_WANTED if self._declaration is None else self._declaration.wanted(obj)
-        if not entries and not wanted.privileges and not wanted.columns:
-            return
-        denied = _NOTHING_DENIED if wanted is NOTHING_WANTED else self._denied(obj, wanted)
-        if plain == wanted.privileges and not wanted.columns and denied is _NOTHING_DENIED:
-            return
-        kept = self._compare_held(obj, entries, wanted, denied) if entries else _NOTHING_KEPT
-        self._compare_missing(obj, kept, wanted, denied)
-
-    def _denied(self, obj: DatabaseObject, wanted: Wanted) -> _Denied:
-        guarded = (obj.security_definer, obj.extension, obj.id.oid < FIRST_NORMAL_OID)
-        kind = (obj.owner, obj.schema, obj.kind, guarded, wanted.privileges, wanted.literal)
-        privileges = self._verdicts.get(kind)
-        if privileges is None:
-            found = (one for one in wanted.privileges if self._why_not(obj, one, wanted) is not None)
-            privileges = self._verdicts[kind] = frozenset(found)
-        if not privileges and not wanted.columns:
-            return _NOTHING_DENIED
-        columns = {
-            (privilege, column)
-            for privilege, some in wanted.columns.items()
-            for column in some
-            if self._why_not(obj, privilege, wanted, column) is not None
-        }
-        if not privileges and not columns:
-            return _NOTHING_DENIED
-        for privilege, column in (*((one, "") for one in sorted(privileges)), *sorted(columns)):
-            denial = self._why_not(obj, privilege, wanted, column)
-            if denial is not None:
-                self._pending.add_denied(denial)
-        return _Denied(privileges, frozenset(columns))
-
-    def _why_not(self, obj: DatabaseObject, privilege: str, wanted: Wanted, column: str = "") -> Denial | None:
-        literal = wanted.has_literal(privilege, column)
-        return why_not_granted(self._grantee, obj, privilege, self._observed.facts, column=column, literal=literal)
-
-    def _compare_held(self, obj: DatabaseObject, entries: Sequence[AclEntry], wanted: Wanted, denied: _Denied) -> _Kept:
-        """Decides about the entries that exist."""
-        kept: list[AclEntry] = []
-        revoked: list[AclEntry] = []
-        disarmed: list[AclEntry] = []
-        for entry in entries:
-            if not wanted.has(entry.privilege, entry.column):
-                (revoked if self._is_revoked(obj, entry) else kept).append(entry)
-                continue
-            kept.append(entry)
-            undeclared = entry.grantable and not denied.has(entry.privilege, entry.column) and self._is_exact(obj)
-            if undeclared and self._ledger.note_held(_difference(obj, entry, option=True)):
-                disarmed.append(entry)
-        if not revoked and not disarmed:
-            return _Kept(frozenset((entry.privilege, entry.column) for entry in kept))
-        # PostgreSQL revokes the columns' privileges of the same grantor with those of the table.
-        whole = {(entry.grantor, entry.privilege) for entry in revoked if not entry.column}
-        staying = [entry for entry in kept if not entry.column or (entry.grantor, entry.privilege) not in whole]
-        self._revoke(obj, _without_implied(revoked, whole), option_only=False)
-        whole |= {(entry.grantor, entry.privilege) for entry in disarmed if not entry.column}
-        self._revoke(obj, _without_implied(disarmed, whole), option_only=True)
-        held = frozenset((entry.privilege, entry.column) for entry in staying)
-        return _Kept(held, frozenset((entry.privilege, entry.column) for entry in kept) - held)
-
-    def _is_revoked(self, obj: DatabaseObject, entry: AclEntry) -> bool:
-        """Decides about an entry that is not declared, and notes it."""
-        formerly = any(one.wanted(obj).has(entry.privilege, entry.column) for one in self._former)
-        self.former_held = self.former_held or formerly
-        if not formerly and not self._is_exact(obj):
-            return False
-        difference = _difference(obj, entry)
-        if entry.privilege not in DECLARABLE.get(obj.kind, ()):
-            self._ledger.note_left(difference)
-            return False
-        return self._ledger.note_held(difference)
-
-    def _is_exact(self, obj: DatabaseObject) -> bool:
-        """Tells whether whatever is not declared on this object is undone.
-
-        The owner of an extension can add objects of its own to it, which are no reason to leave grants on them alone.
-        """
-        facts = self._observed.facts
-        of_extension = obj.extension and (obj.owner in facts.superusers or obj.owner in facts.own_roles)
-        if self._declaration is None or of_extension or obj.schema.startswith(TEMPORARY_SCHEMAS):
-            return False
-        return not self._declaration.is_unmanaged(obj.schema)
-
-    def _revoke(self, obj: DatabaseObject, entries: Iterable[AclEntry], *, option_only: bool) -> None:
-        whole: dict[str, set[str]] = {}
-        by_column: dict[tuple[str, str], set[str]] = {}
-        for entry in entries:
-            grantor = "" if entry.grantor == obj.owner else entry.grantor_name
-            if entry.column:
-                by_column.setdefault((grantor, entry.column), set()).add(entry.privilege)
-            else:
-                whole.setdefault(grantor, set()).add(entry.privilege)
-        grouped: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-        for (grantor, column), privileges in sorted(by_column.items()):
-            grouped.setdefault((grantor, tuple(sorted(privileges))), []).append(column)
-        targets: list[tuple[str, tuple[str, ...], tuple[str, ...]]]
-        targets = [(grantor, tuple(sorted(privileges)), ()) for grantor, privileges in sorted(whole.items())]
-        targets += [(grantor, privileges, tuple(columns)) for (grantor, privileges), columns in grouped.items()]
-        for grantor, some, columns in targets:
-            change = self._change(obj, some, columns)
-            self.changes.append(replace(change, revoke=True, grantor=grantor, option_only=option_only))
-
-    def _compare_missing(self, obj: DatabaseObject, kept: _Kept, wanted: Wanted, denied: _Denied) -> None:
-        missing = tuple(
-            privilege
-            for privilege in sorted(wanted.privileges - denied.privileges)
-            if (privilege, "") not in kept.held
-            and self._ledger.note_missing(PrivilegeDifference(privilege, obj, held=False), obj.id)
-        )
-        if missing:
-            self.changes.append(self._change(obj, missing))
-        if wanted.columns:
-            self._compare_columns(obj, kept, wanted, denied)
-
-    def _compare_columns(self, obj: DatabaseObject, kept: _Kept, wanted: Wanted, denied: _Denied) -> None:
-        by_columns: dict[tuple[str, ...], list[str]] = {}
-        for privilege, columns in sorted(wanted.columns.items()):
-            if privilege in wanted.privileges - denied.privileges:
-                continue
-            granted = tuple(
-                column
-                for column in sorted(columns)
-                if (privilege, column) not in kept.held
-                and (privilege, column) not in denied.columns
-                and self._is_granted(obj, privilege, column, kept, wanted)
-            )
-            if granted:
-                by_columns.setdefault(granted, []).append(privilege)
-        self.changes += [self._change(obj, tuple(privileges), granted) for granted, privileges in by_columns.items()]
-
-    def _is_granted(self, obj: DatabaseObject, privilege: str, column: str, kept: _Kept, wanted: Wanted) -> bool:
-        """Decides about a declared column privilege that is not held, and notes it."""
-        if (privilege, column) in kept.lost:
-            return True
-        existing = self._observed.columns.get(obj.id)
-        if existing is None or column not in existing:
-            # A pattern asks for the column only where it exists.
-            if existing is None or wanted.has_literal(privilege, column):
-                self._pending.add_column(obj, column)
-            return False
-        return self._ledger.note_missing(PrivilegeDifference(privilege, obj, column, held=False), obj.id)
-
-    def _change(self, obj: DatabaseObject, privileges: tuple[str, ...], columns: tuple[str, ...] = ()) -> AclChange:
-        return AclChange(obj, self._grantee.oid, self._grantee.role_name, privileges, columns=columns)
-
-
-def _without_implied(entries: Iterable[AclEntry], whole: Collection[tuple[int, str]]) -> list[AclEntry]:
-    return [entry for entry in entries if not entry.column or (entry.grantor, entry.privilege) not in whole]
-
-
-def _difference(obj: DatabaseObject, entry: AclEntry, *, option: bool = False) -> PrivilegeDifference:
-    return PrivilegeDifference(entry.privilege, obj, entry.column, grantor_name=entry.grantor_name, option=option)
-
-
 def _find_missing(declaration: CompiledPrivileges, observed: ObservedDatabase, pending: PendingNames) -> None:
-    """Notes schemas and objects that are declared by exact names and do not exist, or are PostgreSQL's own."""
+    """Notes schemas and objects that are declared by exact names but do not exist, or are PostgreSQL's own."""
     names = list(declaration.literal_names())
     for one in names:
         if one.kind is ObjectKind.SCHEMA and one.schema not in observed.schemas:

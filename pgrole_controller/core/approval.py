@@ -22,7 +22,7 @@ from pgrole_controller.core.role import Password
 #: The annotation. A value is handled once; another text after the slash makes it another value.
 APPROVE = "pgrole.dev/approve"
 
-#: Characters of an annotation that are looked at: the parts of a role and 32 databases take about 1,100.
+#: Maximum number of characters read of an annotation: the parts of a role and 32 databases take about 1,100.
 LONGEST = 2048
 
 _PART = 32
@@ -41,7 +41,7 @@ class Approval:
     text: str = ""
 
     def covers(self, part: str, handled: str) -> bool:
-        """Tells whether it asks to correct the drift with this digest. `handled`: the annotation handled last."""
+        """Tells whether it approves the drift with this digest. `handled`: the annotation handled last."""
         return self.is_open(handled) and part in self.parts
 
     def is_open(self, handled: str) -> bool:
@@ -50,7 +50,7 @@ class Approval:
 
 NO_APPROVAL = Approval()
 
-#: For the condition of an object with an annotation that approves another drift.
+#: Shown in the condition of an object whose annotation approves another drift.
 UNFIT = (
     f"annotation {APPROVE} does not approve this drift, so nothing is corrected: run pgrole-controller approve again"
 )
@@ -74,7 +74,7 @@ class PrivilegeOffer:
 
 
 def read_approval(annotation: str | None) -> Approval:
-    """Reads the annotation. One that is no approval approves nothing."""
+    """Reads the annotation. An annotation in another form approves nothing."""
     value = request_of(annotation)
     if not annotation or len(annotation) > LONGEST:
         return Approval(value)
@@ -86,7 +86,7 @@ def read_approval(annotation: str | None) -> Approval:
 
 
 def tell_approval(approval: Approval) -> str:
-    """For an Event: the text is the approver's own claim."""
+    """Returns the text for an Event: it is the approver's own, unverified."""
     text = make_legible(approval.text, _LONGEST_TEXT)
     return f'approved by annotation {APPROVE}; the approver\'s text "{text}" is unverified'
 
@@ -94,11 +94,12 @@ def tell_approval(approval: Approval) -> str:
 def digest_role_drift(
     place: Sequence[object], changes: Iterable[object], observed: Mapping[str, object], password_key: str
 ) -> str:
-    """Digest of a role's reported drift.
+    """Returns the digest of a role's reported drift.
 
-    `place`: what identifies object, role, and declaration. `observed`: by field, what the role has. `password_key`:
-    the digest of the verifier that was last set, which only the claim has. With it, an observed password is
-    recognised, and no one who reads the digest can test guesses of a password.
+    `place`: identifies object, role and declaration. `observed`: the role's values by field. `password_key`: the digest
+    of
+    the verifier set last, which only the claim has. It distinguishes one observed password from another, and no one who
+    reads the resulting digest can test guesses of a password.
     """
     described = [_canonical(one, password_key) for one in changes]
     return _digest("role", [_canonical(tuple(place), ""), described, _canonical(dict(observed), password_key)])
@@ -107,7 +108,8 @@ def digest_role_drift(
 def digest_privilege_drift(
     place: Sequence[object], changes: Iterable[AclChange], default_changes: Iterable[DefaultAclChange]
 ) -> str:
-    """Digest of what would be granted and revoked in one database. `place`: what identifies object, role, database and
+    """Returns the digest of what would be granted and revoked in one database. `place`: identifies object, role,
+    database and
     declaration.
     """
     described = [
@@ -145,7 +147,7 @@ def _digest(kind: str, content: object) -> str:
 
 
 def _canonical(value: object, password_key: str) -> object:
-    """As JSON. A password to be set is left out: it is hashed with another salt each time."""
+    """Renders as JSON, without a password to be set: it is hashed with another salt each time."""
     match value:
         case Password():
             return _describe_password(value, password_key)

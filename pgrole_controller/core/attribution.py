@@ -55,10 +55,10 @@ class DdlEvent:
 
 @dataclass(frozen=True, slots=True)
 class ChangedRow:
-    """A row whose ACL someone changed, as far as it is known. `xmin`: of the changed version.
+    """A row whose ACL someone changed, as far as it is known.
 
     `tags`: commands that make such a change, e.g. GRANT. `names`: that such a statement contains: of the object, of the
-    grantee. `oid`: of the object, else 0.
+    grantee. `oid`: of the object, else 0. `xmin` 0: the row is gone, or does not show the change.
     """
 
     xmin: int
@@ -69,11 +69,19 @@ class ChangedRow:
 
 GRANTED = ("GRANT",)
 REVOKED = ("REVOKE",)
-DEFAULTS = ("ALTER DEFAULT PRIVILEGES",)
+DEFAULTS = ("ALTER DEFAULT PRIVILEGES", "DROP OWNED")
+
+
+def find_nearest(changed: ChangedRow, events: Sequence[DdlEvent]) -> Culprit:
+    """Who may have changed a row that is gone: the last event that fits, which proves nothing."""
+    fitting = [event for event in events if _is_possible(changed, event)]
+    if not fitting:
+        return Culprit()
+    return _culprit(max(fitting, key=lambda event: (_fit(changed, event).value, event.id)), Evidence.SESSION)
 
 
 def find_culprit_of(changed: ChangedRow, events: Sequence[DdlEvent]) -> Culprit:
-    """Who changed the row, by the events that may have. Without any, a Culprit with proof NONE."""
+    """Returns who changed the row, according to the events that may have. Without any, a Culprit with proof NONE."""
     exact = [event for event in events if event.exact]
     if exact:
         return _culprit(_best(changed, exact), Evidence.TRANSACTION)
@@ -90,7 +98,7 @@ def find_culprit_of(changed: ChangedRow, events: Sequence[DdlEvent]) -> Culprit:
 
 
 def _best(changed: ChangedRow, events: Sequence[DdlEvent]) -> DdlEvent:
-    """The command of one transaction that explains the change best; of equal ones the last."""
+    """Returns the command of one transaction that explains the change best; the last one of equals."""
     return max(
         events,
         key=lambda event: (
@@ -103,7 +111,7 @@ def _best(changed: ChangedRow, events: Sequence[DdlEvent]) -> DdlEvent:
 
 
 class Fit(Enum):
-    """Whether a statement is about the changed row."""
+    """How well a statement matches the changed row."""
 
     OTHER = 0
     UNKNOWN = 1  # e.g. in a DO block
@@ -136,5 +144,5 @@ def _culprit(event: DdlEvent, proof: Evidence) -> Culprit:
 
 
 def group_by_row(pairs: Sequence[tuple[int, DdlEvent]]) -> dict[int, tuple[DdlEvent, ...]]:
-    """Events by the xmin of the row that they may have written. `pairs` are sorted by it."""
+    """Groups events by the xmin of the row that they may have written. `pairs` are sorted by it."""
     return {xmin: tuple(event for _, event in some) for xmin, some in groupby(pairs, key=lambda pair: pair[0])}

@@ -13,7 +13,7 @@ from typing import Any
 
 from pgrole_controller.core.privilege_result import Culprit, Evidence
 
-#: Transaction ids that a subtransaction's may be above its transaction's.
+#: Maximum distance of a subtransaction's id above its transaction's.
 MOST_BELOW = 64
 
 _LONGEST_STATEMENT = 100_000
@@ -24,7 +24,7 @@ _XIDS = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class RoleCommand:
-    """A command that changes roles, as the log has it. Every field can be a tenant's.
+    """A command that changes roles, as the log has it. A tenant can choose every field.
 
     - `txid`: of the transaction, 32 bits; 0 in the statement log, which is written before the command has one.
     - `command`: as pgaudit spells it, e.g. `ALTER ROLE`; empty in the statement log.
@@ -40,12 +40,12 @@ class RoleCommand:
     time: datetime | None
 
     def to_culprit(self, proof: Evidence) -> Culprit:
-        """Without a statement, which may contain a password."""
+        """Returns a Culprit without a statement, which may contain a password."""
         return Culprit(proof, self.login, "", self.application, self.address, self.time)
 
 
 def read_lines(lines: Iterable[bytes], zone: int = 0) -> Iterator[RoleCommand]:
-    """The role commands among lines of jsonlog; anything else is left out.
+    """Returns the role commands among lines of jsonlog, and ignores anything else.
 
     `zone`: the log's, in seconds east of UTC, for times whose zone is an abbreviation.
     """
@@ -188,5 +188,5 @@ def find_author(commands: Iterable[RoleCommand], changed: ChangedRole, own_login
 
 
 def _is_own(command: RoleCommand, own_login: str) -> bool:
-    """Everyone can call an application so, but not log in as this role."""
+    """Whether the command is the controller's: any client can use its application name, but not its login."""
     return bool(own_login) and command.login == own_login and command.application.startswith("pgrole-controller")

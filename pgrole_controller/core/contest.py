@@ -1,11 +1,11 @@
-"""Whether something else sets a role back as often as it is repaired, and when it is repaired again then.
+"""Decides whether something else keeps reverting repairs of a role, and when the role is repaired again.
 
-A field that was repaired `LIMIT` times within `WINDOW` and drifts once more is contested: its next repair is held back,
+A field that was repaired `LIMIT` times within `WINDOW` and drifts once more is contested. Its next repair is held back,
 at first for `FIRST_DELAY`, then twice as long each time that it drifts again. The contest ends when the field stays as
 declared for `WINDOW`. Other fields of the same role are still repaired at once.
 
 Guarantees: only repairs of drift are held back, never a changed spec or a deletion; a changed spec ends the contest;
-only fields that were repaired or held back recently use memory. After a restart a contest costs `LIMIT` more repairs.
+only recently repaired or held-back fields use memory. After a restart, a contest costs `LIMIT` more repairs.
 """
 
 from collections import OrderedDict
@@ -19,19 +19,19 @@ from pgrole_controller.core.diff import Rename
 from pgrole_controller.core.password import PasswordRecord, PasswordTask
 from pgrole_controller.core.plan import Action, Plan
 
-#: So many repairs of one field within so many seconds; the next one is held back.
+#: After this many repairs of one field within this many seconds, the next one is held back.
 LIMIT = 5
 WINDOW = 60.0
 
-#: For which a repair is held back, in seconds: doubled from the first to the longest.
+#: How long a repair is held back, in seconds: doubled from the first to the longest.
 FIRST_DELAY = 2.0
 LONGEST_DELAY = 300.0
 _BACKOFF = Backoff(FIRST_DELAY, LONGEST_DELAY)
 
-#: Objects that were not reconciled for so many seconds are forgotten: a contest causes a reconcile sooner.
+#: Objects that were not reconciled for this many seconds are forgotten; a contest causes a reconcile sooner.
 KEPT = LONGEST_DELAY + 2 * WINDOW
 
-#: How many of those who may be behind it are named.
+#: Maximum number of suspects that a message names.
 MOST_SUSPECTS = 3
 
 _SEARCH_AGAIN = 1.0
@@ -40,7 +40,7 @@ _ANY_TIME = datetime.min.replace(tzinfo=UTC)
 
 
 class Moment(NamedTuple):
-    """One moment by two clocks: one that never goes back, in seconds, and the one that people read."""
+    """One moment on two clocks: a monotonic one in seconds, and the one that people read."""
 
     seconds: float
     at: datetime
@@ -71,9 +71,10 @@ def _quote(text: str) -> str:
 class FieldContest:
     """What is known of one field.
 
-    `repairs`: the last ones, at most `LIMIT`, the oldest first. `count` of them were made since `began`. `seen`: when
-    it last was drift. `delay`: how long a repair is held back, 0.0 while it is not contested. `until`: when the next
-    repair may be made, None once it was.
+    `repairs`: times of the last ones, at most `LIMIT`, oldest first. `count`: number of repairs since `began`. `seen`:
+    when it
+    last drifted. `delay`: how long a repair is held back, 0.0 while the field is not contested. `until`: when the next
+    repair may happen, None once it has.
     """
 
     repairs: tuple[Moment, ...]
@@ -94,12 +95,12 @@ class FieldContest:
 
     @property
     def next_check(self) -> Moment:
-        """When something is due: the next repair, or the end."""
+        """When something is due: the next repair, or the end of the contest."""
         return self.until if self.drifts and self.until else self.seen.after(WINDOW)
 
 
 def repair(field_contest: FieldContest | None, now: Moment) -> FieldContest:
-    """After a repair."""
+    """Returns the state after a repair."""
     repairs = (*(field_contest.repairs if field_contest else ()), now)[-LIMIT:]
     if field_contest and field_contest.contested:
         return replace(
@@ -110,7 +111,7 @@ def repair(field_contest: FieldContest | None, now: Moment) -> FieldContest:
 
 
 def notice(field_contest: FieldContest, now: Moment, *, drifts: bool) -> FieldContest | None:
-    """After a read, before any repair. None when the contest is over."""
+    """Returns the state after a read, before any repair; None when the contest is over."""
     if not field_contest.contested:
         recent = sum(now.seconds - moment.seconds < WINDOW for moment in field_contest.repairs)
         if drifts and recent >= LIMIT:
@@ -126,10 +127,11 @@ def notice(field_contest: FieldContest, now: Moment, *, drifts: bool) -> FieldCo
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """What is known of one object, by field. `generation` of the spec that it is about.
+    """What is known of one object, by field.
 
-    `password_task` is the one whose password was held back: while that stands, running it again would bring nothing
-    new.
+    `generation`: of the spec. `password_task`: the task whose password was held back; running it again unchanged would
+    bring
+    nothing new.
     """
 
     generation: int
@@ -144,22 +146,24 @@ class Contest:
         return {name: field_contest for name, field_contest in self.field_contests.items() if field_contest.contested}
 
     def next_check(self, now: float) -> float | None:
-        """In how many seconds a repair is due, or the contest ends; None when no field is contested."""
+        """Seconds until a repair is due or the contest ends; None if no field is contested."""
         due = [field_contest.next_check.seconds for field_contest in self.contested.values()]
         return max(min(due) - now, 0.0) + 0.01 if due else None
 
 
 class Contests:
-    """What was repaired lately, by uid of the object."""
+    """Recent repairs, by uid of the object."""
 
     def __init__(self) -> None:
-        self._contests: OrderedDict[str, Contest] = OrderedDict()  # the longest untouched first
+        self._contests: OrderedDict[str, Contest] = OrderedDict()  # least recently changed first
 
     def __len__(self) -> int:
         return len(self._contests)
 
     def count_contested(self, now: float) -> int:
-        """How many objects have a contested field; without a recent reconcile, a contest is over but not forgotten."""
+        """Number of objects with a contested field. Without a recent reconcile, a contest is over but not yet
+        forgotten.
+        """
         return sum(bool(one.contested) and now - one.touched <= KEPT for one in self._contests.values())
 
     def knows(self, uid: str) -> bool:
@@ -169,7 +173,7 @@ class Contests:
         return self._contests.get(uid)
 
     def repaired(self, uid: str, generation: int, fields: Iterable[str], now: Moment) -> None:
-        """A drift of these fields was set back."""
+        """Notes that drift of these fields was corrected."""
         self._forget_old(now)
         contest = self._find(uid, generation, now)
         field_contests = {
@@ -181,7 +185,9 @@ class Contests:
     def hold(
         self, uid: str, generation: int, plan: Plan, sent: PasswordTask | None, system_identifier: int, now: Moment
     ) -> Plan:
-        """The plan without the repairs that are held back. `sent`: the password task that was run for this plan."""
+        """Returns the plan without the repairs that are held back. `sent`: the password task that was run for this
+        plan.
+        """
         if uid not in self._contests:
             return plan
         contest = self._find(uid, generation, now)
@@ -265,10 +271,11 @@ class Contests:
 
 
 def without_held(plan: Plan, held: frozenset[str], system_identifier: int) -> Plan:
-    """The plan of a drift without the changes of these fields.
+    """Returns the plan of a drift without the changes of these fields.
 
-    A role that is gone, or has another name, cannot be changed before that is repaired: the first holds back all of it,
-    the second goes along with what is not held back.
+    Until a missing or renamed role is repaired, nothing else about it can be changed. So a held-back creation holds
+    back
+    everything, and a held-back rename is made together with any repair that is not held back.
     """
     changes = tuple(change for change in plan.changes if change.field not in held or isinstance(change, Rename))
     if ("role" in held and plan.oid is None) or all(isinstance(change, Rename) for change in changes):
@@ -279,7 +286,7 @@ def without_held(plan: Plan, held: frozenset[str], system_identifier: int) -> Pl
     ours = claim is not None and claim.owner == plan.owner and claim.system_identifier == system_identifier
     record: PasswordRecord | None = plan.record
     if record and "password" in held:
-        # What is remembered of a password is true only once it is set; the connection Secret was written.
+        # The password record is true only once the password is set; the connection Secret, however, was written.
         kept = replace(claim.record, connection=record.connection) if claim else None
         record = None if claim is None or kept == claim.record else kept
     return replace(
@@ -303,7 +310,7 @@ def _without_time(password_task: PasswordTask) -> PasswordTask:
 
 
 def describe_field(name: str, field_contest: FieldContest) -> str:
-    """For people: how often it was corrected, and when it is corrected again."""
+    """Describes for people how often a field was corrected, and when the next repair is due."""
     within = max(round(field_contest.repairs[-1].seconds - field_contest.began.seconds), 1)
     told = f"{name}: corrected {field_contest.count} times within {within} s, but something else keeps changing it"
     if field_contest.drifts and field_contest.until:

@@ -1,4 +1,4 @@
-"""What a server's owner allows the controller to do in its databases beside the home database."""
+"""What a server's administrator allows the controller to do in databases other than the home database."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,7 +7,7 @@ from pgrole_controller.core.policy import matches
 
 
 class DatabaseMode(StrEnum):
-    """How changes of privileges in a database are noticed: as declared, or (except AUTO) as in effect."""
+    """How changes of privileges in a database are detected: as declared, or (except AUTO) as in effect."""
 
     AUTO = "Auto"  # the best one that the database supports
     EVENTS = "Events"  # event triggers in schema pgrole announce every change
@@ -16,7 +16,7 @@ class DatabaseMode(StrEnum):
 
 
 class AuditSource(StrEnum):
-    """Which log of the server may be read to find who caused a drift."""
+    """Which log of the server the controller may read to find who caused a drift."""
 
     NEVER = "Never"
     PGAUDIT = "Pgaudit"
@@ -49,7 +49,7 @@ class AttributionConfig:
 
 @dataclass(frozen=True, slots=True)
 class HistoryConfig:
-    """What is kept of drifts in the databases. `addresses`: the client's address is stored, too."""
+    """What is kept about drifts in the databases. `addresses`: whether the client's address is stored."""
 
     retention_seconds: float = 90 * 86400.0
     max_rows: int = 1_000_000

@@ -1,7 +1,7 @@
-"""Decides about default privileges: those that objects get the moment a declared creator makes them.
+"""Decides about default privileges: those that objects get when a declared creator creates them.
 
-They only save the delay until the controller has granted the same, so they are set where PostgreSQL can express what is
-declared: for schemas that are named exactly, without exceptions.
+They only avoid the delay until the controller has granted the same. So they are set only where PostgreSQL can express
+the declaration: for schemas that are named exactly, without exceptions.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,8 +65,9 @@ class DefaultsComparison:
         *,
         complete: bool,
     ) -> None:
-        """`roles`, `schemas`: those that exist. `schema_ids`: as far as they are known. `complete`: creators that are
-        not among the roles do not exist.
+        """`roles`, `schemas`: existing ones. `schema_ids`: as far as known. `complete`: creators that are not in
+        `roles` do not
+        exist.
         """
         allowed: dict[_Place, frozenset[str]] = {}
         denied: dict[_Place, frozenset[str]] = {}
@@ -94,7 +95,7 @@ class DefaultsComparison:
     def _desired(
         self, declared: DatabasePrivileges, roles: Mapping[str, int], schemas: frozenset[str], *, complete: bool
     ) -> tuple[dict[_Place, frozenset[str]], dict[_Place, frozenset[str]]]:
-        """Returns what is declared and allowed, and what is declared and denied."""
+        """Returns what is declared and allowed, and what is declared but denied."""
         allowed: dict[_Place, frozenset[str]] = {}
         denied: dict[_Place, frozenset[str]] = {}
         barred: dict[str, bool] = {}
@@ -121,7 +122,7 @@ class DefaultsComparison:
     def _is_denied(self, creator: int, place: _Place, privilege: str) -> bool:
         creator_name, schema, object_type = place
         if object_type == "f" and creator not in self._grantee.owned:
-            # No one knows whether a future routine is SECURITY DEFINER: it is judged when it exists.
+            # Whether a future routine will be SECURITY DEFINER is unknown: it is judged once it exists.
             return True
         kind = DEFAULT_KINDS[object_type]
         future = DatabaseObject(ObjectId("", FIRST_NORMAL_OID), kind, schema, "", creator, creator_name)
@@ -131,11 +132,11 @@ class DefaultsComparison:
         return denial is not None
 
     def _compare_held(self, acl: DefaultAcl, declared: frozenset[str], denied: frozenset[str]) -> set[str]:
-        """Decides about the entries that exist; returns the privileges that are held."""
+        """Decides about the existing entries; returns the privileges that are held."""
         revoked: list[str] = []
         disarmed: list[str] = []
         held: set[str] = set()
-        label = _label((acl.creator_name, acl.schema, acl.object_type))
+        label = label_default(acl)
         for entry in acl.entries:
             if entry.grantee != self._grantee.oid:
                 continue
@@ -156,7 +157,7 @@ class DefaultsComparison:
         return held
 
     def _is_revoked(self, acl: DefaultAcl, difference: PrivilegeDifference) -> bool:
-        """Decides about an entry that is not declared, and notes it."""
+        """Decides about an undeclared entry, and notes it."""
         place = (acl.creator_name, acl.schema, acl.object_type)
         formerly = any(difference.privilege in one.get(place, frozenset()) for one in self._former)
         self.former_held = self.former_held or formerly
@@ -212,8 +213,13 @@ def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
     return frozenset[str]().union(*sets)
 
 
+def label_default(acl: DefaultAcl) -> str:
+    """For people, as in `PrivilegeDifference.place`."""
+    return _label((acl.creator_name, acl.schema, acl.object_type))
+
+
 def _label(place: _Place) -> str:
-    """For people: `future tables in schema app created by alice`."""
+    """Returns a text for people, such as `future tables in schema app created by alice`."""
     creator_name, schema, object_type = place
     where = f" in schema {schema}" if schema else ""
     return f"future {_PLURALS.get(object_type, 'objects')}{where} created by {creator_name}"

@@ -1,7 +1,8 @@
 """Drifts by hour in the last day, for a PgServer's status.
 
-The status outlives a process, a process sees drifts first: what a process counted is added to what the status held when
-the process began to write it.
+The status outlives a process, but a process counts drifts first. So the counts of a process are added to what the
+status
+held when the process first wrote it.
 """
 
 from collections.abc import Mapping
@@ -10,18 +11,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 HOURS = 24
-#: No count is larger, whatever the status contains.
+#: Upper limit of a count, whatever the status contains.
 MOST = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class HourlyDrifts:
-    """`hours`: the beginning of an hour (UTC) → drifts that were corrected, and that were only reported."""
+    """`hours`: beginning of an hour (UTC) → number of corrected and of reported drifts."""
 
     hours: Mapping[datetime, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, at: datetime, *, corrected: int = 0, reported: int = 0) -> "HourlyDrifts":
-        """Counts drifts of the hour that contains `at`."""
+        """Counts drifts in the hour that contains `at`."""
         return self.plus(HourlyDrifts({begin_of_hour(at): (corrected, reported)}))
 
     def plus(self, other: "HourlyDrifts") -> "HourlyDrifts":
@@ -32,13 +33,15 @@ class HourlyDrifts:
         return HourlyDrifts(sums)
 
     def since(self, now: datetime) -> "HourlyDrifts":
-        """Only the current hour and the 23 before it; none of the future, which a clock that was set back leaves."""
+        """Returns the current hour and the 23 before it; drops hours in the future, which remain if a clock was set
+        back.
+        """
         newest = begin_of_hour(now)
         oldest = newest - timedelta(hours=HOURS - 1)
         return HourlyDrifts({hour: counts for hour, counts in self.hours.items() if oldest <= hour <= newest})
 
     def to_status(self) -> list[dict[str, Any]]:
-        """Newest first. Hours without drift are absent."""
+        """Returns the entries for the status, newest first. Hours without drift are absent."""
         return [
             {"hour": f"{hour:%Y-%m-%dT%H:%M:%SZ}", "corrected": corrected, "reported": reported}
             for hour, (corrected, reported) in sorted(self.hours.items(), reverse=True)
@@ -51,7 +54,7 @@ def begin_of_hour(at: datetime) -> datetime:
 
 
 def of_status(entries: object) -> HourlyDrifts:
-    """Reads `status.driftsPerHour`. Whatever is not such an entry is left out: others can write a status."""
+    """Reads `status.driftsPerHour`. Skips anything malformed, since others can write a status."""
     found = HourlyDrifts()
     for entry in entries[: 2 * HOURS] if isinstance(entries, list) else ():
         hour, counts = _read(entry)

@@ -9,7 +9,7 @@ from typing import Any
 from pgrole_controller.core.errors import make_legible
 from pgrole_controller.core.privilege_result import Culprit, PrivilegeDrift
 
-#: Entries of status.driftHistory, and bytes of JSON of each.
+#: Maximum number of entries in status.driftHistory, and bytes of JSON of each.
 MOST = 10
 LARGEST = 512
 
@@ -25,7 +25,8 @@ _STATEMENT = 120
 class DriftRecord:
     """One drift of a role, or of its privileges in one `database`.
 
-    `fields`: of spec. `details`: what happened, one phrase each. `count`: of fields or ACL entries that differed.
+    `fields`: of spec. `details`: what happened, one phrase each. `count`: number of fields or ACL entries that
+    differed.
     """
 
     time: datetime
@@ -42,7 +43,7 @@ def record_of(database: str, drift: PrivilegeDrift) -> DriftRecord:
 
 
 def describe_last(record: DriftRecord, *, exposes_all: bool) -> dict[str, Any]:
-    """Returns status.lastDrift. `exposes_all`: it shows application, address and statement, too."""
+    """Returns status.lastDrift. `exposes_all`: include application, address and statement."""
     described: dict[str, Any] = {
         "time": rfc3339(record.time),
         "fields": list(record.fields),
@@ -95,8 +96,9 @@ def _size(described: Mapping[str, Any]) -> int:
 
 
 def extend_history(previous: Sequence[Mapping[str, Any]], records: Iterable[DriftRecord]) -> list[dict[str, Any]]:
-    """Returns status.driftHistory, newest first: what it was, with these drifts, as far as they or their causes are
-    new.
+    """Returns status.driftHistory, newest first: the previous entries, and those of these drifts that are new or whose
+    cause
+    is new.
     """
     history = {_identity(entry): dict(entry) for entry in previous}
     for record in records:
@@ -106,7 +108,7 @@ def extend_history(previous: Sequence[Mapping[str, Any]], records: Iterable[Drif
 
 
 def keep_cause(described: dict[str, Any], previous: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns status.lastDrift with the cause that is known since the previous status, if it is the same drift."""
+    """Returns status.lastDrift with the cause from the previous status, if it is the same drift."""
     if not previous or "by" in described or "by" not in previous:
         return described
     same = all(previous.get(name) == described.get(name) for name in ("time", "fields", "database", "corrected"))
@@ -114,7 +116,7 @@ def keep_cause(described: dict[str, Any], previous: Mapping[str, Any] | None) ->
 
 
 def _identity(entry: Mapping[str, Any]) -> str:
-    """Who caused it may be found later."""
+    """Identifies a drift; its cause may be found later."""
     return json.dumps({name: value for name, value in entry.items() if name != "by"}, sort_keys=True)
 
 

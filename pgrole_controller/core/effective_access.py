@@ -1,7 +1,7 @@
-"""What a role may do with an object, and through what, as PostgreSQL's own aclchk.c decides it.
+"""What a role may do with an object, and how, decided as in PostgreSQL's aclchk.c.
 
-An owner has what the object's ACL gives it, which by default is everything. A superuser has everything. Whoever is a
-member of pg_read_all_data, pg_write_all_data or pg_maintain has privileges that no ACL shows.
+An owner has what the object's ACL gives it, by default everything. A superuser has everything. Members of
+pg_read_all_data, pg_write_all_data or pg_maintain have privileges that no ACL shows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +19,10 @@ from pgrole_controller.core.role_graph import (
     RoleGraph,
 )
 
-#: The grantee of entries for every role.
+#: The grantee of entries for every role (PUBLIC).
 PUBLIC = 0
 
-#: Routes that are shown of one privilege.
+#: Maximum number of routes shown for one privilege.
 MOST_ROUTES = 5
 
 #: Rows of pg_class below this oid are PostgreSQL's own; only superusers may change their contents.
@@ -40,7 +40,7 @@ _EVERY_PRIVILEGE: dict[ObjectKind, tuple[str, ...]] = {
 
 
 class Source(StrEnum):
-    """Why the role at the end of a chain has a privilege, the strongest first."""
+    """Why the role at the end of a chain has a privilege, strongest first."""
 
     SUPERUSER = "Superuser"
     OWNER = "Owner"
@@ -54,9 +54,9 @@ _RANK = {source: place for place, source in enumerate(Source)}
 
 @dataclass(frozen=True, slots=True)
 class AccessObject:
-    """An object with its whole ACL: acldefault's, if it has none of its own. Entries of columns are among them.
-
-    `count`: it stands for so many objects of its kind and schema with the same owner and ACL.
+    """An object with its whole ACL; if it has none, that of acldefault. Includes entries of columns. `count`: number
+    of
+    objects of its kind and schema, with the same owner and ACL, that it stands for.
     """
 
     object: DatabaseObject
@@ -66,7 +66,7 @@ class AccessObject:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One way to a privilege."""
+    """One way by which a role has a privilege."""
 
     chain: Chain
     source: Source
@@ -75,9 +75,9 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class EffectivePrivilege:
-    """A privilege that a role has. `column` is empty for the whole object.
-
-    `routes`: the shortest first, at most MOST_ROUTES of `total`. `grantable`: it may grant it to others.
+    """A privilege that a role has. `column` is empty for the whole object. `routes`: the shortest first, at most
+    MOST_ROUTES
+    of `total`. `grantable`: the role may grant it to others.
     """
 
     privilege: str
@@ -92,13 +92,13 @@ class EffectivePrivilege:
 
 
 def every_privilege(kind: ObjectKind, version: int) -> tuple[str, ...]:
-    """The privileges that exist on a kind of object, in PostgreSQL's order. `version`: server_version_num."""
+    """Returns the privileges that exist on a kind of object, in PostgreSQL's order. `version`: server_version_num."""
     return tuple(one for one in _EVERY_PRIVILEGE[kind] if one != "MAINTAIN" or version >= MAINTAIN_SINCE)
 
 
 @dataclass(frozen=True, slots=True)
 class _Holding:
-    """A privilege of one role, whoever reaches that role."""
+    """A privilege that one role holds, for every role that reaches it."""
 
     privilege: str
     column: str
@@ -120,14 +120,14 @@ class AccessJudge:
         self._holdings: dict[int, list[_Holding]] = {}
 
     def search(self, holder: int, *, itself: bool = False) -> ChainSearch:
-        """As ChainSearch, made once."""
+        """As ChainSearch; searches each holder once."""
         known = self._searches.get((holder, itself))
         if known is None:
             known = self._searches[holder, itself] = ChainSearch(self.graph, holder, itself=itself)
         return known
 
     def holdings(self, of: AccessObject) -> Mapping[int, Sequence[_Holding]]:
-        """What is held on an object, by holder; kept for the next role, as many may hold something on one object."""
+        """Returns what is held on an object, by holder; cached, since many roles are asked about the same object."""
         if self._looked_at is not of:
             self._looked_at, self._holdings = of, {}
             for one in _holdings(of, self.version):
@@ -135,11 +135,13 @@ class AccessJudge:
         return self._holdings
 
     def privileges(self, subject: int, of: AccessObject) -> list[EffectivePrivilege]:
-        """What a role has on an object, in PostgreSQL's order, columns last."""
+        """Returns what a role may do with an object, in PostgreSQL's order, columns last."""
         return SubjectJudge(self, subject).privileges(of)
 
     def holders(self, of: AccessObject, privilege: str = "") -> set[int]:
-        """The roles that have this privilege without SET ROLE; PUBLIC among them if every role has it. Empty: any."""
+        """Returns the roles that have this privilege without SET ROLE; includes PUBLIC if every role has it. Empty
+        privilege: any.
+        """
         named = {one.holder for one in _holdings(of, self.version) if not privilege or one.privilege == privilege}
         return self.graph.inheriting(named) | self.superusers
 

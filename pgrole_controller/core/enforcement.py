@@ -1,9 +1,11 @@
-"""What is left of a plan while Kubernetes is unreachable.
+"""Reduces a plan to what is allowed while Kubernetes is unreachable.
 
-While Kubernetes is unreachable, the controller maintains what was applied before and does nothing else. A database
-should not depend on Kubernetes to enforce its roles, but the known state may be outdated. The claim records the
-generations last acted on, so a drift is repaired only if they equal what this process knows. Nothing is created for the
-first time, adopted, dropped, handed over, released or generated, and no Secret is read.
+The controller then maintains what was applied before and does nothing else: a database should not depend on Kubernetes
+to
+enforce its roles, but the known state may be outdated. The claim records the generations last acted on, so a drift is
+repaired only if they equal what this process knows. Nothing is created for the first time, adopted, dropped, handed
+over,
+released or generated, and no Secret is read.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a role has beyond what is declared or allowed: only what takes it away."""
+"""Finds what a role has beyond what is declared or allowed. The changes only take away."""
 
 from pgrole_controller.core.diff import Change, RevokeMembership, RevokeOption, SetAttribute, SetParameter, diff
 from pgrole_controller.core.policy import Policy, References, may_pass_on, why_not_joined

@@ -1,4 +1,4 @@
-"""What `doctor` finds: one answer to one question, with its state and the commands that mend it."""
+"""What `doctor` finds: one answer to one question, with its state and the commands that fix it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Finding:
 
 
 def sql(template: str, *names: str, database: str = "") -> tuple[Remedy, ...]:
-    """A statement whose `{}` become quoted names; nothing if a name cannot be sent as UTF-8."""
+    """A statement whose `{}` become quoted names; empty if a name cannot be sent as UTF-8."""
     try:
         return (Remedy(RemedyKind.SQL, template.format(*map(quote_identifier, names)), database),)
     except ValueError:

@@ -21,12 +21,12 @@ from pgrole_controller.core.object_patterns import MAINTAIN_SINCE
 
 _T = TypeVar("_T")
 
-#: Objects of one statement. Transactions are about as short as a grant on so many is.
+#: Maximum number of objects of one statement, which keeps transactions short.
 OBJECTS_PER_STATEMENT = 100
-#: Grantees of one statement.
+#: Maximum number of grantees of one statement.
 GRANTEES_PER_STATEMENT = 100
 
-#: Where names of local objects are looked up that are not UTF-8.
+#: Catalogs in which names of local objects that are not UTF-8 are looked up.
 _CATALOGS: Mapping[str, str] = {
     "pg_namespace": "nspname",
     "pg_class": "relname",
@@ -51,7 +51,7 @@ _DEFAULT_TYPES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "n": ("SCHEMAS", DECLARABLE[ObjectKind.SCHEMA]),
 }
 
-#: Types as format_type spells them: words, quoted names, arrays. Nothing else that SQL has.
+#: Types as format_type spells them: words, quoted names, arrays, and no other SQL.
 _QUOTED = r'"(?:[^"\x00]|"")+"'
 _TYPES = re.compile(rf"(?:{_QUOTED}|[A-Za-z0-9_ ,.\[\]])*")
 
@@ -120,7 +120,7 @@ def _object_statements(changes: Sequence[AclChange], version: int, *, cascade: b
 def _shared(
     forms: Mapping[tuple[_Form, str], list[DatabaseObject]],
 ) -> dict[tuple[_Form, tuple[DatabaseObject, ...]], list[str]]:
-    """Returns the grantees that have the same changes of the same objects, which are sorted by oid."""
+    """Returns the grantees that have the same changes on the same objects, sorted by oid."""
     shared: dict[tuple[_Form, tuple[DatabaseObject, ...]], list[str]] = {}
     for (form, grantee), objects in forms.items():
         in_order = tuple(sorted(objects, key=lambda obj: obj.id.oid))
@@ -133,8 +133,9 @@ def _chunks(values: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
 
 
 def _rank(changes: Sequence[AclChange]) -> list[int]:
-    """Returns the place of each change in the order: what a delegate granted is revoked before the delegate's own grant
-    option, then what owners granted is revoked, then granted.
+    """Returns the place of each change in the order: privileges that a delegate granted are revoked before the
+    delegate's own
+    grant option, then owners' grants are revoked, and then everything else is granted.
     """
     delegated: dict[ObjectId, list[int]] = defaultdict(list)
     for index, change in enumerate(changes):
@@ -154,7 +155,7 @@ def _rank(changes: Sequence[AclChange]) -> list[int]:
                 if one.grantee_name in (others if one.grantor == one.grantee_name else grantors)
             ]
             if len(waiting) == len(remaining):
-                waiting = []  # PostgreSQL allows no circle of grant options
+                waiting = []  # PostgreSQL allows no circular grant options.
             ranks |= dict.fromkeys(set(remaining).difference(waiting), rank)
             remaining, rank = waiting, rank + 1
     last = max(ranks.values(), default=0)

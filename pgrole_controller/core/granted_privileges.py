@@ -1,4 +1,4 @@
-"""What is known of the privileges of one object's role: as published to its databases, and as these have answered."""
+"""What is known of the privileges of one object's role: as published to its databases, and as they have reported."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ from pgrole_controller.core.errors import PgRoleError, Reason, make_legible
 from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.privilege_result import PrivilegeResult
 
-#: Messages are read by people: what was found beyond this number is only counted.
+#: Maximum number of findings that a message names; it counts the rest.
 _SHOWN = 5
 
-#: Of status.privileges; an object declares at most 16 databases, and may have given up others.
+#: Maximum number of databases in status.privileges: an object declares at most 16, and may have given up others.
 _MOST_DATABASES = 32
 _MESSAGE_LIMIT = 1024
 _LONGEST_CHANGE = 512
@@ -20,7 +20,7 @@ _NAME = 63
 
 
 def name_some(texts: Sequence[str], separator: str) -> str:
-    """Returns the first of these texts, and how many more there are."""
+    """Returns the first of these texts, and the number of the others."""
     more = len(texts) - _SHOWN
     return separator.join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
@@ -29,10 +29,10 @@ def name_some(texts: Sequence[str], separator: str) -> str:
 class GrantedPrivileges:
     """What is known of one object's privileges after a reconcile.
 
-    - `grantee`: as published; None: nothing is.
+    - `grantee`: as published; None: not published.
     - `results`: the latest of each database.
-    - `problems`: databases in which nothing can be done, and why, whatever the results say.
-    - `exposes_all`: status shows everything that is known about the cause of a drift.
+    - `problems`: databases in which nothing can be done, and why; they take precedence over results.
+    - `exposes_all`: status shows everything known about the cause of a drift.
     """
 
     grantee: Grantee | None = None
@@ -41,12 +41,12 @@ class GrantedPrivileges:
     exposes_all: bool = False
 
     def error_in(self, database: str) -> PgRoleError | None:
-        """What keeps the privileges in this database from being as declared, unless that is unknown."""
+        """Returns why the privileges in this database are not as declared; None if they are, or if that is unknown."""
         result = self.current_result(database)
         return self.problems.get(database) or (result.error if result else None)
 
     def current_result(self, database: str) -> PrivilegeResult | None:
-        """The result about what is declared now."""
+        """Returns the result about the current declaration."""
         result, grantee = self.results.get(database), self.grantee
         if result is None or grantee is None:
             return None
@@ -55,26 +55,26 @@ class GrantedPrivileges:
 
     @property
     def reported(self) -> tuple[str, ...]:
-        """What differs and stays as it is, in words, with the database."""
+        """Differences that are not corrected, in words, with the database."""
         databases = sorted(self.grantee.databases) if self.grantee else ()
         some = [(database, self.current_result(database)) for database in databases]
         return tuple(f"{words} (database {database})" for database, one in some if one for words in one.reported)
 
     @property
     def unfit(self) -> bool:
-        """Whether the object's annotation approves something else than what some database reports."""
+        """Whether the object's annotation approves something other than what some database reports."""
         databases = self.grantee.databases if self.grantee else ()
         return any(one.unfit for name in databases if (one := self.current_result(name)))
 
     @property
     def current_results(self) -> tuple[PrivilegeResult, ...]:
-        """The results about what is declared now, in the order of the databases."""
+        """The results about the current declaration, ordered by database."""
         databases = sorted(self.grantee.databases) if self.grantee else ()
         return tuple(one for name in databases if (one := self.current_result(name)))
 
     @property
     def last_results(self) -> tuple[PrivilegeResult, ...]:
-        """Every result of this object, current or not, in the order of the databases."""
+        """Every result of this object, current or not, ordered by database."""
         uid = self.grantee.uid if self.grantee else None
         return tuple(self.results[name] for name in sorted(self.results) if self.results[name].uid == uid)
 
@@ -99,7 +99,7 @@ class GrantedPrivileges:
 
 
 def describe_approval(offer: RoleOffer | None, privileges: GrantedPrivileges | None, handled: str) -> dict[str, Any]:
-    """Returns status.approval: what a person can approve, and which annotations were handled; empty for nothing."""
+    """Returns status.approval: what a person can approve, and which annotations were handled; empty if nothing."""
     some = [one for one in privileges.current_results if one.offer or one.approve_handled] if privileges else []
     some = some[:_MOST_DATABASES]
     parts = ([offer.digest] if offer else []) + [one.offer.digest for one in some if one.offer]

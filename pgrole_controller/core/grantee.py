@@ -1,4 +1,4 @@
-"""What objects declare that their roles may do, by database, and a role for which a database's worker does it."""
+"""What objects declare that their roles may do, by database, and the roles that the databases' workers keep so."""
 
 import hashlib
 import json
@@ -88,10 +88,10 @@ class Grantee:
     """A role that one object owns, as the home database's worker found it, for the workers of the databases.
 
     - `declared`: by database. A listed database is exact.
-    - `former`: by database, declarations that the claim still holds besides: what only they grant is revoked.
+    - `former`: by database, earlier declarations that the claim still holds: what only they grant is revoked.
     - `oid`: of the role.
     - `owned`: oids of the roles that this object's namespace claims on this server.
-    - `report_only`, `ignored`, `suspended`: as in the object's spec (`ignored`: drift.ignore lists privileges).
+    - `report_only`, `ignored`, `suspended`: from the object's spec (`ignored`: drift.ignore lists privileges).
     - `approval`: of reported drift, by annotation.
     """
 
@@ -115,7 +115,7 @@ class Grantee:
         return frozenset(self.declared) | frozenset(self.former)
 
     def digest_of(self, database: str) -> str:
-        """Differs whenever anything does that decides what the role may do there, except policy and drift options."""
+        """Returns a digest of everything that decides what the role may do there, except policy and drift options."""
         known = self._digests.get(database)
         if known is None:
             known = self._digests[database] = self._digest_of(database)

@@ -1,7 +1,7 @@
 """Draws a membership graph as SVG, from left to right: members, the roles they are members of, the object.
 
-Nodes stand in layers. An edge that crosses layers has a place of its own in each, so that it goes around nodes. Colours
-are custom properties, which a page with the SVG in it can set; the default style has a light and a dark scheme.
+Nodes stand in layers. An edge that crosses layers has a place of its own in each, so that it passes between nodes.
+Colours are custom properties, which the surrounding page can set; the default style has a light and a dark scheme.
 """
 
 from collections import defaultdict
@@ -59,8 +59,8 @@ STYLE = """
 
 
 @dataclass(slots=True)
-class _Place:
-    """Where a node is, or where an edge crosses a layer: then `node` is None. `y` is of its middle."""
+class _NodePlace:
+    """Where a node stands, or where an edge crosses a layer: then `node` is None. `y` is the middle."""
 
     layer: int
     height: float
@@ -71,9 +71,10 @@ class _Place:
 
 
 def render_svg(graph: MembershipGraph, *, style: str = STYLE, bare: bool = False) -> str:
-    """The whole picture as one element `<svg>`, which needs nothing else. `style`: CSS; empty: the page has it.
+    """Renders the whole picture as one self-contained `<svg>` element.
 
-    `bare`: without title and legend to see, and without a ground, for a page with words of its own.
+    `style`: CSS; empty if the page has it. `bare`: without visible title, legend and background, for a page with its
+    own.
     """
     places, routes = _lay_out(graph)
     right = max((place.x + place.width for place in places.values()), default=0.0)
@@ -103,17 +104,17 @@ def render_svg(graph: MembershipGraph, *, style: str = STYLE, bare: bool = False
     return "\n".join(part for part in parts if part) + "\n"
 
 
-def _lay_out(graph: MembershipGraph) -> tuple[dict[str, _Place], list[tuple[GraphEdge, list[str]]]]:
+def _lay_out(graph: MembershipGraph) -> tuple[dict[str, _NodePlace], list[tuple[GraphEdge, list[str]]]]:
     nodes = {node.id: node for node in graph.nodes}
     edges = [edge for edge in graph.edges if edge.tail in nodes and edge.head in nodes and edge.tail != edge.head]
     layers = _assign_layers(nodes, edges)
-    places = {key: _Place(layers[key], _HEIGHT, _node_width(node), node) for key, node in nodes.items()}
+    places = {key: _NodePlace(layers[key], _HEIGHT, _node_width(node), node) for key, node in nodes.items()}
     routes: list[tuple[GraphEdge, list[str]]] = []
     for number, edge in enumerate(edges):
         between = range(layers[edge.tail] + 1, layers[edge.head])
         bends = [f"\0{number}-{layer}" for layer in between]
         for key, layer in zip(bends, between, strict=True):
-            places[key] = _Place(layer, _LANE, 0.0)
+            places[key] = _NodePlace(layer, _LANE, 0.0)
         routes.append((edge, [edge.tail, *bends, edge.head]))
     rows = _order(places, routes)
     _set_positions(places, rows, routes)
@@ -121,9 +122,11 @@ def _lay_out(graph: MembershipGraph) -> tuple[dict[str, _Place], list[tuple[Grap
 
 
 def _assign_layers(nodes: Mapping[str, GraphNode], edges: Sequence[GraphEdge]) -> dict[str, int]:
-    """The longest way from a node without members; then each node moves as far right as its groups allow."""
+    """Assigns each node the longest path from a node without members, then moves it as far right as its groups
+    allow.
+    """
     layers = dict.fromkeys(nodes, 0)
-    for _ in nodes:  # ends early, and after so many rounds even with a cycle
+    for _ in nodes:  # ends early, and after this many rounds even with a cycle
         moved = False
         for edge in edges:
             if layers[edge.head] <= layers[edge.tail] and layers[edge.tail] + 1 < len(nodes):
@@ -140,8 +143,8 @@ def _assign_layers(nodes: Mapping[str, GraphNode], edges: Sequence[GraphEdge]) -
     return {key: layer - first for key, layer in layers.items()}
 
 
-def _order(places: Mapping[str, _Place], routes: Sequence[tuple[GraphEdge, list[str]]]) -> list[list[str]]:
-    """The nodes of each layer from top to bottom, with few crossings: each stands at the middle of its neighbours."""
+def _order(places: Mapping[str, _NodePlace], routes: Sequence[tuple[GraphEdge, list[str]]]) -> list[list[str]]:
+    """Orders the nodes of each layer from top to bottom with few crossings: each at the middle of its neighbours."""
     rows: list[list[str]] = [[] for _ in range(max((place.layer for place in places.values()), default=-1) + 1)]
     for key, place in places.items():
         rows[place.layer].append(key)
@@ -185,7 +188,7 @@ def _crossings(rows: Sequence[Sequence[str]], right: Mapping[str, Sequence[str]]
 
 
 def _set_positions(
-    places: Mapping[str, _Place], rows: Sequence[Sequence[str]], routes: Sequence[tuple[GraphEdge, list[str]]]
+    places: Mapping[str, _NodePlace], rows: Sequence[Sequence[str]], routes: Sequence[tuple[GraphEdge, list[str]]]
 ) -> None:
     left, right = _neighbours(routes)
     labels: dict[int, float] = defaultdict(float)
@@ -212,7 +215,7 @@ def _set_positions(
         place.y += _TITLE_HEIGHT + 12 - top
 
 
-def _settle(places: Mapping[str, _Place], row: Sequence[str], beside: Mapping[str, Sequence[str]]) -> None:
+def _settle(places: Mapping[str, _NodePlace], row: Sequence[str], beside: Mapping[str, Sequence[str]]) -> None:
     """Moves the nodes of a layer towards their neighbours, without changing their order or overlapping."""
     wanted = []
     for key in row:
@@ -234,7 +237,7 @@ def _settle(places: Mapping[str, _Place], row: Sequence[str], beside: Mapping[st
         places[key].y = (lower[place] + upper[place]) / 2
 
 
-def _draw_node(place: _Place) -> str:
+def _draw_node(place: _NodePlace) -> str:
     node = place.node
     if node is None:
         return ""
@@ -258,7 +261,7 @@ def _draw_node(place: _Place) -> str:
     return f'<a href="{escape(node.link)}" aria-label="{_text(name)}">{drawn}</a>'
 
 
-def _draw_edge(edge: GraphEdge, route: Sequence[_Place]) -> str:
+def _draw_edge(edge: GraphEdge, route: Sequence[_NodePlace]) -> str:
     begin, end = route[0], route[-1]
     tip = end.x - 1.5
     points = [(begin.x + begin.width, begin.y)]
@@ -272,8 +275,10 @@ def _draw_edge(edge: GraphEdge, route: Sequence[_Place]) -> str:
     return f'<g class="edge {edge.kind.value}"><path d="{"".join(path)}"/><path class="arrow" d="{arrow}"/></g>'
 
 
-def _draw_label(edge: GraphEdge, route: Sequence[_Place]) -> str:
-    """At a member's end of a grant, since many arrive at one object; else in the middle of the first part."""
+def _draw_label(edge: GraphEdge, route: Sequence[_NodePlace]) -> str:
+    """Draws a grant's label at the member's end, since many edges end at one object; otherwise in the middle of the
+    first part.
+    """
     begin, end = route[0], route[1]
     right = begin.x + begin.width
     x, y, anchor = (right + end.x) / 2, (begin.y + end.y) / 2 - 5, "middle"

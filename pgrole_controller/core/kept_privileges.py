@@ -1,7 +1,7 @@
-"""The privileges that a claim holds: what the spec declares, and what earlier specs declared and is not revoked yet.
+"""The privileges that a claim holds: those that the spec declares, and earlier ones that are not revoked yet.
 
-The claim holds a declaration before anything of it is granted. So a process that knows nothing but the claim can tell
-what a spec gave up, and revoke it.
+The claim holds a declaration before any of it is granted. So a process that knows only the claim can find what a spec
+no longer declares, and revoke it.
 """
 
 import json
@@ -17,10 +17,10 @@ from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Desired, Observed, Server
 
-#: Bytes of the JSON in a claim. The same limit is in sql/inspect/roles.sql.
+#: Maximum size of the JSON in a claim, in bytes. The same limit is in sql/inspect/roles.sql.
 LARGEST = 2**20
 
-#: By database, in no order of importance.
+#: Declarations by database; their order has no meaning.
 KeptPrivileges: TypeAlias = Mapping[str, tuple[DatabasePrivileges, ...]]
 
 NOTHING: KeptPrivileges = MappingProxyType({})
@@ -48,7 +48,7 @@ def write_kept(kept: KeptPrivileges) -> str:
 
 
 def unite(declared: Mapping[str, DatabasePrivileges], kept: KeptPrivileges) -> KeptPrivileges:
-    """Returns everything that is declared or kept; in each database, what is declared comes first."""
+    """Returns everything that is declared or kept; in each database, declared privileges come first."""
     names = sorted({*declared, *kept})
     return {
         name: tuple(dict.fromkeys(([declared[name]] if name in declared else []) + [*kept.get(name, ())]))
@@ -57,22 +57,22 @@ def unite(declared: Mapping[str, DatabasePrivileges], kept: KeptPrivileges) -> K
 
 
 def former_of(declared: Mapping[str, DatabasePrivileges], kept: KeptPrivileges) -> KeptPrivileges:
-    """Returns what is kept and not declared."""
+    """Returns what is kept but not declared."""
     left = {name: tuple(one for one in some if one != declared.get(name)) for name, some in kept.items()}
     return {name: some for name, some in left.items() if some}
 
 
 def held_by(claim: Claim | None, desired: Desired, server: Server) -> KeptPrivileges:
-    """Returns what the object must answer for. Where claims hold no privileges, that is what its spec declares."""
+    """Returns what the object must answer for. Where claims hold no privileges, that is its declaration."""
     if not server.keeps_privileges:
         return unite(desired.privileges or {}, NOTHING)
     return claim.privileges if claim else NOTHING
 
 
 def grantee_of(desired: Desired, kept: KeptPrivileges, oid: int) -> Grantee:
-    """Returns the role as its databases are to serve it. `kept`: of its claim. `oid`: of the role.
-
-    `policy`, `owned` and the name of a role that was renamed are up to the caller.
+    """Returns the Grantee for the workers of the role's databases. `kept`: from its claim. `oid`: of the role. The
+    caller sets
+    `policy`, `owned` and the name of a renamed role.
     """
     declared = {} if desired.terminating else dict(desired.privileges or {})
     owner = desired.owner
@@ -92,9 +92,8 @@ def grantee_of(desired: Desired, kept: KeptPrivileges, oid: int) -> Grantee:
 
 
 def unconfirmed(desired: Desired, kept: KeptPrivileges, oid: int, existing: Iterable[str]) -> frozenset[str]:
-    """Returns the databases in which something may be left that only former specs granted.
-
-    `existing`: databases that exist, among those that are kept.
+    """Returns the databases in which privileges of former specs may remain. `existing`: the kept databases
+    that exist.
     """
     grantee = grantee_of(desired, kept, oid)
     existing = frozenset(existing)
@@ -111,8 +110,9 @@ def _is_confirmed(desired: Desired, grantee: Grantee, database: str) -> bool:
 
 
 def keep_privileges(plan: Plan, desired: Desired, observed: Observed, server: Server) -> Plan:
-    """Adds to the plan what the claim is to hold, if that is not what it holds: new declarations at once, and without
-    former ones as soon as their database has confirmed that nothing is left of them.
+    """Adds to the plan what the claim should hold, if it differs: new declarations at once, and without former ones as
+    soon
+    as their database has confirmed that nothing of them remains.
     """
     claim, declared = observed.claim, desired.privileges or {}
     kept = claim.privileges if claim else NOTHING

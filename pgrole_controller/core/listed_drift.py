@@ -9,7 +9,7 @@ from typing import Any
 from pgrole_controller.core.drift_record import rfc3339
 from pgrole_controller.core.privilege_result import Culprit, Evidence
 
-#: Fields and phrases of one drift that are listed; both sources keep fewer.
+#: Maximum number of fields and phrases listed for one drift; both sources keep fewer.
 _MOST = 64
 
 
@@ -36,7 +36,7 @@ class ListedDrift:
 
 
 def read_details(text: str | None) -> tuple[dict[str, tuple[str, str]], tuple[str, ...]]:
-    """Declared and observed values by field, and phrases, from the JSON of column `details`; accepts any text."""
+    """Reads declared and observed values by field, and phrases, from the JSON of column `details`. Accepts any text."""
     try:
         details = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -53,7 +53,7 @@ def read_details(text: str | None) -> tuple[dict[str, tuple[str, str]], tuple[st
 
 
 def read_status_entry(entry: Mapping[str, Any], role: str, owner: str) -> ListedDrift | None:
-    """An entry of status.driftHistory; None if it is malformed. `owner`: namespace/name of its PgRole."""
+    """Reads an entry of status.driftHistory; returns None if it is malformed. `owner`: namespace/name of its PgRole."""
     moment = read_moment(entry.get("time"))
     if moment is None:
         return None
@@ -74,12 +74,12 @@ def read_status_entry(entry: Mapping[str, Any], role: str, owner: str) -> Listed
 
 
 def read_proof(text: str) -> Evidence:
-    """NONE for an unknown word: a later version may have written it."""
+    """Reads a proof. Returns NONE for an unknown word, which a later version may have written."""
     return Evidence(text) if text in set(Evidence) else Evidence.NONE
 
 
 def read_moment(text: object) -> datetime | None:
-    """An RFC 3339 time; None for anything else."""
+    """Reads an RFC 3339 time; returns None for anything else."""
     if not isinstance(text, str):
         return None
     try:
@@ -90,13 +90,13 @@ def read_moment(text: object) -> datetime | None:
 
 
 def select(drifts: Iterable[ListedDrift], since: datetime, role: str | None) -> list[ListedDrift]:
-    """Those of a role (None: all) since a moment, the latest first."""
+    """Returns the drifts of a role (None: all) since a moment, latest first."""
     chosen = [one for one in drifts if one.last_at >= since and role in (None, one.role)]
     return sorted(chosen, key=lambda one: (one.last_at, one.at), reverse=True)
 
 
 def describe(drift: ListedDrift) -> dict[str, Any]:
-    """The JSON form. Times are RFC 3339 in UTC; what is unknown is null."""
+    """Returns the JSON form. Times are RFC 3339 in UTC; unknown values are null."""
     by = drift.by
     cause = {
         "login": by.login or None,
@@ -125,7 +125,9 @@ def describe(drift: ListedDrift) -> dict[str, Any]:
 
 
 def describe_fields(drift: ListedDrift) -> str:
-    """What differed, for people: `createdb: true → false`, observed before declared, or phrases about privileges."""
+    """Returns what differed, for people: `createdb: true → false`, observed before declared, or phrases about
+    privileges.
+    """
     if drift.words:
         return "; ".join(drift.words)
     texts = [_describe_field(name, drift.values.get(name)) for name in drift.fields]
@@ -137,7 +139,7 @@ def _describe_field(name: str, pair: tuple[str, str] | None) -> str:
 
 
 def describe_author(by: Culprit) -> str:
-    """The login, and the role it acted as, with application and address, as far as they are known."""
+    """Returns the login and the role it acted as, with application and address, as far as they are known."""
     if not by.login:
         return "unknown"
     acting = f" as {by.role}" if by.role and by.role != by.login else ""

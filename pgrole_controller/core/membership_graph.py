@@ -1,4 +1,4 @@
-"""A picture of memberships, as data: nodes and edges around a role, or towards an object; and its DOT.
+"""A picture of memberships as data: nodes and edges around a role, or towards an object. Also renders it as DOT.
 
 `graph_svg.render_svg` draws it.
 """
@@ -11,7 +11,7 @@ from enum import StrEnum
 from pgrole_controller.core.errors import make_legible
 from pgrole_controller.core.role_graph import GroupEdge, RoleGraph
 
-#: Nodes of one picture; the others are one node that counts them.
+#: Maximum number of nodes of one picture; one more node counts the others.
 MOST_NODES = 60
 
 
@@ -61,7 +61,7 @@ class GraphEdge:
 
 @dataclass(frozen=True, slots=True)
 class MembershipGraph:
-    """`title` and `description`: for people who do not see the picture."""
+    """`title` and `description` are for people who do not see the picture."""
 
     title: str
     description: str
@@ -70,7 +70,7 @@ class MembershipGraph:
 
 
 def around_role(graph: RoleGraph, role: int, most: int = MOST_NODES) -> MembershipGraph:
-    """A role with everything it is a member of and every member it has, the nearest first."""
+    """Returns a role with everything it is a member of and every member it has, nearest first."""
     up = _nearest(role, lambda one: [edge.group for edge in graph.groups(one)])
     down = _nearest(role, lambda one: [edge.member for edge in graph.members(one)])
     groups = sorted((distance, graph.name(one), one) for one, distance in up.items() if one != role)
@@ -108,7 +108,7 @@ def towards_object(
     note: str = "",
     most: int = MOST_NODES,
 ) -> MembershipGraph:
-    """An object, the roles that hold privileges on it, and the members who reach it through them.
+    """Returns an object, the roles that hold privileges on it, and the members who reach it through them.
 
     `holders`: privileges by role; 0 is PUBLIC. `note`: e.g. the object's owner.
     """
@@ -214,7 +214,7 @@ _STYLES = {
 
 
 def render_dot(graph: MembershipGraph) -> str:
-    """The graph in the language of Graphviz."""
+    """Renders the graph in the language of Graphviz."""
     lines = [f"digraph {_quote(graph.title)} {{", "  rankdir=LR;", '  node [fontname="sans-serif"];']
     for node in graph.nodes:
         text = f"{node.label}\n{node.note}" if node.note else node.label
@@ -227,6 +227,9 @@ def render_dot(graph: MembershipGraph) -> str:
 
 
 def _quote(text: str) -> str:
-    """DOT has one escape in quotes; labels interpret backslashes, so these are doubled. Line breaks are ours only."""
+    """Quotes a text. DOT has one escape in quotes, but labels interpret backslashes, so these are doubled. All line
+    breaks
+    are ours.
+    """
     lines = (make_legible(line).replace("\\", "\\\\").replace('"', '\\"') for line in text.split("\n"))
     return '"' + "\\n".join(lines) + '"'

@@ -1,7 +1,7 @@
 """When a key is reconciled next without a request: one answer for every way in which a reconcile can end.
 
 A request that arrives sooner is not delayed by it, except that a resync never shortens a back-off (`core.workqueue`).
-Times are in seconds of any one clock that never goes back, and given by the caller.
+The caller passes times, in seconds of any one monotonic clock.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ CONFLICT_SECONDS = 0.5
 
 class WriteError(Enum):
     """GONE: the object does not exist. CONFLICT: another write came first. UNREACHABLE: no answer, or this process
-    does not lead. REFUSED: an answer that says no.
+    does not
+    lead. REFUSED: the API server refused.
     """
 
     GONE = "gone"
@@ -35,7 +36,9 @@ class WriteError(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FailedWrite:
-    """Why the next reconcile lacks what should have been written for it. `retry_after`: seconds, by the API server."""
+    """Why something that the next reconcile needs could not be written. `retry_after`: seconds, as the API server
+    demands.
+    """
 
     error: WriteError
     retry_after: float = 0.0
@@ -45,10 +48,13 @@ class FailedWrite:
 class Ending:
     """How a reconcile ended.
 
-    `outcome`: what status reports; None: nothing yet. `prepared`: what the next reconcile needs is done, or the
+    `outcome`: what status reports; None: nothing yet. `prepared`: the prerequisite of the next reconcile is done, or
+    the
     reconcile was interrupted. `decided`: the role was read, and no error prevented a decision. `gone`: the object does
-    not exist, or may be deleted. `unconfirmed`: the role was changed, or compared with a password that was read some
-    time ago. `rotation_in`: seconds until the password is replaced, None: never.
+    not
+    exist, or may be deleted. `unconfirmed`: the role was changed, or compared with a password that was read some time
+    ago.
+    `rotation_in`: seconds until the password is replaced, None: never.
     """
 
     outcome: Outcome | None = None
@@ -66,7 +72,9 @@ FAILED = Ending()
 
 
 def next_attempt(ending: Ending, contest: Contest | None, confirm_at: float | None, now: float) -> NextAttempt:
-    """`contest`: what is known of repairs of this object. `confirm_at`: from `confirmation_due`."""
+    """Returns when the key is reconciled next. `contest`: what is known of repairs of this object. `confirm_at`: from
+    `confirmation_due`.
+    """
     attempt = _next_attempt(ending, contest, now)
     if confirm_at is None or isinstance(attempt, Retry):
         return attempt
@@ -80,7 +88,7 @@ def _next_attempt(ending: Ending, contest: Contest | None, now: float) -> NextAt
         return _after_failed_write(ending.failed)
     if ending.prepared:
         return RetryAfter(0.0)
-    if ending.gone:  # what the object claimed must be released, however often that fails
+    if ending.gone:  # the object's claims must be released, however often that fails
         return Retry() if outcome is not None and outcome.retried else Done()
     if outcome is None:
         return Retry()
@@ -91,7 +99,7 @@ def _next_attempt(ending: Ending, contest: Contest | None, now: float) -> NextAt
     if not ending.decided:
         return Done()
     check = None if contest is None else contest.next_check(now)
-    # A rotation that is due and was not made waits for something else.
+    # A rotation that is due but did not happen waits for something else.
     due = [seconds for seconds in (ending.rotation_in, check) if seconds is not None and seconds > 0.0]
     return RetryAfter(min(due)) if due else Done()
 
@@ -111,9 +119,10 @@ def _after_failed_write(failed: FailedWrite) -> NextAttempt:
 
 
 def confirmation_due(ending: Ending, before: float | None, now: float) -> float | None:
-    """When the role is to be read once more, after this reconcile; None: it need not be.
+    """Returns when the role must be read once more after this reconcile; None if it need not be.
 
-    `before`: what the previous reconcile of the key gave. A reconcile that comes sooner does not replace that read.
+    `before`: the result for the previous reconcile of the key. A reconcile that comes sooner does not replace that
+    read.
     """
     if ending.gone:
         return None

@@ -1,6 +1,6 @@
-"""Which privileges one declaration wants on an object of a database, by the object's kind, schema and name.
+"""Which privileges a declaration wants on an object of a database, by the object's kind, schema and name.
 
-A declaration is compiled once and then asked for each object: literal names are looked up, and what depends only on
+A declaration is compiled once and then applied to each object: literal names are looked up, and what depends only on
 schema and kind is decided once for all objects of a schema.
 """
 
@@ -39,7 +39,7 @@ POSTGRESQL_SCHEMAS = frozenset({"pg_catalog", "information_schema"})
 #: Schemas whose objects are never matched by a pattern.
 SYSTEM_SCHEMAS = POSTGRESQL_SCHEMAS | {"pgrole"}
 
-#: How the names of schemas begin that belong to sessions, or to PostgreSQL's storage.
+#: Prefixes of schemas that belong to sessions, or to PostgreSQL's storage.
 TEMPORARY_SCHEMAS = ("pg_temp_", "pg_toast")
 
 #: server_version_num of the first version with MAINTAIN.
@@ -50,9 +50,8 @@ _NOTHING: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a declaration wants on one object. Columns are by privilege.
-
-    `literal`, `literal_columns`: the part of it that names the schema and the object exactly.
+    """What a declaration wants on one object. Columns are by privilege. `literal`, `literal_columns`: the part whose
+    declaration names schema and object exactly.
     """
 
     privileges: frozenset[str] = frozenset()
@@ -85,14 +84,14 @@ class LiteralName:
     name: str = ""
 
 
-#: Declarations that are kept compiled, and schemas that each remembers.
+#: Maximum number of compiled declarations kept, and of schemas that each remembers.
 _MOST_COMPILED = 2000
 _MOST_REMEMBERED = 5000
 
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """Part of a declaration, for objects of one kind in one schema. `literal`: names this schema exactly."""
+    """A part of a declaration, for objects of one kind in one schema. `literal`: it names this schema exactly."""
 
     privileges: frozenset[str]
     columns: tuple[str, ...] = ()
@@ -101,10 +100,11 @@ class _Wish:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a declaration wants of the objects of one kind in one schema.
+    """What a declaration wants on the objects of one kind in one schema.
 
-    `always`: of every object. `access`: of every object but those whose name matches; `by_access`: the sums of these,
-    by which of them apply. Names of routines are by (name, arguments), where arguments None stands for every overload.
+    `always`: on every object. `access`: on every object except those whose name matches; `by_access`: unions of these,
+    by
+    the ones that apply. Names of routines are by (name, arguments), where arguments None means every overload.
     """
 
     always: Wanted
@@ -116,7 +116,7 @@ class _Part:
 
 
 class CompiledPrivileges:
-    """A declaration, ready to be asked for many objects. `version`: server_version_num."""
+    """A compiled declaration, for many objects. `version`: server_version_num."""
 
     def __init__(self, declared: DatabasePrivileges, version: int) -> None:
         self.declared = declared
@@ -128,7 +128,7 @@ class CompiledPrivileges:
         self._left_alone: dict[str, bool] = {}
 
     def wanted(self, obj: DatabaseObject) -> Wanted:
-        """Returns what the declaration wants of this object; nothing of kinds that cannot be declared."""
+        """Returns what the declaration wants on this object; nothing for kinds that cannot be declared."""
         part = self._parts.get((obj.schema, obj.kind))
         if part is None:
             if len(self._parts) >= _MOST_REMEMBERED:
@@ -205,7 +205,7 @@ class CompiledPrivileges:
         )
 
     def _wanted_of_reserved(self, obj: DatabaseObject, part: _Part) -> Wanted:
-        """Only what names both the schema and the object exactly."""
+        """Returns only what names both the schema and the object exactly."""
         if obj.kind is ObjectKind.SCHEMA:
             return Wanted(part.always.literal, literal=part.always.literal)
         return _combine((wish, True) for wish in _named(part, obj) if wish.literal)
@@ -213,7 +213,9 @@ class CompiledPrivileges:
 
 @lru_cache(maxsize=_MOST_COMPILED)
 def compile_privileges(declared: DatabasePrivileges, version: int) -> CompiledPrivileges:
-    """As CompiledPrivileges; the same one for the same declaration, since each change asks for those of all roles."""
+    """As CompiledPrivileges; returns the same instance for the same declaration, since each change compiles those of
+    all roles.
+    """
     return CompiledPrivileges(declared, version)
 
 
@@ -247,7 +249,7 @@ def is_pattern(name: str) -> bool:
 
 
 def check_declarable(declared: DatabasePrivileges, version: int) -> Refused | None:
-    """Returns why a server of this version (server_version_num) cannot have what is declared; None if it can."""
+    """Returns why a server of this version (server_version_num) does not support the declaration; None if it does."""
     if version < MAINTAIN_SINCE:
         for index, one in enumerate(declared.objects):
             if "MAINTAIN" in one.privileges:
@@ -279,7 +281,7 @@ def _sort_names(
     named: dict[tuple[str, str | None], list[_Wish]],
     patterns: list[tuple[re.Pattern[str], re.Pattern[str] | None, _Wish]],
 ) -> None:
-    """Adds each name to those that are looked up, or to those that are patterns."""
+    """Adds each name to the ones that are looked up, or to the patterns."""
     wide = []
     for text in names:
         for name, arguments in split_signature(text) if kind is ObjectKind.ROUTINE else [(text, None)]:
@@ -296,8 +298,9 @@ def _sort_names(
 def split_signature(text: str) -> list[tuple[str, str | None]]:
     """Returns the ways to read a declared routine: its name and normalized arguments, None for every overload.
 
-    A name may contain parentheses; only one way can be that of an existing routine, since PostgreSQL quotes types
-    whose names have some.
+    A name may contain parentheses. Only one way can match an existing routine, since PostgreSQL quotes types whose
+    names
+    contain parentheses.
     """
     if not (text.endswith(")") and "(" in text):
         return [(text, None)]

@@ -121,7 +121,7 @@ def _disable(existing: ObservedRole | None, record: PasswordRecord) -> PasswordD
 
 
 def _blocker(desired: Desired, *, left: bool) -> PgRoleError | None:
-    """Returns why the object's Secrets cannot be used, as far as their metadata tells."""
+    """Returns why the object's Secrets cannot be used, as far as their metadata shows."""
     needs_password = desired.password.origin is PasswordOrigin.SECRET and not (left and desired.connection is None)
     if not needs_password and desired.connection is None:
         return None
@@ -178,7 +178,7 @@ def _keep_known(
 
 
 def source_of(desired: Desired) -> str:
-    """Identifies what the password is made from, as far as metadata tells."""
+    """Identifies the source of the password, as far as metadata shows."""
     if desired.password.origin is PasswordOrigin.GENERATED:
         return name_source(desired.secrets.connection)
     return name_source(desired.secrets.password, desired.password.key)

@@ -201,8 +201,8 @@ def limit_to_policy(policy: Policy, role: Role, references: References) -> Role:
 
 
 def may_pass_on(policy: Policy, group: str) -> bool:
-    """Tells whether members of a role may have ADMIN. For a role outside the namespace, no one could tell who receives
-    it.
+    """Tells whether members of a role may have ADMIN. Outside the namespace's own roles, anyone could then receive the
+    membership.
     """
     return matches(group, policy.role_names)
 

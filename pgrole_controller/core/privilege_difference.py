@@ -1,4 +1,4 @@
-"""Differences between declared and held privileges, one by one, and what people read about them."""
+"""Differences between declared and held privileges, one by one, and their descriptions for people."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -8,7 +8,7 @@ from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting, make_legible
 from pgrole_controller.core.privilege_policy import Denial
 
-#: What a message names before it counts the rest.
+#: Maximum number of differences that a message names before it counts the rest.
 MOST_NAMED = 5
 #: Missing columns that are remembered for one role.
 MOST_AWAITED = 2000
@@ -16,10 +16,10 @@ MOST_AWAITED = 2000
 
 @dataclass(frozen=True, slots=True)
 class PrivilegeDifference:
-    """One privilege that is held though undeclared (`held`), or declared and not held.
+    """One privilege that is held but undeclared (`held`), or declared but not held.
 
-    `object` None: a default privilege; `place` then says which one, for people. `option`: only the grant option
-    differs. `grantor_name`: of a held one, who granted it.
+    `object` None: a default privilege; `place` then describes it for people. `option`: only the grant option differs.
+    `grantor_name`: of a held one, who granted it.
     """
 
     privilege: str
@@ -64,10 +64,11 @@ def phrases(differences: Sequence[PrivilegeDifference], most: int = 10) -> tuple
 
 
 class DifferenceLedger:
-    """Notes each difference as drift, extension or neither, and tells whether something is done about it.
+    """Notes each difference as drift, extension or neither, and decides whether to correct it.
 
-    Before the declaration is applied (`current` False), no difference is drift. Under `report_only` drift is left as it
-    is; what a new object needs is granted.
+    Before the declaration is applied (`current` False), no difference is drift. Under `report_only` drift is not
+    corrected,
+    but privileges on new objects are granted.
     """
 
     def __init__(
@@ -89,13 +90,13 @@ class DifferenceLedger:
         self.reported: list[PrivilegeDifference] = []
 
     def note_held(self, difference: PrivilegeDifference) -> bool:
-        """Notes a privilege that is held though undeclared; tells whether to revoke it."""
+        """Notes a privilege that is held but undeclared. Returns whether to revoke it."""
         if self._current:
             self._add_drift(difference)
         return not (self._current and self._left)
 
     def note_missing(self, difference: PrivilegeDifference, *where: ObjectId) -> bool:
-        """Notes a declared privilege that is not held; tells whether to grant it. It is no drift if any object of
+        """Notes a declared privilege that is not held. Returns whether to grant it. It is not drift if any object of
         `where` is new, or its column.
         """
         if not self._current:
@@ -117,7 +118,7 @@ class DifferenceLedger:
         return not self._left
 
     def note_left(self, difference: PrivilegeDifference) -> None:
-        """Notes a privilege that is held though undeclared, and that the controller does not revoke."""
+        """Notes a privilege that is held but undeclared, and that the controller does not revoke."""
         self.reported.append(difference)
 
     def _add_drift(self, difference: PrivilegeDifference) -> None:
@@ -127,7 +128,7 @@ class DifferenceLedger:
 
 
 class PendingNames:
-    """What could not be done, for messages that name a few of it and count the rest."""
+    """Collects what could not be done, for messages that name a few items and count the rest."""
 
     def __init__(self, database: str) -> None:
         self._database = database
@@ -179,6 +180,6 @@ def _enumerate(named: Sequence[str], count: int) -> str:
 
 
 def label_of(kind: ObjectKind, schema: str, name: str) -> str:
-    """For people, of an object that does not exist: `table app.orders`."""
+    """Returns the label of an object that does not exist, for people: `table app.orders`."""
     word = {ObjectKind.MATERIALIZED_VIEW: "materialized view", ObjectKind.FOREIGN_TABLE: "foreign table"}.get(kind)
     return f"{word or kind.value.lower()} {schema}.{name}"

@@ -1,7 +1,7 @@
-"""Folds what roles hold in one database into declarations: the shortest that change nothing when they are applied.
+"""Folds what roles hold in one database into declarations: the shortest ones whose application changes nothing.
 
-What a declaration cannot express exactly is left unmanaged, schema by schema. Every result is verified with the
-decision that the controller itself makes: no declaration is returned that would grant or revoke anything.
+What a declaration cannot express exactly stays unmanaged, schema by schema. Every result is verified with the
+controller's own decision: no returned declaration would grant or revoke anything.
 """
 
 from collections import Counter, defaultdict
@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pgrole_controller.core.acl import AclEntry, DatabaseObject, DefaultAcl, ObjectKind, ObservedAcl
-from pgrole_controller.core.acl_decision import ObservedDatabase, PrivilegeDecision, decide_privileges
+from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.default_acl_decision import DEFAULT_KINDS
 from pgrole_controller.core.errors import NOT_UTF8, Waiting
 from pgrole_controller.core.grantee import Access, DatabasePrivileges, Grantee, ObjectPrivileges, PrivilegePolicy
 from pgrole_controller.core.object_patterns import ACCESS, TEMPORARY_SCHEMAS
+from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.schema_folding import (
     NOTHING_HELD,
@@ -27,7 +28,7 @@ from pgrole_controller.core.schema_folding import (
 )
 from pgrole_controller.core.schema_sharing import share_schemas
 
-#: What one database can list, as in api/privileges.py.
+#: Limits of one database, as in api/privileges.py.
 MOST_SCHEMAS = 64
 MOST_OBJECTS = 32
 _MOST_CREATORS = 32
@@ -35,7 +36,7 @@ _MOST_UNMANAGED = 32
 
 _EVERYWHERE = ("*",)
 
-#: Names in one note.
+#: Maximum number of names in one note.
 _NAMED = 5
 
 _SCHEMA_KINDS = frozenset({ObjectKind.DATABASE, ObjectKind.SCHEMA})
@@ -54,7 +55,7 @@ _UNDECLARABLE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FoldedDatabase:
-    """`declared` None: nothing to declare, or nothing that can be. `notes`: what is not declared, for people."""
+    """`declared` None: nothing can or need be declared. `notes`: what is not declared, for people."""
 
     declared: DatabasePrivileges | None = None
     notes: tuple[str, ...] = ()
@@ -62,7 +63,7 @@ class FoldedDatabase:
 
 @dataclass(slots=True)
 class _Contents:
-    """One schema: its objects by what is the same for a decision about them."""
+    """One schema, with its objects grouped by everything that a decision about them depends on."""
 
     schema: ObservedAcl | None = None
     groups: dict[tuple[object, ...], list[ObservedAcl]] = field(default_factory=dict)
@@ -71,7 +72,7 @@ class _Contents:
 
 @dataclass(slots=True)
 class _Draft:
-    """A declaration in the making. `unmanaged`: by schema, why; "" stands for what belongs to no schema."""
+    """A declaration in progress. `unmanaged`: reasons by schema; "" stands for what belongs to no schema."""
 
     on_database: frozenset[str]
     schemas: dict[str, FoldedSchema] = field(default_factory=dict)
@@ -80,9 +81,10 @@ class _Draft:
 
 
 class PrivilegeFolder:
-    """One database, ready to be folded for many roles. `observed` must be a complete read with default privileges.
+    """Folds the privileges of many roles in one database.
 
-    `exact`: objects are listed by name; no declaration extends to objects that are created later.
+    `observed` must be a complete read with default privileges. `exact`: lists objects by name, so that no declaration
+    extends to objects that are created later.
     """
 
     def __init__(self, observed: ObservedDatabase, *, exact: bool = False) -> None:
@@ -150,7 +152,7 @@ class PrivilegeFolder:
                 self._places[grantee].add(obj.schema)
 
     def _is_left(self, obj: DatabaseObject) -> bool:
-        """Tells whether the controller leaves undeclared privileges on it: acl_decision decides the same."""
+        """Tells whether the controller does not revoke undeclared privileges on it; must match acl_decision."""
         return obj.extension and (obj.owner in self._facts.superusers or obj.owner in self._facts.own_roles)
 
     def _on_database(self, oid: int) -> HeldPrivileges:
@@ -182,7 +184,7 @@ class PrivilegeFolder:
         return HeldSchema(name, None if own else on_schema, groups, literal, contents.overloads, backed)
 
     def _default_places(self, oid: int) -> dict[tuple[str, str], dict[str, frozenset[str]]]:
-        """Default privileges for the role by (creator, schema), and by type of object."""
+        """Returns default privileges for the role by (creator, schema) and type of object."""
         places: dict[tuple[str, str], dict[str, frozenset[str]]] = {}
         for one in self._defaults[oid]:
             if one.creator == oid:
@@ -192,7 +194,7 @@ class PrivilegeFolder:
         return places
 
     def _settle(self, oid: int, role_name: str, draft: _Draft, notes: tuple[str, ...]) -> FoldedDatabase:
-        """Makes a declaration of the draft that fits the limits and changes nothing."""
+        """Turns the draft into a declaration that fits the limits and changes nothing."""
         for _ in range(3):
             declared = self._declare(draft)
             faults = self._find_faults(self._decide(oid, role_name, declared))
@@ -226,7 +228,7 @@ class PrivilegeFolder:
         )
 
     def _decide(self, oid: int, role_name: str, declared: DatabasePrivileges) -> PrivilegeDecision:
-        """What the controller would do. Of objects about which it decides the same, it is asked for one."""
+        """Returns what the controller would do. Of objects with the same decision, only one is decided."""
         acls: list[ObservedAcl] = [] if self._database is None else [self._database]
         named = {one.schema for one in declared.objects if one.columns or one.names != _EVERYWHERE}
         named |= {one.schema for one in declared.schemas if one.exceptions not in ((), _EVERYWHERE)}
@@ -253,7 +255,7 @@ class PrivilegeFolder:
         return decide_privileges(grantee, observed, "")
 
     def _find_faults(self, decision: PrivilegeDecision) -> dict[str, tuple[str, bool]]:
-        """By schema, why the declaration is wrong there, and whether it would grant something."""
+        """Returns, by schema, why the declaration is wrong there, and whether it would grant something."""
         faults: dict[str, tuple[str, bool]] = {}
 
         def add(schema: str, why: str, *, granted: bool) -> None:
@@ -313,7 +315,7 @@ def _by_grantee(entries: Sequence[AclEntry]) -> dict[int, HeldPrivileges]:
 def _choose_creators(draft: _Draft, defaults: Mapping[tuple[str, str], Mapping[str, frozenset[str]]]) -> None:
     """Chooses createdBy: creators whose default privileges equal what it means for every access.
 
-    Access in schemas where these creators have no default privileges is said by patterns instead.
+    In schemas where these creators have no default privileges, the declaration uses patterns instead of access.
     """
     expected = {
         name: _expected(folded.access.access)
@@ -333,7 +335,7 @@ def _choose_creators(draft: _Draft, defaults: Mapping[tuple[str, str], Mapping[s
 
 
 def _expected(access: Iterable[Access]) -> dict[str, frozenset[str]]:
-    """The default privileges that createdBy means for an access, by type of object."""
+    """Returns the default privileges that createdBy means for an access, by type of object."""
     some = list(access)
     found = {
         object_type: frozenset[str]().union(*(ACCESS[one].get(kind, frozenset()) for one in some))
@@ -343,7 +345,7 @@ def _expected(access: Iterable[Access]) -> dict[str, frozenset[str]]:
 
 
 def _limit(draft: _Draft, existing: frozenset[str]) -> None:
-    """Leaves the schemas unmanaged whose declaration is longest, until the rest fits."""
+    """Leaves the schemas with the longest declarations unmanaged, until the rest fits."""
     while draft.schemas:
         access, objects = share_schemas(draft.schemas, existing, MOST_SCHEMAS, MOST_OBJECTS)
         if len(access) <= MOST_SCHEMAS and len(objects) <= MOST_OBJECTS:

@@ -1,4 +1,4 @@
-"""What people read about drift and new objects in a database: status and Events."""
+"""Texts of status and Events about drift and new objects in a database."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,18 +8,37 @@ from pgrole_controller.core.errors import make_legible
 from pgrole_controller.core.privilege_difference import PrivilegeDifference, phrases
 from pgrole_controller.core.privilege_result import Culprit, News, PrivilegeDrift, PrivilegeNews
 
-#: PostgreSQL's and Kubernetes' limits are far away; people stop reading sooner.
+#: Far below the limits of PostgreSQL and Kubernetes; people stop reading sooner.
 MOST_WORDS = 5
 _LONGEST_NOTE = 1000
+_MOST_PHRASES = 10
 
 
 def describe_drift(
     differences: Sequence[PrivilegeDifference], by: Culprit, now: datetime, *, corrected: bool, exposed: bool
 ) -> PrivilegeDrift:
-    """One drift. `exposed`: address, application and statement may be shown."""
+    """Describes one drift. `exposed`: address, application and statement may be shown."""
     shown = by if exposed else replace(by, application="", address="", statement="")
     words = tuple(map(make_legible, phrases(differences)))
     return PrivilegeDrift(by.time or now, words, len(differences), corrected, shown)
+
+
+def combine_drifts(drifts: Sequence[PrivilegeDrift]) -> PrivilegeDrift:
+    """Several drifts of one round, the latest last, as one: `by` is the latest's, and the words name the others'
+    authors. At most 10 phrases, at least one for each author.
+    """
+    latest = drifts[-1]
+    if len(drifts) == 1:
+        return latest
+    most = max(_MOST_PHRASES // len(drifts), 1)
+    words: list[str] = []
+    for one in reversed(drifts[-_MOST_PHRASES:]):
+        shown = list(one.words[:most])
+        if one.count > len(shown) and shown:
+            shown[-1] += f", and {one.count - len(shown)} more"
+        author = "" if one is latest else f" by {one.by.login or 'an unknown login'}"
+        words += [f"{phrase}{author}" for phrase in shown]
+    return replace(latest, words=tuple(words), count=sum(one.count for one in drifts))
 
 
 def announce_drift(database: str, drift: PrivilegeDrift, differences: Sequence[PrivilegeDifference]) -> PrivilegeNews:
@@ -51,7 +70,7 @@ def _name(drift: PrivilegeDrift) -> str:
 
 
 def announce_extension(database: str, differences: Sequence[PrivilegeDifference]) -> PrivilegeNews:
-    """Privileges were granted on new objects."""
+    """Returns the news that privileges were granted on new objects."""
     words = [one.what for one in differences[:MOST_WORDS]]
     if len(differences) > MOST_WORDS:
         words.append(f"and {len(differences) - MOST_WORDS} more")

@@ -1,4 +1,4 @@
-"""The outcome of an object whose role has privileges: that of the role, and those of its databases."""
+"""Combines the outcome of a role with those of its databases."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from pgrole_controller.core.status import PROGRESSING, Outcome, Phase, of_error
 
 
 def find_problems(grantee: Grantee, existing: frozenset[str]) -> dict[str, PgRoleError]:
-    """Returns, by database, what keeps a worker from serving it. `existing`: those of its databases that exist."""
+    """Returns, by database, why no worker can serve it. `existing`: the ones of these databases that exist."""
     problems: dict[str, PgRoleError] = {}
     for database in sorted(grantee.databases):
         refused = check_database(grantee.policy, database)
@@ -26,9 +26,11 @@ def find_problems(grantee: Grantee, existing: frozenset[str]) -> dict[str, PgRol
 
 
 def add_privileges(outcome: Outcome, privileges: GrantedPrivileges, expected: Sequence[str]) -> Outcome:
-    """Returns the outcome of role and privileges. `expected`: databases in which privileges are declared, or were.
+    """Returns the outcome of role and privileges.
 
-    The role's own outcome goes first. The databases' workers retry what failed there.
+    `expected`: databases in which privileges are, or were, declared. The role's own outcome takes precedence. The
+    databases'
+    workers retry failures there.
     """
     if not expected or not (outcome.ready or outcome.reason is Reason.DRIFT_REPORTED):
         return outcome

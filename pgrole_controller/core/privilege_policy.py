@@ -1,8 +1,9 @@
 """Which privileges a role may be declared to have on an object: by the object's owner, or by a rule of the server.
 
-Without rules, the objects of a namespace may declare privileges on what the namespace's own roles own; they could grant
-these by logging in as the owner. Some privileges give more than they seem to; on other owners' objects these need exact
-names on both sides, in the declaration and in the rule.
+Without rules, the objects of a namespace may declare privileges on what the namespace's own roles own: privileges that
+they could grant by logging in as the owner. Some privileges give more than they seem to. On other owners' objects,
+these
+need exact names on both sides, in the declaration and in the rule.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,13 +26,14 @@ _NEVER = "schema pgrole belongs to the controller: remove it from spec"
 
 @dataclass(frozen=True, slots=True)
 class DatabaseFacts:
-    """What a decision about a database's privileges has to know of it besides its objects.
+    """What policies need to know about a database besides its objects.
 
     - `version`: server_version_num, e.g. 180004.
     - `superusers`: oids of roles with SUPERUSER.
     - `own_roles`: oids of the controller's own roles.
-    - `search_path_schemas`: schemas in the search_path that is set for the database, a role or a routine, and schemas
-      with the name of a role, because of "$user". `public` counts anyway. `search_paths_cut`: there are more of them.
+    - `search_path_schemas`: schemas in the search_path of the database, a role or a routine, and schemas with the name
+      of a
+      role, because of "$user". `public` is implied. `search_paths_cut`: there are more of them.
     """
 
     database: str
@@ -44,7 +46,7 @@ class DatabaseFacts:
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """A privilege that the policy does not allow: `what` with the object and its owner, and the `remedy`."""
+    """A privilege that the policy denies: `what`, with the object and its owner, and the `remedy`."""
 
     what: str
     remedy: str
@@ -148,7 +150,7 @@ def _is_searched(schema: DatabaseObject, grantee: Grantee, facts: DatabaseFacts)
 def _allowing(
     rules: Iterable[PrivilegeRule], obj: DatabaseObject, privilege: str, facts: DatabaseFacts
 ) -> Iterator[PrivilegeRule]:
-    """A rule for some schemas does not allow privileges on the database, which has none."""
+    """Returns the rules that allow it. A rule with schemas allows nothing on the database, which has no schema."""
     for rule in rules:
         if (
             matches(facts.database, rule.databases)
@@ -161,8 +163,9 @@ def _allowing(
 
 
 def _is_owner_allowed(rule: PrivilegeRule, owner: int, owner_name: str, facts: DatabaseFacts) -> bool:
-    """A superuser, PostgreSQL's own roles and the controller's need their exact names: a pattern such as `shop_*` is
-    meant for a team's roles.
+    """Tells whether a rule names the owner. Superusers, PostgreSQL's own roles and the controller's roles need their
+    exact
+    names: a pattern such as `shop_*` is meant for a team's roles.
     """
     if rule.owned_by is None:
         return True

@@ -1,4 +1,4 @@
-"""What of a database some declarations can concern, so that the rest of it need not be read."""
+"""What declarations can concern in a database, so that the rest need not be read."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from pgrole_controller.core.acl import TABLE_KINDS, DatabaseObject, ObjectKind
 from pgrole_controller.core.grantee import Access, DatabasePrivileges, Grantee
 from pgrole_controller.core.policy import matches
 
-#: Schemas about which an answer is remembered.
+#: Maximum number of schemas with a cached answer.
 _MOST_REMEMBERED = 5000
 
 
@@ -26,7 +26,7 @@ class PrivilegeReach:
 
     @classmethod
     def of(cls, database: str, grantees: Iterable[Grantee]) -> "PrivilegeReach":
-        """Everything that these declare, or declared, in this database."""
+        """Returns the reach of everything that these declare, or declared, in this database."""
         some = list(_declarations(database, grantees))
         access = [one for declared in some for one in declared.schemas]
         objects = [one for declared in some for one in declared.objects]
@@ -42,7 +42,9 @@ class PrivilegeReach:
         )
 
     def touches(self, schema: str, kind: ObjectKind) -> bool:
-        """Whether a declaration may match objects of this kind there: ROUTINE, or TABLE for all kinds of relations."""
+        """Whether a declaration may match objects of this kind in the schema: ROUTINE, or TABLE for all kinds of
+        relations.
+        """
         routine = kind is ObjectKind.ROUTINE
         known = self._known.get((schema, routine))
         if known is None:
@@ -52,7 +54,7 @@ class PrivilegeReach:
         return known
 
     def covers(self, objects: Iterable[DatabaseObject]) -> bool:
-        """Whether a declaration may match one of these objects. The database and its schemas always count."""
+        """Whether a declaration may match one of these objects. The database and its schemas always match."""
         return any(
             one.kind in (ObjectKind.DATABASE, ObjectKind.SCHEMA) or self.touches(one.schema, one.kind)
             for one in objects

@@ -1,4 +1,4 @@
-"""How the reconcile of one role's privileges in one database ended, for the object's status and Events."""
+"""The result of reconciling one role's privileges in one database, for the object's status and Events."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -39,7 +39,7 @@ class PrivilegeDrift:
     """One drift of a role's privileges in one database.
 
     `words`: what happened, one phrase each, e.g. `DELETE on table app.orders was granted`; at most 10, then a count.
-    `count`: of ACL entries. `corrected` False: reported only.
+    `count`: number of ACL entries. `corrected` False: only reported.
     """
 
     time: datetime
@@ -69,11 +69,12 @@ class PrivilegeNews:
 class PrivilegeResult:
     """The result for one key in one database.
 
-    - `digest`: `Grantee.digest_of(database)` that this result is about; another one is not answered yet.
+    - `digest`: the `Grantee.digest_of(database)` that this result is about; any other declaration is not answered yet.
     - `error`: None if everything declared there was read back, and nothing else was found.
     - `confirmed`: nothing that only `Grantee.former` granted is left, so the claim may forget it.
     - `drift_count`: corrected in this database since the role was first applied there.
-    - `last_drift`: the latest in this database. `reported`: what differs now and is not changed, in words.
+    - `last_drifts`: of the last round with drift in this database, one for each culprit, the latest last. `reported`:
+      what differs now and is not changed, in words.
     - `news`: since the last result of this key; whoever takes the result announces it.
     - `offer`: what of `reported` a person can approve. `approve_handled`: the approval by which drift was corrected
       last. `unfit`: the object's annotation approves something else.
@@ -86,9 +87,14 @@ class PrivilegeResult:
     error: PgRoleError | None = None
     confirmed: bool = False
     drift_count: int = 0
-    last_drift: PrivilegeDrift | None = None
+    last_drifts: tuple[PrivilegeDrift, ...] = ()
     reported: tuple[str, ...] = ()
     news: tuple[PrivilegeNews, ...] = ()
     offer: PrivilegeOffer | None = None
     approve_handled: str = ""
     unfit: bool = False
+
+    @property
+    def last_drift(self) -> PrivilegeDrift | None:
+        """The latest."""
+        return self.last_drifts[-1] if self.last_drifts else None

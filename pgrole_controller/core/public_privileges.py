@@ -6,12 +6,12 @@ Every role has these privileges, and no PgRole declares them.
 from collections import Counter
 
 from pgrole_controller.core.acl import TABLE_KINDS, ObjectKind
-from pgrole_controller.core.acl_decision import ObservedDatabase
 from pgrole_controller.core.object_patterns import SYSTEM_SCHEMAS
+from pgrole_controller.core.observed_database import ObservedDatabase
 
 PUBLIC = 0
 
-#: Lines about one database.
+#: Maximum number of lines about one database.
 _MOST_LINES = 10
 
 _DEFAULTS = {ObjectKind.DATABASE: {"CONNECT", "TEMPORARY"}, ObjectKind.ROUTINE: {"EXECUTE"}}

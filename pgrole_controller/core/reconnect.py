@@ -1,8 +1,9 @@
 """When the controller reconnects to a server, and which failures are logged and reported.
 
-A server that restarts is back within seconds and announces nothing: during the first minute of an outage, attempts are
-as frequent as they are cheap for the server. After that, and while it answers with an error, the back-off doubles.
-Times are in seconds of any one clock that never goes back, and given by the caller.
+A server that restarts is back within seconds and announces nothing. So during the first minute of an outage, the
+controller tries as often as is cheap for the server. After that, and while the server answers with an error, the
+back-off
+doubles. The caller passes times, in seconds of any one monotonic clock.
 """
 
 from dataclasses import dataclass
@@ -26,22 +27,22 @@ class Cause(Enum):
     OTHER = "other"
 
 
-#: For so long from its beginning an outage is hoped to be a short one, in seconds.
+#: How long after its beginning an outage is expected to be short, in seconds.
 HOPEFUL_SECONDS = 60.0
 
-#: Between two attempts while that is so, in seconds.
+#: Pause between two attempts during that time, in seconds.
 _HOPEFUL = {Cause.ENDED: 0.2, Cause.REFUSED: 0.2, Cause.STARTING: 0.25, Cause.LOST: 1.0}
 
-#: Back-off, in seconds: doubled from the first to the longest, and at least the third where the server is troubled.
+#: Back-off, in seconds: doubled from the first to the longest, and at least the third if the server has trouble.
 FIRST_DELAY = 0.25
 LONGEST_DELAY = 15.0
 _BACKOFF = Backoff(FIRST_DELAY, LONGEST_DELAY)
 TROUBLED_SECONDS = 1.0
 
-#: To all servers together, attempts a second at most in such a minute: each costs about 1 ms of CPU.
+#: Maximum number of attempts per second to all servers together during that time: each costs about 1 ms of CPU.
 MOST_A_SECOND = 50.0
 
-#: An outage that lasts is logged again so often, and with another error no sooner than this, in seconds.
+#: Interval at which a lasting outage is logged again, and minimum interval for a different error, in seconds.
 REPEAT_SECONDS = 60.0
 ANOTHER_SECONDS = 5.0
 
@@ -63,7 +64,7 @@ class Outage:
 
 
 def add_failure(before: Outage | None, cause: Cause, error: str, now: float, away: int = 1) -> Outage:
-    """The outage after one more failure. `away`: how many servers, this one included, have no session at the moment."""
+    """Returns the outage after one more failure. `away`: number of servers, this one included, without a session."""
     since, failures, backed_off = (before.since, before.failures, before.backed_off) if before else (now, 0, 0)
     if cause in _HOPEFUL and now - since < HOPEFUL_SECONDS:
         delay = max(_HOPEFUL[cause], away / MOST_A_SECOND)

@@ -1,4 +1,4 @@
-"""One drift of a role, as a reconcile found it: for its cause and the history."""
+"""One drift of a role, as a reconcile found it, for attribution and the history."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any
 from pgrole_controller.core.privilege_result import Culprit
 from pgrole_controller.core.role import FIELD_NAMES, Role, to_moment
 
-#: Characters of one value, and of all values of one drift.
+#: Maximum number of characters of one value, and of all values of one drift.
 LONGEST_VALUE = 60
 LONGEST_VALUES = 400
 

@@ -1,8 +1,8 @@
-"""Roles and their memberships, and the chains of memberships by which one role has what another one has.
+"""Roles and their memberships, and the chains of memberships through which a role has another role's privileges.
 
 A membership lets its member use the group's privileges at once (INHERIT), or after `SET ROLE` (SET), or only grant the
-group to others (ADMIN). So a chain leads over SET memberships to the role that `SET ROLE` names, and from there over
-INHERIT memberships. PostgreSQL forbids cycles; nothing here relies on that.
+group to others (ADMIN). So a chain follows SET memberships to the role that `SET ROLE` names, and from there INHERIT
+memberships. PostgreSQL forbids cycles, but nothing here relies on that.
 """
 
 from collections import defaultdict, deque
@@ -20,7 +20,7 @@ PG_MAINTAIN = 6337
 #: Chains to one role are counted up to this number.
 MOST_COUNTED = 1000
 
-#: Steps after which a search for further chains ends.
+#: Maximum number of steps of a search for further chains.
 _MOST_STEPS = 2000
 
 
@@ -49,9 +49,9 @@ class GroupEdge:
 
 
 class Chain(NamedTuple):
-    """The roles from the subject to the one that holds something, both included.
-
-    `switch`: place in `roles` of the role that `SET ROLE` names; 0: none is needed.
+    """The roles from the subject to the holder, both included. `switch`: index in `roles` of the role that `SET ROLE`
+    names;
+    0: none is needed.
     """
 
     roles: tuple[int, ...]
@@ -59,7 +59,7 @@ class Chain(NamedTuple):
 
     @property
     def acting(self) -> int:
-        """The role whose privileges count: the subject's own, or those of the role that it sets."""
+        """The role whose privileges apply: the subject, or the role that it sets."""
         return self.roles[self.switch]
 
 
@@ -76,7 +76,7 @@ class RoleGraph:
             self._add(edge)
 
     def in_database(self, owner: int, *, by_role: bool) -> "RoleGraph":
-        """The same graph as it counts in a database with this owner, which is a member of pg_database_owner there.
+        """Returns the graph as it applies in a database with this owner, who is a member of pg_database_owner there.
 
         `by_role`: INHERIT is an attribute of the member, as before PostgreSQL 16.
         """
@@ -111,19 +111,19 @@ class RoleGraph:
         return self._groups[member][group]
 
     def inherited(self, subjects: Iterable[int]) -> set[int]:
-        """The roles whose privileges one of these has without SET ROLE; these themselves among them."""
+        """Returns the roles whose privileges one of these has without SET ROLE, these included."""
         return _spread(subjects, lambda role: (edge.group for edge in self.groups(role) if edge.inherit))
 
     def settable(self, subject: int) -> set[int]:
-        """The roles that this one can name in SET ROLE, itself included; not every role if it is a superuser."""
+        """Returns the roles that this one can name in SET ROLE, itself included; for a superuser, not every role."""
         return _spread((subject,), lambda role: (edge.group for edge in self.groups(role) if edge.set_role))
 
     def inheriting(self, holders: Iterable[int]) -> set[int]:
-        """The roles that have the privileges of one of these without SET ROLE; these themselves among them."""
+        """Returns the roles that have the privileges of one of these without SET ROLE, these included."""
         return _spread(holders, lambda role: (edge.member for edge in self.members(role) if edge.inherit))
 
     def setting(self, targets: Iterable[int]) -> set[int]:
-        """The roles that can name one of these in SET ROLE; these themselves among them."""
+        """Returns the roles that can name one of these in SET ROLE, these included."""
         return _spread(targets, lambda role: (edge.member for edge in self.members(role) if edge.set_role))
 
 
@@ -139,19 +139,18 @@ def _spread(start: Iterable[int], following: Callable[[int], Iterable[int]]) -> 
 
 
 class _State(NamedTuple):
-    """A place on a chain. `acting`: after SET ROLE, or where none is needed: only INHERIT memberships follow."""
+    """A place on a chain. `acting`: SET ROLE has happened or is not needed, so only INHERIT memberships follow."""
 
     role: int
     acting: bool
 
 
 class ChainSearch:
-    """Finds the chains from any role to one holder. It reads the part of the graph that leads to the holder, once.
+    """Finds the chains from any role to one holder. Reads the part of the graph that leads to the holder once.
 
-    Each chain of roles is found once: `SET ROLE` names the first role from which on all memberships inherit, but never
-    the subject.
-
-    `itself`: SET ROLE must name the holder, because what it has is not inherited: SUPERUSER.
+    Finds each chain of roles once: `SET ROLE` names the first role from which all further memberships inherit, but
+    never the
+    subject. `itself`: SET ROLE must name the holder, because its SUPERUSER attribute is not inherited.
     """
 
     def __init__(self, graph: RoleGraph, holder: int, *, itself: bool = False) -> None:
@@ -168,7 +167,7 @@ class ChainSearch:
                     left.append(before)
 
     def _preceding(self, state: _State) -> Iterator[_State]:
-        """States from which this one follows, unless they are the subject's."""
+        """Returns the states that this one follows, except the subject's."""
         for edge in self._graph.members(state.role):
             if state.acting and edge.inherit:
                 yield _State(edge.member, acting=True)
@@ -191,7 +190,7 @@ class ChainSearch:
             yield state
 
     def chains(self, subject: int, *, after_set_role: bool, most: int) -> tuple[tuple[Chain, ...], int]:
-        """The shortest chains, at most `most`, and how many there are (MOST_COUNTED: that many or more)."""
+        """Returns the shortest chains, at most `most`, and their total number (MOST_COUNTED: that many or more)."""
         start = _State(subject, acting=not after_set_role)
         if start != self._end and not any(self._following(start, first=True)):
             return (), 0
@@ -213,7 +212,7 @@ class ChainSearch:
         return tuple(found) or (self._shortest(start),), max(1, len(found), self._count(start))
 
     def _shortest(self, start: _State) -> Chain:
-        """For chains with more roles than a search has steps."""
+        """Finds chains with more roles than a search has steps."""
         roles, state, switch = [start.role], start, 0
         while state != self._end:
             after = min(self._following(state, first=len(roles) == 1), key=self._away.__getitem__)
@@ -224,7 +223,7 @@ class ChainSearch:
         return Chain(tuple(roles), switch if state.acting else len(roles) - 1)
 
     def _count(self, start: _State) -> int:
-        """The number of chains; of those through a cycle, which does not exist, none is counted."""
+        """Counts the chains, without any through a cycle, which cannot exist."""
         inner = [after for after in self._following(start, first=True) if after != start]
         left = [(state, False) for state in inner]
         while left:

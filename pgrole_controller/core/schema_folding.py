@@ -1,7 +1,7 @@
 """Folds what one role holds on the objects of one schema into a short declaration.
 
-Access and patterns extend to objects that are created later. So they are used only if they fit every existing object
-of their kinds, apart from a few exceptions, and at least two of them; or if default privileges say the same already.
+Access and patterns extend to objects that are created later. So they are used only if they fit every existing object of
+their kinds, apart from a few exceptions, and at least two of them; or if default privileges already mean the same.
 """
 
 from collections import Counter
@@ -14,19 +14,19 @@ from pgrole_controller.core.grantee import Access, ObjectPrivileges, SchemaAcces
 from pgrole_controller.core.object_patterns import ACCESS, SYSTEM_SCHEMAS, is_pattern
 from pgrole_controller.core.policy import matches
 
-#: What one item can list, as in api/privileges.py.
+#: Limits of one item, as in api/privileges.py.
 MOST_EXCEPTIONS = 64
 MOST_NAMES_OF_ITEM = 128
 _LONGEST_NAME = 63
 _LONGEST_ROUTINE = 256
 
-#: Objects that an access or a pattern must give something to.
+#: Minimum number of objects to which an access or a pattern must grant something.
 _LEAST = 2
 
 _EVERYTHING = ("*",)
 _SERIAL = "*_seq"
 
-#: Every different access: Write includes Read.
+#: Every distinct access: Write includes Read.
 ACCESSES: tuple[frozenset[Access], ...] = (
     frozenset({Access.READ}),
     frozenset({Access.WRITE}),
@@ -61,10 +61,10 @@ class HeldGroup:
 class HeldSchema:
     """A schema and what one role holds in it.
 
-    - `on_schema`: on the schema itself; None: the role owns it, so that nothing on it is decided about.
+    - `on_schema`: on the schema itself; None: the role owns the schema, so nothing on it is decided.
     - `groups`: every object that access and patterns match, except those that the role owns.
-    - `literal`: objects that only their exact names match, and on which the role holds something.
-    - `overloads`: how many routines have each name, whoever owns them.
+    - `literal`: objects that only exact names match, and on which the role holds something.
+    - `overloads`: number of routines with each name, whoever owns them.
     - `defaults`: access that equals the default privileges of some creator there.
     """
 
@@ -78,7 +78,7 @@ class HeldSchema:
 
 @dataclass(frozen=True, slots=True)
 class FoldedSchema:
-    """A declaration for one schema. `problem`: why the rest of it must be left unmanaged; empty: it need not be."""
+    """A declaration for one schema. `problem`: why the rest must stay unmanaged; empty if it need not."""
 
     access: SchemaAccess | None = None
     objects: tuple[ObjectPrivileges, ...] = ()
@@ -86,18 +86,18 @@ class FoldedSchema:
 
     @property
     def size(self) -> int:
-        """How many names and patterns it lists."""
+        """Number of names and patterns that it lists."""
         access = 0 if self.access is None else 1 + len(self.access.exceptions)
         return access + sum(1 + len(one.names) + len(one.columns) for one in self.objects)
 
     @property
     def words(self) -> int:
-        """How many privileges its items spell out."""
+        """Number of privileges that its items spell out."""
         return sum(len(one.privileges) for one in self.objects)
 
 
 def fold_schema(schema: HeldSchema, *, exact: bool = False) -> FoldedSchema:
-    """`exact`: list objects by name, so that the declaration does not extend to later ones."""
+    """Folds one schema. `exact`: list objects by name, so that the declaration does not extend to later ones."""
     if schema.name in SYSTEM_SCHEMAS:
         return FoldedSchema(problem="privileges in schemas of PostgreSQL and of the controller cannot be declared")
     if not _is_declarable(schema.name) or is_pattern(schema.name):
@@ -119,7 +119,7 @@ def _exceptions(way: FoldedSchema) -> tuple[str, ...]:
 
 
 def without_access(folded: FoldedSchema) -> FoldedSchema:
-    """Says the same by patterns of objects, which no default privileges express."""
+    """Returns the same declaration with patterns of objects, which do not imply default privileges."""
     if folded.access is None or folded.access.exceptions:
         return folded
     objects = list(folded.objects)
@@ -131,12 +131,12 @@ def without_access(folded: FoldedSchema) -> FoldedSchema:
 
 
 def usage_only(schema: str) -> SchemaAccess:
-    """USAGE on the schema, and nothing on its objects."""
+    """Returns USAGE on the schema, and nothing on its objects."""
     return SchemaAccess(schema, frozenset({Access.READ}), _EVERYTHING)
 
 
 def _find_problem(schema: HeldSchema) -> str:
-    """Why what the role holds here cannot be declared exactly; empty if it can."""
+    """Returns why what the role holds here cannot be declared exactly; empty if it can."""
     on_schema = schema.on_schema or NOTHING_HELD
     if "CREATE" in on_schema.privileges:
         return "CREATE on a schema cannot be declared"
@@ -169,7 +169,9 @@ def _usage(schema: HeldSchema) -> SchemaAccess | None:
 
 
 def _fold_with(schema: HeldSchema, access: frozenset[Access] | None) -> FoldedSchema | None:
-    """None: this access gives too little, or needs too many exceptions. `access` None: USAGE only, if it is held."""
+    """Folds with this access; None if it grants too little or needs too many exceptions. `access` None: USAGE only, if
+    held.
+    """
     rest: list[tuple[HeldGroup, frozenset[str]]] = []
     if access is None:
         declared = _usage(schema)
@@ -204,7 +206,7 @@ def _find_exceptions(groups: Iterable[HeldGroup], access: frozenset[Access]) -> 
 
 
 def _fits(schema: HeldSchema, access: frozenset[Access], excepted: frozenset[str]) -> bool:
-    """Each access gives something to enough objects, and the exceptions are few and declarable."""
+    """Tells whether each access grants something on enough objects, and the exceptions are few and declarable."""
     if not all(_is_declarable(name) and not is_pattern(name) for name in excepted):
         return False
     if len(_shorten(schema, access, excepted)) > MOST_EXCEPTIONS:
@@ -221,7 +223,9 @@ def _fits(schema: HeldSchema, access: frozenset[Access], excepted: frozenset[str
 
 
 def _shorten(schema: HeldSchema, access: frozenset[Access], excepted: frozenset[str]) -> tuple[str, ...]:
-    """The exceptions, with one pattern for the sequences of serial columns, unless it would match other objects."""
+    """Returns the exceptions, with one pattern for the sequences of serial columns unless it would match other
+    objects.
+    """
     names = {name for name in excepted if matches(name, (_SERIAL,))}
     if len(names) >= _LEAST:
         given = (one.name for group in schema.groups if _given(access, group.kind) for one in group.objects)
@@ -252,7 +256,7 @@ def _fold_pattern(
 
 
 def _name_objects(schema: HeldSchema, rest: Iterable[tuple[HeldGroup, frozenset[str]]]) -> Iterator[ObjectPrivileges]:
-    """Lists objects by name: those of the same kind with the same privileges in one item."""
+    """Lists objects by name: those of the same kind with the same privileges share an item."""
     some: dict[tuple[ObjectKind, tuple[str, ...]], list[DatabaseObject]] = {}
     for group, left in rest:
         if left and group.objects:
@@ -325,7 +329,7 @@ def _is_declarable(name: str, longest: int = _LONGEST_NAME) -> bool:
 
 
 def access_of(defaults: Mapping[str, frozenset[str]]) -> frozenset[frozenset[Access]]:
-    """The access that equals these default privileges, which are by type of object as in pg_default_acl."""
+    """Returns the access that equals these default privileges, given by type of object as in pg_default_acl."""
     kinds = {"r": ObjectKind.TABLE, "S": ObjectKind.SEQUENCE, "f": ObjectKind.ROUTINE}
     held = {kinds[one]: privileges for one, privileges in defaults.items() if one in kinds and privileges}
     return frozenset(

@@ -1,7 +1,7 @@
-"""Lets schemas with the same declaration share one pattern, where there are more than an object can list one by one.
+"""Lets schemas with the same declaration share one pattern, where there are more than an object can list individually.
 
-A pattern also applies to schemas that are created later. So it is used only if there are too many schemas, and only if
-every existing schema that matches has the same declaration.
+A pattern also applies to schemas that are created later. So it is used only if there are too many schemas, and every
+existing schema that matches has the same declaration.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import TypeVar
 from pgrole_controller.core.grantee import ObjectPrivileges, SchemaAccess
 from pgrole_controller.core.schema_folding import FoldedSchema
 
-#: So many schemas at least share a pattern.
+#: Minimum number of schemas that share a pattern.
 _LEAST = 3
 
 _Item = TypeVar("_Item", SchemaAccess, ObjectPrivileges)
@@ -20,7 +20,7 @@ _Item = TypeVar("_Item", SchemaAccess, ObjectPrivileges)
 def share_schemas(
     folded: Mapping[str, FoldedSchema], existing: frozenset[str], most_schemas: int, most_objects: int
 ) -> tuple[list[SchemaAccess], list[ObjectPrivileges]]:
-    """Returns the access and the objects of all; with patterns of schemas where they exceed the limits."""
+    """Returns the access and the objects of all schemas, with patterns of schemas where they exceed the limits."""
     access = [one.access for one in folded.values() if one.access is not None]
     objects = [item for one in folded.values() for item in one.objects]
     if len(access) > most_schemas:
@@ -41,7 +41,7 @@ def _share(items: Sequence[_Item], existing: frozenset[str]) -> Iterator[_Item]:
 
 
 def _patterns(schemas: list[str], existing: frozenset[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yields patterns that match exactly these of the existing schemas, each with those it matches."""
+    """Yields patterns that match only these of the existing schemas, each with the schemas it matches."""
     prefix = _common_prefix(schemas)
     if len(schemas) >= _LEAST and prefix and not set("*?") & set(prefix):
         matching = {name for name in existing if name.startswith(prefix)}

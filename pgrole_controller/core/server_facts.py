@@ -1,4 +1,4 @@
-"""What `doctor` read from one PostgreSQL server, before it is judged (`server_findings`)."""
+"""What `doctor` read from one PostgreSQL server, before `server_findings`, `schema_findings` and others judge it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
 """Decides about many objects as the controller would in several rounds, without applying anything in between.
 
-A role that one object creates can be joined by the roles of others in the next round. Here it is added to what exists,
-and everything is decided again.
+The roles of others can join a role that one object creates in the next round. Here the created role is added to what
+exists, and everything is decided again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from pgrole_controller.core.policy import Policy, Reached, References
 from pgrole_controller.core.role import POWERS, Role
 from pgrole_controller.core.state import Desired, Observed, Server
 
-#: As controller/reconcile.py.
+#: As in controller/reconcile.py.
 ROUNDS = 4
 
 
@@ -43,7 +43,7 @@ class Simulation:
 def simulate(
     some: Sequence[SimulatedObject], server: Server, contain: Callable[[Exception], PgRoleError]
 ) -> Simulation:
-    """An error of one object is its decision. `contain` words an unexpected one for the reader of the simulation."""
+    """Decides about all objects. An error of one object is its decision."""
     existing = unite_references([one.observed.references for one in some if isinstance(one.observed, Observed)])
     references, created = existing, dict[str, Role]()
     decisions: tuple[Plan | PgRoleError, ...] = ()
@@ -69,13 +69,13 @@ def simulate(
 
 
 def split_late(changes: Sequence[Change], created: Mapping[str, Role]) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
-    """The changes that can be made at once, and those that need a role which another object creates."""
+    """Returns the changes that can be made at once, and those that need a role which another object creates."""
     late = tuple(one for one in changes if isinstance(one, GrantMembership) and one.membership.role in created)
     return tuple(one for one in changes if one not in late), late
 
 
 def unite_references(some: Sequence[References]) -> References:
-    """What was read in one snapshot for several objects."""
+    """Unites what was read in one snapshot for several objects."""
     groups: dict[str, tuple[str, ...]] = {}
     reached: dict[str, tuple[Reached, ...]] = {}
     contexts: dict[str, str] = {}
@@ -107,13 +107,13 @@ def _decide(
 
 
 def _refers(one: SimulatedObject, created: Mapping[str, Role]) -> bool:
-    """Whether the decision about it can depend on roles that other objects create."""
+    """Whether the decision can depend on roles that other objects create."""
     roles = (one.desired.role, *(rival.role for rival in one.desired.older_rivals))
     return any(held.role in created for role in roles for held in role.member_of)
 
 
 def _keep(before: Plan | PgRoleError, later: Plan | PgRoleError) -> Plan | PgRoleError:
-    """What was applied in an earlier round stays, even if the object is refused in a later one."""
+    """Keeps what was applied in an earlier round, even if the object is refused in a later one."""
     if isinstance(before, Plan) and isinstance(later, PgRoleError) and before.changes:
         return before if later in before.pending else replace(before, pending=(later, *before.pending))
     return later

@@ -20,6 +20,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.granted_privileges import GrantedPrivileges, describe_approval
 from pgrole_controller.core.password import version_of
 from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.privilege_news import combine_drifts
 from pgrole_controller.core.privilege_result import Culprit
 from pgrole_controller.core.role_drift import FoundCause
 
@@ -169,11 +170,14 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
         fields = claim.last_drift_fields
         by = cause.by if cause and cause.drift.corrected and cause.drift.at == claim.last_drift_at else Culprit()
         records.append(DriftRecord(claim.last_drift_at, fields, corrected=True, count=len(fields), by=by))
+    latest = list(records)
     if details.privileges is not None:
-        some = [(one.database, one.last_drift) for one in details.privileges.last_results]
-        records += [record_of(database, drift) for database, drift in some if drift is not None]
-    if records:
-        last = describe_last(max(records, key=lambda one: one.time), exposes_all=exposes_all)
+        for one in details.privileges.last_results:
+            records += [record_of(one.database, drift) for drift in one.last_drifts]
+            if one.last_drifts:
+                latest.append(record_of(one.database, combine_drifts(one.last_drifts)))
+    if latest:
+        last = describe_last(max(latest, key=lambda one: one.time), exposes_all=exposes_all)
         if not before.get("database") or str(before.get("time")) <= last["time"]:
             status["lastDrift"] = keep_cause(last, before)
     if details.reported:

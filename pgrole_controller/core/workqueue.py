@@ -2,10 +2,10 @@
 
 Guarantees: one reconcile of a key at a time, whatever its server; requests that arrive before a reconcile share it, and
 those that arrive during it cause exactly one more; no request is lost; a waiting key is reconciled however many of
-better rank arrive; while drifts and changes wait, they take turns, so that neither waits for all of the other. Each
-operation costs O(log n) of the waiting keys, `remove_server` and `reset_failures` O(n); keys at rest cost nothing.
+better rank arrive; drifts and changes take turns, so that neither waits for all of the other. Each operation costs
+O(log n) of the waiting keys, `remove_server` and `reset_failures` O(n); keys at rest cost nothing.
 
-Assumptions: time is in seconds of any one clock that never goes back, and given by the caller.
+Assumptions: the caller passes times, in seconds of any one monotonic clock.
 """
 
 import heapq
@@ -22,7 +22,7 @@ FIRST_BACKOFF = 2.0
 LONGEST_BACKOFF = 300.0
 _BACKOFF = Backoff(FIRST_BACKOFF, LONGEST_BACKOFF)
 
-#: A key that has waited for longer than this, in seconds, is taken out of turn: one of so many places is for such keys.
+#: A key that has waited longer than this, in seconds, is taken out of turn; one of this many places is for such keys.
 PATIENCE = 5.0
 PLACES_PER_TURN = 8
 
@@ -39,7 +39,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class RetryAfter:
-    """Repeat after so many seconds. Neither a failure nor a success: the count of failures stays."""
+    """Repeat after this many seconds. Neither a failure nor a success: the count of failures stays."""
 
     seconds: float
 
@@ -60,8 +60,8 @@ class WorkItem(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """A server's queue at one moment. `depth`: keys that are due and wait; `oldest`: seconds that the first of them
-    waits.
+    """A server's queue at one moment. `depth`: keys that are due and wait; `oldest`: seconds that the first has
+    waited.
     """
 
     depth: int
@@ -151,8 +151,8 @@ class Schedule:
 
     def done(self, key: Key, now: float, result: NextAttempt) -> str | None:
         """Ends the reconcile of a key. Returns the server for which the key waits again; None when it is at rest.
-
-        Raises LookupError when no reconcile of the key is under way.
+        Raises
+        LookupError if no reconcile of the key is in progress.
         """
         entry = self._entries.get(key)
         if entry is None or entry.item is None:
@@ -177,7 +177,7 @@ class Schedule:
         return queue.delayed[0][0] if queue.delayed else None
 
     def remove_server(self, server: str) -> None:
-        """Forgets every key of the server; a reconcile that is under way ends without another."""
+        """Forgets every key of the server; a reconcile in progress ends without another."""
         for key, entry in [(key, entry) for key, entry in self._entries.items() if entry.server == server]:
             self._leave(key, entry)
             entry.request = None
@@ -188,13 +188,13 @@ class Schedule:
         self._queues.pop(server, None)
 
     def reset_failures(self, server: str) -> None:
-        """Forgets how often keys of the server failed: the server was the cause, and it is back."""
+        """Resets the failures of the server's keys: the server was the cause, and it is back."""
         for entry in self._entries.values():
             if entry.server == server:
                 entry.failures = 0
 
     def restart(self, now: float) -> None:
-        """Every due key counts as waiting from now on: no one could take it before."""
+        """Counts every due key as waiting from now on: no one could take it before."""
         for queue in self._queues.values():
             queue.seen = max(queue.seen, now)
             queue.by_age = OrderedDict.fromkeys(queue.by_age, now)
@@ -209,7 +209,7 @@ class Schedule:
         return Backlog(len(queue.by_age), now - next(iter(queue.by_age.values())))
 
     def _conclude(self, key: Key, entry: _Entry, item: WorkItem, now: float, result: NextAttempt) -> None:
-        """What follows from the result itself, beside requests that arrived during the reconcile."""
+        """Returns what follows from the result itself, besides requests that arrived during the reconcile."""
         match result:
             case Done():
                 entry.failures = 0
@@ -224,7 +224,7 @@ class Schedule:
                 self._merge(key, entry, Request(key, item.reason, item.rank), now + seconds)
 
     def _merge(self, key: Key, entry: _Entry, request: Request, at: float) -> None:
-        """Joins a request with what waits; the entry's place is brought up to date by `_enter`."""
+        """Joins a request with what waits; `_enter` then updates the entry's place."""
         if entry.request is None:
             entry.request, entry.due = request, at
             return
@@ -241,7 +241,7 @@ class Schedule:
             entry.due, entry.backing_off = at, False
 
     def _enter(self, key: Key, entry: _Entry) -> None:
-        """Gives a waiting key its place in its server's queue, unless it has it."""
+        """Gives a waiting key its place in its server's queue, unless it has one."""
         if entry.ready or entry.ticket is not None or entry.server is None:
             return
         queue = self._queues.get(entry.server)
@@ -253,7 +253,7 @@ class Schedule:
         queue.delayed_count += 1
 
     def _leave(self, key: Key, entry: _Entry) -> None:
-        """Takes away a key's place, if it has one."""
+        """Removes a key from its place, if it has one."""
         if entry.server is None or entry.request is None:
             return
         if entry.ready:
@@ -305,7 +305,9 @@ class Schedule:
 
 
 def _choose(queue: _ServerQueue, now: float) -> Key:
-    """The first of the best rank; in one of so many turns the one that has waited the longest, if that is too long."""
+    """Returns the first key of the best rank, or, in one of several turns, the one that has waited longest if that is
+    too long.
+    """
     oldest, since = next(iter(queue.by_age.items()))
     best = next(iter(_best(queue)))
     if oldest == best or now - since <= PATIENCE:
@@ -318,7 +320,7 @@ def _choose(queue: _ServerQueue, now: float) -> Key:
 
 
 def _best(queue: _ServerQueue) -> OrderedDict[Key, None]:
-    """The keys of the best rank; of drifts and changes each in its turn."""
+    """Returns the keys of the best rank; drifts and changes take turns."""
     drifts, changes = queue.by_rank[Rank.DRIFT], queue.by_rank[Rank.CHANGE]
     if drifts and changes:
         queue.drift_was_last = not queue.drift_was_last

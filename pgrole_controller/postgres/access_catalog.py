@@ -24,7 +24,7 @@ from pgrole_controller.postgres.rows import Row, fetch, fetch_row
 #: server_version_num of the first version in which each membership has its own INHERIT.
 INHERIT_BY_GRANT_SINCE = 160000
 
-#: Distinct ACLs that are read of one database, and names of objects that have the same one.
+#: Maximum number of distinct ACLs read in one database, and of names of objects with the same one.
 MOST_ACLS = 20_000
 MOST_NAMES = 10_000
 
@@ -44,7 +44,6 @@ class SeenDatabase:
 @dataclass(frozen=True, slots=True)
 class AclVersion:
     """A row with an ACL. `xmin`: the transaction that wrote it, 32 bits. `changed_at`: when, if the server keeps that.
-
     `column`: empty for the object's own row.
     """
 
@@ -55,7 +54,7 @@ class AclVersion:
 
 @dataclass(frozen=True, slots=True)
 class FoundObject:
-    """The object that was asked for, and what it is in. `versions`: of its own row, and of columns with an ACL."""
+    """The requested object, with its schema and database. `versions`: of its own row, and of columns with an ACL."""
 
     acl: AccessObject
     around: Surroundings
@@ -73,7 +72,7 @@ class ReadObjects:
 
 
 async def read_role_graph(connection: Connection) -> RoleGraph:
-    """All roles and memberships of the server. Raises PgRoleError."""
+    """Reads all roles and memberships of the server. Raises PgRoleError."""
     roles = [
         AccessRole(
             row.get("oid", int),
@@ -99,13 +98,13 @@ async def read_role_graph(connection: Connection) -> RoleGraph:
 
 
 async def read_version(connection: Connection) -> int:
-    """server_version_num. Raises PgRoleError."""
+    """Reads server_version_num. Raises PgRoleError."""
     row = await fetch_row(connection, "", "SELECT current_setting('server_version_num')::int AS version")
     return row.get("version", int)
 
 
 def find_role(graph: RoleGraph, name: str) -> int:
-    """The oid of the role with this name. Raises Refused, with near names, if there is none."""
+    """Returns the oid of the role with this name. Raises Refused, with similar names, if there is none."""
     for oid, role in graph.roles.items():
         if role.name == name:
             return oid
@@ -115,7 +114,7 @@ def find_role(graph: RoleGraph, name: str) -> int:
 
 
 async def read_databases(connection: Connection) -> list[SeenDatabase]:
-    """The databases of the server by name, without templates. Raises PgRoleError."""
+    """Reads the databases of the server by name, without templates. Raises PgRoleError."""
     found = []
     for row in await fetch(connection, "", _query(connection, "databases")):
         name, owner = row.text("name"), row.get("owner", int)
@@ -188,7 +187,7 @@ def _misspelt(text: str) -> Refused:
 
 
 async def find_object(connection: Connection, name: ObjectName, database: AccessObject) -> FoundObject:
-    """The object with this name, with its ACL. Raises Refused, with near names, unless there is exactly one."""
+    """Returns the object with this name, and its ACL. Raises Refused, with similar names, unless exactly one exists."""
     place = ObjectId(*await _locate(connection, name))
     rows = await fetch(connection, "", _query(connection, "object"), CATALOG_OIDS[place.catalog], place.oid)
     acls: dict[ObjectId, AccessObject] = {}
@@ -279,7 +278,7 @@ async def _explain_missing(connection: Connection, name: ObjectName) -> str:
 
 
 def _nearest(wanted: str, names: Sequence[ObjectName]) -> list[str]:
-    """The names whose last part is like this one: the same but for case, one in the other, or almost the same."""
+    """Returns the names whose last part is similar: equal except for case, contained in each other, or almost equal."""
     by_part: dict[str, list[str]] = {}
     for one in names:
         by_part.setdefault((one.name or one.schema).lower(), []).append(str(one))
@@ -292,9 +291,9 @@ def _nearest(wanted: str, names: Sequence[ObjectName]) -> list[str]:
 
 
 async def read_objects(connection: Connection, roles: Collection[int], *, everything: bool) -> ReadObjects:
-    """Objects on which one of these roles, or every role, holds something, in the database of the connection.
+    """Reads the objects on which one of these roles, or every role, holds something, in the connected database.
 
-    `everything`: objects of PostgreSQL users without such entries, too. Raises PgRoleError.
+    `everything`: include objects of PostgreSQL's users without such entries. Raises PgRoleError.
     """
     rows = await fetch(
         connection, "", _query(connection, "objects"), sorted(roles), everything, MOST_NAMES, seconds=_SECONDS

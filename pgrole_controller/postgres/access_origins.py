@@ -35,14 +35,14 @@ class ReadChanges:
 
 
 async def find_origins(connection: Connection) -> OriginTables:
-    """Call it before any query of the transaction. Raises PgRoleError."""
+    """Finds the tables. Call it before any query of the transaction. Raises PgRoleError."""
     return OriginTables(*await find_tables(connection, "claim", "ddl_event"))
 
 
 async def read_declarations(
     connection: Connection, table: StoredTable, roles: Collection[int], holders: Collection[int], version: int
 ) -> Declarations:
-    """Which PgRoles manage these roles, and what they declare for the holders, from the claims in the connected
+    """Reads which PgRoles manage these roles, and what they declare for the holders, from the claims in the connected
     database. Raises PgRoleError.
     """
     if not table.readable:
@@ -89,7 +89,7 @@ async def _explain_unread(connection: Connection, table: StoredTable) -> str:
 async def read_changes(
     connection: Connection, events: StoredTable, place: ObjectId, rows: Iterable[AclVersion], version: int
 ) -> ReadChanges:
-    """The last changes of an object's ACL and of all memberships. Raises PgRoleError."""
+    """Reads the last changes of an object's ACL and of all memberships. Raises PgRoleError."""
     rows = list(rows)
     logins: dict[int, tuple[datetime, str]] = {}
     if events.readable:

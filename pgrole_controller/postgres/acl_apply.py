@@ -58,7 +58,7 @@ from pgrole_controller.postgres.rows import fetch
 
 log = logging.getLogger(__name__)
 
-#: Of one transaction: it takes about 12 ms.
+#: Maximum number of objects of one transaction, which then takes about 12 ms.
 OBJECTS = 100
 #: Time limit in seconds for trying objects one by one; the remaining ones are postponed.
 ONE_BY_ONE_SECONDS = 3.0
@@ -102,9 +102,8 @@ class AclDialect:
 
 @dataclass(frozen=True, slots=True)
 class AppliedAcls:
-    """`errors`: of the objects that were not changed. `default_errors`: likewise, of default privileges.
-
-    `stored`: the transaction of the last change ran the `extra` statements. They are left out if there are errors.
+    """`errors`: of the objects that were not changed. `default_errors`: likewise for default privileges. `stored`: the
+    transaction of the last change ran the `extra` statements, which it does only without errors.
     """
 
     errors: Mapping[ObjectId, PgRoleError] = field(default_factory=dict)
@@ -173,7 +172,7 @@ class _Pass:
         self.stored = False
 
     async def change(self, repairs: Sequence[AclRepair], *, last: bool) -> None:
-        """`last`: nothing follows, except for tables that others have locked: those are left to `change_busy`."""
+        """`last`: nothing follows, except for tables that others have locked, which are left to `change_busy`."""
         if self._meets_locks:
             repairs = await self._set_busy_aside(repairs)
         while repairs:
@@ -193,11 +192,11 @@ class _Pass:
             return
 
     async def change_busy(self, *, last: bool) -> None:
-        """Tables that others had locked, when everything else is done."""
+        """Changes the tables that others had locked, after everything else."""
         await self._change_each(self._busy, last=last, busy=True)
 
     async def _set_busy_aside(self, repairs: Sequence[AclRepair]) -> Sequence[AclRepair]:
-        """Returns those that no one has locked."""
+        """Returns the objects that no one has locked."""
         oids = [one.observed.object.id.oid for one in repairs]
         rows = await fetch(self._connection, "", queries.privileges("busy"), oids)
         busy = {row.get("oid", int) for row in rows}
@@ -251,7 +250,7 @@ class _Pass:
                 self.default_errors[one] = await explain_default(self._connection, error, one, self._dialect.version)
 
     def _raise_if_common(self, error: PgRoleError) -> None:
-        """Raises what concerns every object."""
+        """Raises an error that concerns every object."""
         common = isinstance(error, Unconfirmed) or error.reason is Reason.SUSPENDED or is_another_leading(error)
         common = common or sqlstate(error) == FOREIGN_EVENT_TRIGGER
         if common or self._connection.is_closed():
@@ -289,8 +288,9 @@ class _Pass:
         self.stored = self.stored or storing
 
     async def _transact_at_once(self, repairs: Sequence[AclRepair], *, extra: bool) -> bool:
-        """One transaction in one round trip. False: nothing was changed, since it takes more to change these objects,
-        or to find out what happened to them.
+        """Runs one transaction in one round trip. Returns False if nothing was changed, because these objects need
+        more than one
+        message, or because the failed object must be found.
         """
         storing = extra and not (self.errors or self.default_errors)
         ending = self._extra if storing else ()
@@ -312,7 +312,7 @@ class _Pass:
         return True
 
     def _opening(self, repairs: Sequence[AclRepair]) -> list[str]:
-        """Settings and locks of a transaction."""
+        """Returns settings and locks of a transaction."""
         oids = ",".join(str(one.observed.object.id.oid) for one in repairs)
         opening = [
             f"SET LOCAL lock_timeout = '{_CHANGE_LOCK_TIMEOUT}'",
@@ -329,7 +329,7 @@ class _Pass:
 
     @asynccontextmanager
     async def _transaction(self, repairs: Sequence[AclRepair]) -> AsyncIterator[None]:
-        """Its BEGIN, settings and locks are one message."""
+        """Opens a transaction: BEGIN, settings and locks are one message."""
         with limited_transaction():
             try:
                 await self._connection.execute(";\n".join(["BEGIN", *self._opening(repairs)]))
@@ -394,9 +394,9 @@ class _Pass:
         return [DatabaseObject(schema, ObjectKind.SCHEMA, name, name, 0, "") for schema, name in found]
 
     async def _verify(self, repairs: Sequence[AclRepair]) -> None:
-        """Reads the ACLs back. What was lost with something that was revoked, e.g. by CASCADE, is granted again.
-
-        Raises PgRoleError if an object does not have the privileges that it should.
+        """Reads the ACLs back. Grants again what a revoke took along, e.g. by CASCADE. Raises PgRoleError if an object
+        does not
+        have the privileges that it should.
         """
         if not repairs:
             return

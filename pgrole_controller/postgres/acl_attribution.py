@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from pgrole_controller import resources
-from pgrole_controller.core.attribution import ChangedRow, DdlEvent, find_culprit_of, group_by_row
+from pgrole_controller.core.attribution import ChangedRow, DdlEvent, find_culprit_of, find_nearest, group_by_row
 from pgrole_controller.core.privilege_result import Culprit
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import Row, fetch
@@ -34,11 +34,29 @@ async def read_culprits(connection: Connection, xmins: Collection[int]) -> dict[
 
 
 async def read_culprits_of(connection: Connection, rows: Sequence[ChangedRow]) -> dict[ChangedRow, Culprit]:
-    """As `read_culprits`, for rows about which more is known: several rows can have one xmin and different commands."""
-    wanted = list(dict.fromkeys(changed.xmin for changed in rows))[:MOST_ROWS]
+    """As `read_culprits`, for rows about which more is known: several rows can have one xmin and different commands.
+
+    Of rows that are gone (`xmin` 0), the last events with their tags are looked at.
+    """
+    wanted = list(dict.fromkeys(changed.xmin for changed in rows if changed.xmin))[:MOST_ROWS]
     events = await read_events(connection, wanted) if wanted else {}
     known = [changed for changed in dict.fromkeys(rows) if changed.xmin in events]
-    return {changed: find_culprit_of(changed, events[changed.xmin]) for changed in known}
+    found = {changed: find_culprit_of(changed, events[changed.xmin]) for changed in known}
+    gone = [changed for changed in dict.fromkeys(rows) if not changed.xmin]
+    if gone:
+        last = await _read_last_events(connection, sorted({tag for changed in gone for tag in changed.tags}))
+        nearest = {changed: find_nearest(changed, last) for changed in gone}
+        found |= {changed: culprit for changed, culprit in nearest.items() if culprit.login}
+    return found
+
+
+async def _read_last_events(connection: Connection, tags: Sequence[str]) -> list[DdlEvent]:
+    """The last MOST_EVENTS with these tags that other sessions than the controller's caused."""
+    query = resources.text("sql", "attribution", "last_events.sql")
+    rows = await fetch(
+        connection, "attribute", query, list(tags), MOST_EVENTS, MOST_RECENT, seconds=ATTRIBUTION_SECONDS
+    )
+    return [read_event(row) for row in rows]
 
 
 async def read_events(connection: Connection, xmins: Sequence[int]) -> dict[int, tuple[DdlEvent, ...]]:
@@ -47,10 +65,10 @@ async def read_events(connection: Connection, xmins: Sequence[int]) -> dict[int,
     rows = await fetch(
         connection, "attribute", query, list(xmins), MOST_EVENTS, MOST_RECENT, seconds=ATTRIBUTION_SECONDS
     )
-    return group_by_row([(row.get("xmin", int), _event(row)) for row in rows])
+    return group_by_row([(row.get("xmin", int), read_event(row)) for row in rows])
 
 
-def _event(row: Row) -> DdlEvent:
+def read_event(row: Row) -> DdlEvent:
     encoding = row.get("encoding", str)
     return DdlEvent(
         id=row.get("id", int),

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cmp_to_key
-from typing import TypeAlias
 
 import anyio.lowlevel
 
@@ -22,23 +21,31 @@ from pgrole_controller.core.acl import (
     ObjectKind,
     ObservedAcl,
 )
-from pgrole_controller.core.acl_decision import ObservedDatabase
+from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.parameters import elements
 from pgrole_controller.core.privilege_policy import DatabaseFacts
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.acl_rows import CATALOGS, MEMBER, observed_acls, pair, read_entries, read_group
+from pgrole_controller.postgres.acl_rows import (
+    CATALOGS,
+    MEMBER,
+    SchemaFilter,
+    is_touched,
+    observed_acls,
+    pair,
+    read_entries,
+    read_group,
+)
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row, first
+from pgrole_controller.postgres.single_row import SingleRow
 
-#: Whether a declaration may match objects of this kind in the schema with this name. It is asked for TABLE, which
-#: stands for every kind of relation and for sequences, and for ROUTINE.
-SchemaFilter: TypeAlias = Callable[[str, ObjectKind], bool]
+_PG_AUTHID = 1260
 
-#: Objects made from rows without a pause, in which other servers' tasks run.
+#: Number of objects parsed without a pause, in which tasks of other servers run.
 _AT_ONCE = 2000
 
-#: So many values of search_path, and so many characters of each, are read (sql/privileges/facts.sql).
+#: Maximum number of values of search_path read, and of characters of each (sql/privileges/facts.sql).
 _MOST_PATHS, _LONGEST_PATH = 1000, 2000
 
 
@@ -49,7 +56,7 @@ async def read_database(
     touched: SchemaFilter,
     with_columns: Callable[[DatabaseObject], bool],
 ) -> tuple[str, ObservedDatabase]:
-    """A full read of everything that is decided about, in one snapshot; and that snapshot's text.
+    """Reads everything that is decided about, in one snapshot; returns that snapshot's text, too.
 
     `creators`: roles that declarations name. `with_columns`: whether declarations name columns of this table.
     """
@@ -71,10 +78,10 @@ async def read_database(
 
 
 async def read_acls(connection: Connection, grantees: Collection[int], touched: SchemaFilter) -> list[ObservedAcl]:
-    """Every object that a declaration may match, or on which a grantee that does not own it holds something: all of
-    them in touched schemas, every schema, the database, and in other schemas those with entries of a grantee.
+    """Reads every object that a declaration may match, or on which a grantee that does not own it holds something.
 
-    Objects of PostgreSQL itself are left out. Raises PgRoleError.
+    These are all objects in touched schemas, every schema, the database, and objects in other schemas with entries of a
+    grantee, but not objects of PostgreSQL itself. Raises PgRoleError.
     """
     async with _one_snapshot(connection):
         return await _read_acls(connection, grantees, await read_schemas(connection), touched)
@@ -84,7 +91,11 @@ async def _read_acls(
     connection: Connection, grantees: Collection[int], schemas: Mapping[int, str], touched: SchemaFilter
 ) -> list[ObservedAcl]:
     columns = await _read_column_entries(connection, grantees)
-    return await _read_objects(connection, "every_object", grantees, schemas, touched, columns, list(columns))
+    relations = [oid for oid, name in schemas.items() if touched(name, ObjectKind.TABLE)]
+    routines = [oid for oid, name in schemas.items() if touched(name, ObjectKind.ROUTINE)]
+    query = _query(connection, "objects", "every_object")
+    arguments = (list(grantees), relations, routines, list(columns))
+    return (await _read_objects(connection, query, arguments, grantees, columns=columns))[0]
 
 
 async def read_recent_acls(
@@ -99,11 +110,20 @@ async def read_recent_acls(
     `age`: of the oldest of these, in transactions. `tables`: always read. Pass those with declared columns: a column
     whose last privilege was revoked is found in no catalog but pg_attribute, which is not searched.
     """
-    async with _one_snapshot(connection):
-        schemas = await read_schemas(connection)
-        recent = await _read_column_entries(connection, grantees, age=age)
-        apart = sorted({*recent, *tables})
-        return await _read_objects(connection, "recent_objects", grantees, schemas, touched, None, apart, age)
+    query = _query(connection, "objects", "recent_objects")
+    arguments = (list(grantees), None, None, sorted(tables), age, None)
+    return (await _read_objects(connection, query, arguments, grantees, touched=touched))[0]
+
+
+async def read_recent_acls_and(
+    row: SingleRow, connection: Connection, grantees: Collection[int], xid: int, touched: SchemaFilter
+) -> tuple[list[ObservedAcl], Row]:
+    """As `read_recent_acls`, of what this transaction (64 bits) and later ones may have written; with the answer to
+    another question.
+    """
+    query = row.beside(_query(connection, "objects", "recent_objects"), parameters=6)
+    arguments = (list(grantees), None, None, [], None, str(xid), *row.arguments)
+    return await _read_objects(connection, query, arguments, grantees, touched=touched)
 
 
 async def read_named_acls(
@@ -113,17 +133,29 @@ async def read_named_acls(
     names: Collection[str] = (),
     touched: SchemaFilter | None = None,
 ) -> list[ObservedAcl]:
-    """As `read_acls`, of objects with these oids, in whichever catalog, or these names, in whichever schema.
+    """As `read_acls`, for objects with these oids, in whichever catalog, or these names, in whichever schema.
 
-    `touched` None: whatever their schema. Columns can be newer than their tables. Its duration does not depend on the
-    number of objects in the database.
+    `touched` None: in all schemas. Columns can be newer than their tables. The duration does not depend on the number
+    of
+    objects in the database.
     """
+    query, arguments = _query(connection, "objects", "named_objects"), _named_arguments(grantees, oids, names)
+    return (await _read_objects(connection, query, arguments, grantees, touched=touched))[0]
+
+
+async def read_named_acls_and(
+    row: SingleRow, connection: Connection, grantees: Collection[int], oids: Collection[int], names: Collection[str]
+) -> tuple[list[ObservedAcl], Row]:
+    """As `read_named_acls`, with the answer to another question."""
+    query = row.beside(_query(connection, "objects", "named_objects"), parameters=6)
+    arguments = (*_named_arguments(grantees, oids, names), *row.arguments)
+    return await _read_objects(connection, query, arguments, grantees)
+
+
+def _named_arguments(grantees: Collection[int], oids: Collection[int], names: Collection[str]) -> tuple[object, ...]:
     searched = [name.encode(errors="surrogateescape")[:63] for name in names]
     valid = [name.decode() for name in searched if _is_utf8(name)]  # no statement that we were sent has another one
-    schemas = await read_schemas(connection) if touched is not None else {}
-    return await _read_objects(
-        connection, "named_objects", grantees, schemas, touched, None, (), sorted(oids), sorted(valid)
-    )
+    return list(grantees), None, None, [], sorted(oids), sorted(valid)
 
 
 def _is_utf8(name: bytes) -> bool:
@@ -135,13 +167,13 @@ def _is_utf8(name: bytes) -> bool:
 
 
 async def read_schemas(connection: Connection) -> dict[int, str]:
-    """The names of all schemas by oid; without those of temporary tables."""
+    """Reads the names of all schemas by oid, except those of temporary tables."""
     rows = await fetch(connection, "look_for_schemas", _query(connection, "schemas"))
     return {row.get("oid", int): row.text("name") for row in rows}
 
 
 async def read_columns(connection: Connection, tables: Collection[int]) -> dict[ObjectId, frozenset[str]]:
-    """The columns of each of these relations that exists."""
+    """Reads the columns of those of these relations that exist."""
     if not tables:
         return {}
     rows = await fetch(connection, "look_for_columns", _query(connection, "column_names"), list(tables))
@@ -149,7 +181,7 @@ async def read_columns(connection: Connection, tables: Collection[int]) -> dict[
 
 
 async def read_defaults(connection: Connection, grantees: Collection[int]) -> list[DefaultAcl]:
-    """Default privileges for the grantees, except those of a creator for itself."""
+    """Reads default privileges for the grantees, except those of a creator for itself."""
     rows = await fetch(connection, "look_for_defaults", _query(connection, "defaults"), list(grantees))
     return [
         DefaultAcl(
@@ -158,19 +190,37 @@ async def read_defaults(connection: Connection, grantees: Collection[int]) -> li
             schema=row.text("schema"),
             object_type=row.get("object_type", str),
             entries=tuple(read_entries(row)),
+            xmin=row.get("version", int),
         )
         for row in rows
     ]
 
 
+async def read_older(
+    connection: Connection, asked: Collection[tuple[int, ObjectId]]
+) -> frozenset[tuple[int, ObjectId]]:
+    """Of these pairs of a role and an object (`pg_authid`: a role), those whose object certainly existed when what the
+    role declares was last applied. Schema pgrole must exist. Raises PgRoleError.
+    """
+    numbers = {name: oid for oid, name in CATALOGS.items()} | {"pg_authid": _PG_AUTHID}
+    names = {oid: name for name, oid in numbers.items()}
+    pairs = [(role, numbers[one.catalog], one.oid) for role, one in asked]
+    columns = [[pair[place] for pair in pairs] for place in range(3)]
+    rows = await fetch(connection, "look_for_objects", queries.privileges("older"), *columns)
+    return frozenset(
+        (row.get("role", int), ObjectId(names[row.get("catalog", int)], row.get("oid", int))) for row in rows
+    )
+
+
 async def read_facts(connection: Connection, creators: Collection[str]) -> tuple[DatabaseFacts, dict[str, int]]:
     """What policies need to know of the database, and the oids of those of these roles that exist, by name."""
-    return facts_of(await fetch_row(connection, "look_for_facts", facts_query(connection), list(creators)))
+    asked = ask_facts(connection, creators)
+    return facts_of(await fetch_row(connection, "look_for_facts", asked.question, *asked.arguments))
 
 
-def facts_query(connection: Connection) -> str:
-    """A question with one row, for `facts_of`. $1 text[] roles that declarations name as creators."""
-    return _query(connection, "facts")
+def ask_facts(connection: Connection, creators: Collection[str]) -> SingleRow:
+    """The question for `facts_of`. `creators`: roles that declarations name."""
+    return SingleRow(_query(connection, "facts"), (list(creators),))
 
 
 def facts_of(row: Row) -> tuple[DatabaseFacts, dict[str, int]]:
@@ -203,7 +253,7 @@ def _query(connection: Connection, name: str, objects: str = "") -> str:
 
 @asynccontextmanager
 async def _one_snapshot(connection: Connection) -> AsyncIterator[None]:
-    """All queries see the same state. Within a transaction, they see what that sees."""
+    """Opens a transaction in which all queries see the same state; within a transaction, uses that one."""
     if connection.is_in_transaction():
         yield
         return
@@ -233,12 +283,11 @@ async def _read_column_entries(
     grantees: Collection[int],
     *,
     tables: Sequence[int] | None = None,
-    age: int | None = None,
 ) -> dict[int, tuple[list[AclEntry], set[int]]]:
     """Entries of the grantees on columns, and the columns' versions, by oid of the table."""
     found: dict[int, tuple[list[AclEntry], set[int]]] = {}
     query = _query(connection, "columns")
-    for row in await fetch(connection, "look_for_column_privileges", query, list(grantees), tables, age):
+    for row in await fetch(connection, "look_for_column_privileges", query, list(grantees), tables):
         entries = [
             replace(entry, column=column)
             for column, entry in pair(row, row.texts("columns"), list(read_entries(row)), "columns")
@@ -249,28 +298,23 @@ async def _read_column_entries(
 
 async def _read_objects(
     connection: Connection,
-    source: str,
+    query: str,
+    arguments: Sequence[object],
     grantees: Collection[int],
-    schemas: Mapping[int, str],
-    touched: SchemaFilter | None,
-    columns: Mapping[int, tuple[list[AclEntry], set[int]]] | None,
-    apart: Sequence[int] = (),
-    *arguments: object,
-) -> list[ObservedAcl]:
-    """`columns`: entries to add; None: they are read. `arguments`: of the source, after those of
-    sql/privileges/objects.sql.
+    *,
+    touched: SchemaFilter | None = None,
+    columns: Mapping[int, tuple[list[AclEntry], set[int]]] | None = None,
+) -> tuple[list[ObservedAcl], Row]:
+    """`touched`: objects in other schemas are left out unless a grantee holds something there. `columns`: entries to
+    add; None: they are read. Returns the objects, and a row of `SingleRow.beside`.
     """
-    relations = routines = None
+    rows = await fetch(connection, "look_for_privileges", query, *arguments)
+    groups = [read_group(row) for row in rows if row.find("catalog", int) is not None]
+    beside = rows[0] if rows else Row({})
     if touched is not None:
-        relations = [oid for oid, name in schemas.items() if touched(name, ObjectKind.TABLE)]
-        routines = [oid for oid, name in schemas.items() if touched(name, ObjectKind.ROUTINE)]
-    query = _query(connection, "objects", source)
-    rows = await fetch(
-        connection, "look_for_privileges", query, list(grantees), relations, routines, list(apart), *arguments
-    )
-    groups = [read_group(row) for row in rows]
+        groups = [group for group in groups if is_touched(group, touched)]
     if not groups:
-        return []
+        return [], beside
     signatures = await _read_arguments(
         connection, [oid for one in groups if one.catalog == "pg_proc" for oid in one.oids]
     )
@@ -285,7 +329,7 @@ async def _read_objects(
             found.append(_joined(one, columns))
             if len(found) % _AT_ONCE == 0:
                 await anyio.lowlevel.checkpoint()
-    return found
+    return found, beside
 
 
 async def _read_arguments(connection: Connection, oids: Sequence[int]) -> dict[int, str]:

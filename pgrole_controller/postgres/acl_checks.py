@@ -1,5 +1,7 @@
-"""The checks of a transaction that changes privileges, as prepared statements: to plan them takes longer than to run
-them. A DO block runs each, and raises an error if its answer is true.
+"""The checks of a transaction that changes privileges, as prepared statements, since planning them takes longer than
+running them.
+
+A DO block runs each check, and raises an error if its answer is true.
 """
 
 from dataclasses import dataclass
@@ -68,10 +70,17 @@ def _checks() -> tuple[_Check, ...]:
 #: pgrole.expected are not as they were read, and if their privileges are not as they should be afterwards.
 CHECK_SUSPENDED, CHECK_TRIGGERS, CHECK_EXPECTED, CHECK_EFFECT = (one.statement for one in _checks())
 
-#: Locks the tables among the objects of the setting pgrole.objects.
+#: Locks the relations among the objects of the setting pgrole.objects. If that would remove a comment that someone made
+#: a moment ago, nothing is changed, and the objects are tried again.
 LOCK_TABLES = (
-    f"DO $lock$ DECLARE names text; BEGIN EXECUTE 'EXECUTE {_TABLES}' INTO names; "
+    "DO $lock$ DECLARE names text; others text; removed bigint; BEGIN "
+    f"EXECUTE 'EXECUTE {_TABLES}' INTO names, others; "
     "IF names IS NOT NULL THEN EXECUTE 'LOCK TABLE ' || names || ' IN SHARE UPDATE EXCLUSIVE MODE'; END IF; "
+    "IF others IS NOT NULL THEN "
+    "removed := pg_stat_get_xact_tuples_deleted('pg_description'::regclass); "
+    "EXECUTE others; "
+    "IF pg_stat_get_xact_tuples_deleted('pg_description'::regclass) <> removed THEN "
+    "RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = 'a comment was made meanwhile'; END IF; END IF; "
     "END $lock$"
 )
 
@@ -79,7 +88,7 @@ _prepared: WeakSet[Connection] = WeakSet()
 
 
 async def prepare_checks(connection: Connection) -> None:
-    """Once for a connection, before the first of these statements. Raises PgRoleError."""
+    """Prepares the checks. Call it once per connection, before the first of these statements. Raises PgRoleError."""
     if connection in _prepared:
         return
     statements = [f"PREPARE {one.name} AS {one.question}" for one in _checks()]

@@ -1,4 +1,4 @@
-"""Why PostgreSQL refused to change privileges, for people, and what they can do."""
+"""Explains why PostgreSQL refused to change privileges, and what people can do."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
@@ -19,7 +19,7 @@ _ROW_TOO_BIG = "54000"
 _NOT_PERMITTED = "42501"
 #: The object, its schema, the role or the grantor (22023) was dropped or renamed.
 _GONE = ("42P01", "42883", "3F000", "42704", "42703", "22023")
-#: Characters of the statements in a message; more are left out.
+#: Maximum number of characters of the statements in a message.
 _LONGEST_STATEMENTS = 600
 #: Since this version, a membership says whether it allows to act as the group.
 _MEMBERSHIP_OPTIONS_VERSION = 160_000
@@ -52,9 +52,9 @@ def postpone() -> PgRoleError:
 
 
 async def explain(connection: Connection, error: PgRoleError, repair: AclRepair, version: int) -> PgRoleError:
-    """The error to report on the object that declares the privileges. `version`: server_version_num.
-
-    Raises PgRoleError if the connection is lost.
+    """Returns the error to report on the object that declares the privileges. `version`: server_version_num. Raises
+    PgRoleError
+    if the connection is lost.
     """
     label, code = repair.observed.object.label, sqlstate(error)
     said = str(getattr(error.__cause__, "message", "")) or error.message
@@ -88,7 +88,9 @@ async def explain_default(
 
 
 async def _find_remedy(connection: Connection, repair: AclRepair, version: int) -> str:
-    """What lets the controller's role make the changes, and the changes themselves where nothing should."""
+    """Returns statements that let the controller's role make the changes, or the changes themselves if nothing should
+    let it.
+    """
     owner = repair.observed.object.owner_name
     by_actor: dict[str, list[AclChange]] = {}
     for change in repair.changes:

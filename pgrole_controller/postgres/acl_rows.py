@@ -1,14 +1,19 @@
 """Rows about ACLs: groups of objects with the same owner and ACL, and the entries of an ACL in parallel arrays."""
 
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from pgrole_controller.core.acl import AclEntry, DatabaseObject, ObjectId, ObjectKind, ObservedAcl
+from pgrole_controller.core.object_patterns import TEMPORARY_SCHEMAS
 from pgrole_controller.postgres.rows import Row
 
 T = TypeVar("T")
+
+#: Whether a declaration may match objects of this kind in the schema with this name. It is asked for TABLE, which
+#: stands for every kind of relation and for sequences, and for ROUTINE.
+SchemaFilter: TypeAlias = Callable[[str, ObjectKind], bool]
 
 #: PostgreSQL's fixed oids of the catalogs whose rows have an ACL.
 CATALOGS = {
@@ -59,8 +64,18 @@ class AclGroup:
     versions: tuple[int, ...]
 
 
+def is_touched(group: AclGroup, touched: SchemaFilter) -> bool:
+    """Whether a declaration may match these objects, or a grantee that does not own them holds something on them."""
+    row = group.row
+    if group.catalog not in ("pg_class", "pg_proc") or row.get("apart", bool) or row.get("held", bool):
+        return True
+    schema = row.find_text("schema") or ""
+    kind = ObjectKind.ROUTINE if group.catalog == "pg_proc" else ObjectKind.TABLE
+    return not schema.startswith(TEMPORARY_SCHEMAS) and touched(schema, kind)
+
+
 def kind_of(catalog: int, kind: str) -> ObjectKind | None:
-    """`catalog`: its oid. `kind`: relkind, for relations. None: not a kind with an ACL."""
+    """Returns the kind of an object; None for a kind without an ACL. `catalog`: oid. `kind`: relkind, for relations."""
     name = CATALOGS.get(catalog)
     if name is None:
         return None
@@ -81,7 +96,7 @@ def read_group(row: Row) -> AclGroup:
 def observed_acls(
     group: AclGroup, signatures: Mapping[int, str], members: Collection[ObjectId]
 ) -> Iterator[ObservedAcl]:
-    """`members`: objects of extensions, where the row does not tell."""
+    """`members`: objects of extensions, where the row does not say."""
     row, catalog = group.row, group.catalog
     kind = _RELATION_KINDS.get(row.get("kind", str)) if catalog == "pg_class" else _KINDS[catalog]
     if kind is None:

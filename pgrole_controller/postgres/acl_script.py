@@ -15,13 +15,16 @@ from pgrole_controller.postgres.acl_checks import CHECK_EFFECT, CHECK_EXPECTED
 from pgrole_controller.postgres.acl_verification import AclRepair
 
 _CATALOGS = ("pg_class", "pg_namespace", "pg_database")
-#: So many privileges are verified at most by one message.
+#: Maximum number of privileges that one message verifies.
 _MOST_PRIVILEGES = 2000
 
 
 def render_repairs(repairs: Sequence[AclRepair], version: int, opening: Iterable[str], ending: Iterable[str]) -> str:
-    """The message; empty if there is none. `version`: server_version_num. `opening` and `ending` belong to the same
-    transaction. Raises ValueError for a change that has no statement.
+    """Returns the message; empty if a message cannot make these changes.
+
+    `version`: server_version_num. `opening` and `ending` belong to the same transaction. Raises ValueError for a change
+    that
+    has no statement.
     """
     if not repairs:
         return ";\n".join([*opening, *ending])

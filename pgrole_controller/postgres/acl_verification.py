@@ -8,8 +8,9 @@ from pgrole_controller.core.acl import AclChange, AclEntry, ObservedAcl
 
 @dataclass(frozen=True, slots=True)
 class AclRepair:
-    """All changes of one object, for whichever grantees, and the ACL that they were decided from. Its `entries` are of
-    all `grantees` of `apply_acls`: none of them loses what no change revokes.
+    """All changes of one object, for all grantees, and the ACL that they were decided from.
+
+    Its `entries` are of all `grantees` of `apply_acls`: none of them may lose what no change revokes.
     """
 
     observed: ObservedAcl
@@ -17,7 +18,7 @@ class AclRepair:
 
 
 def identity_of(one: ObservedAcl) -> tuple[object, ...]:
-    """What statements refer to an object by, and what policies decide by."""
+    """Returns what statements refer to an object by, and what policies decide by."""
     found = one.object
     return found.kind, found.schema, found.name, found.arguments, found.owner, found.security_definer
 
@@ -38,7 +39,7 @@ def _revokes(change: AclChange, entry: AclEntry) -> bool:
 
 
 def find_lost(repair: AclRepair, after: ObservedAcl | None) -> list[AclEntry]:
-    """Entries that no change revokes, and that are gone. One of several grantors is enough."""
+    """Returns entries that no change revokes and that are missing now. One of several grantors is enough."""
     held = _held(after)
     kept = [
         entry
@@ -49,7 +50,7 @@ def find_lost(repair: AclRepair, after: ObservedAcl | None) -> list[AclEntry]:
 
 
 def find_wrong(repair: AclRepair, after: ObservedAcl | None) -> str:
-    """What is not as it should be after the changes, for people; empty if all is."""
+    """Returns what is wrong after the changes, for people; empty if nothing is."""
     label = repair.observed.object.label
     if after is None:
         return f"{label} was dropped"
@@ -72,7 +73,7 @@ def find_wrong(repair: AclRepair, after: ObservedAcl | None) -> str:
 
 
 def _remedy(change: AclChange) -> str:
-    """Whatever a superuser revokes, it revokes in the owner's name, and CASCADE spares what a superuser granted."""
+    """A superuser's REVOKE is always in the owner's name, and CASCADE spares what a superuser granted."""
     return (
         f'if "{change.grantor}" is a superuser now, PostgreSQL lets no one revoke what it granted before: an '
         f'administrator can run ALTER ROLE "{change.grantor}" NOSUPERUSER, and the controller revokes it then'

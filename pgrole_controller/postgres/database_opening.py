@@ -1,6 +1,4 @@
-"""Opens a session with one database whose privileges are managed, and says what is wrong with a database that does not
-accept one.
-"""
+"""Opens a session with one database whose privileges are managed, and explains why a database does not accept one."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -79,7 +77,9 @@ async def _connect(endpoint: Endpoint, database: str) -> AsyncIterator[Connectio
 
 
 def explain(error: PgRoleError, database: str) -> PgRoleError:
-    """An error of connecting to the database, for the objects that declare privileges there."""
+    """Returns the error for the objects that declare privileges in a database to which the controller cannot
+    connect.
+    """
     codes = _codes(error, set())
     if _DATABASE_MISSING in codes:
         return DatabaseMissing(database)
@@ -126,7 +126,7 @@ async def _identify(connection: Connection, database: str) -> Identity:
 
 
 async def _silence_triggers(connection: Connection, identity: Identity) -> None:
-    """The controller's changes fire no event trigger of others where a role may decide that."""
+    """Turns off event triggers for the controller's own changes, where its role may do that."""
     if identity.superuser and identity.version_number >= 170_000:
         with translate_errors():
             await connection.execute("SET event_triggers = off")

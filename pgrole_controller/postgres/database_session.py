@@ -9,7 +9,7 @@ is never missed, since the worker reads everything when a session begins.
 """
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -17,23 +17,24 @@ import anyio
 
 from pgrole_controller import resources
 from pgrole_controller.core.acl import DefaultAclChange, ObjectId
-from pgrole_controller.core.acl_decision import ObservedDatabase
 from pgrole_controller.core.attribution import ChangedRow
 from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
-from pgrole_controller.core.privilege_policy import DatabaseFacts
+from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privilege_result import Culprit
 from pgrole_controller.postgres.acl_apply import AclDialect, AppliedAcls, Statement, apply_acls
 from pgrole_controller.postgres.acl_attribution import read_culprits_of
 from pgrole_controller.postgres.acl_catalog import (
+    ask_facts,
     facts_of,
-    facts_query,
     read_columns,
     read_database,
     read_defaults,
-    read_named_acls,
-    read_recent_acls,
+    read_named_acls_and,
+    read_older,
+    read_recent_acls_and,
+    read_schemas,
 )
 from pgrole_controller.postgres.acl_fingerprint import Fingerprints
 from pgrole_controller.postgres.acl_verification import AclRepair
@@ -46,11 +47,12 @@ from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.framing import NotificationFilter
 from pgrole_controller.postgres.protocol import protocol_of, reason_of
 from pgrole_controller.postgres.rows import fetch, fetch_row
+from pgrole_controller.postgres.stored_state import StoredState, ask_state
 from pgrole_controller.postgres.watch import CHANNEL, NotDelivered, greeting
 
-#: Between two looks at the events where no notification can be sent, in seconds.
+#: Interval of reads of the events where no notification can be sent, in seconds.
 TICK_SECONDS = 0.05
-#: Between two heartbeats, in seconds, and the deadline of each.
+#: Interval of heartbeats, and deadline of each, in seconds.
 BEAT_SECONDS = 5.0
 _DEADLINE = 3.0
 _GREETING_SECONDS = 5.0
@@ -67,29 +69,6 @@ _PRUNE_PAUSE = 0.1
 
 def _nothing() -> None:
     pass
-
-
-@dataclass(frozen=True, slots=True)
-class AppliedDigest:
-    """What was last applied for one role in a database, by the object with uid `holder`. `last_drift`: as the repairing
-    transaction stored it; only with a full read.
-    """
-
-    holder: str
-    digest: str
-    drift_count: int
-    last_drift: Mapping[str, object] | None = None
-    approve_handled: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredState:
-    """`suspended`: a superuser has suspended all changes, here or in the home database. `applied`: by oid of the role;
-    None where the database stores nothing.
-    """
-
-    suspended: bool
-    applied: Mapping[int, AppliedDigest] | None = None
 
 
 @dataclass(slots=True)
@@ -124,7 +103,7 @@ class DatabaseSession:
 
     @property
     def blocked(self) -> PgRoleError | None:
-        """Why nothing may be written here."""
+        """Why nothing may be written here; None if it may."""
         if not self.installation.endangered:
             return None
         names = ", ".join(self.installation.foreign_event_triggers)
@@ -142,11 +121,11 @@ class DatabaseSession:
 
     @property
     def own_acl(self) -> Look:
-        """The privileges on the database itself, of which no event tells."""
+        """Returns the privileges on the database itself, about which there is no event."""
         return Look(Scope.NAMED, objects=frozenset({ObjectId("pg_database", self.oid)}))
 
     async def look(self) -> Look:
-        """What was changed since the last call. Raises PgRoleError."""
+        """Returns what to read after the changes since the last call. Raises PgRoleError."""
         changed, self._changed = self._changed, False
         look = EVERYTHING if changed else Look()
         if self._reader is not None:
@@ -155,7 +134,7 @@ class DatabaseSession:
         return look
 
     async def check_accepting(self) -> None:
-        """Raises PgRoleError if the database accepts no new connections: its administrator wants it for itself."""
+        """Raises PgRoleError if the database accepts no new connections: its administrator wants exclusive access."""
         async with self.lock:
             row = await fetch_row(self.connection, "", _query("place"), seconds=_DEADLINE)
         if not row.get("accepting", bool):
@@ -171,16 +150,17 @@ class DatabaseSession:
         connection = self.connection
         if look.scope is Scope.FULL:
             _, observed = await read_database(connection, grantees, reach.creators, reach.touches, reach.has_columns)
-            return observed, (await self._read_state(grantees, (), drifts=True))[0]
+            question = ask_state(grantees, self.home, stores=self.stores, drifts=True)
+            row = await fetch_row(connection, "applied", question.question, *question.arguments, seconds=_DEADLINE)
+            return observed, StoredState.of(row, stores=self.stores)
+        question = ask_state(grantees, self.home, stores=self.stores, drifts=False)
+        question = question.and_one(ask_facts(connection, reach.creators))
         if look.scope is Scope.RECENT:
-            with translate_errors():
-                async with connection.transaction(isolation="repeatable_read", readonly=True):
-                    row = await fetch_row(connection, "", _query("age"), str(look.xid))
-                    acls = await read_recent_acls(connection, grantees, row.get("age", int), reach.touches)
+            acls, row = await read_recent_acls_and(question, connection, grantees, look.xid, reach.touches)
         else:
             oids = [identity.oid for identity in look.objects]
-            acls = await read_named_acls(connection, grantees, oids, look.names)
-        stored, facts, roles = await self._read_state(grantees, reach.creators)
+            acls, row = await read_named_acls_and(question, connection, grantees, oids, look.names)
+        facts, roles = facts_of(row)
         tables = [
             one.object.id.oid for one in acls if one.object.id.catalog == "pg_class" and reach.has_columns(one.object)
         ]
@@ -189,36 +169,23 @@ class DatabaseSession:
             acls,
             await read_defaults(connection, grantees) if look.defaults else None,
             roles,
+            frozenset((await read_schemas(connection)).values()) if look.defaults else frozenset(),
             complete=False,
             columns=await read_columns(connection, tables) if tables else {},
         )
-        return observed, stored
+        return observed, StoredState.of(row, stores=self.stores)
 
-    async def _read_state(
-        self, roles: Sequence[int], creators: Collection[str], *, drifts: bool = False
-    ) -> tuple[StoredState, DatabaseFacts, dict[str, int]]:
-        """What is stored about these roles, whether changes are suspended, and the facts; as one question."""
-        stored = _query("applied" if self.stores else "suspended")
-        arguments: list[object] = [list(roles), self.home, drifts] if self.stores else [self.home]
-        facts_asked = facts_query(self.connection).replace("$1", f"${len(arguments) + 1}")
-        query = "\n".join(["SELECT * FROM (", stored, ") AS stored CROSS JOIN (", facts_asked, ") AS facts"])
-        row = await fetch_row(self.connection, "applied", query, *arguments, list(creators), seconds=_DEADLINE)
-        facts, creator_oids = facts_of(row)
-        applied = {
-            one.get("role", int): AppliedDigest(
-                one.get("holder", str),
-                one.get("digest", str),
-                one.get("drift_count", int),
-                one.find("last_drift", dict),
-                one.get("approve_handled", str),
-            )
-            for one in (row.objects("applied") if self.stores else ())
-        }
-        return StoredState(row.get("suspended", bool), applied if self.stores else None), facts, creator_oids
+    async def read_older(self, asked: Collection[tuple[int, ObjectId]]) -> frozenset[tuple[int, ObjectId]]:
+        """As `acl_catalog.read_older`. Raises PgRoleError."""
+        return await read_older(self.connection, asked) if asked and self.stores else frozenset()
 
     async def read_culprits(self, rows: Sequence[ChangedRow]) -> dict[ChangedRow, Culprit]:
         """Who changed these rows, as far as it is known. Raises PgRoleError."""
-        return await read_culprits_of(self.connection, rows) if rows and self.installation.armed else {}
+        if not (rows and self.installation.armed):
+            return {}
+        found = self._reader.find_culprits(rows) if self._reader is not None else {}
+        left = [row for row in rows if row not in found]
+        return found | await read_culprits_of(self.connection, left) if left else found
 
     async def apply(
         self,
@@ -308,7 +275,7 @@ class DatabaseSession:
         raise Transient(Reason.SERVER_NOT_READY, f"the connection to the database ended{why}")
 
     async def _beat(self) -> NoReturn:
-        """A lost connection receives nothing and raises no error by itself."""
+        """Detects a lost connection, which receives nothing and raises no error by itself."""
         while True:
             async with self.lock:
                 if self.fence is not None and (self.fence.is_leading() or self.fence.enforcing):
@@ -321,7 +288,7 @@ class DatabaseSession:
             await anyio.sleep(BEAT_SECONDS)
 
     async def _watch_installation(self) -> NoReturn:
-        """Ends the session when the event triggers or the schema were dropped, disabled, or installed by someone."""
+        """Ends the session when someone dropped, disabled or installed the event triggers or the schema."""
         before = _summary(self.installation)
         while True:
             await anyio.sleep(BACKSTOP_SECONDS)
@@ -334,7 +301,7 @@ class DatabaseSession:
                 )
 
     async def _prune(self) -> NoReturn:
-        """Whoever may run DDL adds to the events."""
+        """Deletes old events regularly, since anyone who may run DDL adds to them."""
         while True:
             await anyio.sleep(PRUNE_SECONDS)
             pruned = PRUNED_AT_ONCE
@@ -347,7 +314,7 @@ class DatabaseSession:
                 await anyio.sleep(_PRUNE_PAUSE)
 
     async def _look_often(self) -> NoReturn:
-        """Where a notification would break PREPARE TRANSACTION."""
+        """Reads the events often where a notification would break PREPARE TRANSACTION."""
         before = ""
         while True:
             async with self.lock:
@@ -373,7 +340,7 @@ class DatabaseSession:
                 pause = self._pause_after(took)
 
     def _pause_after(self, took: float) -> float:
-        """At most about 2 % of the time is spent, however large the catalog is."""
+        """Limits fingerprints to about 2 % of the time, however large the catalog is."""
         return min(max(self.interval, took / _POLLING_SHARE), max(self.interval, LONGEST_PAUSE_SECONDS))
 
 
@@ -382,7 +349,7 @@ def _summary(installation: DatabaseInstallation) -> tuple[object, ...]:
 
 
 def refusing_connections(database: str) -> PgRoleError:
-    """The error of a database that its administrator has closed."""
+    """Returns the error for a database that its administrator has closed."""
     return Waiting(
         Reason.PRIVILEGE_PENDING, f'database "{database}" does not accept connections (ALLOW_CONNECTIONS false)'
     )

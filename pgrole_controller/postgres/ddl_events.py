@@ -1,11 +1,11 @@
 """What other sessions' DDL in one database changed, as its event triggers recorded it, and what to read for that.
 
-Guarantees: an event is read once, in whatever order transactions commit. Texts of statements and names come from anyone
-who may run DDL, so they only suggest where to look: whatever they do not explain widens the read.
+Guarantees: an event is read once, in whatever order transactions commit. Anyone who may run DDL chooses the texts of
+statements and names, so these only suggest where to look first: whatever they do not explain widens the read.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum
@@ -14,20 +14,26 @@ import anyio
 
 from pgrole_controller import resources
 from pgrole_controller.core.acl import ObjectId
+from pgrole_controller.core.attribution import ChangedRow, find_culprit_of
 from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.privilege_result import Culprit
 from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.acl_attribution import MOST_EVENTS as MOST_EXPLAINING
+from pgrole_controller.postgres.acl_attribution import read_event
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row, first
 
-#: So many events of one transaction mean that its list was cut (sql/database).
+#: A transaction with this many events has an incomplete list (sql/database).
 CUT = 100
-#: So many events in one answer mean that it was cut (sql/events/new.sql).
+#: An answer with this many events is incomplete (sql/events/new.sql).
 MOST_EVENTS = 1000
-#: So many events are deleted at once (pgrole.prune_events).
+#: Maximum number of events deleted at once (pgrole.prune_events).
 PRUNED_AT_ONCE = 10_000
 
 _SECONDS = 5.0
+#: A row has so many bits of the transaction's id.
+_XID = 2**32 - 1
 
 
 class Scope(IntEnum):
@@ -60,11 +66,11 @@ class CommittedCommand:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What to read. `names` may belong to objects of any schema. `xid`: only rows that this transaction or a later one
-    wrote (0: none).
+    """What to read.
 
-    `defaults`: default privileges, too. `created`: objects that did not exist, or had another name, before. `since`:
-    when the first change was made.
+    `names` may belong to objects of any schema. `xid`: only rows that this transaction or a later one wrote (0: none).
+    `defaults`: also default privileges. `created`: objects that are new or were renamed. `since`: time of the first
+    change.
     """
 
     scope: Scope = Scope.NOTHING
@@ -76,7 +82,7 @@ class Look:
     since: datetime | None = None
 
     def __or__(self, other: "Look") -> "Look":
-        """Everything that either asks for."""
+        """Returns everything that either reads."""
         moments = [one.since for one in (self, other) if one.since is not None]
         return Look(
             max(self.scope, other.scope),
@@ -110,7 +116,9 @@ _MOST_NAMES = 100
 
 
 def read_names(said: str) -> frozenset[str] | None:
-    """Names that a GRANT or REVOKE may be about, with all its other words; None if they cannot be told."""
+    """Returns the names that a GRANT or REVOKE may be about, with all its other words; None if they cannot be
+    determined.
+    """
     found = _STATEMENT.match(said)
     if found is None or _EVERY.search(said) or "U&" in said or "u&" in said:
         return None
@@ -124,7 +132,7 @@ def read_names(said: str) -> frozenset[str] | None:
 
 
 def choose(events: Iterable[CommittedCommand]) -> Look:
-    """What to read after these events."""
+    """Returns what to read after these events."""
     look = Look()
     for event in events:
         look |= _choose(event)
@@ -157,16 +165,19 @@ class EventReader:
 
     connection: Connection
     snapshot: str = ""
+    _rows: Sequence[Row] = ()
     _query: str = field(default_factory=lambda: resources.text("sql", "events", "new.sql"))
 
     async def begin(self) -> None:
-        """What is committed from now on is new. A full read must follow. Raises PgRoleError."""
+        """Counts everything committed from now on as new. A full read must follow. Raises PgRoleError."""
         query = resources.text("sql", "events", "snapshot.sql")
         row = await fetch_row(self.connection, "events", query)
         self.snapshot = row.get("snapshot", str)
 
     async def read(self, *, gated: bool = False) -> Look:
-        """What the events since the last call ask for. `gated`: cheap if no transaction ended. Raises PgRoleError."""
+        """Returns what to read after the events since the last call. `gated`: cheap if no transaction ended. Raises
+        PgRoleError.
+        """
         rows = await fetch(
             self.connection,
             "events",
@@ -176,22 +187,35 @@ class EventReader:
             seconds=_SECONDS,
             reason=Reason.SERVER_NOT_READY,
         )
-        events = _read(rows)
-        look = choose(events)
+        self._rows = [row for row in rows if row.find("id", int) is not None]
+        look = choose(map(_read_command, self._rows))
         self.snapshot = first(rows).get("snapshot", str)
-        return EVERYTHING | look if len(events) >= MOST_EVENTS else look
+        return EVERYTHING | look if len(self._rows) >= MOST_EVENTS else look
+
+    def find_culprits(self, rows: Collection[ChangedRow]) -> dict[ChangedRow, Culprit]:
+        """Who changed those of these rows that a transaction wrote whose events the last call of `read` returned.
+
+        Rows that a subtransaction wrote are left out: events of older transactions may explain them, too. Raises
+        PgRoleError.
+        """
+        if len(self._rows) >= MOST_EVENTS:
+            return {}
+        wanted = {changed.xmin for changed in rows}
+        by_row: dict[int, list[Row]] = {}
+        for row in self._rows:
+            xmin = row.get("xid", int) & _XID
+            if xmin in wanted:
+                by_row.setdefault(xmin, []).append(row)
+        events = {xmin: [read_event(one) for one in some[-MOST_EXPLAINING:]] for xmin, some in by_row.items()}
+        return {one: find_culprit_of(one, events[one.xmin]) for one in rows if one.xmin in events}
 
 
-def _read(rows: Sequence[Row]) -> list[CommittedCommand]:
-    return [_read_event(row) for row in rows if row.find("id", int) is not None]
-
-
-def _read_event(row: Row) -> CommittedCommand:
-    catalog, oid = _CATALOGS.get(row.find("class", int) or 0), row.find("object", int)
+def _read_command(row: Row) -> CommittedCommand:
+    catalog, oid = _CATALOGS.get(row.find("class", int) or 0), row.get("object", int)
     return CommittedCommand(
         xid=row.get("xid", int),
         command=row.get("command", str),
-        kind=row.find("kind", str) or "",
+        kind=row.get("kind", str),
         object=None if catalog is None or not oid else ObjectId(catalog, oid),
         said=row.find_text("said") or "",
         at=row.get("at", datetime),

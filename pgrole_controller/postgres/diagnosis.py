@@ -31,7 +31,7 @@ _SECONDS = 10.0
 
 @asynccontextmanager
 async def diagnosing(endpoint: Endpoint, database: str | None = None) -> AsyncIterator[Connection]:
-    """A connection whose transactions are all READ ONLY. `database`: another one than the endpoint's."""
+    """Opens a connection whose transactions are all READ ONLY. `database`: one other than the endpoint's."""
     place = endpoint if database is None else endpoint.at(database)
     async with connect(place, "command", default_transaction_read_only="on") as connection:
         yield connection
@@ -66,7 +66,7 @@ async def read_server_facts(connection: Connection) -> ServerFacts:
 
 
 def _read_certificate(connection: Connection) -> tuple[bool, datetime | None]:
-    """Whether the server's certificate was verified, and its end: Python shows only verified ones."""
+    """Reads whether the server's certificate was verified, and its end: Python shows only verified certificates."""
     transport = getattr(connection, "_transport", None)
     ssl_object = None if transport is None else transport.get_extra_info("ssl_object")
     if not isinstance(ssl_object, SSLObject):
@@ -138,7 +138,7 @@ async def read_session_facts(connection: Connection, role: str) -> SessionFacts:
 
 
 async def read_event_trigger_facts(connection: Connection, role: str) -> EventTriggerFacts:
-    """Those of the connected database."""
+    """Reads the event triggers of the connected database."""
     row = await fetch_row(connection, "", _query("event_triggers"), _bytes(role), seconds=_SECONDS)
     return EventTriggerFacts(
         database=row.text("database"),
@@ -150,7 +150,7 @@ async def read_event_trigger_facts(connection: Connection, role: str) -> EventTr
 
 
 async def read_declared_databases(connection: Connection) -> tuple[str, ...] | None:
-    """The databases for which claims hold privileges; None if this login may not read claims."""
+    """Reads the databases for which claims hold privileges; None if this login may not read claims."""
     if not await may_read(connection, "claim"):
         return None
     rows = await fetch(connection, "", _query("declared_databases"), seconds=_SECONDS)
@@ -158,7 +158,7 @@ async def read_declared_databases(connection: Connection) -> tuple[str, ...] | N
 
 
 async def read_claim_counts(connection: Connection) -> tuple[ClaimCount, ...] | None:
-    """By cluster; None if this login may not read claims."""
+    """Reads the number of claims by cluster; None if this login may not read claims."""
     if not await may_read(connection, "claim"):
         return None
     rows = await fetch(connection, "", _query("claims"), seconds=_SECONDS)
@@ -168,7 +168,7 @@ async def read_claim_counts(connection: Connection) -> tuple[ClaimCount, ...] | 
 
 
 async def read_history_facts(connection: Connection) -> HistoryFacts | None:
-    """None if this login may not read the history."""
+    """Reads the history; None if this login may not."""
     if not await may_read(connection, "drift_history"):
         return None
     row = await fetch_row(connection, "", _query("history_size"), seconds=_SECONDS)
@@ -176,19 +176,19 @@ async def read_history_facts(connection: Connection) -> HistoryFacts | None:
 
 
 async def read_suspending_settings(connection: Connection, role: str) -> tuple[tuple[bool, bool], ...]:
-    """For each setting that suspends changes, whether it is of the database and whether it is of the role."""
+    """Returns, for each setting that suspends changes, whether it is set for the database and whether for the role."""
     rows = await fetch(connection, "", _query("suspended"), _bytes(role), seconds=_SECONDS)
     return tuple((row.get("of_database", bool), row.get("of_role", bool)) for row in rows)
 
 
 async def read_old_transactions(connection: Connection) -> tuple[tuple[str, int], ...]:
-    """What holds back vacuum, and for how many seconds, the oldest first."""
+    """Reads what holds back vacuum, and for how many seconds, oldest first."""
     rows = await fetch(connection, "", _query("old_transactions"), seconds=_SECONDS)
     return tuple((row.text("what"), row.get("seconds", int)) for row in rows)
 
 
 async def count_md5_roles(connection: Connection) -> int:
-    """Only for a login that may read pg_authid."""
+    """Counts roles with an MD5 verifier. Only for a login that may read pg_authid."""
     return first(await fetch(connection, "", _query("md5_verifiers"), seconds=_SECONDS)).get("roles", int)
 
 

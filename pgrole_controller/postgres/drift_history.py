@@ -68,9 +68,9 @@ _NAMESPACE = uuid.UUID("5d9f1f2c-3f4e-5a8e-9d3b-0f4c1f0a7b11")
 
 
 def build_record_statement(drifts: Sequence[RecordedDrift], config: HistoryConfig) -> str:
-    """The statement for a repairing transaction that records these drifts, the first MOST_RECORDED.
+    """Returns the statement with which a repairing transaction records these drifts, the first MOST_RECORDED.
 
-    The transaction has called pgrole.lock_changes() and has checked that schema pgrole can be trusted.
+    The transaction has called pgrole.lock_changes() and has verified that schema pgrole can be trusted.
     """
     rows = [_to_json(drift, config) for drift in drifts[:MOST_RECORDED]]
     return f"SELECT pgrole.record_drifts({quote_literal(json.dumps(rows))}::pg_catalog.jsonb)"
@@ -132,12 +132,12 @@ async def record_at_home(
 
 
 def _storable(text: str) -> str:
-    """jsonb takes neither NUL nor a surrogate alone."""
+    """jsonb accepts neither NUL nor a lone surrogate."""
     return text.replace("\0", " ").encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 async def read_history(connection: Connection, role: str) -> tuple[RecordedDrift, ...]:
-    """The last MOST_READ drifts of a role that this database knows, the latest first. Raises PgRoleError."""
+    """Reads the last MOST_READ drifts of a role that this database has, latest first. Raises PgRoleError."""
     query = resources.text("sql", "attribution", "history.sql")
     rows = await fetch(connection, "drift_history", query, role, MOST_READ, seconds=_SECONDS)
     return tuple(

@@ -9,9 +9,9 @@ Guarantees: an error of one role does not end the transaction; what could not be
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from pgrole_controller.core.acl_decision import ObservedDatabase
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.privilege_reach import PrivilegeReach
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Detection, Mode, Observed

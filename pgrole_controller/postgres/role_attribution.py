@@ -35,17 +35,17 @@ _SECONDS = 2.0
 
 @dataclass(slots=True)
 class RoleAttribution:
-    """The sources of one server, over its sessions. `source`: which log may be read."""
+    """Finds who changed roles of one server, across its sessions. `source`: which log may be read."""
 
     source: AuditSource = AuditSource.NEVER
     audit_log: JsonLog = field(default_factory=JsonLog)
     _unreadable: str = ""  # why, as last logged
 
     async def find_culprit(self, connection: Connection, changed: ChangedRole) -> Culprit:
-        """Who changed the role, by the best source that knows; proof NONE if none does.
+        """Returns who changed the role, by the best source that knows; proof NONE if none does.
 
-        Takes up to 0.6 s where a log is read: call it beside the repair, on a connection that nothing else uses.
-        Raises PgRoleError only if the connection is lost.
+        Takes up to 0.6 s where a log is read: call it beside the repair, on a connection that nothing else uses. Raises
+        PgRoleError only if the connection is lost.
         """
         for find in (self._ask_log, _ask_statistics, _ask_sessions):
             try:
@@ -112,9 +112,11 @@ async def _ask_sessions(connection: Connection, changed: ChangedRole) -> Culprit
 
 
 async def read_role_xmins(connection: Connection, oid: int) -> tuple[int, ...]:
-    """Transactions that wrote the role's rows last, the latest first. They are those of a drift until it is repaired.
+    """Reads the transactions that last wrote the role's rows, latest first.
 
-    Without the right to read pg_authid, only those of memberships, settings and comment. Raises PgRoleError.
+    Until a drift is repaired, they are those of the drift. Without the right to read pg_authid, only those of
+    memberships,
+    settings and comment. Raises PgRoleError.
     """
     rows = await fetch(connection, "role_xmins", _query("role_rows"), oid, seconds=_SECONDS)
     if first(await fetch(connection, "role_xmins", _query("sees_roles"), seconds=_SECONDS)).get("sees", bool):

@@ -32,7 +32,9 @@ async def stand_by(
     Returns the fence if this process leads the database without the Lease. None: it holds the Lease, or the schema was
     installed. Raises PgRoleError if a connection fails.
     """
-    waiting = _Standby(candidate, (writer, *(detector.connections if detector else ())), found if detector else None)
+    waiting = _FailedStandby(
+        candidate, (writer, *(detector.connections if detector else ())), found if detector else None
+    )
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(await_end, waiting.connections)
@@ -45,7 +47,7 @@ async def stand_by(
 
 
 @dataclass(slots=True)
-class _Standby:
+class _FailedStandby:
     """Waits for the lead with all connections open. `found` None: schema pgrole does not exist yet."""
 
     candidate: Candidate

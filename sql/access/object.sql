@@ -1,4 +1,4 @@
--- Which ACL have this object and its schema? One row for each, and one for each column that has an ACL.
+-- Which ACLs do this object and its schema have? One row for each, and one for each column that has an ACL.
 -- `xmin`: which transaction wrote the row with the ACL last. `changed_at`: when, if the server keeps track_commit_timestamp.
 -- $1 oid catalog   $2 oid object
 SELECT

@@ -3,7 +3,7 @@
 -- $1 oid[] roles   $2 text the name of the home database   $3 boolean with the last drift of each
 SELECT
     (
-        SELECT textsend(jsonb_agg(jsonb_build_object(
+        SELECT textsend(json_agg(json_build_object(
             'role', a.role_oid::bigint, 'holder', a.holder, 'digest', a.digest, 'drift_count', a.drift_count,
             'approve_handled', a.approve_handled,
             'last_drift', CASE WHEN $3::boolean THEN a.last_drift END

@@ -1,6 +1,6 @@
 -- Which privileges do the grantees have on columns? One row for each table on whose columns they have some. Columns with an ACL
 -- are found in pg_shdepend: pg_attribute is much larger.
--- $1 oid[] grantees   $2 oid[] tables; NULL: all   $3 int age of the oldest transaction that wrote the column; NULL: any
+-- $1 oid[] grantees   $2 oid[] tables; NULL: all
 SELECT
     f.relation, array_agg(textsend(f.name::text)) AS columns, array_agg(f.version::text::bigint) AS versions,
     array_agg(a.grantee) AS grantees, array_agg(a.grantor) AS grantors,
@@ -16,7 +16,7 @@ FROM (
           AND ($2::oid[] IS NULL OR s.objid = ANY ($2::oid[]))
     ) AS d
     JOIN pg_catalog.pg_attribute AS c ON c.attrelid = d.objid AND c.attnum = d.objsubid AND NOT c.attisdropped
-    WHERE c.attrelid >= 16384 AND ($3::int IS NULL OR age(c.xmin) <= $3)
+    WHERE c.attrelid >= 16384
 ) AS f
 CROSS JOIN LATERAL aclexplode(f.acl) AS a
 WHERE a.grantee = ANY ($1::oid[])

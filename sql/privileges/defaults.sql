@@ -2,7 +2,7 @@
 -- $1 oid[] grantees
 SELECT
     d.defaclrole AS creator, textsend(pg_get_userbyid(d.defaclrole)::text) AS creator_name,
-    textsend(coalesce(n.nspname::text, '')) AS schema, d.defaclobjtype::text AS object_type,
+    textsend(coalesce(n.nspname::text, '')) AS schema, d.defaclobjtype::text AS object_type, d.xmin::text::bigint AS version,
     e.grantees, e.grantors, e.grantor_names, e.privileges, e.grantable
 FROM pg_catalog.pg_default_acl AS d
 LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid = d.defaclnamespace

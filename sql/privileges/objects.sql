@@ -8,7 +8,7 @@
 SELECT
     g.catalog, textsend(n.nspname::text) AS schema, g.kind::text AS kind, g.owner,
     textsend(pg_catalog.pg_get_userbyid(g.owner)::text) AS owner_name, g.security_definer,
-    g.extension, g.with_columns,
+    g.extension, g.with_columns, g.apart, coalesce(e.held, false) AS held,
     g.oids, g.names, g.versions, g.seen, e.grantees, e.grantors, e.grantor_names, e.privileges, e.grantable
 FROM (
     SELECT

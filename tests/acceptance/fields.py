@@ -17,7 +17,7 @@ from tests.acceptance.world import Database, Json, Kube
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FieldPlace:
     """One test's object and role, both named `name`."""
 
     kube: Kube
@@ -40,8 +40,8 @@ class Place:
         return await self.kube.secret(self.fill(name))
 
 
-See = Callable[[Place], Awaitable[Any]]
-Do = Callable[[Place], Awaitable[None]]
+See = Callable[[FieldPlace], Awaitable[Any]]
+Do = Callable[[FieldPlace], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ class StateField:
     ignorable: bool = True
     annotations: dict[str, str] = field(default_factory=dict)  # set together with a change that only they make visible
 
-    async def look(self, place: Place) -> Any:
+    async def look(self, place: FieldPlace) -> Any:
         if isinstance(self.see, str):
             return await place.database.fetchval(place.fill(self.see))
         return await self.see(place)
 
-    async def break_in(self, place: Place) -> None:
+    async def break_in(self, place: FieldPlace) -> None:
         if isinstance(self.drift, str):
             await place.database.execute(place.fill(self.drift))
         else:
@@ -153,7 +153,7 @@ _CLEAR = {"$-one": ("pass-one", "other-one"), "$-two": ("pass-two", "other-two")
 THEIRS = "theirs"
 
 
-async def prepare(place: Place) -> None:
+async def prepare(place: FieldPlace) -> None:
     """Creates what the entries of the table refer to."""
     await place.database.execute(place.fill("CREATE ROLE $_a; CREATE ROLE $_b"))
     await place.database.execute(
@@ -167,7 +167,7 @@ async def prepare(place: Place) -> None:
         await place.kube.apply_secret(place.fill(name), password=password, other=other)
 
 
-async def _password(place: Place) -> str | None:
+async def _password(place: FieldPlace) -> str | None:
     """Returns which of the known passwords the role has; None for no password."""
     verifier = await place.database.verifier(place.name)
     if verifier is None:
@@ -189,7 +189,7 @@ def _password_kept(specs: tuple[Json, Json], seen: tuple[str | None, str | None]
     )
 
 
-async def _delivered(place: Place) -> tuple[Json | None, bool]:
+async def _delivered(place: FieldPlace) -> tuple[Json | None, bool]:
     """Returns the connection Secret, and whether the role logs in with its content."""
     secret = await place.secret("$-connection")
     if secret is None:
@@ -198,12 +198,12 @@ async def _delivered(place: Place) -> tuple[Json | None, bool]:
     return secret, verifier is not None and verifies(secret["text"]["password"], verifier)
 
 
-async def _length(place: Place) -> tuple[int, bool]:
+async def _length(place: FieldPlace) -> tuple[int, bool]:
     secret, works = await _delivered(place)
     return len(secret["text"]["password"]) if secret else 0, works
 
 
-async def _rotation(place: Place) -> tuple[float | None, bool]:
+async def _rotation(place: FieldPlace) -> tuple[float | None, bool]:
     """Returns in how many seconds the password will be rotated."""
     secret, works = await _delivered(place)
     obj = await place.kube.get(place.name)
@@ -238,12 +238,12 @@ def _generated(
     )
 
 
-async def _connection_names(place: Place) -> list[str]:
+async def _connection_names(place: FieldPlace) -> list[str]:
     names = ("$-first", "$-second")
     return [name for name in names if await place.secret(name) is not None]
 
 
-async def _delete_connection(place: Place) -> None:
+async def _delete_connection(place: FieldPlace) -> None:
     await place.kube.delete_secret(place.fill("$-first"))
 
 
@@ -253,11 +253,11 @@ def _templated(template: Callable[[str], Json], see: Callable[[Json], Any], defa
     def spec(text: str) -> Json:
         return {"connectionSecret": {"name": "$-connection", "template": template(text)}}
 
-    async def look(place: Place) -> Any:
+    async def look(place: FieldPlace) -> Any:
         secret = await place.secret("$-connection")
         return None if secret is None else see(secret)
 
-    async def tamper(place: Place) -> None:
+    async def tamper(place: FieldPlace) -> None:
         change = template(THEIRS)
         change["stringData"] = change.pop("data", {})
         await place.kube.patch_secret(place.fill("$-connection"), change)

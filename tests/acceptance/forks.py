@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Start:
+class _ForkStart:
     """What to start. Standard output and error are appended to the file `log`."""
 
     arguments: list[str]
@@ -58,7 +58,7 @@ class Forked(Process):
         environment: Mapping[str, str] = os.environ if self._environment is None else self._environment
         ours, theirs = socket.socketpair()
         with theirs:
-            _server().send(_Start(self.command, dict(environment), str(self.log)), theirs)
+            _server().send(_ForkStart(self.command, dict(environment), str(self.log)), theirs)
         _, self._exit = await asyncio.get_running_loop().create_unix_connection(_Exit, sock=ours)
         await self._exit.started
 
@@ -104,7 +104,7 @@ class _ForkServer:
             command = tied_to_parent([sys.executable, "-m", __name__, str(number)])
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[number])
 
-    def send(self, request: _Start, reply: socket.socket) -> None:
+    def send(self, request: _ForkStart, reply: socket.socket) -> None:
         text = json.dumps(asdict(request)).encode()
         socket.send_fds(self._control, [len(text).to_bytes(_LENGTH_BYTES)], [reply.fileno()])
         self._control.sendall(text)
@@ -129,7 +129,7 @@ def close() -> None:
         _started.pop().close()
 
 
-def _serve(control: socket.socket) -> _Start:
+def _serve(control: socket.socket) -> _ForkStart:
     """Returns in each forked process, with what to start there. Ends with the tests."""
     replies: dict[int, socket.socket] = {}
     awake, waker = socket.socketpair()
@@ -156,7 +156,7 @@ def _serve(control: socket.socket) -> _Start:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for inherited in (control, awake, waker, reply, *replies.values()):
                 inherited.close()
-            return _Start(**json.loads(text))
+            return _ForkStart(**json.loads(text))
         replies[pid] = reply
         reply.sendall(b"%d\n" % pid)
 
@@ -177,7 +177,7 @@ def _bind_to(parent: int) -> None:
         sys.exit(1)
 
 
-def _become(request: _Start) -> NoReturn:
+def _become(request: _ForkStart) -> NoReturn:
     from pgrole_controller.cli import main
 
     os.setsid()

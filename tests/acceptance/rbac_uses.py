@@ -19,7 +19,7 @@ SERVER = "main"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RbacPlace:
     """An installation for one namespace, whose requests pass a relay."""
 
     account: ServiceAccount
@@ -59,13 +59,13 @@ class Place:
             raise self.controller.process.failure(f"{what}: {permission}")
 
 
-Do = Callable[[Place, str], Awaitable[object]]
+Do = Callable[[RbacPlace, str], Awaitable[object]]
 
 #: Tells whether the log, from this character on, contains these words about this name.
-PendingStatus = Callable[[Place, str, str, int], Awaitable[bool]]
+PendingStatus = Callable[[RbacPlace, str, str, int], Awaitable[bool]]
 
 
-async def do_nothing(place: Place, name: str) -> None:
+async def do_nothing(place: RbacPlace, name: str) -> None:
     pass
 
 
@@ -81,21 +81,21 @@ class Use:
     prepare: Do = do_nothing
 
 
-async def log_says(place: Place, name: str, words: str, since: int) -> bool:
+async def log_says(place: RbacPlace, name: str, words: str, since: int) -> bool:
     said = place.controller.log[since:].replace('\\"', '"')
     return any(words in line for line in said.splitlines())
 
 
-async def object_says(place: Place, name: str, words: str, since: int) -> bool:
+async def object_says(place: RbacPlace, name: str, words: str, since: int) -> bool:
     return _has(await place.kube.get(name), words)
 
 
-async def object_says_forbidden(place: Place, name: str, words: str, since: int) -> bool:
+async def object_says_forbidden(place: RbacPlace, name: str, words: str, since: int) -> bool:
     """The API server's message may quote a Secret: only its status and reason are shown."""
     return _has(await place.kube.get(name), ": 403 Forbidden")
 
 
-async def server_says(place: Place, name: str, words: str, since: int) -> bool:
+async def server_says(place: RbacPlace, name: str, words: str, since: int) -> bool:
     return _has(await place.servers.get(name), words)
 
 
@@ -103,11 +103,11 @@ def _has(obj: Json | None, words: str) -> bool:
     return words in condition(obj or {}, "Ready").get("message", "")
 
 
-def lease_path(place: Place) -> str:
+def lease_path(place: RbacPlace) -> str:
     return f"/apis/coordination.k8s.io/v1/namespaces/{OWN_NAMESPACE}/leases/{place.account.installation.name}"
 
 
-async def lead(place: Place, name: str) -> None:
+async def lead(place: RbacPlace, name: str) -> None:
     """Waits for what the leader does by itself."""
 
     async def is_led() -> bool:
@@ -123,33 +123,33 @@ async def lead(place: Place, name: str) -> None:
         raise place.controller.process.failure(f"did not lead within {PATIENCE} s")
 
 
-async def begin_anew(place: Place, name: str) -> None:
+async def begin_anew(place: RbacPlace, name: str) -> None:
     """Gives the Lease to another holder, who releases it: the controller takes it, and lists and watches again."""
     body = {"spec": {"holderIdentity": ""}}
     await place.server.request("PATCH", lease_path(place), body, content_type="application/merge-patch+json")
 
 
-async def lose_the_lease(place: Place, name: str) -> None:
+async def lose_the_lease(place: RbacPlace, name: str) -> None:
     """Deletes the Lease; the controller creates it again."""
     await place.server.request("DELETE", lease_path(place))
 
 
-async def declare_role(place: Place, name: str) -> None:
+async def declare_role(place: RbacPlace, name: str) -> None:
     await place.declare(name)
 
 
-async def declare_dropped_role(place: Place, name: str) -> None:
+async def declare_dropped_role(place: RbacPlace, name: str) -> None:
     """Declares a role that gets a finalizer."""
     await place.declare(name, deletionPolicy="Drop")
 
 
-async def declare_role_that_goes(place: Place, name: str) -> None:
+async def declare_role_that_goes(place: RbacPlace, name: str) -> None:
     """The object is deleted before the finalizer is set, so the controller asks whether it still exists."""
     place.relay.forestall("PATCH", place.kube.path(name), partial(place.kube.delete, name))
     await declare_dropped_role(place, name)
 
 
-async def declare_server(place: Place, name: str) -> None:
+async def declare_server(place: RbacPlace, name: str) -> None:
     """A second declaration of the same server. Of two from one second, the uid decides which is the older one."""
     declared = await place.servers.get(SERVER)
     assert declared is not None
@@ -162,12 +162,12 @@ async def declare_server(place: Place, name: str) -> None:
     await place.servers.apply(name, place.postgres)
 
 
-async def declare_server_that_goes(place: Place, name: str) -> None:
+async def declare_server_that_goes(place: RbacPlace, name: str) -> None:
     place.relay.forestall("PATCH", place.servers.path(name), partial(place.servers.delete, name))
     await declare_server(place, name)
 
 
-async def declare_server_with_ca(place: Place, name: str) -> None:
+async def declare_server_with_ca(place: RbacPlace, name: str) -> None:
     """How PostgreSQL answers a TLS client does not matter here."""
     path = f"/api/v1/namespaces/{OWN_NAMESPACE}/configmaps/{name}"
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"ca.crt": "a CA"}}
@@ -182,46 +182,46 @@ async def declare_server_with_ca(place: Place, name: str) -> None:
     await place.servers.apply_spec(name, {"connection": connection, "allow": {}})
 
 
-async def name_a_secret(place: Place, name: str) -> None:
+async def name_a_secret(place: RbacPlace, name: str) -> None:
     await place.kube.apply_secret(name, password="from a Secret")
     await place.declare(name, login=True, password={"secretRef": {"name": name}})
 
 
-async def want_a_connection_secret(place: Place, name: str) -> None:
+async def want_a_connection_secret(place: RbacPlace, name: str) -> None:
     await place.declare(name, login=True, password={"generate": {}}, connectionSecret={"name": name})
 
 
-async def have_a_connection_secret(place: Place, name: str) -> None:
+async def have_a_connection_secret(place: RbacPlace, name: str) -> None:
     await want_a_connection_secret(place, name)
     await place.kube.wait_ready(name)
 
 
-async def damage_a_connection_secret(place: Place, name: str) -> None:
+async def damage_a_connection_secret(place: RbacPlace, name: str) -> None:
     await place.kube.patch_secret(name, {"data": {"password": None}})
 
 
-async def rename_a_connection_secret(place: Place, name: str) -> None:
+async def rename_a_connection_secret(place: RbacPlace, name: str) -> None:
     await place.kube.patch(name, {"spec": {"connectionSecret": {"name": f"{name}-renamed"}}})
 
 
-async def have_drifted(place: Place, name: str) -> None:
+async def have_drifted(place: RbacPlace, name: str) -> None:
     await place.declare(name)
     await place.kube.wait_ready(name)
     await drift(place, name)
     await place.kube.wait_event("DriftCorrected", about=name)
 
 
-async def drift(place: Place, name: str) -> None:
+async def drift(place: RbacPlace, name: str) -> None:
     """The second drift adds to the same Event's series."""
     await place.database.execute(f'ALTER ROLE "{name}" CREATEDB')
 
 
-async def have_another(place: Place, name: str) -> None:
+async def have_another(place: RbacPlace, name: str) -> None:
     await place.declare(f"{name}-gone")
     await place.kube.wait_ready(f"{name}-gone")
 
 
-async def declare_when_another_went(place: Place, name: str) -> None:
+async def declare_when_another_went(place: RbacPlace, name: str) -> None:
     """The namespace may have been created again since."""
     await place.kube.delete(f"{name}-gone")
     await place.declare(name)

@@ -34,7 +34,7 @@ _PASSWORD = "of a replica"
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ControllerReplica:
     """One replica, not started."""
 
     controller: Controller
@@ -106,15 +106,15 @@ class Replica:
         return sent, refused
 
 
-def name_of(replica: Replica) -> str:
+def name_of(replica: ControllerReplica) -> str:
     return replica.role.removeprefix("replica_")
 
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
     stage: Stage
-    first: Replica
-    second: Replica
+    first: ControllerReplica
+    second: ControllerReplica
     database: Database
     lease: str
 
@@ -191,7 +191,7 @@ async def replicas(stage: Stage, *arguments: str, url: str = "", second_url: str
 
 async def _make(
     stage: Stage, database: Database, which: str, lease: str, arguments: tuple[str, ...], url: str
-) -> Replica:
+) -> ControllerReplica:
     namespace = stage.kube.namespace
     installation = RightsScope(f"{lease}-{which}", OWN_NAMESPACE, namespace)
     folder = stage.folder / which
@@ -210,7 +210,7 @@ async def _make(
         *arguments,
         PGROLE_LEASE=lease,
     )
-    return Replica(controller, installation.user, role, stage)
+    return ControllerReplica(controller, installation.user, role, stage)
 
 
 async def _share_lease(stage: Stage, installation: RightsScope, lease: str) -> None:

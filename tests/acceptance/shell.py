@@ -36,7 +36,7 @@ def _hide_code(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Shell:
+class CommandShell:
     """A shell with kubectl, psql and pg_dump, and the variables that the pages use. `folder` is the working
     directory.
     """
@@ -58,7 +58,7 @@ class Shell:
         return said
 
 
-async def make_shell(server: ApiServer, postgres: PostgresServer, folder: Path) -> Shell:
+async def make_shell(server: ApiServer, postgres: PostgresServer, folder: Path) -> CommandShell:
     """An administrator's shell. Raises NoPrograms without kubectl."""
     kubectl = (await find(Display(sys.stderr))).kubectl
     programs = folder / "programs"
@@ -70,7 +70,7 @@ async def make_shell(server: ApiServer, postgres: PostgresServer, folder: Path) 
     place = folder / "place"
     place.mkdir()
     kept = {name: text for name, text in os.environ.items() if not name.startswith(("PG", "KUBE"))}
-    return Shell(
+    return CommandShell(
         place,
         {
             **kept,

@@ -16,7 +16,7 @@ from tests.acceptance.world import Controller, Database, Json, Kube
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class SourceScene:
     """The objects of each source: its object, role and Secrets have names from `of(source)`."""
 
     kube: Kube
@@ -39,13 +39,13 @@ class Scene:
         return await self.database.fetchval(sql, self.of(source))
 
 
-Do = Callable[[Scene], Awaitable[object]]
-Is = Callable[[Scene], Awaitable[bool]]
-Without = Callable[[Scene], AbstractAsyncContextManager[None]]
+Do = Callable[[SourceScene], Awaitable[object]]
+Is = Callable[[SourceScene], Awaitable[bool]]
+Without = Callable[[SourceScene], AbstractAsyncContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ReconcileSource:
     """`prepare` makes its object ready (or waiting), `change` is the change to detect, `noticed` is observed from
     outside.
 
@@ -61,7 +61,7 @@ class Source:
 
 
 def declared(name: str, **spec: Any) -> Do:
-    async def prepare(scene: Scene) -> None:
+    async def prepare(scene: SourceScene) -> None:
         await scene.kube.apply(scene.of(name), **spec)
         await scene.kube.wait_ready(scene.of(name))
 
@@ -71,14 +71,14 @@ def declared(name: str, **spec: Any) -> Do:
 def executed(name: str, sql: str) -> Do:
     """`{}` is the role of this source."""
 
-    async def change(scene: Scene) -> None:
+    async def change(scene: SourceScene) -> None:
         await scene.database.execute(sql.replace("{}", scene.quoted(name)))
 
     return change
 
 
 def seen(name: str, sql: str, value: object) -> Is:
-    async def noticed(scene: Scene) -> bool:
+    async def noticed(scene: SourceScene) -> bool:
         return bool(await scene.query(sql, name) == value)
 
     return noticed
@@ -100,7 +100,7 @@ def blind_to(catalog: str) -> Without:
     """Hides this catalog's rows from the views that detection reads."""
 
     @asynccontextmanager
-    async def without(scene: Scene) -> AsyncIterator[None]:
+    async def without(scene: SourceScene) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             for view in ("catalog_row", "fingerprint_now"):
                 definition = await scene.database.fetchval("SELECT pg_get_viewdef($1::regclass)", f"pgrole.{view}")
@@ -118,7 +118,7 @@ def altered(*functions: tuple[str, str, str]) -> Without:
     """Changes functions (name, old text, new text) of schema pgrole, then observes everything again."""
 
     @asynccontextmanager
-    async def without(scene: Scene) -> AsyncIterator[None]:
+    async def without(scene: SourceScene) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             for name, old, new in functions:
                 definition = await scene.database.fetchval(
@@ -140,7 +140,7 @@ def silent(table: str, *triggers: str) -> Without:
     """Disables these triggers of a table in schema pgrole."""
 
     @asynccontextmanager
-    async def without(scene: Scene) -> AsyncIterator[None]:
+    async def without(scene: SourceScene) -> AsyncIterator[None]:
         for trigger in triggers:
             await scene.database.execute(f"ALTER TABLE pgrole.{table} DISABLE TRIGGER {trigger}")
         yield
@@ -162,65 +162,65 @@ without_verifiers = altered(("read_verifiers", "IF has_column_privilege", "IF fa
 # --- the sources
 
 
-async def prepare_password_secret(scene: Scene) -> None:
+async def prepare_password_secret(scene: SourceScene) -> None:
     await scene.kube.apply_secret(scene.of("password-secret", "-from"), password="first")
     await declared("password-secret", password={"secretRef": {"name": scene.of("password-secret", "-from")}})(scene)
 
 
-async def change_password_secret(scene: Scene) -> None:
+async def change_password_secret(scene: SourceScene) -> None:
     await scene.kube.apply_secret(scene.of("password-secret", "-from"), password="second")
 
 
-async def password_secret_noticed(scene: Scene) -> bool:
+async def password_secret_noticed(scene: SourceScene) -> bool:
     return await scene.logs_in("password-secret", "second")
 
 
-async def prepare_connection_secret(scene: Scene) -> None:
+async def prepare_connection_secret(scene: SourceScene) -> None:
     name = scene.of("connection-secret", "-to")
     await declared("connection-secret", password={"generate": {}}, connectionSecret={"name": name})(scene)
 
 
-async def change_connection_secret(scene: Scene) -> None:
+async def change_connection_secret(scene: SourceScene) -> None:
     await scene.kube.delete_secret(scene.of("connection-secret", "-to"))
 
 
-async def connection_secret_noticed(scene: Scene) -> bool:
+async def connection_secret_noticed(scene: SourceScene) -> bool:
     return await scene.kube.secret(scene.of("connection-secret", "-to")) is not None
 
 
-async def prepare_verifier(scene: Scene) -> None:
+async def prepare_verifier(scene: SourceScene) -> None:
     await scene.kube.apply_secret(scene.of("verifier", "-from"), password="ours")
     await declared("verifier", password={"secretRef": {"name": scene.of("verifier", "-from")}})(scene)
 
 
-async def verifier_noticed(scene: Scene) -> bool:
+async def verifier_noticed(scene: SourceScene) -> bool:
     return await scene.logs_in("verifier", "ours")
 
 
-async def change_object(scene: Scene) -> None:
+async def change_object(scene: SourceScene) -> None:
     await scene.kube.patch(scene.of("object"), {"spec": {"connectionLimit": 5}})
 
 
-async def prepare_membership(scene: Scene) -> None:
+async def prepare_membership(scene: SourceScene) -> None:
     await scene.database.execute(f"CREATE ROLE {scene.quoted('membership', '-group')}")
     await declared("membership", memberOf=[{"role": scene.of("membership", "-group")}])(scene)
 
 
-async def change_membership(scene: Scene) -> None:
+async def change_membership(scene: SourceScene) -> None:
     await scene.database.execute(f"REVOKE {scene.quoted('membership', '-group')} FROM {scene.quoted('membership')}")
 
 
-async def prepare_group(scene: Scene) -> None:
+async def prepare_group(scene: SourceScene) -> None:
     await scene.kube.apply(scene.of("group"), memberOf=[{"role": scene.of("group", "-group")}])
     await scene.kube.wait_reason(scene.of("group"), "MembershipPending")
     await scene.controller.back_off(scene.kube, scene.of("group"))
 
 
-async def change_group(scene: Scene) -> None:
+async def change_group(scene: SourceScene) -> None:
     await scene.database.execute(f"CREATE ROLE {scene.quoted('group', '-group')}")
 
 
-async def prepare_claim(scene: Scene) -> None:
+async def prepare_claim(scene: SourceScene) -> None:
     """The role belongs to another cluster, which releases it."""
     await scene.database.execute(
         f"CREATE ROLE {scene.quoted('claim')};"
@@ -233,7 +233,7 @@ async def prepare_claim(scene: Scene) -> None:
     await scene.controller.back_off(scene.kube, scene.of("claim"))
 
 
-async def change_claim(scene: Scene) -> None:
+async def change_claim(scene: SourceScene) -> None:
     await scene.database.execute(f"DELETE FROM pgrole.claim WHERE role_name = '{scene.of('claim')}'")
 
 
@@ -241,28 +241,28 @@ _COMMENT = "SELECT shobj_description(oid, 'pg_authid') FROM pg_roles WHERE rolna
 _GROUPS = "SELECT count(*) FROM pg_auth_members AS m JOIN pg_roles AS r ON r.oid = m.member WHERE r.rolname = $1"
 
 SOURCES = (
-    Source(
+    ReconcileSource(
         "object",
         declared("object"),
         change_object,
         seen("object", "SELECT rolconnlimit FROM pg_roles WHERE rolname = $1", 5),
         holding("pgroles"),
     ),
-    Source(
+    ReconcileSource(
         "password-secret",
         prepare_password_secret,
         change_password_secret,
         password_secret_noticed,
         holding("secrets", owned=False),
     ),
-    Source(
+    ReconcileSource(
         "connection-secret",
         prepare_connection_secret,
         change_connection_secret,
         connection_secret_noticed,
         holding("secrets", owned=True),
     ),
-    Source(
+    ReconcileSource(
         "attribute",
         declared("attribute"),
         executed("attribute", "ALTER ROLE {} CREATEDB"),
@@ -270,7 +270,7 @@ SOURCES = (
         without_attributes,
         "pg_authid",
     ),
-    Source(
+    ReconcileSource(
         "verifier",
         prepare_verifier,
         executed("verifier", "ALTER ROLE {} PASSWORD 'theirs'"),
@@ -278,7 +278,7 @@ SOURCES = (
         without_verifiers,
         "pg_authid",
     ),
-    Source(
+    ReconcileSource(
         "membership",
         prepare_membership,
         change_membership,
@@ -286,7 +286,7 @@ SOURCES = (
         blind_to("pg_auth_members"),
         "pg_auth_members",
     ),
-    Source(
+    ReconcileSource(
         "setting",
         declared("setting"),
         executed("setting", "ALTER ROLE {} SET work_mem = '1MB'"),
@@ -294,7 +294,7 @@ SOURCES = (
         blind_to("pg_db_role_setting"),
         "pg_db_role_setting",
     ),
-    Source(
+    ReconcileSource(
         "comment",
         declared("comment", comment="ours"),
         executed("comment", "COMMENT ON ROLE {} IS 'theirs'"),
@@ -302,14 +302,14 @@ SOURCES = (
         blind_to("pg_shdescription"),
         "pg_shdescription",
     ),
-    Source(
+    ReconcileSource(
         "group",
         prepare_group,
         change_group,
         seen("group", _GROUPS, 1),
         silent("role_state", "announce_insert"),
     ),
-    Source(
+    ReconcileSource(
         "claim",
         prepare_claim,
         change_claim,

@@ -22,7 +22,7 @@ from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
 from tests.acceptance.servers import PgServers, pgservers
 from tests.acceptance.world import Controller, Database, Json, Kube, make_kube, open_database, remove
-from tests.releases import Release
+from tests.releases import ReleasedVersion
 from tests.servers import Servers
 
 SERVER = "team"
@@ -85,7 +85,7 @@ class TeamObjects:
     database: Database
     folder: Path
 
-    def controller(self, release: Release | None = None, *arguments: str) -> Controller:
+    def controller(self, release: ReleasedVersion | None = None, *arguments: str) -> Controller:
         """Returns a release's controller (default: this one), not started, for all namespaces."""
         environment = {} if release is None else _unpack(release)
         folder = Path(tempfile.mkdtemp(dir=self.folder))
@@ -197,7 +197,7 @@ class TeamObjects:
 
 
 @cache
-def _unpack(release: Release) -> dict[str, str]:
+def _unpack(release: ReleasedVersion) -> dict[str, str]:
     """Once for all tests, and compiled: otherwise every start compiles all its imports."""
     folder = Path(tempfile.mkdtemp(prefix="pgrole-release-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What a tenant, or somebody with a session in the database, might try: each comes to nothing."""
+"""What a tenant, or anyone with a session in the database, might try: none of it succeeds."""
 
 import contextlib
 import secrets
@@ -185,9 +185,9 @@ async def test_a_schema_put_in_the_place_of_ours_is_never_called(stage: Stage) -
 
 
 async def usurp(database: Database, tenant: "asyncpg.Connection[asyncpg.Record]") -> bool:
-    """An administrator drops ours, and the tenant makes one whose every part leaves a trace of who calls it.
-
-    False: ours was there again before that.
+    """An administrator drops our schema, and the tenant creates one in which every part records its callers. Returns
+    False if
+    ours was back first.
     """
     await database.drop_schema()
     leave = "BEGIN INSERT INTO public.trace VALUES (current_user); RETURN NULL; END"

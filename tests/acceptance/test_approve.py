@@ -163,7 +163,7 @@ async def test_a_dropped_role_is_created_again_and_one_of_another_oid_taken(
 async def test_a_password_is_set_back_and_no_guess_of_it_can_be_tested(
     kube: Kube, database: Database, role_name: str
 ) -> None:
-    """Another password in between is another drift; the digest depends on what only the claim has."""
+    """A different password set in between is another drift; the digest depends on something that only the claim has."""
     await kube.apply_secret("source", password="ours")
     await kube.apply("app", name=role_name, password={"secretRef": {"name": "source"}}, **REPORT)
     await kube.wait_ready("app")
@@ -195,7 +195,7 @@ async def test_under_correct_the_annotation_means_nothing(kube: Kube, database: 
 @pytest.mark.slow
 class TestOfItsOwn:
     async def test_killed_right_after_the_commit_it_does_not_correct_again(self, stage: Stage, role_name: str) -> None:
-        """The claim has it, whatever status has."""
+        """The claim records the approval, whatever status contains."""
         async with stage.database() as database:
             controller = stage.controller()
             await controller.start()

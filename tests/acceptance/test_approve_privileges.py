@@ -10,7 +10,7 @@ import pytest_asyncio
 from pgrole_controller.core.approval import APPROVE
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
-from tests.acceptance.test_privileges_keep import Place, make_place
+from tests.acceptance.test_privileges_keep import PrivilegePlace, make_place
 from tests.acceptance.world import Json, running, says
 from tests.servers import Servers
 
@@ -26,7 +26,7 @@ async def postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def place(api_server: ApiServer, postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[Place]:
+async def place(api_server: ApiServer, postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[PrivilegePlace]:
     async with make_place(api_server, postgres, tmp_path) as made:
         yield made
 
@@ -35,15 +35,15 @@ def digest_of(obj: Json) -> str:
     return str(obj.get("status", {}).get("approval", {}).get("digest", ""))
 
 
-async def wait_offer(place: Place, other_than: str = "") -> Json:
+async def wait_offer(place: PrivilegePlace, other_than: str = "") -> Json:
     return await place.kube.wait_for("reader", lambda obj: digest_of(obj) not in ("", other_than), "an offer")
 
 
-async def annotate(place: Place, value: str) -> None:
+async def annotate(place: PrivilegePlace, value: str) -> None:
     await place.kube.patch("reader", {"metadata": {"annotations": {APPROVE: value}}})
 
 
-async def test_an_approved_drift_is_corrected_once_also_after_a_kill(place: Place) -> None:
+async def test_an_approved_drift_is_corrected_once_also_after_a_kill(place: PrivilegePlace) -> None:
     async with running(place.controller()):
         await place.declare(place.reads(), drift=REPORT)
         await place.hand.execute(f"GRANT DELETE, UPDATE (id) ON app.orders TO {place.reader}")
@@ -92,8 +92,8 @@ async def test_an_approved_drift_is_corrected_once_also_after_a_kill(place: Plac
         await place.wait_may("DELETE", "app.orders")
 
 
-async def test_another_drift_in_between_and_the_parts_of_role_and_database(place: Place) -> None:
-    """Each part is corrected by itself: what was not shown stays."""
+async def test_another_drift_in_between_and_the_parts_of_role_and_database(place: PrivilegePlace) -> None:
+    """Each part is corrected separately: a drift that was not shown stays."""
     async with running(place.controller()):
         await place.declare(place.reads(), drift=REPORT)
         await place.hand.execute(f"GRANT DELETE ON app.orders TO {place.reader}")
@@ -123,7 +123,7 @@ async def test_another_drift_in_between_and_the_parts_of_role_and_database(place
         await place.kube.wait_ready("reader")
 
 
-async def test_default_privileges_and_a_new_object(place: Place) -> None:
+async def test_default_privileges_and_a_new_object(place: PrivilegePlace) -> None:
     async with running(place.controller()):
         declared = {**place.reads(), "createdBy": [place.owner]}
         await place.declare(declared, drift=REPORT)

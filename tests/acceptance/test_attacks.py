@@ -1,6 +1,6 @@
-"""Tenants and servers that attack the controller: it stays calm, and the neighbours' drift is repaired meanwhile.
+"""Tenants and servers that attack the controller: it stays responsive, and repairs its neighbours' drift meanwhile.
 
-How long a repair takes meanwhile is measured by `python -m bench.isolation`.
+`python -m bench.isolation` measures how long a repair takes meanwhile.
 """
 
 import itertools
@@ -31,16 +31,16 @@ pytestmark = pytest.mark.slow
 #: The server with the tenant that attacks, and one beside it.
 SHARED, OTHER = "shared", "other"
 TENANT, PASSWORD = "mallory", "mallory's own"
-#: Of other teams on the shared server.
+#: Roles of other teams on the shared server.
 TEAMS = tuple(f"team_{number}" for number in range(20))
-#: On the server beside it: so many that none drifts five times within a minute, which would count as a contest.
+#: Roles on the other server: enough that none drifts five times within a minute, which would be a contest.
 ELSEWHERE = tuple(f"elsewhere_{number}" for number in range(40))
-#: Between two drifts on the server beside it, in seconds.
+#: Pause between two drifts on the other server, in seconds.
 PAUSE = 0.4
-#: Until a drift is repaired beside an attack, in seconds: what is tested is that it is, on a machine that may be busy.
+#: Deadline for a repair during an attack, in seconds: the test verifies the repair, not its speed, on a busy machine.
 PATIENCE = 120.0
 ROUNDS = 3
-#: How often a hostile server has its way before the neighbours are looked at.
+#: How often a hostile server succeeds before the neighbours are checked.
 ATTEMPTS = 3
 
 
@@ -71,16 +71,16 @@ class UnderAttack:
     _turn: anyio.Lock = field(default_factory=anyio.Lock)  # of the connection with the other server
 
     async def drift_elsewhere(self) -> None:
-        """Of another role each time, since one that drifts often is repaired more slowly."""
+        """Makes another role drift each time, since repairs of one that drifts often slow down."""
         async with self._turn:
             await _repaired(self.beside, next(self._elsewhere))
 
     async def drift_here(self) -> None:
-        """Of a role of another team each time."""
+        """Makes another team's role drift each time."""
         await _repaired(self.inside, next(self._teams))
 
     async def check_neighbours(self) -> None:
-        """On the other server and on the same one, drift is repaired, and they are connected with all the time."""
+        """Verifies that drift on both servers is repaired, and that the controller stays connected to them."""
         for _ in range(ROUNDS):
             await self.drift_elsewhere()
             await self.drift_here()
@@ -91,7 +91,7 @@ class UnderAttack:
         return len(re.findall(rf'{begins}"{server}"', self.controller.log))
 
     async def declare_hostile(self, kind: str, port: int) -> None:
-        """With roles, which are not to be in the way of others."""
+        """Declares hostile servers with roles of their own, which must not delay others."""
         await self.servers.apply_credentials(kind, "postgres", "any")
         connection: Json = {
             "hosts": ["127.0.0.1"],
@@ -105,7 +105,7 @@ class UnderAttack:
 
 
 def roles_of(kind: str) -> list[str]:
-    """The objects of one hostile server."""
+    """Returns the objects of one hostile server."""
     return [f"{kind}-{number}" for number in range(3)]
 
 
@@ -150,7 +150,7 @@ async def under_attack(
 
 
 async def _forgive(database: Database) -> None:
-    """What an attack before this one has left behind, if it had its way."""
+    """Removes what an earlier attack left behind, if it succeeded."""
     await database.execute(
         f"DO $$ BEGIN IF to_regrole('{TENANT}') IS NOT NULL THEN ALTER ROLE {TENANT} RESET ALL; END IF; END $$"
     )
@@ -159,7 +159,7 @@ async def _forgive(database: Database) -> None:
 
 @asynccontextmanager
 async def attacking(*attacks: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
-    """All of them at once, for as long as the context lasts."""
+    """Runs all attacks at once for the duration of the context."""
     async with anyio.create_task_group() as tasks:
         for attack in attacks:
             tasks.start_soon(attack)
@@ -168,7 +168,7 @@ async def attacking(*attacks: Callable[[], Coroutine[Any, Any, None]]) -> AsyncI
 
 
 class TestTenant:
-    """A role with LOGIN, and what it may do."""
+    """A role with LOGIN, and what it can do."""
 
     @pytest.mark.parametrize("kind", SETTINGS)
     async def test_stores_what_is_hard_to_read(self, under_attack: UnderAttack, kind: str) -> None:
@@ -192,7 +192,9 @@ class TestTenant:
         assert under_attack.sessions(SHARED) == 1
 
     async def test_holds_locks_on_what_is_taken_away_from_it(self, under_attack: UnderAttack) -> None:
-        """Its object is deleted, and what it owns is handed over: neighbours neither wait for that nor does it fail."""
+        """Its object is deleted, and what it owns is handed over. Neighbours do not wait for that, and it does not
+        fail.
+        """
         await under_attack.kube.apply("owner", name="owner", login=True, serverRef={"name": SHARED}, adopt=True)
         await under_attack.kube.patch(
             "owner", {"spec": {"deletionPolicy": "Drop", "reassignOwnedTo": TEAMS[0], "terminateSessions": False}}

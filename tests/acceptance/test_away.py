@@ -1,6 +1,4 @@
-"""Kubernetes away: the database is enforced as it was declared last, by one process at a time, and nothing else
-happens.
-"""
+"""Kubernetes is unreachable: one process at a time enforces the database as last declared, and nothing else happens."""
 
 import signal
 import statistics
@@ -24,13 +22,13 @@ from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
 
-#: How long Kubernetes is away, in seconds: twice as long as one that stands by waits for a sign of life.
+#: How long Kubernetes is unreachable, in seconds: twice as long as a standby waits for a heartbeat.
 AWAY = 40.0
-#: How much longer than promised something may take before a test fails, in seconds: the machine may be busy.
+#: Tolerance beyond documented times, in seconds: the machine may be busy.
 SLACK = 10.0
-#: So many that none is drifted five times within a minute, which would count as a contest.
+#: Number of roles: enough that none drifts five times within a minute, which would be a contest.
 ROLES = 40
-#: Between two drifts, in seconds: repairs are independent of one another.
+#: Pause between two drifts, in seconds: repairs do not depend on each other.
 PAUSE = 0.5
 
 How = Literal["freeze", "cut"]
@@ -48,7 +46,7 @@ def say(record_property: Callable[[str, object], None]) -> Say:
 
 @asynccontextmanager
 async def cluster(stage: Stage) -> AsyncIterator[tuple[Replicas, tuple[Wire, Wire]]]:
-    """Two replicas, each with a wire of its own to the API server; the first leads, and all is Ready."""
+    """Two replicas, each with its own wire to the API server; the first leads, and everything is Ready."""
     host, _, port = stage.kube.server.url.removeprefix("https://").partition(":")
     async with (
         wire(host, int(port)) as one,
@@ -80,7 +78,9 @@ async def unconfirmed(pair: Replicas) -> None:
 
 
 async def repairs(pair: Replicas, until: float) -> list[float]:
-    """Drifts of one role after the other, each at once when the last is repaired: how long each took, in seconds."""
+    """Makes one role after the other drift, the next as soon as the last is repaired; returns the seconds of each
+    repair.
+    """
     took: list[float] = []
     async with pair.stage.database() as database:
         while anyio.current_time() < until:
@@ -120,7 +120,7 @@ async def leader_stays(say: Say, how: How, own: Stage) -> None:
         logged = pair.logged()
         away(wires, how)
         until = anyio.current_time() + AWAY
-        # What is declared meanwhile is known to nobody, and waits.
+        # The controller does not know what is declared meanwhile; it waits.
         await kube.apply("late", login=True)
         await kube.apply("app-0", login=True, connectionLimit=7)
         await kube.apply("doomed", login=True, deletionPolicy="Drop")
@@ -170,7 +170,7 @@ async def leader_is_killed(say: Say, how: How, own: Stage) -> None:
         gap = await pair.drift("app-1", PATIENCE * 2)
         say(f"away ({how}), leader killed: the gap", gap)
         assert gap < 20.0 + SLACK
-        # It has seen no Secret: what it knows of the password is what the database held when it first looked.
+        # It has seen no Secret: of the password, it knows only what the database held at its first read.
         await pair.second.controller.wait_log(f"looked  object={own.kube.namespace}/secured")
         await pair.database.execute("ALTER ROLE secured PASSWORD 'guessed again'")
         await pair.database.wait_password("secured", "first password")
@@ -224,7 +224,7 @@ async def test_an_api_server_that_is_killed_and_comes_back_interrupts_no_repair(
 
 
 async def test_rights_that_are_taken_away_end_what_is_done_without_kubernetes(binaries: Binaries, stage: Stage) -> None:
-    """That is how an administrator stops it."""
+    """An administrator stops the controller this way."""
     async with run_api_server(binaries=binaries, audit=True) as server:
         await apply_crds(server)
         kube = await make_kube(server)

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.local.apiserver import ApiServer
-from tests.acceptance.shell import Shell, blocks, make_shell
+from tests.acceptance.shell import CommandShell, blocks, make_shell
 from tests.acceptance.team_objects import TeamObjects, open_team_objects
 from tests.acceptance.world import running
 from tests.servers import Servers
@@ -27,11 +27,11 @@ async def team_objects(own_api_server: ApiServer, servers: Servers, tmp_path: Pa
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def shell(team_objects: TeamObjects, tmp_path: Path) -> Shell:
+async def shell(team_objects: TeamObjects, tmp_path: Path) -> CommandShell:
     return await make_shell(team_objects.kube.server, team_objects.postgres, tmp_path / "shell")
 
 
-async def back_up(shell: Shell) -> None:
+async def back_up(shell: CommandShell) -> None:
     (script,) = blocks("upgrade.md", "Backup")
     await shell.run(script)
 
@@ -52,7 +52,7 @@ async def passwords(team_objects: TeamObjects) -> Mapping[str, Any]:
 
 
 async def test_objects_that_were_deleted_and_restored_have_their_roles_and_passwords(
-    team_objects: TeamObjects, shell: Shell
+    team_objects: TeamObjects, shell: CommandShell
 ) -> None:
     async with running(team_objects.controller()):
         await team_objects.make()
@@ -72,7 +72,7 @@ async def test_objects_that_were_deleted_and_restored_have_their_roles_and_passw
 
 
 async def test_without_the_secrets_of_the_backup_another_password_is_made(
-    team_objects: TeamObjects, shell: Shell
+    team_objects: TeamObjects, shell: CommandShell
 ) -> None:
     async with running(team_objects.controller()):
         await team_objects.make()
@@ -87,7 +87,9 @@ async def test_without_the_secrets_of_the_backup_another_password_is_made(
 
 
 @pytest.mark.since(17, "what the pg_dump of the tests writes is for 17 and later")
-async def test_a_schema_that_was_dropped_and_restored_has_every_claim(team_objects: TeamObjects, shell: Shell) -> None:
+async def test_a_schema_that_was_dropped_and_restored_has_every_claim(
+    team_objects: TeamObjects, shell: CommandShell
+) -> None:
     async with running(team_objects.controller()):
         await team_objects.make()
         await team_objects.prove("first")

@@ -1,4 +1,4 @@
-"""Hundreds of objects that refer to each other, applied at once: they come right without ever telling of an error."""
+"""Hundreds of objects that refer to each other, applied at once: all become Ready without reporting an error."""
 
 import json
 import logging
@@ -23,16 +23,18 @@ log = logging.getLogger(__name__)
 
 SIZE = 250
 SEED = 20240229
-#: For the whole batch, in seconds: generous, since the machine may be busy.
+#: Deadline for the whole batch, in seconds: generous, since the machine may be busy.
 BATCH_SECONDS = 180.0
 
-#: What Ready may say on the way.
+#: Reasons that Ready may have in between.
 HARMLESS = {"Reconciled", "Progressing", "MembershipPending"}
 
 
 @dataclass
 class Seen:
-    """What the API server told of the objects, from the first: reason of Ready → names of objects that had it."""
+    """What the API server reported about the objects, from the beginning: reason of Ready → names of objects that had
+    it.
+    """
 
     reasons: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     messages: dict[str, str] = field(default_factory=dict)
@@ -72,14 +74,14 @@ def make_batch(seed: int) -> dict[str, Json]:
 
 @asynccontextmanager
 async def following(kube: Kube) -> AsyncIterator[Seen]:
-    """What a watch of all objects of the namespace gives meanwhile."""
+    """Follows all objects of the namespace with a watch meanwhile."""
     seen = Seen()
     listed = await kube.server.request("GET", kube.path())
     trust = ssl.create_default_context(cafile=str(kube.server.ca))
     version = listed["metadata"]["resourceVersion"]
 
     async def read(session: aiohttp.ClientSession) -> None:
-        """Again and again: the API server ends a watch whose client does not keep up."""
+        """Reads again and again, since the API server ends a watch whose client does not keep up."""
         nonlocal version
         while True:
             async with session.get(
@@ -105,13 +107,13 @@ async def following(kube: Kube) -> AsyncIterator[Seen]:
 
 
 async def warnings(kube: Kube) -> dict[str, str]:
-    """The reasons of all Events that warn, each with one of its notes."""
+    """Returns the reasons of all Warning Events, each with one of its notes."""
     answer = await kube.server.request("GET", f"/apis/events.k8s.io/v1/namespaces/{kube.namespace}/events")
     return {event["reason"]: event["note"] for event in answer["items"] if event["type"] == "Warning"}
 
 
 async def check(database: Database, kube: Kube, specs: dict[str, Json]) -> None:
-    """Everything is exactly as declared."""
+    """Verifies that everything is exactly as declared."""
     rows = await database.connection.fetch(
         "SELECT m.rolname AS member, g.rolname AS role, bool_or(a.admin_option) AS admin FROM pg_auth_members AS a"
         " JOIN pg_roles AS m ON m.oid = a.member JOIN pg_roles AS g ON g.oid = a.roleid"
@@ -134,7 +136,7 @@ async def check(database: Database, kube: Kube, specs: dict[str, Json]) -> None:
 
 
 async def apply_and_follow(stage: Stage, specs: dict[str, Json], order: Sequence[str]) -> tuple[Seen, float]:
-    """What was told meanwhile, and the seconds from the first apply until all were ready."""
+    """Returns what was reported meanwhile, and the seconds from the first apply until all were Ready."""
     async with following(stage.kube) as seen:
         began = anyio.current_time()
         await stage.kube.apply_all({name: specs[name] for name in order})

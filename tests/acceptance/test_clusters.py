@@ -1,5 +1,5 @@
-"""Two clusters with one PostgreSQL: a role is one's alone, neither contests it, and a rebuilt cluster takes over at
-once.
+"""Two clusters share one PostgreSQL: each role has one owner, neither cluster contests it, and a rebuilt cluster takes
+over at once.
 """
 
 import os
@@ -33,13 +33,13 @@ from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
 
-#: For how long nothing may be written, in seconds.
+#: How long nothing may be written, in seconds.
 QUIET_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
-    """One namespace of one API server, and the id that claims know the cluster by."""
+class SharingCluster:
+    """One namespace of one API server, and the id by which claims know the cluster."""
 
     id: str
     kube: Kube
@@ -51,16 +51,16 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
-    """Two clusters that have a namespace of the same name, and the one server that both of them use."""
+class SharedWorld:
+    """Two clusters with a namespace of the same name, and the server that both use."""
 
-    here: Cluster
-    there: Cluster
+    here: SharingCluster
+    there: SharingCluster
     postgres: PostgresServer
     folder: Path
 
     async def claims(self, *arguments: str) -> str:
-        """What `pgrole-controller claims` says; it must end well."""
+        """Returns the output of `pgrole-controller claims`, which must succeed."""
         process = Process(
             "pgrole-controller",
             [sys.executable, "-m", "pgrole_controller", "claims", *arguments],
@@ -85,29 +85,29 @@ async def quiet_postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
 @pytest_asyncio.fixture(loop_scope="session")
 async def world(
     api_server: ApiServer, own_api_server: ApiServer, quiet_postgres: PostgresServer, tmp_path: Path
-) -> AsyncIterator[World]:
+) -> AsyncIterator[SharedWorld]:
     namespace = f"shop-{secrets.token_hex(3)}"
     here = await make_cluster(api_server, namespace, quiet_postgres, tmp_path / "here")
     there = await make_cluster(own_api_server, namespace, quiet_postgres, tmp_path / "there")
     assert here.id != there.id
-    yield World(here, there, quiet_postgres, tmp_path)
+    yield SharedWorld(here, there, quiet_postgres, tmp_path)
     for cluster in (here, there):
         await remove(cluster.kube)
 
 
 async def make_cluster(
     server: ApiServer, namespace: str, postgres: PostgresServer, folder: Path, *arguments: str
-) -> Cluster:
-    """Its controller, which is not started, looks at the namespace alone."""
+) -> SharingCluster:
+    """Creates a cluster whose controller, not started yet, watches only this namespace."""
     await anyio.Path(folder).mkdir()
     await create_namespace(server, namespace)
     found = await server.request("GET", "/api/v1/namespaces/kube-system")
     controller = Controller(server, postgres.dsn(), folder, "--namespace", namespace, *arguments)
-    return Cluster(found["metadata"]["uid"], Kube(server, namespace), controller)
+    return SharingCluster(found["metadata"]["uid"], Kube(server, namespace), controller)
 
 
-async def written(database: Database, *clusters: Cluster) -> Json:
-    """All that a contest would move: transactions that wrote anything in the server, and versions of the objects."""
+async def written(database: Database, *clusters: SharingCluster) -> Json:
+    """Everything that a contest would change: transactions that wrote to the server, and versions of the objects."""
     return {
         "transactions": await database.fetchval("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"),
         "versions": [
@@ -119,13 +119,13 @@ async def written(database: Database, *clusters: Cluster) -> Json:
 
 
 async def versions_of_roles(database: Database) -> Mapping[str, str]:
-    """What every DDL on a role moves, by the name of the role."""
+    """Row versions that every DDL on a role changes, by the role's name."""
     rows = await database.connection.fetch("SELECT rolname, oid, xmin::text FROM pg_authid WHERE oid >= 16384")
     return {row["rolname"]: f"{row['oid']}/{row['xmin']}" for row in rows}
 
 
-async def settle(database: Database, *clusters: Cluster) -> Json:
-    """What was written once nothing more is, for long enough that no look which is due soon is still to come."""
+async def settle(database: Database, *clusters: SharingCluster) -> Json:
+    """Waits until nothing is written for long enough that no pending reconcile is left."""
     before = await written(database, *clusters)
     with anyio.fail_after(PATIENCE):
         while True:
@@ -136,7 +136,7 @@ async def settle(database: Database, *clusters: Cluster) -> Json:
             before = now
 
 
-async def test_one_cluster_owns_the_role_and_the_other_says_whose_it_is_without_a_fight(world: World) -> None:
+async def test_one_cluster_owns_the_role_and_the_other_says_whose_it_is_without_a_fight(world: SharedWorld) -> None:
     here, there = world.here, world.there
     async with running(here.controller), running(there.controller), open_database(world.postgres.dsn()) as database:
         await here.kube.apply("app", name="shared", login=True)
@@ -160,7 +160,9 @@ async def test_one_cluster_owns_the_role_and_the_other_says_whose_it_is_without_
         assert "role reconciled" not in there.controller.log
 
 
-async def test_a_role_that_its_owner_gave_up_is_not_taken_by_the_other_cluster_until_it_adopts(world: World) -> None:
+async def test_a_role_that_its_owner_gave_up_is_not_taken_by_the_other_cluster_until_it_adopts(
+    world: SharedWorld,
+) -> None:
     here, there = world.here, world.there
     async with running(here.controller), running(there.controller), open_database(world.postgres.dsn()) as database:
         await here.kube.apply("app", name="shared", login=True)
@@ -183,7 +185,9 @@ async def test_a_role_that_its_owner_gave_up_is_not_taken_by_the_other_cluster_u
         assert await versions_of_roles(database) == roles
 
 
-async def test_a_claim_that_an_administrator_releases_is_heard_of_at_once_by_who_waits_for_it(world: World) -> None:
+async def test_a_claim_that_an_administrator_releases_is_heard_of_at_once_by_who_waits_for_it(
+    world: SharedWorld,
+) -> None:
     here, there = world.here, world.there
     async with open_database(world.postgres.dsn()) as database:
         async with running(here.controller):
@@ -201,7 +205,7 @@ async def test_a_claim_that_an_administrator_releases_is_heard_of_at_once_by_who
 
 
 def declared() -> dict[str, Json]:
-    """Roles of some variety; none of them may adopt."""
+    """Various roles; none of them may adopt."""
     return {
         "readers": {"name": "readers"},
         "app": {"name": "app", "login": True, "memberOf": [{"role": "readers"}], "comment": "the app"},
@@ -211,7 +215,7 @@ def declared() -> dict[str, Json]:
 
 
 async def test_a_rebuilt_cluster_takes_all_claims_of_the_lost_one_over_without_adopting_or_changing_a_role(
-    world: World,
+    world: SharedWorld,
 ) -> None:
     lost, rebuilt = world.here, world.there
     async with open_database(world.postgres.dsn()) as database:
@@ -245,8 +249,10 @@ async def test_a_rebuilt_cluster_takes_all_claims_of_the_lost_one_over_without_a
             assert await versions_of_roles(database) == roles
 
 
-async def assert_owned(database: Database, cluster: Cluster) -> None:
-    """Each declared role is claimed by the cluster's object, of its very namespace, and by nobody else."""
+async def assert_owned(database: Database, cluster: SharingCluster) -> None:
+    """Asserts that this cluster's object, in exactly this namespace, claims each declared role, and no other object
+    does.
+    """
     namespace = await cluster.kube.server.request("GET", f"/api/v1/namespaces/{cluster.own}")
     for name, spec in declared().items():
         obj, claim = await cluster.kube.get(name), await database.claim(spec["name"])
@@ -256,7 +262,7 @@ async def assert_owned(database: Database, cluster: Cluster) -> None:
         assert owner == (cluster.id, namespace["metadata"]["uid"], name, obj["metadata"]["uid"], None)
 
 
-async def test_what_was_transferred_before_its_objects_are_restored_waits_for_them(world: World) -> None:
+async def test_what_was_transferred_before_its_objects_are_restored_waits_for_them(world: SharedWorld) -> None:
     lost, rebuilt = world.here, world.there
     async with open_database(world.postgres.dsn()) as database:
         async with running(lost.controller):
@@ -284,7 +290,7 @@ async def test_a_cluster_rebuilt_under_the_same_cluster_id_takes_over_from_itsel
     namespace, chosen = f"shop-{secrets.token_hex(3)}", ("--cluster-id", "production")
     lost = await make_cluster(api_server, namespace, quiet_postgres, tmp_path / "lost", *chosen)
     rebuilt = await make_cluster(own_api_server, namespace, quiet_postgres, tmp_path / "rebuilt", *chosen)
-    world = World(lost, rebuilt, quiet_postgres, tmp_path)
+    world = SharedWorld(lost, rebuilt, quiet_postgres, tmp_path)
     async with open_database(quiet_postgres.dsn()) as database:
         async with running(lost.controller):
             await lost.kube.apply("app", name="app", login=True)
@@ -306,7 +312,7 @@ async def test_a_cluster_rebuilt_under_the_same_cluster_id_takes_over_from_itsel
         await remove(cluster.kube)
 
 
-async def test_a_cluster_that_is_given_another_id_keeps_its_roles_and_their_history(world: World) -> None:
+async def test_a_cluster_that_is_given_another_id_keeps_its_roles_and_their_history(world: SharedWorld) -> None:
     here = world.here
     renamed = Controller(
         *(here.kube.server, world.postgres.dsn(), world.there.controller.process.log.parent),

@@ -1,4 +1,4 @@
-"""The connection Secret: delivered, kept as declared, and never anybody else's."""
+"""The connection Secret: delivered, kept as declared, and never one that belongs to someone else."""
 
 import secrets
 from base64 import b64encode
@@ -28,7 +28,7 @@ def delivering(template: Json) -> Json:
 
 
 async def deliver(kube: Kube, role: str, **spec: Any) -> Json:
-    """The Secret of a new object with a generated password, or with what `spec` says."""
+    """Returns the Secret of a new object with a generated password, or with this `spec`."""
     await kube.apply("app", name=role, **(GENERATED | spec))
     await kube.wait_ready("app")
     return await kube.wait_secret("delivered")
@@ -48,7 +48,7 @@ async def row_version(database: Database, role: str) -> Any:
 
 
 async def wait_known(kube: Kube, database: Database, role: str, name: str = "delivered") -> Json:
-    """The Secret, as soon as the claim names it as it is."""
+    """Returns the Secret once the claim names its current version."""
     with anyio.fail_after(PATIENCE):
         while True:
             held = await kube.wait_secret(name)
@@ -444,7 +444,7 @@ async def test_what_is_written_for_each_other_comes_to_rest(kube: Kube, database
 
 
 async def test_a_forged_time_of_rotation_stops_nothing(kube: Kube, database: Database, role: str) -> None:
-    """Whoever may write the Secret can make the hash fit, with a time from which none can be counted."""
+    """Anyone who may write the Secret can make the hash match, with a time that cannot be parsed."""
     before = await deliver(kube, role, password={"generate": {"rotateEvery": "87600h"}})
     stamp = RotationStamp(datetime(9999, 12, 31, tzinfo=UTC))
     address = Address("127.0.0.1", 1, "postgres", "prefer")

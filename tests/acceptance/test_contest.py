@@ -1,4 +1,4 @@
-"""Something else sets a role back as often as it is repaired: it is repaired more and more slowly, and said."""
+"""Something else reverts every repair: the controller repairs more and more slowly, and reports it."""
 
 import math
 import re
@@ -30,22 +30,23 @@ def role() -> str:
 
 @dataclass
 class Fight:
-    """How often the role was set back by us and had to be changed again."""
+    """How often the controller repaired the role, and the other side changed it again."""
 
     began: float
     answered: int = 0
 
     def is_slow(self, more: int = 0) -> bool:
-        """Whether it was changed so often at most: once at first, then `LIMIT` times, and once for each slow repair.
+        """Whether it was changed no more often than allowed: once at first, then `LIMIT` times, and once for each slow
+        repair.
 
-        Those come after 2, 6, 14, 30 s …: so many as there was time for.
+        Those follow after 2, 6, 14, 30 s …: as many as the time allowed.
         """
         answered, lasted = self.answered, anyio.current_time() - self.began
         return answered <= 1 + LIMIT + int(math.log2(lasted / FIRST_DELAY + 1)) + more
 
 
 def contested(field: str, times: int, *words: str) -> Callable[[Json], bool]:
-    """That this field was set back so often at least, and is held back now."""
+    """Returns a check that this field was repaired at least this often, and is held back now."""
 
     def is_said(obj: Json) -> bool:
         found = re.search(rf"{field}: corrected (\d+) times", condition(obj, "Ready").get("message", ""))
@@ -55,7 +56,7 @@ def contested(field: str, times: int, *words: str) -> Callable[[Json], bool]:
 
 
 def assert_not_held_back(obj: Json) -> None:
-    """What was seen just now came before the next slow repair of what is contested."""
+    """Asserts that what was just seen came before the next slow repair of the contested field."""
     found = re.search(rf"{HELD} (\S+Z)", condition(obj, "Ready")["message"])
     assert found
     assert datetime.now(UTC) < datetime.fromisoformat(found[1])
@@ -63,9 +64,9 @@ def assert_not_held_back(obj: Json) -> None:
 
 @asynccontextmanager
 async def fighting(dsn: str, statement: str, stands: str) -> AsyncIterator[Fight]:
-    """Meanwhile somebody runs `statement` whenever the query `stands` says that it does not stand any more.
+    """Runs `statement` whenever the query `stands` shows that its effect is gone.
 
-    What a session said last is all that the server tells of it, so it looks in a session of its own.
+    The server reports only a session's last statement, so the query runs in a session of its own.
     """
     fight = Fight(anyio.current_time())
     hand = await asyncpg.connect(dsn, server_settings={"application_name": FIGHTER})
@@ -133,7 +134,7 @@ async def test_a_fight_slows_down_names_who_and_ends_by_itself(
     assert is_ready(await kube.get("other") or {})
 
 
-#: Field, spec, what somebody runs, and the query that says that it stands.
+#: Field, spec, the statement of the other side, and the query that shows whether its effect stands.
 CONTESTED: list[tuple[str, dict[str, Any], str, str]] = [
     (
         "memberOf",
@@ -163,7 +164,7 @@ CONTESTED: list[tuple[str, dict[str, Any], str, str]] = [
 
 
 async def test_every_kind_of_field_can_be_contested(kube: Kube, shared_dsn: str, role: str) -> None:
-    """All at once, each of a role of its own: most of it is waiting."""
+    """All at once, each with its own role: most of the time is waiting."""
 
     async def contest(number: int, field: str, spec: Json, statement: str, standing: str) -> None:
         obj_name, name = f"app-{number}", f"{role}_{number}"

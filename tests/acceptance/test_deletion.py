@@ -1,4 +1,4 @@
-"""A deleted object's role is dropped when nothing is lost by it, and says what stands in the way until then."""
+"""A deleted object's role is dropped if nothing is lost by that; otherwise the object reports what blocks it."""
 
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -40,7 +40,7 @@ def role() -> str:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def make_database(database: Database, shared_postgres: PostgresServer) -> AsyncIterator[MakeDatabase]:
-    """Makes a database on the server of the shared controller, and gives a superuser's session in it."""
+    """Creates a database on the shared controller's server; yields a superuser's session in it."""
     made: list[str] = []
     async with AsyncExitStack() as stack:
 
@@ -56,7 +56,7 @@ async def make_database(database: Database, shared_postgres: PostgresServer) -> 
 
 
 async def declare(kube: Kube, role: str, **spec: object) -> Json:
-    """A role that is dropped with its object `app`, and its new owner."""
+    """Declares a role that is dropped with its object `app`, and its new owner."""
     await kube.apply("heir", name=f"{role}_heir")
     await kube.apply("app", **{"name": role, "login": True, "deletionPolicy": "Drop", **spec})
     await kube.wait_ready("heir")
@@ -579,7 +579,7 @@ class TestWhatComesBetween:
             await kube.wait_gone("app")
             assert await database.role("app") is None
             assert await kube.secret("app-connection") is None
-            await controller.wait_log("deed=dropped")
+            await controller.wait_log("action=dropped")
 
     async def test_no_secret_is_written_for_an_object_that_is_terminating(self, kube: Kube, role: str) -> None:
         await declare(kube, role, password={"generate": {}}, connectionSecret={"name": "app-connection"})

@@ -1,4 +1,4 @@
-"""`doctor` and `history` with a real API server: what they find in a cluster, and that what they print mends it."""
+"""`doctor` and `history` with a real API server: what they find in a cluster, and that the printed commands fix it."""
 
 import shlex
 from collections.abc import AsyncIterator

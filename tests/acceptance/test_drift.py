@@ -1,4 +1,4 @@
-"""A role changed behind the controller's back is set back, and the object tells of it."""
+"""A role that is changed behind the controller's back is repaired, and its object reports it."""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from tests.acceptance.world import Controller, Database, Json, Kube, Stage, cond
 
 Row = Mapping[str, Any]
 
-#: For what has to happen within some seconds, on a machine that may be busy.
+#: Deadline for what should take seconds, on a busy machine.
 ATTEMPTS = 10
 
 DECLARED: dict[str, Any] = {
@@ -105,9 +105,7 @@ async def test_a_change_that_is_rolled_back_or_undone_is_no_drift(
 async def test_the_same_drift_again_and_again_without_a_pause_is_always_set_back(
     kube: Kube, database: Database, role_name: str
 ) -> None:
-    """Each comes as soon as the last was set back: before the watch has seen that it was. None of it is a contest
-    yet.
-    """
+    """Each comes as soon as the last was repaired, before the watch has seen the repair. It is not a contest yet."""
     repeats = LIMIT - 1
     statements = {drift.column: drift.statement for drift in (*ATTRIBUTES, *POWERFUL)}
     names = [f"{role_name}_{number}" for number in range(5)]
@@ -130,7 +128,7 @@ def stands(column: str, value: object) -> Callable[[Row], bool]:
 
 @pytest.mark.slow
 async def test_the_read_after_a_change_is_made_also_when_something_else_was_read_before(stage: Stage) -> None:
-    """Nothing tells of a drift that comes before `observe` has seen what we changed; here nothing ever does."""
+    """No notification announces a drift that comes before `observe` has seen our change; here none ever comes."""
     async with (
         running(stage.controller(None, "--detection", "resync", "--resync-interval", "240h")) as controller,
         stage.database() as database,

@@ -1,4 +1,4 @@
-"""Each field of spec: applied, changed, drifted and repaired, left out again, left to others, only told of.
+"""Each field of spec: applied, changed, drifted and repaired, omitted again, ignored, only reported.
 
 The table is tests/acceptance/fields.py; a field without an entry there fails here.
 """
@@ -19,7 +19,7 @@ from pgrole_controller.core.role import POWERS
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
-from tests.acceptance.fields import EFFECT_FIELDS, STATE_FIELDS, TABLE, Place, StateField, prepare
+from tests.acceptance.fields import EFFECT_FIELDS, STATE_FIELDS, TABLE, FieldPlace, StateField, prepare
 from tests.acceptance.world import PATIENCE, Controller, Database, Json, Kube, make_kube, open_database, remove, running
 from tests.servers import Servers
 
@@ -69,18 +69,18 @@ async def database(home: PostgresServer, kube: Kube) -> AsyncIterator[Database]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def place(kube: Kube, database: Database) -> Place:
-    made = Place(kube, database, f"f{secrets.token_hex(4)}")
+async def place(kube: Kube, database: Database) -> FieldPlace:
+    made = FieldPlace(kube, database, f"f{secrets.token_hex(4)}")
     await prepare(made)
     return made
 
 
-async def declare(place: Place, spec: Json, **more: Any) -> Json:
+async def declare(place: FieldPlace, spec: Json, **more: Any) -> Json:
     await place.kube.apply(place.name, **{**place.fill(spec), **more})
     return await place.kube.wait_ready(place.name)
 
 
-async def wait_seen(place: Place, entry: StateField, expected: Any) -> None:
+async def wait_seen(place: FieldPlace, entry: StateField, expected: Any) -> None:
     wanted = place.fill(expected)
     seen: list[Any] = []
 
@@ -92,7 +92,7 @@ async def wait_seen(place: Place, entry: StateField, expected: Any) -> None:
         raise AssertionError(f"{wanted!r} expected within {PATIENCE} s, but {seen[0]!r} is seen")
 
 
-async def look(place: Place, entry: StateField) -> Any:
+async def look(place: FieldPlace, entry: StateField) -> Any:
     """What is seen; a function may name things by `$`."""
     return place.fill(await entry.look(place))
 
@@ -140,14 +140,14 @@ def test_the_effect_of_every_other_field_is_shown_by_a_test_that_exists(test: st
 
 
 @pytest.mark.parametrize("entry", entries())
-async def test_what_is_declared_at_creation_is_so(place: Place, entry: StateField) -> None:
+async def test_what_is_declared_at_creation_is_so(place: FieldPlace, entry: StateField) -> None:
     obj = await declare(place, entry.specs[0])
     assert await look(place, entry) == place.fill(entry.seen[0]), "Ready before it is so"
     assert drifts(obj) == 0
 
 
 @pytest.mark.parametrize("entry", entries(is_mutable))
-async def test_what_is_changed_in_spec_is_changed_and_is_no_drift(place: Place, entry: StateField) -> None:
+async def test_what_is_changed_in_spec_is_changed_and_is_no_drift(place: FieldPlace, entry: StateField) -> None:
     await declare(place, entry.specs[0])
     await declare(place, entry.specs[1])
     await annotate(place, entry)
@@ -158,7 +158,7 @@ async def test_what_is_changed_in_spec_is_changed_and_is_no_drift(place: Place, 
 
 @pytest.mark.parametrize("entry", entries(is_mutable))
 @pytest.mark.slow
-async def test_what_is_taken_out_of_spec_has_its_default(place: Place, entry: StateField) -> None:
+async def test_what_is_taken_out_of_spec_has_its_default(place: FieldPlace, entry: StateField) -> None:
     await declare(place, entry.specs[0])
     assert entry.without is not None
     await declare(place, entry.without)
@@ -169,7 +169,7 @@ async def test_what_is_taken_out_of_spec_has_its_default(place: Place, entry: St
 
 
 @pytest.mark.parametrize("entry", entries())
-async def test_a_drift_is_repaired_and_told(place: Place, entry: StateField) -> None:
+async def test_a_drift_is_repaired_and_told(place: FieldPlace, entry: StateField) -> None:
     await declare(place, entry.specs[0])
     await entry.break_in(place)
     if entry.drift_name == SECRET:
@@ -186,7 +186,7 @@ async def test_a_drift_is_repaired_and_told(place: Place, entry: StateField) -> 
 
 @pytest.mark.parametrize("entry", entries(is_ignorable))
 @pytest.mark.slow
-async def test_a_drift_of_what_is_left_to_others_stays(place: Place, entry: StateField) -> None:
+async def test_a_drift_of_what_is_left_to_others_stays(place: FieldPlace, entry: StateField) -> None:
     await declare(place, entry.specs[0], drift={"ignore": [entry.drift_name]})
     await wait_seen(place, entry, entry.seen[0])
     await entry.break_in(place)
@@ -200,7 +200,7 @@ async def test_a_drift_of_what_is_left_to_others_stays(place: Place, entry: Stat
 
 @pytest.mark.parametrize("entry", entries())
 @pytest.mark.slow
-async def test_a_drift_is_only_told_of_under_report(place: Place, entry: StateField) -> None:
+async def test_a_drift_is_only_told_of_under_report(place: FieldPlace, entry: StateField) -> None:
     await declare(place, entry.specs[0], drift={"policy": "Report"})
     assert await look(place, entry) == place.fill(entry.seen[0])
     await entry.break_in(place)
@@ -211,6 +211,6 @@ async def test_a_drift_is_only_told_of_under_report(place: Place, entry: StateFi
     assert await look(place, entry) == place.fill(entry.drifted)
 
 
-async def annotate(place: Place, entry: StateField) -> None:
+async def annotate(place: FieldPlace, entry: StateField) -> None:
     if entry.annotations:
         await place.kube.patch(place.name, {"metadata": {"annotations": entry.annotations}})

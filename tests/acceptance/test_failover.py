@@ -1,4 +1,4 @@
-"""A standby that lost the last commits is promoted: all converges on it, and nothing that is others' is touched."""
+"""A standby that lost the last commits is promoted: everything converges on it, and what others own stays untouched."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -17,7 +17,7 @@ from tests.servers import Servers
 pytestmark = pytest.mark.slow
 
 LED = "SELECT number FROM pgrole.leader"
-#: What somebody else made: with members, settings and a password, none of which is declared.
+#: Roles of someone else: with members, settings and a password, none of which is declared.
 THEIRS = """
 CREATE ROLE theirs LOGIN PASSWORD 'theirs'; CREATE ROLE their_group; GRANT their_group TO theirs;
 ALTER ROLE theirs SET work_mem = '1MB'; COMMENT ON ROLE theirs IS 'theirs'
@@ -38,7 +38,7 @@ async def pair(stage: Stage) -> AsyncIterator[Replicas]:
 
 @asynccontextmanager
 async def promoted(stage: Stage, standby: Path) -> AsyncIterator[Database]:
-    """The primary crashes, and the standby comes to its address as it was when it was stopped."""
+    """Crashes the primary; the standby, as it was when stopped, takes its address."""
     await stage.postgres.kill()
     async with copies.serving(stage.postgres, standby, stage.postgres.port), stage.database() as database:
         assert await database.fetchval("SELECT pg_promote()")
@@ -46,7 +46,7 @@ async def promoted(stage: Stage, standby: Path) -> AsyncIterator[Database]:
 
 
 async def follow(stage: Stage) -> tuple[Path, Mapping[str, str]]:
-    """The folder of a standby that has followed to this moment and is stopped, and the versions of its roles."""
+    """Returns the folder of a standby that followed up to now and is stopped, and the versions of its roles."""
     folder = await copies.back_up(stage.postgres, stage.folder / "standby", "-R")
     async with copies.serving(stage.postgres, folder, free_port()) as standby, open_database(standby.dsn()) as database:
         async with stage.database() as primary:
@@ -56,7 +56,7 @@ async def follow(stage: Stage) -> tuple[Path, Mapping[str, str]]:
 
 
 async def lose(stage: Stage, database: Database) -> str:
-    """What the standby never hears of: each kind of commit. The password that was made."""
+    """Makes commits of every kind that the standby never receives. Returns the new password."""
     kube = stage.kube
     before = await kube.wait_secret(DELIVERED)
     await kube.apply("since", name="since", login=True)
@@ -75,7 +75,7 @@ async def lose(stage: Stage, database: Database) -> str:
 
 
 async def check(stage: Stage, database: Database, before: Mapping[str, str], password: str) -> None:
-    """All is as declared now, and only what the lost commits were about was changed."""
+    """Verifies that everything is as declared, and that only what the lost commits affected was changed."""
     kube = stage.kube
     names = set(declared()) - {"last"} | {"since"}
     await wait_claimed(database, names)

@@ -148,7 +148,7 @@ async def test_drift_is_repaired_while_the_api_server_is_down_and_objects_change
 
 @pytest.mark.slow
 async def test_drift_after_drift_is_repaired_while_the_api_server_hangs(stage: Stage, binaries: Binaries) -> None:
-    """What is to be said of the first does not hold up the second until it is given up."""
+    """Reporting the first drift does not delay the second repair until the request times out."""
     async with serving(binaries) as server:
         await apply_crds(server)
         kube = await make_kube(server)
@@ -177,7 +177,7 @@ async def test_drift_after_drift_is_repaired_while_the_api_server_hangs(stage: S
 async def test_drift_is_repaired_while_the_api_server_hangs_also_after_an_object_of_the_namespace_went(
     stage: Stage, binaries: Binaries
 ) -> None:
-    """Whether it is the same namespace still is asked for beside the work, and only for objects that are new."""
+    """The controller checks beside the worker whether the namespace is still the same, and only for new objects."""
     async with serving(binaries) as server:
         await apply_crds(server)
         kube = await make_kube(server)
@@ -246,7 +246,7 @@ async def test_schema_pgrole_dropped_while_running_comes_back_with_every_claim(s
         await controller.wait_count("schema pgrole was installed", 2)
         await database.wait_value("SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL", 2)
         for name in ("one", "two"):
-            await controller.wait_log(f"object={stage.kube.namespace}/{name} deed=reclaimed")
+            await controller.wait_log(f"object={stage.kube.namespace}/{name} action=reclaimed")
             claim = await database.claim(name)
             role = await database.role(name)
             assert claim is not None

@@ -1,4 +1,4 @@
-"""Schema pgrole has one home on a server: a controller that is shown another database is refused, with the way out."""
+"""Schema pgrole has one home on a server: a controller configured with another database is refused, with the remedy."""
 
 from pathlib import Path
 

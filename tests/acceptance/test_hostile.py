@@ -1,4 +1,4 @@
-"""Whoever may connect, or may write objects, gets nothing that is not theirs, and does not hold up the others."""
+"""People who may connect, or write objects, get nothing that is not theirs, and do not delay others."""
 
 import json
 import secrets
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 
 CONTROLLER_ROLE, CONTROLLER_PASSWORD = "steward", "steward's own"
 
-#: Every role with all that it is and holds, but for what declared drift may change meanwhile.
+#: Every role with all its properties, except what declared drift may change meanwhile.
 ROLES = """
 SELECT array_agg(to_jsonb(a) || jsonb_build_object(
     'members', (SELECT jsonb_agg(m.member) FROM pg_auth_members AS m WHERE m.roleid = a.oid),
@@ -53,7 +53,7 @@ FROM pg_authid AS a
 async def target(
     api_server: ApiServer, servers: Servers, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[PostgresServer, Controller, Kube]]:
-    """A server that the controller enters as a superuser other than the one it was set up with."""
+    """A server to which the controller connects as a superuser other than the one that set it up."""
     async with servers.run() as server:
         async with open_database(server.dsn()) as database:
             await database.execute(
@@ -234,8 +234,8 @@ def _is_calm(row: Mapping[str, Any]) -> bool:
 
 
 async def storm(dsn: str, names: list[str], ends: float) -> None:
-    """Drift of every kind, until `ends` and of every role. What comes too late, since somebody else was at it, is
-    left out.
+    """Makes drift of every kind, until `ends`, on every role. Skips statements that fail because another session was
+    first.
     """
     connection = await asyncpg.connect(dsn)
     untouched = set(names)
@@ -311,7 +311,7 @@ async def test_what_passes_the_schema_but_not_the_rules_is_said_with_its_field_a
 
 
 def permissive(crd: Json) -> Json:
-    """The definition as an earlier one might have been: it knows the fields and takes whatever is in them."""
+    """The definition as an earlier release might have had it: it knows the fields and accepts any value in them."""
     loose: Json = json.loads(json.dumps(crd))
     for version in loose["spec"]["versions"]:
         version["schema"]["openAPIV3Schema"] = {

@@ -1,4 +1,4 @@
-"""Behind one address stands another server than before: whatever its oids say, nobody's role is renamed or dropped."""
+"""Another server answers at the same address: whatever its oids mean, no role of others is renamed or dropped."""
 
 import secrets
 from collections.abc import AsyncIterator, Mapping
@@ -38,12 +38,12 @@ def programs(servers: Servers) -> None:
 
 @pytest.fixture
 def stranger() -> str:
-    """A role that nobody declares."""
+    """A role that no one declares."""
     return f"stranger_{secrets.token_hex(3)}"
 
 
 def declared() -> dict[str, Json]:
-    """Roles of some variety; none of them may adopt. They are applied in another order than that of their names."""
+    """Various roles; none of them may adopt. They are not applied in the order of their names."""
     return {
         "zebra": {"name": "zebra", "createdb": True, "parameters": {"work_mem": "64MB"}},
         "readers": {"name": "readers"},
@@ -60,7 +60,7 @@ def declared() -> dict[str, Json]:
 
 
 async def declare(stage: Stage, **spec: object) -> str:
-    """The password that was made."""
+    """Declares them; returns the generated password."""
     for name, one in declared().items():
         await stage.kube.apply(name, **one, **spec)
         await stage.kube.wait_ready(name)
@@ -68,7 +68,7 @@ async def declare(stage: Stage, **spec: object) -> str:
 
 
 async def versions_of_roles(database: Database) -> Mapping[str, str]:
-    """What every DDL on a role, on its memberships, settings or comment moves, by the name of the role."""
+    """Row versions that every DDL on a role, its memberships, settings or comment changes, by the role's name."""
     rows = await database.connection.fetch("""
         SELECT r.rolname, concat_ws('/', r.oid, r.xmin,
             (SELECT string_agg(m.xmin::text, ' ' ORDER BY m.roleid) FROM pg_auth_members AS m WHERE m.member = r.oid),
@@ -82,7 +82,7 @@ async def versions_of_roles(database: Database) -> Mapping[str, str]:
 
 
 async def wait_claimed(database: Database, names: set[str]) -> None:
-    """Until each of these roles, and none other, is claimed as what it is on this very server."""
+    """Waits until exactly these roles are claimed, each as it is on this server."""
     sql = """
         SELECT coalesce(array_agg(c.role_name ORDER BY c.role_name COLLATE "C"), '{}')
         FROM pgrole.claim AS c
@@ -94,7 +94,7 @@ async def wait_claimed(database: Database, names: set[str]) -> None:
 
 
 async def drift(database: Database, role: str = "app") -> None:
-    """Somebody changes a role, also its name, and it is set back."""
+    """Changes a role, also its name, and waits for the repair."""
     await database.execute(f"ALTER ROLE {role} RENAME TO stolen")
     await database.wait_value("SELECT count(*) FROM pg_roles WHERE rolname = 'stolen'", 0)
     await database.execute(f"ALTER ROLE {role} NOINHERIT")
@@ -102,7 +102,7 @@ async def drift(database: Database, role: str = "app") -> None:
 
 
 async def assert_nothing_lost(stage: Stage, database: Database, password: str, names: set[str]) -> None:
-    """Everything is Ready, says which role it is on the server that is there now, and was never refused."""
+    """Asserts that everything is Ready, names its role on the current server, and was never refused."""
     identifier = await database.fetchval("SELECT system_identifier::text FROM pg_control_system()")
     oids = await holders(database)
 
@@ -190,7 +190,7 @@ async def test_after_a_logical_restore_with_foreign_oids_the_names_decide(stage:
 
 
 async def use_oids(database: Database, below: int) -> None:
-    """Until the next role gets this oid."""
+    """Consumes oids until the next role gets this one."""
     await database.execute(f"""
         DO $$
         BEGIN
@@ -211,7 +211,7 @@ async def holders(database: Database) -> dict[str, int]:
 
 
 async def move(server: PostgresServer, port: int) -> None:
-    """The server is found at this port from now on."""
+    """From now on the server is found at this port."""
     await server.stop()
     server.port = port
     server.process.command = [

@@ -1,6 +1,6 @@
-"""Twenty servers, six of which misbehave: they are told of, and disturb nobody else.
+"""Twenty servers, six of which misbehave: the controller reports these, and they affect no other.
 
-How long a repair takes with and without them is measured by `python -m bench.isolation`.
+`python -m bench.isolation` measures how long a repair takes with and without them.
 """
 
 import re
@@ -35,10 +35,10 @@ from tests.servers import Servers
 pytestmark = pytest.mark.slow
 
 HEALTHY = 14
-#: PgRoles of each server that misbehaves: what is to be done for them shall not be in the way of others.
+#: PgRoles of each misbehaving server; few, so that their work does not delay others.
 ROLES = 5
 
-#: Lines about one server: its attempts at once after the start, and from then on in each minute.
+#: Maximum number of log lines about one server: for its attempts right after the start, and then per minute.
 FIRST_LINES, LINES_A_MINUTE = 15, 10
 
 

@@ -1,4 +1,4 @@
-"""Two processes of one installation: one leads, the other stands by, and takes over whatever happens to the first."""
+"""Two processes of one installation: one leads, the other stands by and takes over whatever happens to the first."""
 
 import random
 import signal
@@ -16,28 +16,37 @@ from pgrole_controller.local.postgres import Stop
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.schema import install
-from tests.acceptance.replicas import LEADS, LEASES, STANDS_BY, Replica, Replicas, name_of, replicas, side_by_side
+from tests.acceptance.replicas import (
+    LEADS,
+    LEASES,
+    STANDS_BY,
+    ControllerReplica,
+    Replicas,
+    name_of,
+    replicas,
+    side_by_side,
+)
 from tests.acceptance.servers import pgservers
 from tests.acceptance.wire import wire
 from tests.acceptance.world import PATIENCE, Stage, is_ready
 from tests.servers import Servers
 
-#: After that a leader that could not renew its Lease changes nothing any more (10 s), and some more.
+#: A leader that could not renew its Lease changes nothing after this time (10 s), with some tolerance.
 OWN_CLOCK_SECONDS = 12.0
 
-#: Of the Lease, in seconds.
+#: Duration of the Lease, in seconds.
 DURATION = 15.0
-#: How much later than promised something may be before a test fails, in seconds: the machine may be busy.
+#: Tolerance beyond documented times, in seconds: the machine may be busy.
 SLACK = 10.0
 
 GIVEN_UP = "lease released"
-#: For what takes no time, on a machine that may be busy in just that moment.
+#: Deadline for what takes no time, on a machine that may be busy at that moment.
 ATTEMPTS = 4
 
 #: How many roles have this connection limit.
 LIMITED = "SELECT count(*) FROM pg_roles WHERE rolname LIKE 'app-%' AND rolconnlimit = {}"
 
-#: What is measured of each hand-over; `-s` shows it.
+#: Measurements of each handover; `-s` shows them.
 Say = Callable[[str, float], None]
 
 
@@ -56,7 +65,7 @@ async def pair(stage: Stage) -> AsyncIterator[Replicas]:
         yield made
 
 
-async def lost(replica: Replica, times: int = 1) -> None:
+async def lost(replica: ControllerReplica, times: int = 1) -> None:
     await replica.controller.wait_count("no longer leading", times)
 
 
@@ -74,7 +83,7 @@ async def test_one_leads_and_the_other_stands_by_ready_and_warm(pair: Replicas) 
 
 @pytest.mark.slow
 async def test_one_that_stands_by_writes_nothing_to_anything(pair: Replicas) -> None:
-    """Alone, while the Lease is somebody else's: whatever is written is written by it."""
+    """It runs alone while another holder has the Lease, so it would be the author of any write."""
     kube = pair.stage.kube
     async with connect(Endpoint(pair.stage.postgres.dsn()), "administrator") as connection:
         await install(connection)
@@ -147,7 +156,7 @@ async def test_a_leader_that_is_stopped_in_the_midst_of_its_work_leaves_nothing_
 
 
 async def make_ready(pair: Replicas) -> None:
-    """They run, and there is a role `app`."""
+    """Starts both, and declares a role `app`."""
     await pair.start()
     await pair.stage.kube.apply("app", login=True)
     await pair.stage.kube.wait_ready("app")
@@ -157,7 +166,7 @@ async def make_ready(pair: Replicas) -> None:
 async def test_whatever_happens_to_a_leader_another_leads_after_the_time_of_the_lease(
     stage: Stage, servers: Servers, say: Say
 ) -> None:
-    """And the one that led changes nothing any more, and stands by if it can."""
+    """The former leader changes nothing more, and stands by if it can."""
 
     async def is_killed(own: Stage) -> None:
         async with replicas(own) as pair:
@@ -191,7 +200,7 @@ async def test_whatever_happens_to_a_leader_another_leads_after_the_time_of_the_
 
 
 async def is_paused(own: Stage) -> None:
-    """For 30 s, with work to do, and finds other work done when it is woken."""
+    """Pauses it for 30 s with work to do; when it resumes, other work has been done."""
     kube = own.kube
     async with replicas(own) as pair:
         await pair.start()
@@ -223,7 +232,7 @@ async def is_paused(own: Stage) -> None:
 
 
 async def is_cut_off(say: Say, how: Literal["freeze", "cut"], own: Stage) -> None:
-    """From the API server alone, with a drift to repair at every moment."""
+    """Cuts it off from the API server only, with drift to repair at every moment."""
     host, _, port = own.kube.server.url.removeprefix("https://").partition(":")
     async with (
         wire(host, int(port)) as between,
@@ -253,7 +262,7 @@ async def is_cut_off(say: Say, how: Literal["freeze", "cut"], own: Stage) -> Non
 
 
 async def keep_drifting(pair: Replicas, until: float) -> None:
-    """So that whoever may has something to repair."""
+    """Makes drift continually, so that the leader always has something to repair."""
     while anyio.current_time() < until:
         await pair.database.execute("SELECT pgrole.lock_changes(); ALTER ROLE app SUPERUSER")
         await anyio.sleep(0.2)
@@ -261,7 +270,7 @@ async def keep_drifting(pair: Replicas, until: float) -> None:
 
 @pytest.mark.slow
 async def test_one_that_still_believes_to_lead_is_refused_by_the_database(pair: Replicas) -> None:
-    """Paused at any moment of its work, and woken when the Lease was just given away by hand."""
+    """It is paused at a random moment of its work, and resumed right after someone gave the Lease away by hand."""
     draw = random.Random(6)
     kube, database = pair.stage.kube, pair.database
     await pair.start()
@@ -345,7 +354,7 @@ async def test_a_lease_that_is_deleted_by_hand_does_not_end_the_lead(pair: Repli
 
 @pytest.mark.slow
 async def test_another_takes_over_in_every_mode(stage: Stage, servers: Servers) -> None:
-    """Also where nothing in the database can tell who leads: then it is the clock of whoever led."""
+    """Including modes in which the database cannot tell who leads: then the former leader's clock decides."""
     await side_by_side(
         stage,
         servers,

@@ -1,4 +1,6 @@
-"""memberOf is exact: what is listed is granted with its options, what is not listed is revoked, whoever granted it."""
+"""memberOf is exact: listed memberships are granted with their options, all others are revoked, whoever
+granted them.
+"""
 
 import secrets
 from typing import Any
@@ -17,7 +19,7 @@ def prefix() -> str:
 
 
 async def memberships(database: Database, role: str) -> dict[str, tuple[bool, bool, bool]]:
-    """The options that hold of each membership."""
+    """Returns the effective options of each membership."""
     rows = await database.connection.fetch(
         # before PostgreSQL 16 both options always hold, and have no column
         "SELECT roleid::regrole::text AS name, bool_or(admin_option) AS admin,"

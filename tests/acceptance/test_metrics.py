@@ -1,4 +1,4 @@
-"""What the controller measures of itself is right, and tells nothing of anybody's roles, objects or Secrets."""
+"""The controller's metrics are correct, and contain no role, object or Secret."""
 
 import re
 import secrets
@@ -53,7 +53,7 @@ async def test_a_drift_is_counted_from_its_request_to_its_repair(stage: Stage, r
 
 
 def astir(found: ScrapedMetrics) -> list[str]:
-    """What is not as with one server that is well, and one object that is Ready and waits for no reconcile."""
+    """Returns what differs from one healthy server and one Ready object without a pending reconcile."""
     rest = {
         "pgrole_server_connected": 1,
         "pgrole_server_detection_fallback": 0,
@@ -79,7 +79,7 @@ def assert_well(found: ScrapedMetrics) -> None:
 
 
 def unspoken(found: ScrapedMetrics) -> list[str]:
-    """What was not said to the database, or to the API server."""
+    """Returns kinds of statements, and of requests to the API server, that were not sent."""
     statements = ("connect", "identify", "look", "transaction")
     sql = [one for one in statements if not found.sum("pgrole_sql_seconds_count", statement=one)]
     requests = (("list", "pgroles"), ("watch", "pgroles"), ("patch", "pgroles/status"), ("create", "events"))
@@ -146,14 +146,14 @@ async def test_no_series_tells_of_a_role_an_object_or_a_secret_and_more_objects_
 
 
 def series(figures: ScrapedMetrics) -> set[Series]:
-    """Without buckets: those of one kind of request that was not sent before are many, and tell nothing more."""
+    """Returns series without buckets."""
     return {one for one in figures.samples if not one[0].endswith("_bucket")}
 
 
 async def drift_many(
     stage: Stage, database: Database, controller: Controller, prefix: str, role: str
 ) -> ScrapedMetrics:
-    """So many objects more, each with a drift, one with a password; the figures when all are Ready again."""
+    """Adds this many objects, each with a drift, one with a password; returns the figures when all are Ready again."""
     before = (await scrape(controller)).sum("pgrole_drifts_total")
     names = [f"{prefix}-{number}" for number in range(MANY)]
     await stage.kube.apply_all({name: {"comment": name} for name in names})
@@ -200,26 +200,26 @@ async def test_one_reconcile_can_be_followed_by_its_id_from_request_to_status(st
         await database.execute(f"ALTER ROLE {role} SUPERUSER")
         await database.wait_role(role, lambda row: not row["rolsuper"], "repair")
         await stage.kube.wait_for("app", lambda obj: obj["status"].get("driftCount") == 1, "the count")
-        await controller.wait_log("deed=corrected")
-        corrected = next(line for line in controller.log.splitlines() if "deed=corrected" in line)
-        reconcile_id = re.search(r"visit=([0-9a-f]{8})\b", corrected)
+        await controller.wait_log("action=corrected")
+        corrected = next(line for line in controller.log.splitlines() if "action=corrected" in line)
+        reconcile_id = re.search(r"reconcile_id=([0-9a-f]{8})\b", corrected)
         assert reconcile_id
 
         async def is_over() -> bool:
             lines = controller.log.splitlines()
-            own = [line for line in lines if f"visit={reconcile_id[1]}" in line]
+            own = [line for line in lines if f"reconcile_id={reconcile_id[1]}" in line]
             return all(any(f"{last}  " in line for line in own) for last in ("reconcile ends", "status written"))
 
         assert await reached(is_over, PATIENCE)
-        lines = [line for line in controller.log.splitlines() if f"visit={reconcile_id[1]}" in line]
+        lines = [line for line in controller.log.splitlines() if f"reconcile_id={reconcile_id[1]}" in line]
         told = [re.split(r"  +", line)[1] if " INFO" not in line else line for line in lines]
         said = "\n".join(lines)
         for expected in (
             r"reconcile begins  object=\S+ server=default reason=notify waited_ms=[\d.]+ failures=0",
-            r"looked  object=\S+ decided=corrected differs=superuser drift=superuser",
+            r"decision made  object=\S+ decided=corrected differs=superuser drift=superuser",
             r"transaction  plans=1 changes=1 took_ms=[\d.]+ failed=\"\"",
-            r"looked  object=\S+ decided=nothing",
-            r"role reconciled  object=\S+ deed=corrected fields=superuser",
+            r"decision made  object=\S+ decided=nothing",
+            r"role reconciled  object=\S+ action=corrected fields=superuser",
             r"status written  object=\S+ reason=Reconciled",
             r"reconcile ends  object=\S+ result=again in_seconds=",
         ):

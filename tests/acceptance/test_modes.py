@@ -1,4 +1,4 @@
-"""The same drifts in every mode of detection; a mode is chosen by what PostgreSQL allows, and changes with it."""
+"""The same drifts in every detection mode; the mode follows PostgreSQL's privileges, and changes with them."""
 
 import secrets
 from collections.abc import AsyncIterator, Callable
@@ -33,12 +33,12 @@ from tests.servers import Servers
 CONTROLLER_ROLE = "controller_role"
 PASSWORD = "of-the-steward"
 
-#: Nothing but what changes of roles take: neither schema pgrole nor pg_authid.
+#: Only the privileges to change roles: neither schema pgrole nor pg_authid.
 BARE = f"CREATE ROLE {CONTROLLER_ROLE} LOGIN CREATEROLE CREATEDB PASSWORD '{PASSWORD}'"
-#: What Watch takes beside that.
+#: What Watch needs in addition.
 CREATE = f"GRANT CREATE ON DATABASE postgres TO {CONTROLLER_ROLE}"
 READ = f"GRANT SELECT (oid, xmin) ON pg_authid TO {CONTROLLER_ROLE}"
-#: Verifiers too.
+#: Also verifiers.
 READ_ALL = f"GRANT SELECT ON pg_authid TO {CONTROLLER_ROLE}"
 
 DECLARED: dict[str, Any] = {
@@ -52,8 +52,8 @@ DECLARED: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """One way to run: as a superuser (`grants` None) or as a role that has these; and what is chosen."""
+class ModeKind:
+    """One way to run: as a superuser (`grants` None) or as a role with these grants; and the expected choice."""
 
     arguments: tuple[str, ...]
     says: tuple[str, ...]
@@ -71,21 +71,21 @@ class Kind:
 POLL = ("--detection", "poll", "--poll-interval", "200ms")
 
 KINDS = {
-    "watch": Kind(("--detection", "watch"), ("detection=Watch", "claims=Database")),
-    "watch without a superuser": Kind(
+    "watch": ModeKind(("--detection", "watch"), ("detection=Watch", "claims=Database")),
+    "watch without a superuser": ModeKind(
         ("--detection", "watch"), ("detection=Watch", "claims=Database"), (BARE, CREATE, READ)
     ),
-    "poll with the schema": Kind(POLL, ("detection=Poll", "claims=Database")),
-    "poll without the schema": Kind(
+    "poll with the schema": ModeKind(POLL, ("detection=Poll", "claims=Database")),
+    "poll without the schema": ModeKind(
         ("--poll-interval", "200ms"), ("detection=Poll", "claims=Status", "detection mode is Poll"), (BARE,)
     ),
-    "poll without the schema, seeing passwords": Kind(
+    "poll without the schema, seeing passwords": ModeKind(
         ("--poll-interval", "200ms"), ("detection=Poll", "claims=Status"), (BARE, READ_ALL)
     ),
-    "resync with the schema": Kind(
+    "resync with the schema": ModeKind(
         ("--detection", "resync", "--resync-interval", "2s"), ("detection=Resync", "claims=Database")
     ),
-    "resync without the schema": Kind(
+    "resync without the schema": ModeKind(
         ("--detection", "resync", "--resync-interval", "2s"), ("detection=Resync", "claims=Status"), (BARE,)
     ),
 }
@@ -98,10 +98,10 @@ PARAMS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ModePlace:
     """A server, a namespace and a controller of one kind."""
 
-    kind: Kind
+    kind: ModeKind
     kube: Kube
     server: PostgresServer
     database: Database
@@ -112,8 +112,8 @@ class Place:
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=PARAMS)
 async def running_place(
     request: pytest.FixtureRequest, servers: Servers, api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Place]:
-    kind: Kind = request.param
+) -> AsyncIterator[ModePlace]:
+    kind: ModeKind = request.param
     async with servers.run() as server, open_database(server.dsn()) as database:
         for statement in kind.grants or ():
             await database.execute(statement)
@@ -122,13 +122,15 @@ async def running_place(
         folder = tmp_path_factory.mktemp("modes")
         made = Controller(api_server, dsn, folder, "--namespace", kube.namespace, *kind.arguments)
         async with running(made) as started:
-            yield Place(kind, kube, server, database, started, servers.version)
+            yield ModePlace(kind, kube, server, database, started, servers.version)
         await remove(kube)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def place(running_place: Place) -> AsyncIterator[Place]:
-    """The objects of one test are gone before the next begins, and its session did not end meanwhile."""
+async def place(running_place: ModePlace) -> AsyncIterator[ModePlace]:
+    """Lends the place. The objects of one test are deleted before the next begins, and its session must not have
+    ended.
+    """
     yield running_place
     await running_place.kube.delete_all()
     await running_place.kube.wait_number(0)
@@ -154,7 +156,7 @@ async def declare(kube: Kube, role: str, **spec: Any) -> Json:
     return await kube.wait_ready("app")
 
 
-async def test_the_mode_in_use_is_said(place: Place) -> None:
+async def test_the_mode_in_use_is_said(place: ModePlace) -> None:
     for words in place.kind.says:
         assert words in place.controller.log
     seen = await place.database.fetchval("SELECT to_regnamespace('pgrole') IS NOT NULL")
@@ -169,7 +171,7 @@ def test_every_attribute_that_gives_power_has_a_drift() -> None:
     assert set(POWERS) <= {drift.field for drift in (*ATTRIBUTES, *POWERFUL)}
 
 
-async def test_every_drift_is_noticed_told_and_set_back(place: Place, role: str) -> None:
+async def test_every_drift_is_noticed_told_and_set_back(place: ModePlace, role: str) -> None:
     kube, database = place.kube, place.database
     made = (await declare(kube, role))["status"]["role"]
     before, count = await read_role(place, role), 0
@@ -188,15 +190,15 @@ async def test_every_drift_is_noticed_told_and_set_back(place: Place, role: str)
     assert again["oid"] != before["oid"]
 
 
-async def read_role(place: Place, role: str) -> Json:
-    """All that pg_roles has of it, and its settings in template1."""
+async def read_role(place: ModePlace, role: str) -> Json:
+    """Returns its row of pg_roles, and its settings in template1."""
     row = await place.database.role(role)
     assert row is not None
     return dict(row) | {"template1": await place.database.fetchval(IN_DATABASE, role)}
 
 
 async def tell(kube: Kube, count: int, drift: Tampering) -> Json:
-    """The object once it is Ready after so many drifts, the last of which it tells of, as an Event does."""
+    """Returns the object once it is Ready after this many drifts, the last of which status and an Event report."""
     obj = await kube.wait_for("app", ready_after(count), f"driftCount {count} and Ready after {drift.statement}")
     assert obj["status"]["driftCount"] == count
     fields = obj["status"]["lastDrift"]["fields"]
@@ -210,7 +212,7 @@ async def tell(kube: Kube, count: int, drift: Tampering) -> Json:
     return obj
 
 
-async def test_memberships_are_exact(place: Place, role: str) -> None:
+async def test_memberships_are_exact(place: ModePlace, role: str) -> None:
     kube, database = place.kube, place.database
     await kube.apply("group", name=f"{role}_group")
     await kube.apply("other", name=f"{role}_other")
@@ -228,14 +230,16 @@ async def test_memberships_are_exact(place: Place, role: str) -> None:
     )
 
 
-async def test_a_membership_waits_for_its_role_until_somebody_makes_it(place: Place, role: str) -> None:
+async def test_a_membership_waits_for_its_role_until_somebody_makes_it(place: ModePlace, role: str) -> None:
     await place.kube.apply("app", name=role, memberOf=[{"role": f"{role}_group"}])
     await place.kube.wait_reason("app", "MembershipPending")
     await place.kube.apply("group", name=f"{role}_group")
     await place.kube.wait_ready("app")
 
 
-async def test_a_password_is_set_follows_its_secret_and_is_set_back_where_it_is_seen(place: Place, role: str) -> None:
+async def test_a_password_is_set_follows_its_secret_and_is_set_back_where_it_is_seen(
+    place: ModePlace, role: str
+) -> None:
     kube, database = place.kube, place.database
     await kube.apply_secret("source", password="first")
     await declare(kube, role, password={"secretRef": {"name": "source"}})
@@ -251,7 +255,7 @@ async def test_a_password_is_set_follows_its_secret_and_is_set_back_where_it_is_
         await database.wait_password(role, "second")
 
 
-async def test_a_generated_password_is_delivered_and_not_made_twice(place: Place, role: str) -> None:
+async def test_a_generated_password_is_delivered_and_not_made_twice(place: ModePlace, role: str) -> None:
     await declare(place.kube, role, password={"generate": {}}, connectionSecret={"name": "app-connection"})
     secret = await place.kube.wait_secret("app-connection")
     await place.database.wait_password(role, secret["text"]["password"])
@@ -263,8 +267,8 @@ async def test_a_generated_password_is_delivered_and_not_made_twice(place: Place
     assert again["text"]["password"] == secret["text"]["password"]
 
 
-async def test_the_same_drift_again_and_again_is_always_set_back(place: Place, role: str) -> None:
-    """Each comes as soon as the last was set back: what a round sees may be what the last one saw."""
+async def test_the_same_drift_again_and_again_is_always_set_back(place: ModePlace, role: str) -> None:
+    """Each comes as soon as the last was repaired: one round may see the same state as the last one."""
     await declare(place.kube, role)
     for _ in range(4):  # as often as is no contest yet
         await place.database.execute(f"ALTER ROLE {role} CREATEDB")
@@ -272,7 +276,7 @@ async def test_the_same_drift_again_and_again_is_always_set_back(place: Place, r
     await place.kube.wait_for("app", drifts(4), "driftCount 4")
 
 
-async def test_a_changed_spec_is_no_drift(place: Place, role: str) -> None:
+async def test_a_changed_spec_is_no_drift(place: ModePlace, role: str) -> None:
     await declare(place.kube, role)
     obj = await declare(place.kube, role, connectionLimit=8, comment="changed")
     assert obj["status"]["driftCount"] == 0
@@ -281,7 +285,7 @@ async def test_a_changed_spec_is_no_drift(place: Place, role: str) -> None:
     assert (row["rolconnlimit"], row["comment"]) == (8, "changed")
 
 
-async def test_under_report_nothing_is_changed_until_it_ends(place: Place, role: str) -> None:
+async def test_under_report_nothing_is_changed_until_it_ends(place: ModePlace, role: str) -> None:
     await declare(place.kube, role, drift={"policy": "Report"})
     await place.database.execute(f"ALTER ROLE {role} CREATEDB")
     obj = await place.kube.wait_reason("app", "DriftReported")
@@ -291,7 +295,7 @@ async def test_under_report_nothing_is_changed_until_it_ends(place: Place, role:
     assert obj["status"]["driftCount"] == 0
 
 
-async def test_what_exists_is_not_taken_without_adopt(place: Place, role: str) -> None:
+async def test_what_exists_is_not_taken_without_adopt(place: ModePlace, role: str) -> None:
     await place.database.execute(f"CREATE ROLE {role} CREATEDB")
     if place.kind.grants and place.version >= 16:
         await place.database.execute(f"GRANT {role} TO {CONTROLLER_ROLE} WITH ADMIN TRUE, INHERIT FALSE, SET FALSE")
@@ -303,7 +307,7 @@ async def test_what_exists_is_not_taken_without_adopt(place: Place, role: str) -
     await declare(place.kube, role, adopt=True)
 
 
-async def test_two_objects_do_not_share_a_role(place: Place, role: str) -> None:
+async def test_two_objects_do_not_share_a_role(place: ModePlace, role: str) -> None:
     await declare(place.kube, role)
     await place.kube.apply("late", name=role, adopt=True, comment="another's")
     obj = await place.kube.wait_reason("late", "Conflict")
@@ -314,7 +318,9 @@ async def test_two_objects_do_not_share_a_role(place: Place, role: str) -> None:
     assert row["comment"] == "as declared"
 
 
-async def test_a_role_whose_name_was_given_to_another_is_refused_and_nothing_changed(place: Place, role: str) -> None:
+async def test_a_role_whose_name_was_given_to_another_is_refused_and_nothing_changed(
+    place: ModePlace, role: str
+) -> None:
     await declare(place.kube, role)
     stolen = f"{role}_stolen"
     await place.database.execute(f"BEGIN; ALTER ROLE {role} RENAME TO {stolen}; CREATE ROLE {role}; COMMIT")
@@ -325,7 +331,7 @@ async def test_a_role_whose_name_was_given_to_another_is_refused_and_nothing_cha
     assert await place.database.role(stolen) is None
 
 
-async def test_a_role_of_another_object_is_not_taken_under_a_new_name(place: Place, role: str) -> None:
+async def test_a_role_of_another_object_is_not_taken_under_a_new_name(place: ModePlace, role: str) -> None:
     await place.kube.apply("victim", name=f"{role}_victim")
     victim = await place.kube.wait_ready("victim")
     await place.database.execute(f"ALTER ROLE {role}_victim RENAME TO {role}")
@@ -335,7 +341,7 @@ async def test_a_role_of_another_object_is_not_taken_under_a_new_name(place: Pla
     assert obj["status"]["role"]["oid"] != victim["status"]["role"]["oid"]
 
 
-async def test_a_deleted_object_drops_its_role_and_hands_over_what_it_owns(place: Place, role: str) -> None:
+async def test_a_deleted_object_drops_its_role_and_hands_over_what_it_owns(place: ModePlace, role: str) -> None:
     kube, database = place.kube, place.database
     await kube.apply("heir", name=f"{role}_heir")
     await kube.wait_ready("heir")
@@ -356,7 +362,7 @@ async def test_a_deleted_object_drops_its_role_and_hands_over_what_it_owns(place
     await database.execute(f"DROP OWNED BY {role}_heir")
 
 
-async def test_an_object_that_is_made_again_takes_its_retained_role_back(place: Place, role: str) -> None:
+async def test_an_object_that_is_made_again_takes_its_retained_role_back(place: ModePlace, role: str) -> None:
     await declare(place.kube, role)
     await place.kube.delete("app")
     await place.kube.wait_gone("app")
@@ -366,7 +372,7 @@ async def test_an_object_that_is_made_again_takes_its_retained_role_back(place: 
     assert obj["status"]["role"]["oid"] == before["oid"]
 
 
-async def test_a_name_in_another_encoding_ends_no_session(place: Place, role: str) -> None:
+async def test_a_name_in_another_encoding_ends_no_session(place: ModePlace, role: str) -> None:
     await declare(place.kube, role)
     await place.database.execute(f"CREATE DATABASE latin_{role} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
     async with open_database(place.server.dsn(database=f"latin_{role}")) as latin:
@@ -462,7 +468,7 @@ class TestSwitching:
 
 @pytest.mark.slow
 class TestClaimsInStatus:
-    """What a controller that starts anew knows of the roles that it had made."""
+    """What a restarted controller knows of the roles that it had created."""
 
     async def test_a_restart_takes_nothing_anew_and_what_drifted_meanwhile_is_counted(
         self, stage: Stage, admin: Database

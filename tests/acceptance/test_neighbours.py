@@ -1,4 +1,4 @@
-"""Names, claims, new owners and Secrets of one team, and what another one can do to them: nothing."""
+"""What one team can do to the names, claims, new owners and Secrets of another: nothing."""
 
 import secrets
 from base64 import b64encode
@@ -146,7 +146,7 @@ ROLES_OF = "SELECT to_jsonb(a)::text FROM pg_authid AS a WHERE rolname = $1"
 
 
 async def _next_second(two_teams: TwoTeams) -> None:
-    """Until objects that are made now are younger than those there are: their age has whole seconds."""
+    """Waits until new objects are younger than existing ones: ages are whole seconds."""
     sql = "SELECT extract(epoch FROM date_trunc('second', clock_timestamp()))::bigint"
     now = await two_teams.database.fetchval(sql)
     with_deadline = f"SELECT ({sql}) > {now}"
@@ -154,7 +154,7 @@ async def _next_second(two_teams: TwoTeams) -> None:
 
 
 class TestNewOwners:
-    """A function that runs with its owner's privileges would do what its author wants with those of the new owner."""
+    """A function that runs with its owner's privileges would let its author act with those of the new owner."""
 
     @pytest.mark.parametrize(
         ("new_owner", "words"),
@@ -207,7 +207,7 @@ class TestNewOwners:
                 await two_teams.database.execute(f"DROP ROLE {two_teams.a}_step")
 
 
-class TestSecrets:
+class TestSecretsOfNeighbours:
     async def test_a_password_is_not_made_of_a_token_of_kubernetes(self, two_teams: TwoTeams) -> None:
         a, name = two_teams.teams[0], role()
         body = {

@@ -1,4 +1,4 @@
-"""PostgreSQL is away for a while: it is tried often, told of once, and all is well when it is back."""
+"""PostgreSQL is down for a while: the controller tries often, reports it once, and recovers when it is back."""
 
 import re
 
@@ -19,7 +19,7 @@ NO_SESSION = re.compile(r"^.*WARN\S*.*(?:no session with PostgreSQL|session with
 
 
 async def wait_attempts(controller: Controller, count: float) -> None:
-    """Until it was in vain to connect so many times more."""
+    """Waits until this many more attempts have failed."""
     before = (await scrape(controller)).sum("pgrole_session_failures_total")
 
     async def is_tried() -> bool:

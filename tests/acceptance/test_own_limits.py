@@ -1,4 +1,4 @@
-"""What the controller itself runs out of, or is asked for too much of: descriptors, and its health port."""
+"""Limits of the controller itself: file descriptors, and requests to its health port."""
 
 import re
 import resource
@@ -25,7 +25,7 @@ from tests.servers import Servers
 pytestmark = pytest.mark.slow
 
 ONE, OTHER = "one", "other"
-#: How many clients of the health port misbehave at once.
+#: Number of clients of the health port that misbehave at once.
 CLIENTS = 50
 ROUNDS = 3
 #: Descriptors: those of standard input, output and errors, which are open.
@@ -84,7 +84,7 @@ async def test_without_a_descriptor_for_another_connection_those_that_there_are_
 
 
 class TestHealthPort:
-    """Whoever reaches it may connect: repairs go on, and who asks in earnest is answered."""
+    """Anyone who reaches it may connect: repairs continue, and proper requests are answered."""
 
     @pytest.mark.parametrize("kind", KINDS)
     async def test_clients_that_misbehave_delay_nothing(
@@ -105,7 +105,7 @@ class TestHealthPort:
 
 
 async def _wait_alive(controller: TimedController) -> None:
-    """As a probe does: each attempt has a second."""
+    """Asks like a probe: each attempt has a second."""
 
     async def is_alive() -> bool:
         url = f"http://127.0.0.1:{controller.health_port}/healthz"
@@ -119,7 +119,7 @@ async def _wait_alive(controller: TimedController) -> None:
 
 
 async def _misbehave(port: int, kind: str) -> NoReturn:
-    """One connection after the other, each for as long as it lasts."""
+    """Opens one connection after the other, each for as long as it lasts."""
     while True:
         try:
             async with await anyio.connect_tcp("127.0.0.1", port) as stream:
@@ -133,21 +133,21 @@ async def _keep_silent(stream: SocketStream) -> None:
 
 
 async def _ask_slowly(stream: SocketStream) -> None:
-    """A header that is never complete."""
+    """Sends a header that never ends."""
     for byte in b"GET /metrics HTTP/1.1\r\nx: " + b"y" * 1000:
         await stream.send(bytes([byte]))
         await anyio.sleep(0.05)
 
 
 async def _ask_endlessly(stream: SocketStream) -> None:
-    """A body for which there is no place."""
+    """Sends a body that the server has no room for."""
     await stream.send(b"GET /readyz HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\n")
     while True:
         await stream.send(bytes(1 << 16))
 
 
 async def _ask_at_once(stream: SocketStream) -> None:
-    """More requests than are answered, and no answer read."""
+    """Sends more requests than are answered, and reads no answer."""
     while True:
         await stream.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
 
@@ -164,7 +164,7 @@ async def _read_nothing(stream: SocketStream) -> None:
 
 
 async def _ask_nonsense(stream: SocketStream) -> None:
-    """Nothing that would be a request, with as much of it as is repeated in an error."""
+    """Sends what is not HTTP, longer than an error would quote."""
     await stream.send(b"GET / HTTP/9.9\r\n" + b"\x01" * 8000 + b": y\r\n\r\n")
     await stream.receive()
 

@@ -1,4 +1,4 @@
-"""Passwords follow their Secret, are never shown, and are set back when they are changed in the database."""
+"""Passwords follow their Secret, are never shown, and are restored when they are changed in the database."""
 
 import json
 import secrets
@@ -171,12 +171,12 @@ MALFORMED: dict[str, tuple[str | bytes, str, str]] = {
 
 
 async def row_version(database: Database, role: str) -> Any:
-    """Changes with every statement that writes the row of the role, whatever it sets."""
+    """Differs after every statement that writes the role's row, whatever it sets."""
     return await database.fetchval("SELECT xmin::text FROM pg_authid WHERE rolname = $1", role)
 
 
 async def wait_settled(kube: Kube, database: Database, role: str, name: str = "source") -> None:
-    """Until the claim names the Secret as it is now."""
+    """Waits until the claim names the Secret's current version."""
     held = await kube.secret(name)
     assert held is not None
     version = f"{held['metadata']['uid']}/{held['metadata']['resourceVersion']}"
@@ -185,7 +185,7 @@ async def wait_settled(kube: Kube, database: Database, role: str, name: str = "s
 
 
 async def wait_digest(database: Database, role: str, verifier: str) -> None:
-    """Until the claim knows what the role logs in with."""
+    """Waits until the claim has the digest of the role's verifier."""
     sql = f"SELECT password_digest FROM pgrole.claim WHERE role_name = '{role}'"
     await database.wait_value(sql, Verifier(verifier).digest)
 
@@ -502,7 +502,7 @@ async def poll_activity(database: Database, seen: set[str]) -> None:
 
 
 async def live_through_everything(kube: Kube, database: Database) -> set[str]:
-    """Passwords are created, changed, rotated, restored, drift and are wrong; what they were."""
+    """Creates, changes, rotates, restores and drifts passwords, wrong ones included; returns all of them."""
     words = {"first-clear-text", "second-clear-text", "under-the-wrong-key", "clear-\0-text", "md5" + "a1" * 16}
     broken = READY[:-12] + "malformed$$$"
     too_many = READY.replace("$5000:", "$2000000000:")

@@ -66,7 +66,7 @@ def choice(kube: Kube, shared_postgres: PostgresServer) -> ServerChoice:
 
 
 async def foresee(database: Database, report: PlanReport, prefix: str) -> str:
-    """The state after the statements of a plan, which are rolled back."""
+    """Returns the state after a plan's statements, which are rolled back."""
     transaction = database.connection.transaction()
     await transaction.start()
     try:

@@ -1,4 +1,6 @@
-"""Ways to climb, tried by the author of PgRoles of one team: each is refused in words, with nothing changed."""
+"""Ways to gain power, tried by the author of one team's PgRoles: each is refused with a message, and nothing
+changes.
+"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a role was given by others, and a policy that changes: what is taken away, and what stays."""
+"""What others granted to a role, and a policy that changes: what is revoked, and what stays."""
 
 import pytest
 

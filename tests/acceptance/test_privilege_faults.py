@@ -1,4 +1,4 @@
-"""Privileges are as declared in the end, whatever is killed, replaced, forbidden or fought over meanwhile."""
+"""Privileges end up as declared, whatever is killed, replaced, denied or contested meanwhile."""
 
 import re
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from tests.acceptance.privileges import CONTROLLER_ROLE, PASSWORD, role_sql
 from tests.acceptance.replicas import replicas
-from tests.acceptance.test_privileges_keep import Place, make_place
+from tests.acceptance.test_privileges_keep import PrivilegePlace, make_place
 from tests.acceptance.world import PATIENCE, Controller, Json, Stage, condition, running, says
 from tests.servers import Servers
 
@@ -33,16 +33,16 @@ async def postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def place(api_server: ApiServer, postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[Place]:
+async def place(api_server: ApiServer, postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[PrivilegePlace]:
     async with make_place(api_server, postgres, tmp_path) as made:
         yield made
 
 
-def writes(place: Place) -> Json:
+def writes(place: PrivilegePlace) -> Json:
     return {"database": place.name, "schemas": [{"name": "app", "access": ["Write"]}]}
 
 
-async def wait_may(place: Place, role: str, privilege: str, table: str, *, expected: bool) -> None:
+async def wait_may(place: PrivilegePlace, role: str, privilege: str, table: str, *, expected: bool) -> None:
     query = "SELECT has_table_privilege(oid, $2, $3) FROM pg_roles WHERE rolname = $1"
 
     async def is_so() -> bool:
@@ -51,7 +51,7 @@ async def wait_may(place: Place, role: str, privilege: str, table: str, *, expec
     assert await reached(is_so, PATIENCE), (role, privilege, table, expected, await place.kube.objects())
 
 
-async def test_drift_options_adoption_and_deletion(place: Place) -> None:
+async def test_drift_options_adoption_and_deletion(place: PrivilegePlace) -> None:
     kube, hand, name = place.kube, place.hand, place.name
     async with running(place.controller()):
         await place.declare(place.reads())
@@ -106,8 +106,8 @@ async def test_drift_options_adoption_and_deletion(place: Place) -> None:
         await hand.execute(f"DROP OWNED BY {old}; DROP ROLE {old}")
 
 
-async def test_a_database_that_is_closed_renamed_and_dropped_while_it_is_worked_on(place: Place) -> None:
-    """Nobody tells the controller, which must not stand in the way either."""
+async def test_a_database_that_is_closed_renamed_and_dropped_while_it_is_worked_on(place: PrivilegePlace) -> None:
+    """No one tells the controller, which must not be in the way either."""
     name = place.name
     home = await asyncpg.connect(place.postgres.dsn())
     async with running(place.controller()):
@@ -152,7 +152,7 @@ async def test_a_database_that_is_closed_renamed_and_dropped_while_it_is_worked_
     await home.close()
 
 
-async def test_killed_at_any_moment_what_a_spec_gave_up_is_revoked_after_the_next_start(place: Place) -> None:
+async def test_killed_at_any_moment_what_a_spec_gave_up_is_revoked_after_the_next_start(place: PrivilegePlace) -> None:
     controller = place.controller()
     await controller.start()
     await place.declare(place.reads())
@@ -176,7 +176,9 @@ async def test_killed_at_any_moment_what_a_spec_gave_up_is_revoked_after_the_nex
     assert await controller.stop() == 0
 
 
-async def test_one_that_was_paused_while_another_took_over_changes_nothing(place: Place, tmp_path: Path) -> None:
+async def test_one_that_was_paused_while_another_took_over_changes_nothing(
+    place: PrivilegePlace, tmp_path: Path
+) -> None:
     folder = tmp_path / "pair"
     folder.mkdir()
     stage = Stage(place.kube, place.postgres, folder)
@@ -202,7 +204,7 @@ async def test_one_that_was_paused_while_another_took_over_changes_nothing(place
 
 
 @asynccontextmanager
-async def documented_role(place: Place) -> AsyncIterator[str]:
+async def documented_role(place: PrivilegePlace) -> AsyncIterator[str]:
     """The controller's role as docs/privileges.md creates it; yields its DSN."""
     home = await asyncpg.connect(place.postgres.dsn())
     version = home.get_server_version().major
@@ -217,7 +219,7 @@ async def documented_role(place: Place) -> AsyncIterator[str]:
         await home.close()
 
 
-async def test_a_controller_that_is_no_superuser_polls_and_asks_for_what_it_lacks(place: Place) -> None:
+async def test_a_controller_that_is_no_superuser_polls_and_asks_for_what_it_lacks(place: PrivilegePlace) -> None:
     async with documented_role(place) as dsn:
         folder = place.folder
         folder.mkdir()
@@ -241,7 +243,7 @@ async def test_a_controller_that_is_no_superuser_polls_and_asks_for_what_it_lack
             await place.wait_may("SELECT", "app.orders")
 
 
-async def test_two_clusters_keep_their_own_roles_in_one_database(place: Place, api_server: ApiServer) -> None:
+async def test_two_clusters_keep_their_own_roles_in_one_database(place: PrivilegePlace, api_server: ApiServer) -> None:
     async with (
         make_second(place, api_server) as other,
         running(place.controller(PGROLE_CLUSTER_ID="here")),
@@ -264,7 +266,7 @@ async def test_two_clusters_keep_their_own_roles_in_one_database(place: Place, a
 
 
 @asynccontextmanager
-async def make_second(place: Place, api_server: ApiServer) -> AsyncIterator[Place]:
+async def make_second(place: PrivilegePlace, api_server: ApiServer) -> AsyncIterator[PrivilegePlace]:
     async with make_place(api_server, place.postgres, place.folder.parent / "second") as other:
         (place.folder.parent / "second").mkdir(exist_ok=True)
         yield other

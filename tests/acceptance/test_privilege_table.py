@@ -65,7 +65,7 @@ _FOR_PUBLIC = _HELD.replace("$1::regrole", "0")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PrivilegeRow:
     """One role: what it declares, and its drifts, with the words that tell of each."""
 
     name: str
@@ -110,7 +110,7 @@ def _other(kind: ObjectKind, *taken: str) -> str | None:
     return next((one for one in DECLARABLE[kind] if one not in (*taken, "MAINTAIN")), None)
 
 
-def of_names(number: int, kind: ObjectKind, privilege: str, *, by_pattern: bool) -> Row:
+def of_names(number: int, kind: ObjectKind, privilege: str, *, by_pattern: bool) -> PrivilegeRow:
     """One privilege on three objects: it is revoked on the first and may be granted on the second; others are granted.
 
     The third is not declared.
@@ -131,7 +131,7 @@ def of_names(number: int, kind: ObjectKind, privilege: str, *, by_pattern: bool)
         drifts.grant(f"{column} (id)", f"app.{second}", f"{column} on column app.{second}.id")
     names = [f"o{number}_*t", f"o{number}_secon?"] if by_pattern else [first, second]
     item = {"kind": kind.value, "schema": "app", "names": names, "privileges": [privilege]}
-    return Row(
+    return PrivilegeRow(
         name,
         {"objects": [item]},
         tuple((kind, one) for one in (first, second, third)),
@@ -141,7 +141,7 @@ def of_names(number: int, kind: ObjectKind, privilege: str, *, by_pattern: bool)
     )
 
 
-def of_columns(number: int, privilege: str) -> Row:
+def of_columns(number: int, privilege: str) -> PrivilegeRow:
     """One privilege on a column."""
     table = f"o{number}_columns"
     drifts = _Drifts()
@@ -159,10 +159,10 @@ def of_columns(number: int, privilege: str) -> Row:
     }
     objects = ((ObjectKind.TABLE, table), (ObjectKind.TABLE, other))
     name = f"column_{privilege.lower()}"
-    return Row(name, {"objects": [item]}, objects, tuple(drifts.statements), tuple(drifts.words))
+    return PrivilegeRow(name, {"objects": [item]}, objects, tuple(drifts.statements), tuple(drifts.words))
 
 
-def of_access(number: int, access: Access, kind: ObjectKind, privilege: str) -> Row:
+def of_access(number: int, access: Access, kind: ObjectKind, privilege: str) -> PrivilegeRow:
     """A privilege that an access bundle gives, in a schema by name or by pattern."""
     schema, name = f"s{number}", f"access_{access.value.lower()}_{kind.value.lower()}_{privilege.lower()}"
     drifts = _Drifts()
@@ -177,30 +177,32 @@ def of_access(number: int, access: Access, kind: ObjectKind, privilege: str) -> 
     if extra is not None:
         drifts.grant(extra, on[0], f"{extra} on {on[1]}")
     schemas = [{"name": declared, "access": [access.value], "except": ["other_*"]}]
-    return Row(name, {"schemas": schemas}, objects, tuple(drifts.statements), tuple(drifts.words))
+    return PrivilegeRow(name, {"schemas": schemas}, objects, tuple(drifts.statements), tuple(drifts.words))
 
 
-def of_database(privilege: str) -> Row:
+def of_database(privilege: str) -> PrivilegeRow:
     """No event tells of a GRANT on a database."""
     drifts = _Drifts()
     extra = _other(ObjectKind.DATABASE, privilege)
     drifts.revoke(privilege, "DATABASE $database", f"{privilege} on database $database")
     drifts.grant(str(extra), "DATABASE $database", f"{extra} on database $database")
     name = f"database_{privilege.lower()}"
-    return Row(name, {"onDatabase": [privilege]}, (), tuple(drifts.statements), tuple(drifts.words), has_events=False)
+    return PrivilegeRow(
+        name, {"onDatabase": [privilege]}, (), tuple(drifts.statements), tuple(drifts.words), has_events=False
+    )
 
 
-def of_defaults(kind: str, privilege: str, extra: str) -> Row:
+def of_defaults(kind: str, privilege: str, extra: str) -> PrivilegeRow:
     schema = f"defaults_{kind.lower()}"
     access = "Execute" if kind == "FUNCTIONS" else "Read"
     change = f"ALTER DEFAULT PRIVILEGES FOR ROLE $owner IN SCHEMA {schema}"
     drifts = [f"{change} REVOKE {privilege} ON {kind} FROM $"]
     drifts += [f"{change} GRANT {extra} ON {kind} TO $"] if extra else []
     declared = {"schemas": [{"name": schema, "access": [access]}], "createdBy": ["$owner"]}
-    return Row(schema, declared, (), tuple(drifts), has_events=False)
+    return PrivilegeRow(schema, declared, (), tuple(drifts), has_events=False)
 
 
-def make_rows() -> Iterator[Row]:
+def make_rows() -> Iterator[PrivilegeRow]:
     numbers = iter(range(1000, 2000))  # of the same length: a pattern must not match another row's objects
     for kind in NAMED_KINDS:
         for privilege in DECLARABLE[kind]:
@@ -224,7 +226,7 @@ ROWS = tuple(make_rows())
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TablePlace:
     """One mode: a database whose rows have all drifted, and have been set back."""
 
     kube: Kube
@@ -232,7 +234,7 @@ class Place:
     name: str
     hand: Connection
     version: int
-    rows: tuple[Row, ...]
+    rows: tuple[PrivilegeRow, ...]
     before: dict[str, set[tuple[Any, ...]]]
     objects: dict[str, Json]
 
@@ -254,11 +256,11 @@ class Place:
     async def held(self, row: str) -> set[tuple[Any, ...]]:
         return {tuple(one) for one in await self.hand.fetch(_HELD.replace("$1", f"'{self.role(row)}'"))}
 
-    async def declare(self, row: Row) -> None:
+    async def declare(self, row: PrivilegeRow) -> None:
         privileges = [{"database": self.name, **self.fill(row.declared, row.name)}]
         await self.kube.apply(_object_name(row.name), name=self.role(row.name), privileges=privileges)
 
-    async def drift(self, row: Row) -> None:
+    async def drift(self, row: PrivilegeRow) -> None:
         """All in one transaction."""
         await self.hand.execute("; ".join(self.fill(one, row.name) for one in row.drifts))
 
@@ -267,7 +269,7 @@ def _object_name(row: str) -> str:
     return row.replace("_", "-")
 
 
-async def _make_objects(place: Place) -> None:
+async def _make_objects(place: TablePlace) -> None:
     """All belong to a role of the namespace."""
     hand, owner = place.hand, f"{place.name}_owner"
     await place.kube.apply("owner", name=owner)
@@ -290,14 +292,14 @@ async def place(
     api_server: ApiServer,
     servers: Servers,
     tmp_path_factory: pytest.TempPathFactory,
-) -> AsyncIterator[Place]:
+) -> AsyncIterator[TablePlace]:
     async with servers.run() as postgres:
         kube, name = await make_kube(api_server), f"n{secrets.token_hex(3)}"
         home = await asyncpg.connect(postgres.dsn())
         await home.execute(f"CREATE DATABASE {name}")
         hand = await asyncpg.connect(postgres.dsn(database=name))
         rows = tuple(row for row in ROWS if row.since <= servers.version)
-        made = Place(kube, request.param, name, hand, servers.version, rows, {}, {})
+        made = TablePlace(kube, request.param, name, hand, servers.version, rows, {}, {})
         folder = tmp_path_factory.mktemp("privilege-table")
         environment = {"PGROLE_DATABASES_DETECTION": request.param, "PGROLE_INTERVAL": "0.2s"}
         controller = Controller(api_server, postgres.dsn(), folder, "--namespace", kube.namespace, **environment)
@@ -309,7 +311,7 @@ async def place(
         await remove(kube)
 
 
-async def _drift_all(place: Place) -> None:
+async def _drift_all(place: TablePlace) -> None:
     await _make_objects(place)
     for row in place.rows:
         await place.declare(row)
@@ -350,12 +352,12 @@ def test_the_rows_have_every_privilege_that_can_be_declared() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
 
 
-def _parameter(row: Row) -> Any:
+def _parameter(row: PrivilegeRow) -> Any:
     return pytest.param(row, id=row.name, marks=[pytest.mark.since(row.since, row.name)] if row.since else [])
 
 
 @pytest.mark.parametrize("row", [_parameter(row) for row in ROWS])
-async def test_every_drift_is_set_back_and_told(place: Place, row: Row) -> None:
+async def test_every_drift_is_set_back_and_told(place: TablePlace, row: PrivilegeRow) -> None:
     assert place.before[row.name], "nothing was granted"
     assert await place.held(row.name) == place.before[row.name]
     status = place.objects[_object_name(row.name)]["status"]
@@ -372,7 +374,7 @@ async def test_every_drift_is_set_back_and_told(place: Place, row: Row) -> None:
         assert [entry["count"] for entry in status["driftHistory"]] == [len(row.drifts)]
 
 
-async def test_what_is_granted_to_public_stays(place: Place) -> None:
+async def test_what_is_granted_to_public_stays(place: TablePlace) -> None:
     held = {tuple(one)[:3] for one in await place.hand.fetch(_FOR_PUBLIC)}
     assert {("app.o1000_first", "", "SELECT"), ("app", "", "USAGE"), ("database", "", "CONNECT")} <= held
 
@@ -398,8 +400,8 @@ UNDECLARED = {
 
 
 @pytest.mark.parametrize("name", UNDECLARED)
-async def test_kinds_that_cannot_be_declared_are_reported_and_not_revoked(place: Place, name: str) -> None:
-    await place.declare(Row(name, {"onDatabase": ["CONNECT"]}))
+async def test_kinds_that_cannot_be_declared_are_reported_and_not_revoked(place: TablePlace, name: str) -> None:
+    await place.declare(PrivilegeRow(name, {"onDatabase": ["CONNECT"]}))
     await place.kube.wait_ready(_object_name(name))
     for _, create, grant in UNDECLARED[name]:
         if create:

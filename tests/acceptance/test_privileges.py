@@ -1,4 +1,4 @@
-"""A controller that is no superuser does what CREATEROLE and some grants allow, and says what it needs for the rest."""
+"""A controller without superuser does what CREATEROLE and some grants allow, and reports what it needs for the rest."""
 
 import secrets
 from collections.abc import AsyncIterator
@@ -341,7 +341,7 @@ class TestAttributes:
         assert not row["rolcreatedb"]
 
 
-class TestParameters:
+class TestParameterGrants:
     @pytest.mark.since(15, "GRANT SET ON PARAMETER")
     async def test_a_custom_one_needs_a_grant(self, kube: Kube, database: Database, role: str) -> None:
         await kube.apply("app", name=role, parameters={f"{role}.tenant": "1"})

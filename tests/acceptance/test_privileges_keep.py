@@ -1,4 +1,4 @@
-"""What a role may do in a database is as declared, and stays so, whatever others grant and revoke there."""
+"""What a role may do in a database stays as declared, whatever others grant and revoke there."""
 
 import secrets
 from collections.abc import AsyncIterator
@@ -39,7 +39,7 @@ async def postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PrivilegePlace:
     """A namespace, a database with schema app, owned by a role of the same namespace, and a superuser's session."""
 
     kube: Kube
@@ -87,19 +87,19 @@ class Place:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def place(api_server: ApiServer, postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[Place]:
+async def place(api_server: ApiServer, postgres: PostgresServer, tmp_path: Path) -> AsyncIterator[PrivilegePlace]:
     async with make_place(api_server, postgres, tmp_path) as made:
         yield made
 
 
 @asynccontextmanager
-async def make_place(api_server: ApiServer, postgres: PostgresServer, folder: Path) -> AsyncIterator[Place]:
+async def make_place(api_server: ApiServer, postgres: PostgresServer, folder: Path) -> AsyncIterator[PrivilegePlace]:
     kube, name = await make_kube(api_server), f"n{secrets.token_hex(4)}"
     home = await asyncpg.connect(postgres.dsn())
     await home.execute(f"CREATE DATABASE {name}")
     hand = await asyncpg.connect(postgres.dsn(database=name))
     await hand.execute("CREATE SCHEMA app; CREATE TABLE app.orders (id int, total int)")
-    yield Place(kube, postgres, folder / "controllers", name, hand)
+    yield PrivilegePlace(kube, postgres, folder / "controllers", name, hand)
     await hand.close()
     await remove(kube)
     await home.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
@@ -107,7 +107,7 @@ async def make_place(api_server: ApiServer, postgres: PostgresServer, folder: Pa
     await home.close()
 
 
-async def test_privileges_are_granted_kept_extended_changed_and_given_up(place: Place) -> None:
+async def test_privileges_are_granted_kept_extended_changed_and_given_up(place: PrivilegePlace) -> None:
     async with running(place.controller()) as controller:
         await place.declare(place.reads())
         await place.wait_may("SELECT", "app.orders")
@@ -138,7 +138,7 @@ async def test_privileges_are_granted_kept_extended_changed_and_given_up(place: 
     assert obj["status"]["driftCount"] == 2
 
 
-async def test_what_happened_while_no_controller_ran_is_corrected(place: Place) -> None:
+async def test_what_happened_while_no_controller_ran_is_corrected(place: PrivilegePlace) -> None:
     first = place.controller()
     await first.start()
     await place.declare(place.reads())
@@ -152,7 +152,7 @@ async def test_what_happened_while_no_controller_ran_is_corrected(place: Place) 
         await place.kube.wait_ready("reader")
 
 
-async def test_a_database_that_does_not_exist_delays_no_other(place: Place) -> None:
+async def test_a_database_that_does_not_exist_delays_no_other(place: PrivilegePlace) -> None:
     missing = f"{place.name}_later"
     async with running(place.controller()):
         await place.declare(place.reads(), place.reads(missing), ready=False)
@@ -174,7 +174,7 @@ async def test_a_database_that_does_not_exist_delays_no_other(place: Place) -> N
             await place.hand.execute(f"DROP DATABASE {missing} WITH (FORCE)")
 
 
-async def test_connect_on_the_database_is_kept(place: Place) -> None:
+async def test_connect_on_the_database_is_kept(place: PrivilegePlace) -> None:
     async with running(place.controller()):
         await place.declare({"database": place.name, "onDatabase": ["CONNECT"]})
         query = f"SELECT has_database_privilege('{place.reader}', '{place.name}', 'CREATE')"
@@ -188,7 +188,7 @@ async def test_connect_on_the_database_is_kept(place: Place) -> None:
     assert f"CREATE on database {place.name}" in event["note"]
 
 
-async def test_polls_where_event_triggers_are_not_wanted(place: Place) -> None:
+async def test_polls_where_event_triggers_are_not_wanted(place: PrivilegePlace) -> None:
     async with running(place.controller(PGROLE_DATABASES_DETECTION="Poll")):
         await place.declare(place.reads())
         await place.hand.execute(f"GRANT UPDATE ON app.orders TO {place.reader}")

@@ -1,4 +1,4 @@
-"""What the controller may do in a cluster is what it needs: no less, as nothing is refused, and no more."""
+"""The controller has exactly the rights in the cluster that it needs: none is denied, and none is unused."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +14,7 @@ from pgrole_controller.local.manifests import apply, apply_crds, create_namespac
 from pgrole_controller.local.process import reached
 from pgrole_controller.local.rights import may, read_rights
 from tests.acceptance.permissions import Permission, read_permissions, take_away
-from tests.acceptance.rbac_uses import SERVER, Place, name_a_secret, new_name, use_of, want_a_connection_secret
+from tests.acceptance.rbac_uses import SERVER, RbacPlace, name_a_secret, new_name, use_of, want_a_connection_secret
 from tests.acceptance.relay import relay
 from tests.acceptance.servers import PgServers
 from tests.acceptance.service_account import OWN_NAMESPACE, ServiceAccount, installation_for
@@ -41,7 +41,7 @@ async def place(
     binaries: Binaries,
     servers: Servers,
     tmp_path_factory: pytest.TempPathFactory,
-) -> AsyncIterator[Place]:
+) -> AsyncIterator[RbacPlace]:
     """An API server of its own, since rights are taken away here, and a controller that is one of several."""
     watched, folder = OVERLAYS[request.param], tmp_path_factory.mktemp(request.param)
     async with (
@@ -58,17 +58,17 @@ async def place(
         await declared.apply(SERVER, postgres)
         options = ("--leader-election", "true", *(() if watched is None else ("--namespace", watched)))
         async with running(Controller(account, "", folder, *options), connected=False) as controller:
-            yield Place(account, kube, declared, postgres, database, between, controller)
+            yield RbacPlace(account, kube, declared, postgres, database, between, controller)
 
 
 @pytest.fixture
-def allowed(place: Place) -> list[Permission]:
+def allowed(place: RbacPlace) -> list[Permission]:
     return read_permissions(place.account.installation)
 
 
 @pytest.mark.parametrize("place", OVERLAYS, indirect=True, scope="module")
 async def test_all_that_is_allowed_is_used_and_nothing_else_is_asked_for(
-    place: Place, allowed: list[Permission]
+    place: RbacPlace, allowed: list[Permission]
 ) -> None:
     audit, user = place.server.audit, place.account.installation.user
     for use in dict.fromkeys(map(use_of, allowed)):
@@ -86,8 +86,8 @@ async def test_all_that_is_allowed_is_used_and_nothing_else_is_asked_for(
 
 
 @asynccontextmanager
-async def without(place: Place, taken: Permission) -> AsyncIterator[None]:
-    """The account may do all but this."""
+async def without(place: RbacPlace, taken: Permission) -> AsyncIterator[None]:
+    """The account has all rights but this one."""
     documents = read_rights(place.account.installation)
     role = next(one for one in documents if (one["kind"], one["metadata"]["name"]) == taken.role)
     await apply(place.server, take_away(documents, taken))
@@ -99,7 +99,7 @@ async def without(place: Place, taken: Permission) -> AsyncIterator[None]:
         await wait_effect(place, taken, True)
 
 
-async def wait_effect(place: Place, permission: Permission, wanted: bool) -> None:
+async def wait_effect(place: RbacPlace, permission: Permission, wanted: bool) -> None:
     async def is_so() -> bool:
         scope = {"namespace": permission.namespace, "name": permission.name}
         user = place.account.installation.user
@@ -110,7 +110,7 @@ async def wait_effect(place: Place, permission: Permission, wanted: bool) -> Non
 
 @pytest.mark.parametrize(("place", "taken"), TAKEN, indirect=["place"], scope="module")
 async def test_without_one_of_its_rights_that_is_refused_and_said_and_with_it_again_all_goes_on(
-    place: Place, taken: Permission
+    place: RbacPlace, taken: Permission
 ) -> None:
     use, name = use_of(taken), new_name()
     words = f'cannot {taken.verb} resource "{taken.resource}"'
@@ -131,8 +131,8 @@ async def test_without_one_of_its_rights_that_is_refused_and_said_and_with_it_ag
     await place.tidy()
 
 
-def elsewhere(place: Place) -> list[tuple[str, str, Json | None]]:
-    """What nobody needs who keeps roles as declared: method, path and body."""
+def elsewhere(place: RbacPlace) -> list[tuple[str, str, Json | None]]:
+    """Requests that keeping roles as declared never needs: method, path and body."""
     rbac, core = "/apis/rbac.authorization.k8s.io/v1", "/api/v1/namespaces"
     account = place.account.installation
     role = {"metadata": {"name": "more"}, "rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]}
@@ -161,7 +161,7 @@ def elsewhere(place: Place) -> list[tuple[str, str, Json | None]]:
 
 
 def in_other_namespaces() -> list[tuple[str, str, Json | None]]:
-    """What an installation for one namespace does not need."""
+    """Requests that an installation for one namespace does not need."""
     core, secret = "/api/v1/namespaces", {"metadata": {"name": "more"}, "type": "Opaque"}
     return [
         ("GET", "/api/v1/secrets", None),
@@ -178,7 +178,7 @@ def in_other_namespaces() -> list[tuple[str, str, Json | None]]:
 
 
 @pytest.mark.parametrize("place", OVERLAYS, indirect=True, scope="module")
-async def test_its_token_opens_nothing_else(place: Place) -> None:
+async def test_its_token_opens_nothing_else(place: RbacPlace) -> None:
     tried = elsewhere(place) + (in_other_namespaces() if place.account.installation.watched else [])
     for method, path, body in tried:
         content_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
@@ -200,9 +200,9 @@ def make_secret(name: str, kind: str = "Opaque", **metadata: object) -> Json:
 
 
 def strays(theirs: str, owned: str) -> list[tuple[str, str, Json | None]]:
-    """What RBAC lets it do with Secrets and what it has no need of: method, path and body.
+    """Requests on Secrets that RBAC permits but the controller never needs: method, path and body.
 
-    `theirs` is somebody's Secret, `owned` one that it may write.
+    `theirs` is someone else's Secret, `owned` one that it may write.
     """
     secrets, name = f"/api/v1/namespaces/{TEAM}/secrets", new_name()
     return [
@@ -220,7 +220,7 @@ def strays(theirs: str, owned: str) -> list[tuple[str, str, Json | None]]:
 
 @pytest.mark.parametrize("place", OVERLAYS, indirect=True, scope="module")
 async def test_secrets_but_opaque_ones_of_pgroles_are_not_for_it_to_write_and_nobody_else_is_kept_from_that(
-    place: Place,
+    place: RbacPlace,
 ) -> None:
     installation, theirs, owned = place.account.installation, new_name(), new_name()
     secrets = f"/api/v1/namespaces/{TEAM}/secrets"
@@ -245,7 +245,7 @@ async def test_secrets_but_opaque_ones_of_pgroles_are_not_for_it_to_write_and_no
 
 
 @pytest.mark.parametrize("place", OVERLAYS, indirect=True, scope="module")
-async def test_what_the_policy_for_secrets_refuses_is_found_in_the_audit_log(place: Place) -> None:
+async def test_what_the_policy_for_secrets_refuses_is_found_in_the_audit_log(place: RbacPlace) -> None:
     since, user = place.server.audit.size, place.account.installation.user
     body = make_secret(new_name())
     with pytest.raises(LocalApiError, match="the controller writes Secrets of PgRoles only"):
@@ -254,7 +254,9 @@ async def test_what_the_policy_for_secrets_refuses_is_found_in_the_audit_log(pla
 
 
 @pytest.mark.parametrize("place", OVERLAYS, indirect=True, scope="module")
-async def test_where_it_may_not_write_secrets_an_object_that_wants_one_says_so_and_others_work(place: Place) -> None:
+async def test_where_it_may_not_write_secrets_an_object_that_wants_one_says_so_and_others_work(
+    place: RbacPlace,
+) -> None:
     installation = place.account.installation
     written = f"{installation.name}-connection-secrets"
     [binding] = [one for one in read_rights(installation) if one["metadata"]["name"] == written and "roleRef" in one]

@@ -1,4 +1,6 @@
-"""A controller that is killed, stopped or started wrongly: what it leaves is whole, and the next one goes on."""
+"""A controller that is killed, stopped or started incorrectly leaves a consistent state, from which the next one
+continues.
+"""
 
 import os
 import random
@@ -33,7 +35,7 @@ def declared() -> dict[str, Json]:
 
 
 async def kill_at_random_points(stage: Stage, question: str, goal: int) -> None:
-    """Starts controllers and kills each when `question` has come some way to `goal`, so that none gets to the end."""
+    """Starts controllers and kills each when `question` has come part of the way to `goal`, so that none finishes."""
     async with stage.database() as database:
         for round_ in range(KILLS):
             controller = stage.controller()
@@ -54,7 +56,7 @@ async def wait_past(database: Database, question: str, count: int) -> None:
 
 
 async def assert_as_declared(database: Database, objects: Mapping[str, Json]) -> None:
-    """Every object has its role, each role the attributes and the claim of its object, and there are no others."""
+    """Asserts that every object has its role with its attributes and claim, and that no others exist."""
     specs = declared()
     rows = await database.connection.fetch(
         "SELECT r.rolname, r.oid, r.rolcanlogin, r.rolcreatedb, r.rolconnlimit, "
@@ -237,7 +239,7 @@ async def test_a_taken_health_port_fails_and_is_named(stage: Stage) -> None:
 
 
 async def run_to_its_end(folder: Path, arguments: list[str], environment: Mapping[str, str | None]) -> tuple[int, str]:
-    """The exit code and the words of `pgrole-controller run` on a machine where nothing is configured."""
+    """Returns exit code and output of `pgrole-controller run` on a machine where nothing is configured."""
     given = {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),

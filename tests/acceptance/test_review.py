@@ -1,4 +1,4 @@
-"""What whoever may write Secrets, or PgRoles alone, might bring about with either."""
+"""What people who may write Secrets, or only PgRoles, could achieve with that right."""
 
 import secrets
 from typing import Any

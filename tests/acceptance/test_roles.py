@@ -1,4 +1,4 @@
-"""A PgRole becomes a role, says so, follows its object, and ends as its deletionPolicy says."""
+"""A PgRole becomes a role, reports it, and changes with its object; deletionPolicy decides its end."""
 
 import secrets
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Rotation, and restoring what was deleted, happen once: whatever the point at which the controller is killed."""
+"""Rotation, and restoring a deleted Secret, happen once, at whatever point the controller is killed."""
 
 import json
 import random

@@ -1,4 +1,6 @@
-"""Administrators declare servers and what may be asked of them; they come, change and go while the controller runs."""
+"""Administrators declare servers and what may be requested there; servers are added, changed and removed at
+run time.
+"""
 
 import secrets
 from collections.abc import AsyncIterator

@@ -1,4 +1,7 @@
-"""A server runs out of disk or of connections: it says so, goes on as far as it can, and holds up no other server."""
+"""A server runs out of disk or connections: the controller reports it, continues as far as possible, and delays no
+other
+server.
+"""
 
 import re
 import secrets
@@ -51,7 +54,7 @@ class Two:
         await self.kube.apply(name, name=name, serverRef={"name": SHORT}, **spec)
 
     async def drift_elsewhere(self) -> None:
-        """The other server's drift is repaired."""
+        """Verifies that the other server's drift is repaired."""
         await self.other.execute("ALTER ROLE elsewhere CREATEDB")
         await self.other.wait_role("elsewhere", lambda row: not row["rolcreatedb"], "set back on the other server")
 
@@ -63,7 +66,7 @@ class Two:
         return len(re.findall(rf'"{BEGINS}".*"server": "{server}"', self.controller.log))
 
     async def attempts(self) -> float:
-        """How often it was in vain to connect with the server that is short."""
+        """Number of failed attempts to connect to the server with the shortage."""
         return (await scrape(self.controller)).sum("pgrole_session_failures_total", server=SHORT)
 
 
@@ -237,7 +240,7 @@ class TestConnections:
     async def test_a_session_that_there_is_goes_on_where_another_connection_cannot_be_had(
         self, api_server: ApiServer, servers: Servers, other_postgres: PostgresServer, tmp_path: Path
     ) -> None:
-        """Emptying a role takes connections of its own: it waits for them, and nothing else does."""
+        """Emptying a role needs connections of its own: it waits for them, and nothing else does."""
         async with (
             servers.run(FEW) as short,
             open_database(short.dsn()) as database,

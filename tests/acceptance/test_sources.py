@@ -1,7 +1,7 @@
-"""Everything that is watched, in Kubernetes and in PostgreSQL, is noticed by its own source and by nothing else.
+"""Every watched source, in Kubernetes and in PostgreSQL, is noticed by itself and by nothing else.
 
-The controller of these tests looks at nothing by itself: its resync comes once in years. Before anything is changed it
-is at rest, so that no look that was to come anyway finds the change.
+The controller of these tests reads nothing by itself: its resync takes years. Before each change it is at rest, so that
+no pending reconcile finds the change.
 """
 
 import secrets
@@ -15,7 +15,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from tests.acceptance.relay import relay
 from tests.acceptance.service_account import ServiceAccount, installation_for
-from tests.acceptance.sources import SOURCES, Scene, Source
+from tests.acceptance.sources import SOURCES, ReconcileSource, SourceScene
 from tests.acceptance.world import Controller, make_kube, open_database, remove, running
 from tests.servers import Servers
 
@@ -40,52 +40,54 @@ async def home(servers: Servers) -> AsyncIterator[PostgresServer]:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def stage(
     api_server: ApiServer, home: PostgresServer, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Scene]:
+) -> AsyncIterator[SourceScene]:
     """A controller that looks at nothing by itself."""
     kube, folder = await make_kube(api_server), tmp_path_factory.mktemp("sources")
     options = ("--namespace", kube.namespace, "--resync-interval", _YEARS)
     async with relay(api_server) as between, open_database(home.dsn()) as database:
         account = ServiceAccount(api_server, installation_for(kube.namespace), folder, between.url)
         async with running(Controller(account, home.dsn(), folder, *options)) as controller:
-            yield Scene(kube, database, between, controller, "")
+            yield SourceScene(kube, database, between, controller, "")
         await remove(kube)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def scene(stage: Scene) -> AsyncIterator[Scene]:
-    made = Scene(stage.kube, stage.database, stage.relay, stage.controller, f"s{secrets.token_hex(3)}")
+async def scene(stage: SourceScene) -> AsyncIterator[SourceScene]:
+    made = SourceScene(stage.kube, stage.database, stage.relay, stage.controller, f"s{secrets.token_hex(3)}")
     yield made
     await made.kube.delete_all()
     await made.kube.wait_number(0)
 
 
-async def prepare(scene: Scene, sources: Sequence[Source]) -> None:
+async def prepare(scene: SourceScene, sources: Sequence[ReconcileSource]) -> None:
     for source in sources:
         await source.prepare(scene)
     await scene.controller.rest()
 
 
-async def check_noticed(scene: Scene, source: Source) -> None:
+async def check_noticed(scene: SourceScene, source: ReconcileSource) -> None:
     async def is_so() -> bool:
         return await source.noticed(scene)
 
     assert await reached(is_so, SOON), f"{source.name} was not noticed within {SOON} s"
 
 
-async def test_every_catalog_that_is_watched_is_among_the_sources(scene: Scene) -> None:
+async def test_every_catalog_that_is_watched_is_among_the_sources(scene: SourceScene) -> None:
     rows = await scene.database.connection.fetch("SELECT catalog::regclass::text AS name FROM pgrole.fingerprint_now")
     assert {row["name"] for row in rows} == {source.catalog for source in SOURCES if source.catalog}
 
 
 @every_source
-async def test_a_change_is_noticed_at_once(scene: Scene, source: Source) -> None:
+async def test_a_change_is_noticed_at_once(scene: SourceScene, source: ReconcileSource) -> None:
     await prepare(scene, [source])
     await source.change(scene)
     await check_noticed(scene, source)
 
 
 @every_source
-async def test_without_its_source_exactly_this_change_is_not_noticed(scene: Scene, source: Source) -> None:
+async def test_without_its_source_exactly_this_change_is_not_noticed(
+    scene: SourceScene, source: ReconcileSource
+) -> None:
     await prepare(scene, SOURCES)
     async with source.without(scene):
         for each in SOURCES:

@@ -1,4 +1,4 @@
-"""What a process knows when it begins to lead, whatever it heard or did not hear while it stood by."""
+"""What a process knows when it begins to lead, whatever it missed while it stood by."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def says_drift(obj: Json, field: str) -> bool:
 
 
 async def test_one_whose_watch_was_silent_brings_in_no_spec_of_yesterday(stage: Stage) -> None:
-    """A watch that is cut off says no word of it, for a minute; in it an object was changed, and another one went."""
+    """A watch that is cut off stays silent for a minute, in which one object is changed and another deleted."""
     kube, server, namespace = stage.kube, stage.kube.server, ("--namespace", stage.kube.namespace)
     installation = installation_for(find_namespace(namespace))
     folder = stage.folder / "second"
@@ -43,6 +43,6 @@ async def test_one_whose_watch_was_silent_brings_in_no_spec_of_yesterday(stage: 
             await database.wait_role("app", lambda role: not role["rolcreatedb"], "NOCREATEDB")
             assert await database.role("gone") is None
         await kube.wait_for("app", lambda app: says_drift(app, "createdb"), "the drift is told")
-        assert "deed=created" not in second.log
-        assert "deed=changed" not in second.log
+        assert "action=created" not in second.log
+        assert "action=changed" not in second.log
         assert await second.stop() == 0

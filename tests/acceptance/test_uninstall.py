@@ -13,7 +13,7 @@ from pgrole_controller.local.manifests import apply, apply_crds, path_of, read_f
 from pgrole_controller.local.process import reached
 from tests.acceptance.privileges import CONTROLLER_ROLE, PASSWORD, role_sql
 from tests.acceptance.service_account import OWN_NAMESPACE, serving
-from tests.acceptance.shell import Shell, blocks, make_shell
+from tests.acceptance.shell import CommandShell, blocks, make_shell
 from tests.acceptance.team_objects import ROLES, SERVER, TeamObjects, open_team_objects
 from tests.acceptance.world import GROUP, PATIENCE, Database, running
 from tests.servers import Servers
@@ -138,18 +138,18 @@ async def team_objects(cluster: ApiServer, servers: Servers, tmp_path: Path) -> 
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def shell(team_objects: TeamObjects, tmp_path: Path) -> Shell:
+async def shell(team_objects: TeamObjects, tmp_path: Path) -> CommandShell:
     return await make_shell(team_objects.kube.server, team_objects.postgres, tmp_path / "shell")
 
 
-async def follow(shell: Shell, heading: str) -> None:
+async def follow(shell: CommandShell, heading: str) -> None:
     scripts = blocks(PAGE, heading)
     assert scripts, heading
     for script in scripts:
         await shell.run(script)
 
 
-async def run_again(shell: Shell, script: str) -> None:
+async def run_again(shell: CommandShell, script: str) -> None:
     """As an administrator would who is told of a deadlock with what runs in the schema."""
     for _ in range(20):
         try:
@@ -252,7 +252,7 @@ async def lose_controller(team_objects: TeamObjects) -> None:
 
 
 async def test_definitions_deleted_without_a_controller_wait_for_finalizers_which_can_be_taken_off(
-    team_objects: TeamObjects, shell: Shell
+    team_objects: TeamObjects, shell: CommandShell
 ) -> None:
     await lose_controller(team_objects)
     await follow(shell, "In the wrong order")
@@ -297,7 +297,9 @@ async def test_without_the_controllers_role_an_object_is_let_go_by_retain(
         await team_objects.kube.wait_gone("passing")
 
 
-async def test_a_schema_dropped_while_the_controller_runs_comes_back(team_objects: TeamObjects, shell: Shell) -> None:
+async def test_a_schema_dropped_while_the_controller_runs_comes_back(
+    team_objects: TeamObjects, shell: CommandShell
+) -> None:
     async with running(team_objects.controller()):
         await team_objects.make()
         claims = "SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL"

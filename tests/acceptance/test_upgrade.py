@@ -1,4 +1,4 @@
-"""This release and the one before it follow each other, in both directions and at once, and nothing is lost."""
+"""This release and the previous one follow each other, in both directions and at once, and nothing is lost."""
 
 import math
 from collections.abc import AsyncIterator, Iterator
@@ -16,7 +16,7 @@ from tests.acceptance.privileges import CONTROLLER_ROLE, PASSWORD, documented_sq
 from tests.acceptance.shell import blocks, make_shell
 from tests.acceptance.team_objects import DRIFTS, SERVER, TeamObjects, drifts, open_team_objects
 from tests.acceptance.world import GROUP, Json, Kube, running, says
-from tests.releases import BEFORE, Release
+from tests.releases import BEFORE, ReleasedVersion
 from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
@@ -40,8 +40,8 @@ async def team_objects(own_api_server: ApiServer, servers: Servers, tmp_path: Pa
         yield opened
 
 
-async def succeed(team_objects: TeamObjects, release: Release | None, token: str) -> None:
-    """The next controller finds everything as the last one left it, writes nothing, and does all there is to do."""
+async def succeed(team_objects: TeamObjects, release: ReleasedVersion | None, token: str) -> None:
+    """The next controller finds everything as the last one left it, writes nothing, and can do everything."""
     left = await team_objects.snapshot()
     canary = await team_objects.drift_canary()
     async with running(team_objects.controller(release)):
@@ -77,7 +77,7 @@ async def test_after_a_rollback_the_release_before_works_on_with_what_this_one_i
 @pytest.mark.parametrize("release", [PRESENT, BEFORE], ids=["this-release", "the-one-before"])
 @pytest.mark.parametrize("crds", ["before", "present", "later"])
 async def test_a_controller_works_with_the_crds_of_another_release(
-    team_objects: TeamObjects, tmp_path: Path, crds: str, release: Release | None
+    team_objects: TeamObjects, tmp_path: Path, crds: str, release: ReleasedVersion | None
 ) -> None:
     folders = {"before": BEFORE.crds, "present": resources.path("crds"), "later": write_later_crds(tmp_path / "later")}
     await apply_crds(team_objects.kube.server, folders[crds])
@@ -164,7 +164,7 @@ async def test_a_schema_that_only_an_administrator_may_upgrade_is_worked_with_un
 async def test_an_administrator_who_upgrades_the_schema_first_interrupts_nobody_and_nothing_is_asked_for_later(
     own_api_server: ApiServer, servers: Servers, tmp_path: Path
 ) -> None:
-    """As docs/upgrade.md has it."""
+    """As in docs/upgrade.md."""
     async with open_team_objects(own_api_server, servers, tmp_path, install=False) as team_objects:
         database = team_objects.database
         await install_by_hand(team_objects, servers.version)

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright
 
-from tests.browser.stand import Stand, run_stand
+from tests.browser.stand import BrowserStand, run_stand
 
 ARGUMENTS = (
     "--no-sandbox",
@@ -67,7 +67,7 @@ class BrowserTab:
 class Tab(BrowserTab):
     """A tab with pages of a stand."""
 
-    stand: Stand
+    stand: BrowserStand
 
 
 @asynccontextmanager
@@ -89,13 +89,13 @@ async def browser() -> AsyncIterator[Browser]:
 
 
 @pytest_asyncio.fixture
-async def stand() -> AsyncIterator[Stand]:
+async def stand() -> AsyncIterator[BrowserStand]:
     async with run_stand() as running:
         yield running
 
 
 @pytest_asyncio.fixture
-async def tab(browser: Browser, stand: Stand) -> AsyncIterator[Tab]:
+async def tab(browser: Browser, stand: BrowserStand) -> AsyncIterator[Tab]:
     """Every test fails at its end if the page had an error, violated its CSP, or asked another host."""
     async with new_page(browser) as page:
         opened = Tab(page, stand.url, stand=stand)

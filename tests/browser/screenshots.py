@@ -9,7 +9,7 @@ from playwright.async_api import Browser, FloatRect, async_playwright
 
 from tests.browser import snapshots
 from tests.browser.conftest import ARGUMENTS, find_chromium
-from tests.browser.stand import Stand, run_stand
+from tests.browser.stand import BrowserStand, run_stand
 
 #: Pixels of a picture: what is below says little more.
 _TALLEST = 1500
@@ -44,7 +44,7 @@ MORE: tuple[tuple[str, str, str, int, Theme], ...] = (
 )
 
 
-async def _take(browser: Browser, stand: Stand, folder: Path, picture: tuple[str, str, str, int, Theme]) -> None:
+async def _take(browser: Browser, stand: BrowserStand, folder: Path, picture: tuple[str, str, str, int, Theme]) -> None:
     name, path, snapshot, width, theme = picture
     stand.snapshot = getattr(snapshots, snapshot)()
     context = await browser.new_context(

@@ -16,7 +16,7 @@ from tests.browser.snapshots import NOW, typical
 
 
 @dataclass
-class Stand:
+class BrowserStand:
     """`snapshot`: what the next request is shown. `asked`: requests for pages and fragments, in order."""
 
     url: str = ""
@@ -62,8 +62,8 @@ class Stand:
 
 
 @asynccontextmanager
-async def run_stand() -> AsyncIterator[Stand]:
-    stand = Stand()
+async def run_stand() -> AsyncIterator[BrowserStand]:
+    stand = BrowserStand()
     app = web.Application()
     app.router.add_get("/static/{file}", stand.send_static)
     app.router.add_get("/events", stand.send_events)

@@ -6,7 +6,7 @@ import time
 
 from tests.cluster import outages, removals
 from tests.cluster.cluster import holds, wait
-from tests.cluster.database import HOST, Database, declare_role, declare_server
+from tests.cluster.database import HOST, ClusterDatabase, declare_role, declare_server
 from tests.cluster.product import NAMESPACE, leader, metric, pods, read_log, restarts, rolled_out
 from tests.compose.engine import say
 
@@ -16,7 +16,7 @@ _PYTHON = "/usr/bin/python3.13"
 _WRITES = "import pathlib; pathlib.Path('/app/new').touch()"
 
 
-def check_all(database: Database) -> None:
+def check_all(database: ClusterDatabase) -> None:
     """Raises AssertionError for a failed check."""
     for check in (
         it_is_installed_by_one_command_and_both_pods_are_ready,
@@ -42,7 +42,7 @@ def check_all(database: Database) -> None:
         say(f"ok  {check.__name__.replace('_', ' ')} ({time.monotonic() - started:.0f} s)")
 
 
-def it_is_installed_by_one_command_and_both_pods_are_ready(database: Database) -> None:
+def it_is_installed_by_one_command_and_both_pods_are_ready(database: ClusterDatabase) -> None:
     cluster = database.cluster
     cluster.kubectl("apply", "--server-side", "-f", "deploy/install.yaml")
     rolled_out(cluster)
@@ -51,7 +51,7 @@ def it_is_installed_by_one_command_and_both_pods_are_ready(database: Database) -
     wait(lambda: leader(cluster) in {pod["metadata"]["name"] for pod in pods(cluster)}, "one of the pods leads")
 
 
-def a_server_and_a_role_are_ready_and_the_connection_secret_opens_the_database(database: Database) -> None:
+def a_server_and_a_role_are_ready_and_the_connection_secret_opens_the_database(database: ClusterDatabase) -> None:
     cluster = database.cluster
     declare_server(cluster)
     cluster.kubectl("create", "namespace", "shop")
@@ -62,14 +62,14 @@ def a_server_and_a_role_are_ready_and_the_connection_secret_opens_the_database(d
     assert database.psql("SELECT current_user", content["username"], content["password"]) == "shop_orders"
 
 
-def drift_is_repaired_and_told(database: Database) -> None:
+def drift_is_repaired_and_told(database: ClusterDatabase) -> None:
     cluster = database.cluster
     database.repair_seconds()
     wait(lambda: cluster.get("-n", "shop", "pgr", "orders")["status"].get("driftCount") == 1, "the object tells of it")
     wait(lambda: "DriftCorrected" in cluster.kubectl("-n", "shop", "get", "events"), "an Event tells of it")
 
 
-def the_pods_have_no_rights_that_they_do_not_need(database: Database) -> None:
+def the_pods_have_no_rights_that_they_do_not_need(database: ClusterDatabase) -> None:
     for pod in pods(database.cluster):
         name = pod["metadata"]["name"]
         status = database.cluster.kubectl("-n", NAMESPACE, "exec", name, "--", _PYTHON, "-c", _read("/proc/1/status"))
@@ -82,7 +82,7 @@ def the_pods_have_no_rights_that_they_do_not_need(database: Database) -> None:
         assert "Read-only file system" in refused
 
 
-def the_probes_are_answered_and_nothing_was_restarted(database: Database) -> None:
+def the_probes_are_answered_and_nothing_was_restarted(database: ClusterDatabase) -> None:
     cluster = database.cluster
     for pod in pods(cluster):
         name = pod["metadata"]["name"]
@@ -95,14 +95,14 @@ def the_probes_are_answered_and_nothing_was_restarted(database: Database) -> Non
     assert not [one["message"] for one in told if "Liveness" in one["message"]]
 
 
-def metrics_are_scraped_through_the_service(database: Database) -> None:
+def metrics_are_scraped_through_the_service(database: ClusterDatabase) -> None:
     service = database.cluster.get("-n", NAMESPACE, "service", "pgrole-controller")
     address = f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
     leading = {metric(database.cluster.run("curl", "-sSf", f"{address}/metrics"), "pgrole_leader") for _ in range(20)}
     assert leading == {0.0, 1.0}  # both answer
 
 
-def the_log_is_lines_of_json_and_the_memory_is_within_its_limits(database: Database) -> None:
+def the_log_is_lines_of_json_and_the_memory_is_within_its_limits(database: ClusterDatabase) -> None:
     cluster = database.cluster
     for pod in pods(cluster):
         name = pod["metadata"]["name"]
@@ -117,7 +117,7 @@ def the_log_is_lines_of_json_and_the_memory_is_within_its_limits(database: Datab
         say(f"    {name} has {used / 2**20:.0f} MiB of {limit}")
 
 
-def nothing_was_refused_to_the_controller(database: Database) -> None:
+def nothing_was_refused_to_the_controller(database: ClusterDatabase) -> None:
     """Neither by RBAC nor by the policy for Secrets, according to the audit log."""
     refused = database.cluster.control_plane.audit.refused()
     mine = [entry for entry in refused if entry.user == f"system:serviceaccount:{NAMESPACE}:pgrole-controller"]

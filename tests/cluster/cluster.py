@@ -23,7 +23,7 @@ _START_SECONDS = 180.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class KindCluster:
     """`environment` is that of a user's shell, with kubectl, helm and KUBECONFIG."""
 
     control_plane: ControlPlane
@@ -75,7 +75,7 @@ class Cluster:
 
 
 @contextmanager
-def cluster(programs: Path, tools: Programs) -> Iterator[Cluster]:
+def cluster(programs: Path, tools: Programs) -> Iterator[KindCluster]:
     """Yields the cluster once its node is Ready; it contains only Kubernetes' own objects. Raises EngineError. Leaves
     nothing.
     """
@@ -85,7 +85,7 @@ def cluster(programs: Path, tools: Programs) -> Iterator[Cluster]:
         node = Node(place, folder, programs, control_plane)
         path = f"{tools.kubectl.parent}:{tools.helm.parent}:{os.environ['PATH']}"
         shell = {**os.environ, "PATH": path, "HOME": name, "KUBECONFIG": str(control_plane.kubeconfig)}
-        found = Cluster(control_plane, node, shell)
+        found = KindCluster(control_plane, node, shell)
         try:
             node.start()
             control_plane.start()
@@ -116,7 +116,7 @@ def holds(item: Json, kind: str) -> bool:
     return condition_of(item, kind).get("status") == "True"
 
 
-def _is_ready(found: Cluster) -> bool:
+def _is_ready(found: KindCluster) -> bool:
     found.node.machine.check()
     found.control_plane.check()
     return any(holds(one, "Ready") for one in found.items("nodes"))

@@ -6,15 +6,15 @@ import time
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
-from tests.cluster.cluster import Cluster, wait
-from tests.cluster.database import Database
+from tests.cluster.cluster import KindCluster, wait
+from tests.cluster.database import ClusterDatabase
 from tests.cluster.product import NAMESPACE
 
 _NAME = "pgrole-controller-console"
 _CSRF = re.compile(r'name="csrf" value="([^"]*)"')
 
 
-def the_console_shows_a_viewer_what_rbac_permits(database: Database) -> None:
+def the_console_shows_a_viewer_what_rbac_permits(database: ClusterDatabase) -> None:
     """A role `orders` in `shop` drifted before."""
     cluster = database.cluster
     cluster.kubectl("-n", NAMESPACE, "rollout", "status", f"deployment/{_NAME}", "--timeout=110s")
@@ -39,7 +39,7 @@ def the_console_shows_a_viewer_what_rbac_permits(database: Database) -> None:
     wait(lambda: visitor.status("/") == 303, "the session ends with the token")
 
 
-def _permit(cluster: Cluster) -> None:
+def _permit(cluster: KindCluster) -> None:
     verbs = "--verb=get,list,watch"
     cluster.kubectl("-n", "shop", "create", "role", "viewer", verbs, "--resource=pgroles.pgrole.dev")
     cluster.kubectl("-n", "shop", "create", "rolebinding", "viewer", "--role=viewer", "--serviceaccount=shop:viewer")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 
-from tests.cluster.cluster import Cluster, Json, holds, wait
+from tests.cluster.cluster import Json, KindCluster, holds, wait
 
 HOST = "postgres.databases.svc"
 PASSWORD = "only-in-this-cluster"  # in postgres.yaml
@@ -21,8 +21,8 @@ _ATTRIBUTES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Database:
-    cluster: Cluster
+class ClusterDatabase:
+    cluster: KindCluster
     address: str
     _attributes: Iterator[tuple[str, str]] = field(default_factory=lambda: cycle(_ATTRIBUTES))
 
@@ -41,20 +41,20 @@ class Database:
         return wait(lambda: self.psql(asked) == "f", f"{attribute} is taken from shop_orders", within)
 
 
-def start_dns(cluster: Cluster) -> None:
+def start_dns(cluster: KindCluster) -> None:
     """Starts the cluster's DNS, at the address that its node expects. Raises AssertionError."""
     cluster.kubectl("apply", "-f", str(_MANIFEST.with_name("dns.yaml")))
     cluster.kubectl("-n", "kube-system", "rollout", "status", "deployment/dns", "--timeout=120s")
 
 
-def start_database(cluster: Cluster) -> Database:
+def start_database(cluster: KindCluster) -> ClusterDatabase:
     """Starts PostgreSQL. Raises AssertionError."""
     cluster.kubectl("apply", "-f", str(_MANIFEST))
     cluster.kubectl("-n", "databases", "rollout", "status", "deployment/postgres", "--timeout=120s")
-    return Database(cluster, cluster.get("-n", "databases", "service", "postgres")["spec"]["clusterIP"])
+    return ClusterDatabase(cluster, cluster.get("-n", "databases", "service", "postgres")["spec"]["clusterIP"])
 
 
-def declare_server(cluster: Cluster) -> None:
+def declare_server(cluster: KindCluster) -> None:
     """Declares this server as in docs/install.md."""
     login = ("--from-literal=username=postgres", f"--from-literal=password={PASSWORD}")
     cluster.kubectl("-n", "pgrole-system", "create", "secret", "generic", "pg-admin", *login)
@@ -70,7 +70,7 @@ def declare_server(cluster: Cluster) -> None:
     )
 
 
-def declare_role(cluster: Cluster, name: str, namespace: str = "shop", **spec: object) -> None:
+def declare_role(cluster: KindCluster, name: str, namespace: str = "shop", **spec: object) -> None:
     """Declares a role, and waits until it is Ready."""
     cluster.apply(
         {

@@ -6,8 +6,8 @@ import signal
 import threading
 from pathlib import Path
 
-from tests.cluster.cluster import Cluster, wait
-from tests.cluster.database import Database
+from tests.cluster.cluster import KindCluster, wait
+from tests.cluster.database import ClusterDatabase
 from tests.cluster.product import NAMESPACE, leader, pods, restarts, rolled_out
 from tests.compose.engine import say
 
@@ -17,7 +17,7 @@ _PACE_SECONDS = 1.5
 _BUDGET = "deploy/kustomize/components/pod-disruption-budget/pod_disruption_budget.yaml"
 
 
-def a_leader_that_is_deleted_hands_over(database: Database) -> None:
+def a_leader_that_is_deleted_hands_over(database: ClusterDatabase) -> None:
     before = leader(database.cluster)
     database.cluster.kubectl("-n", NAMESPACE, "delete", "pod", before, "--wait=false")
     _tell("deleted", database.repair_seconds(within=_MARGIN_SECONDS))
@@ -25,7 +25,7 @@ def a_leader_that_is_deleted_hands_over(database: Database) -> None:
     rolled_out(database.cluster)
 
 
-def a_leader_that_is_killed_is_replaced_after_the_time_of_the_lease(database: Database) -> None:
+def a_leader_that_is_killed_is_replaced_after_the_time_of_the_lease(database: ClusterDatabase) -> None:
     cluster = database.cluster
     before = leader(cluster)
     os.kill(_process_of(before), signal.SIGKILL)
@@ -35,7 +35,7 @@ def a_leader_that_is_killed_is_replaced_after_the_time_of_the_lease(database: Da
     rolled_out(cluster)
 
 
-def a_leader_that_is_evicted_hands_over_and_the_budget_keeps_the_other(database: Database) -> None:
+def a_leader_that_is_evicted_hands_over_and_the_budget_keeps_the_other(database: ClusterDatabase) -> None:
     cluster = database.cluster
     cluster.kubectl("apply", "-f", _BUDGET)
     cluster.kubectl("cordon", "node-1")
@@ -53,7 +53,7 @@ def a_leader_that_is_evicted_hands_over_and_the_budget_keeps_the_other(database:
     rolled_out(cluster)
 
 
-def in_a_rollout_drift_is_repaired_all_the_time(database: Database) -> None:
+def in_a_rollout_drift_is_repaired_all_the_time(database: ClusterDatabase) -> None:
     cluster = database.cluster
     before = {pod["metadata"]["name"] for pod in pods(cluster)}
     cluster.kubectl("-n", NAMESPACE, "rollout", "restart", "deployment/pgrole-controller")
@@ -69,14 +69,14 @@ def in_a_rollout_drift_is_repaired_all_the_time(database: Database) -> None:
     assert leader(cluster) not in before
 
 
-def _evict(cluster: Cluster, pod: str, *, fails: bool = False) -> str:
+def _evict(cluster: KindCluster, pod: str, *, fails: bool = False) -> str:
     """Evicts the pod, like `kubectl drain`."""
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": NAMESPACE}}
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction"
     return cluster.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body), fails=fails)
 
 
-def _disruptions(cluster: Cluster) -> int:
+def _disruptions(cluster: KindCluster) -> int:
     status = cluster.get("-n", NAMESPACE, "pdb", "pgrole-controller").get("status", {})
     return int(status.get("disruptionsAllowed", 0))
 

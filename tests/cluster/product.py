@@ -4,16 +4,16 @@ import json
 import re
 from collections.abc import Iterator
 
-from tests.cluster.cluster import Cluster, Json
+from tests.cluster.cluster import Json, KindCluster
 
 NAMESPACE = "pgrole-system"
 
 
-def rolled_out(cluster: Cluster) -> None:
+def rolled_out(cluster: KindCluster) -> None:
     cluster.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/pgrole-controller", "--timeout=110s")
 
 
-def pods(cluster: Cluster) -> list[Json]:
+def pods(cluster: KindCluster) -> list[Json]:
     """Returns the pods that are not terminating."""
     found = cluster.items("-n", NAMESPACE, "pods", "-l", "app.kubernetes.io/name=pgrole-controller")
     return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
@@ -23,13 +23,13 @@ def restarts(pod: Json) -> int:
     return sum(int(one["restartCount"]) for one in pod["status"].get("containerStatuses", []))
 
 
-def leader(cluster: Cluster) -> str:
+def leader(cluster: KindCluster) -> str:
     """Returns the leading pod's name."""
     lease = cluster.get("-n", NAMESPACE, "lease", "pgrole-controller")
     return str(lease["spec"].get("holderIdentity", "")).partition("_")[0]
 
 
-def read_log(cluster: Cluster, pod: str) -> Iterator[Json]:
+def read_log(cluster: KindCluster, pod: str) -> Iterator[Json]:
     """Yields the lines of a pod's log. Raises ValueError for one that is not JSON."""
     for line in cluster.kubectl("-n", NAMESPACE, "logs", pod).splitlines():
         yield json.loads(line)

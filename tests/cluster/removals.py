@@ -4,9 +4,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from tests.cluster.cluster import Cluster, Json, wait
+from tests.cluster.cluster import Json, KindCluster, wait
 from tests.cluster.console import the_console_shows_a_viewer_what_rbac_permits
-from tests.cluster.database import Database, declare_role, declare_server
+from tests.cluster.database import ClusterDatabase, declare_role, declare_server
 from tests.cluster.images import CONTROLLER
 from tests.cluster.product import NAMESPACE, leader, pods, read_log, rolled_out
 from tests.compose.images import ROOT
@@ -21,7 +21,7 @@ _FURTHER = ("--set=podDisruptionBudget.enabled=true", "--set=console.enabled=tru
 _NEXT = CONTROLLER.rpartition(":")[0] + ":next"
 
 
-def what_an_object_owns_goes_with_it(database: Database) -> None:
+def what_an_object_owns_goes_with_it(database: ClusterDatabase) -> None:
     cluster = database.cluster
     declare_role(cluster, "passing", password={"generate": {}}, connectionSecret={"name": "passing-connection"})
     cluster.kubectl("-n", "shop", "delete", "pgr", "passing")
@@ -29,7 +29,7 @@ def what_an_object_owns_goes_with_it(database: Database) -> None:
     assert _roles(database, "shop_passing") == ["shop_passing"]  # Retain
 
 
-def a_namespace_is_deleted_with_what_is_in_it(database: Database) -> None:
+def a_namespace_is_deleted_with_what_is_in_it(database: ClusterDatabase) -> None:
     """One of its roles is dropped, one is dropped after reassigning what it owns, one is retained."""
     cluster = database.cluster
     _admit(cluster, "shop", "doomed")
@@ -45,7 +45,7 @@ def a_namespace_is_deleted_with_what_is_in_it(database: Database) -> None:
     assert database.psql("SELECT tableowner FROM pg_tables WHERE tablename = 'orders'") == "shop_orders"
 
 
-def uninstalled_by_the_page_nothing_is_left(database: Database) -> None:
+def uninstalled_by_the_page_nothing_is_left(database: ClusterDatabase) -> None:
     """Follows the first three steps of docs/uninstall.md."""
     cluster = database.cluster
     _remove_objects(cluster)
@@ -53,7 +53,7 @@ def uninstalled_by_the_page_nothing_is_left(database: Database) -> None:
     _nothing_is_left(database)
 
 
-def with_helm_it_is_installed_upgraded_and_uninstalled(database: Database) -> None:
+def with_helm_it_is_installed_upgraded_and_uninstalled(database: ClusterDatabase) -> None:
     cluster = database.cluster
     cluster.node.ctr("images", "tag", CONTROLLER, _NEXT)
     release = ("pgrole-controller", _CHART, "--namespace", NAMESPACE, "--wait", "--timeout=110s")
@@ -77,7 +77,7 @@ def with_helm_it_is_installed_upgraded_and_uninstalled(database: Database) -> No
     _nothing_is_left(database)
 
 
-def with_kustomize_it_is_installed_for_one_namespace(database: Database) -> None:
+def with_kustomize_it_is_installed_for_one_namespace(database: ClusterDatabase) -> None:
     """Follows docs/install.md: copies the overlay and fills in the namespace and the cluster."""
     cluster = database.cluster
     with tempfile.TemporaryDirectory(prefix="pgrole-overlay-") as name:
@@ -99,7 +99,7 @@ def with_kustomize_it_is_installed_for_one_namespace(database: Database) -> None
     _nothing_is_left(database)
 
 
-def _remove_objects(cluster: Cluster) -> None:
+def _remove_objects(cluster: KindCluster) -> None:
     """Follows the page's steps before the removal of the CRDs, while the controller runs."""
     cluster.kubectl("delete", "pgroles", "--all", "-A", "--timeout=60s")
     wait(lambda: cluster.items("-n", "shop", "secrets") == [], "the Secrets are collected")
@@ -107,18 +107,18 @@ def _remove_objects(cluster: Cluster) -> None:
     cluster.kubectl("delete", "crd", "pgroles.pgrole.dev", "pgservers.pgrole.dev", "--timeout=60s")
 
 
-def _nothing_is_left(database: Database) -> None:
+def _nothing_is_left(database: ClusterDatabase) -> None:
     cluster = database.cluster
     found = [line for kinds in _KINDS for line in cluster.kubectl("get", kinds, "-A", "-o", "name").splitlines()]
     assert not [line for line in found if "pgrole" in line or "orders" in line], found
     assert cluster.items("-n", "shop", "secrets") == []
 
 
-def _roles(database: Database, pattern: str) -> list[str]:
+def _roles(database: ClusterDatabase, pattern: str) -> list[str]:
     return database.psql(f"SELECT rolname FROM pg_roles WHERE rolname LIKE '{pattern}' ORDER BY 1").splitlines()
 
 
-def _admit(cluster: Cluster, *namespaces: str) -> None:
+def _admit(cluster: KindCluster, *namespaces: str) -> None:
     names = ", ".join(f'"{name}"' for name in namespaces)
     patch = f'{{"spec": {{"allow": {{"namespaces": {{"matchNames": [{names}]}}}}}}}}'
     cluster.kubectl("patch", "pgserver", "default", "--type=merge", "-p", patch)

@@ -40,7 +40,7 @@ COMMANDS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedProgram:
     code: int
     out: str
     err: str
@@ -55,11 +55,11 @@ class Installed:
     archive: Path
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    async def run(self, *words: str, **more: str) -> Ended:
+    async def run(self, *words: str, **more: str) -> EndedProgram:
         return await run([str(self.kubectl), "pgrole", *words], {**self.environment, **more})
 
 
-async def run(command: list[str], environment: Mapping[str, str]) -> Ended:
+async def run(command: list[str], environment: Mapping[str, str]) -> EndedProgram:
     process = await asyncio.create_subprocess_exec(
         *command,
         env=environment,
@@ -69,7 +69,7 @@ async def run(command: list[str], environment: Mapping[str, str]) -> Ended:
     )
     async with asyncio.timeout(_SECONDS):
         out, err = await process.communicate()
-    return Ended(process.returncode or 0, out.decode(), err.decode())
+    return EndedProgram(process.returncode or 0, out.decode(), err.decode())
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_the_manifest_names_the_archive_with_its_checksum(built: Path) -> None:
 
 async def test_kubectl_runs_it_under_its_own_name(installed: Installed) -> None:
     said = await installed.run("--version")
-    assert said == Ended(0, f"kubectl pgrole {__version__}\n", "")
+    assert said == EndedProgram(0, f"kubectl pgrole {__version__}\n", "")
     for command in ("plan", "diff", "approve", "export", "access", "history", "doctor", "claims"):
         said = await installed.run(command, "--help")
         assert said.code == 0, said.err
@@ -158,7 +158,7 @@ async def test_kubectl_completes_its_commands(installed: Installed) -> None:
 async def test_first_starts_at_the_same_time_do_not_meet(program: Path, tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]}
     said = await asyncio.gather(*(run([sys.executable, str(program), "--version"], environment) for _ in range(6)))
-    assert set(said) == {Ended(0, f"kubectl pgrole {__version__}\n", "")}
+    assert set(said) == {EndedProgram(0, f"kubectl pgrole {__version__}\n", "")}
     cache = tmp_path / "home" / ".cache" / "pgrole-controller" / "plugin"
     assert len(list(cache.iterdir())) == 1
     assert cache.stat().st_mode & 0o777 == 0o700
@@ -169,7 +169,7 @@ async def test_without_a_home_to_write_to_it_is_unpacked_for_one_run(program: Pa
     (tmp_path / "file").touch()  # no folder can be made below it, even by root
     environment = {"HOME": str(tmp_path / "file"), "TMPDIR": str(tmp_path / "tmp"), "PATH": os.environ["PATH"]}
     said = await run([sys.executable, str(program), "--version"], environment)
-    assert said == Ended(0, f"kubectl pgrole {__version__}\n", "")
+    assert said == EndedProgram(0, f"kubectl pgrole {__version__}\n", "")
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
@@ -207,7 +207,7 @@ async def test_an_older_python_says_what_is_needed(program: Path, tmp_path: Path
     (tmp_path / "python3.12").chmod(0o755)
     (tmp_path / "python3.11").symlink_to(find_python(11))
     said = await run([older, str(program), "--version"], {"HOME": str(tmp_path), "PATH": f"{tmp_path}:/bin"})
-    assert said == Ended(0, f"kubectl pgrole {__version__}\n", "")
+    assert said == EndedProgram(0, f"kubectl pgrole {__version__}\n", "")
 
 
 @pytest.mark.parametrize("minor", [11, 12, 13, 14])

@@ -34,7 +34,7 @@ class Pod:
 
 
 @dataclass(slots=True)
-class Cluster:
+class DocumentedCluster:
     """The controllers of one API server, active during `run`; `folder` receives logs."""
 
     server: ApiServer

@@ -17,7 +17,7 @@ from pgrole_controller.program import PLUGIN_COMPLETER, PLUGIN_EXECUTABLE
 from tests.deploy.programs import Programs
 from tests.docs.output import fits, only_looks
 from tests.docs.page import ROOT, Block, Command
-from tests.docs.shell import Failed, Shell, shell
+from tests.docs.shell import Failed, PageShell, shell
 from tests.servers import Servers
 
 _BLOCK_SECONDS = 180.0
@@ -33,13 +33,13 @@ _LONG_ENOUGH = "pg_sleep(5)"  # this machine may be busy with other tests
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class PageReader:
     """`place` is the checkout, including the page's files. `server` is None if the page needs no cluster."""
 
     server: ApiServer | None
     postgres: PostgresServer
     place: Path
-    shell: Shell
+    shell: PageShell
 
     async def prepare(self, script: str) -> None:
         """Raises Failed."""
@@ -95,7 +95,7 @@ class Reader:
 @asynccontextmanager
 async def reader(
     binaries: Binaries | None, servers: Servers, programs: Programs, folder: Path, files: Sequence[Block]
-) -> AsyncIterator[Reader]:
+) -> AsyncIterator[PageReader]:
     """Provides a new PostgreSQL, the page's files and, given `binaries`, a new cluster."""
     async with AsyncExitStack() as stack:
         server = None if binaries is None else await stack.enter_async_context(api_server(binaries=binaries))
@@ -104,7 +104,7 @@ async def reader(
         environment = _environment(server, postgres, _make_programs(folder / "programs", programs, postgres), folder)
         (folder / "said").mkdir()
         async with shell(folder / "said", place, environment) as bash:
-            made = Reader(server, postgres, place, bash)
+            made = PageReader(server, postgres, place, bash)
             for block in files:
                 path = place / (block.file or "")
                 path.parent.mkdir(parents=True, exist_ok=True)

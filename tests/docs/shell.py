@@ -33,7 +33,7 @@ class Failed(Exception):
 
 
 @dataclass(slots=True)
-class Shell:
+class PageShell:
     """Created by `shell`."""
 
     process: Process
@@ -84,7 +84,7 @@ class Shell:
 
 
 @asynccontextmanager
-async def shell(folder: Path, place: Path, environment: Mapping[str, str]) -> AsyncIterator[Shell]:
+async def shell(folder: Path, place: Path, environment: Mapping[str, str]) -> AsyncIterator[PageShell]:
     """Runs bash at `place`; it stops at the first failure, and ends with everything it started.
 
     `folder` receives the output.
@@ -96,7 +96,7 @@ async def shell(folder: Path, place: Path, environment: Mapping[str, str]) -> As
     command = ["bash", "--noprofile", "--norc", "-euo", "pipefail", "-c", loop, "bash", str(commands)]
     process = Process("bash", tied_to_parent(command), folder / "bash.log", environment)
     await process.start()
-    reader = Shell(process, folder, pipe)
+    reader = PageShell(process, folder, pipe)
     try:
         yield reader
     finally:

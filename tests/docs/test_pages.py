@@ -11,10 +11,10 @@ import pytest
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.postgres import DEFAULT_VERSION
 from tests.deploy.programs import Programs
-from tests.docs.cluster import Cluster
+from tests.docs.cluster import DocumentedCluster
 from tests.docs.page import COMMANDS, ROOT, Block, pages, read_page
 from tests.docs.preconditions import BEFORE, IN_USE
-from tests.docs.reader import Reader, reader
+from tests.docs.reader import PageReader, reader
 from tests.servers import Servers
 
 BLOCKS = {str(path.relative_to(ROOT)): read_page(path) for path in pages()}
@@ -51,10 +51,10 @@ async def test_every_command_of_the_page_does_what_it_says(
                 await person.prepare(BEFORE.get(page, ""))
                 await person.follow(blocks)
             else:
-                await follow_in_cluster(page, blocks, person, Cluster(person.server, folder))
+                await follow_in_cluster(page, blocks, person, DocumentedCluster(person.server, folder))
 
 
-async def follow_in_cluster(page: str, blocks: list[Block], person: Reader, cluster: Cluster) -> None:
+async def follow_in_cluster(page: str, blocks: list[Block], person: PageReader, cluster: DocumentedCluster) -> None:
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(cluster.run)

@@ -1,4 +1,4 @@
-"""Mends what `doctor` finds as its reader would."""
+"""Follows the remedies that `doctor` prints, as its reader would."""
 
 from collections.abc import Sequence
 

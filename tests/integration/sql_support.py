@@ -27,7 +27,7 @@ WHERE (s.name, s.digest) IS DISTINCT FROM (t.name, t.digest)
 """
 
 
-class Listener:
+class NotificationListener:
     """Collects notifications on one connection."""
 
     def __init__(self, connection: Connection) -> None:
@@ -64,10 +64,10 @@ class Listener:
 
 
 @asynccontextmanager
-async def listening(dsn: str) -> AsyncIterator[Listener]:
+async def listening(dsn: str) -> AsyncIterator[NotificationListener]:
     connection = await asyncpg.connect(dsn)
     try:
-        listener = Listener(connection)
+        listener = NotificationListener(connection)
         await connection.add_listener(CHANNEL, listener.receive)
         yield listener
         await connection.remove_listener(CHANNEL, listener.receive)

@@ -1,4 +1,6 @@
-"""`pgrole-controller access`: it says what PostgreSQL's has_*_privilege functions say, and through what."""
+"""`pgrole-controller access` agrees with PostgreSQL's has_*_privilege functions, and shows the path of each
+privilege.
+"""
 
 import io
 import json
@@ -78,7 +80,7 @@ _SETUP = """
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class AccessTrial:
     """A database that a transaction fills at random, and that is empty again at its end."""
 
     connection: Connection
@@ -233,15 +235,15 @@ _ALTERED = {
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def trial(database: str) -> AsyncIterator[Trial]:
+async def trial(database: str) -> AsyncIterator[AccessTrial]:
     async with connect(Endpoint(dsn=database), "test") as connection:
         version = await connection.fetchval("SELECT current_setting('server_version_num')::int")
         name = await connection.fetchval("SELECT current_database()")
-        yield Trial(connection, name, version)
+        yield AccessTrial(connection, name, version)
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_every_role_has_what_postgresql_says(trial: Trial, seed: int) -> None:
+async def test_every_role_has_what_postgresql_says(trial: AccessTrial, seed: int) -> None:
     transaction = trial.connection.transaction()
     await transaction.start()
     try:
@@ -277,7 +279,7 @@ async def test_every_role_has_what_postgresql_says(trial: Trial, seed: int) -> N
         await transaction.rollback()
 
 
-async def _groups(trial: Trial, graph: RoleGraph, subject: int) -> dict[str, list[NamedObjects]]:
+async def _groups(trial: AccessTrial, graph: RoleGraph, subject: int) -> dict[str, list[NamedObjects]]:
     """What is read for one role, by the objects' labels; of objects that are not read, nothing."""
     reach = graph.inherited(graph.settable(subject))
     everything = any(graph.name(oid).startswith("pg_") or graph.roles[oid].superuser for oid in reach)
@@ -296,7 +298,7 @@ async def _groups(trial: Trial, graph: RoleGraph, subject: int) -> dict[str, lis
 
 
 @pytest.mark.parametrize("seed", range(20, 24))
-async def test_who_can_use_an_object_is_who_postgresql_says(trial: Trial, seed: int) -> None:
+async def test_who_can_use_an_object_is_who_postgresql_says(trial: AccessTrial, seed: int) -> None:
     transaction = trial.connection.transaction()
     await transaction.start()
     try:
@@ -327,7 +329,7 @@ async def test_who_can_use_an_object_is_who_postgresql_says(trial: Trial, seed: 
         await transaction.rollback()
 
 
-async def _compare_obstacles(trial: Trial, listed: Mapping[int, RoleAccess], in_schema: bool) -> None:
+async def _compare_obstacles(trial: AccessTrial, listed: Mapping[int, RoleAccess], in_schema: bool) -> None:
     for oid, user in listed.items():
         acting = user.privileges[0].routes[0].chain.acting
         schema = "app" if any("schema app" in one for one in user.obstacles) else "hr"

@@ -1,4 +1,4 @@
-"""`access` tells which PgRole declares a privilege and since when a role has it; what it cannot see, it says."""
+"""`access` shows which PgRole declares a privilege and since when a role has it, and names what it cannot see."""
 
 import re
 import secrets

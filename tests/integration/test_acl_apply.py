@@ -1,4 +1,4 @@
-"""postgres/acl_apply.py: what is decided takes effect, whoever granted what, and breaks no one else's DDL."""
+"""postgres/acl_apply.py: decisions take effect, whoever granted what, and never break other sessions' DDL."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -222,6 +222,62 @@ async def test_an_alter_table_of_others_waits_instead_of_failing(db: AclDatabase
         stop.set()
     assert failed == []
     assert done > 50
+
+
+OTHERS_DDL = {
+    "met_v": ("CREATE VIEW app.met_v AS SELECT 1 AS a", "ALTER VIEW app.met_v SET (security_barrier = true)"),
+    "met_m": (
+        "CREATE MATERIALIZED VIEW app.met_m AS SELECT 1 AS a",
+        "ALTER MATERIALIZED VIEW app.met_m SET (autovacuum_enabled = false)",
+    ),
+    "met_s": ("CREATE SEQUENCE app.met_s", "ALTER SEQUENCE app.met_s INCREMENT 2"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS_DDL)
+async def test_ddl_of_others_on_what_is_no_table_waits_instead_of_failing(db: AclDatabase, name: str) -> None:
+    """Without the lock, it fails with XX000 if it meets an open GRANT."""
+    setup, statement = OTHERS_DDL[name]
+    await db.run(setup)
+    stop = anyio.Event()
+    failed: list[asyncpg.PostgresError] = []
+
+    async def alter() -> None:
+        while not stop.is_set():
+            try:
+                await db.beside.execute(statement)
+            except asyncpg.PostgresError as error:
+                failed.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(alter)
+        done = 0
+        for _ in range(120):
+            found = named(await read(db, "reader"), name)
+            revoke = ("", "SELECT") in held(found)
+            done += await apply_one(db, found, change(db, found, "reader", "SELECT", revoke=revoke)) is None
+        stop.set()
+    assert failed == []
+    assert done > 50
+
+
+@pytest.mark.parametrize("committed", [False, True])
+async def test_a_comment_that_others_make_at_that_moment_stays(db: AclDatabase, committed: bool) -> None:
+    await db.run("CREATE VIEW app.met_v AS SELECT 1 AS a")
+    found = named(await read(db, "reader"), "met_v")
+    async with anyio.create_task_group() as tasks:
+        transaction = db.beside.transaction()
+        await transaction.start()
+        await db.beside.execute("COMMENT ON VIEW app.met_v IS 'kept'")
+
+        async def commit() -> None:
+            await anyio.sleep(0.05 if committed else 0.0)
+            await transaction.commit()
+
+        tasks.start_soon(commit)
+        await apply_one(db, found, change(db, found, "reader", "SELECT"))
+    assert await db.beside.fetchval("SELECT obj_description('app.met_v'::regclass)") == "kept"
+    assert held(named(await read(db, "reader"), "met_v")) == {("", "SELECT")}
 
 
 async def test_1200_objects_are_changed_in_transactions_of_100(db: AclDatabase) -> None:

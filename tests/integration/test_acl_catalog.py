@@ -1,4 +1,4 @@
-"""postgres/acl_catalog.py and sql/privileges: what is read of a database's privileges, and how little of it."""
+"""postgres/acl_catalog.py and sql/privileges: which privileges of a database are read, and which are not."""
 
 from collections.abc import AsyncIterator
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Whatever was granted by whom: one pass reaches the declarations and touches nothing else; a second plan is empty."""
+"""Whatever anyone granted: one pass reaches the declarations and touches nothing else, and a second plan is empty."""
 
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
@@ -20,7 +20,7 @@ from pgrole_controller.core.acl import (
     ObjectKind,
     ObservedAcl,
 )
-from pgrole_controller.core.acl_decision import ObservedDatabase, PrivilegeDecision, decide_privileges
+from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.grantee import (
     Access,
     DatabasePrivileges,
@@ -30,6 +30,7 @@ from pgrole_controller.core.grantee import (
     PrivilegeRule,
     SchemaAccess,
 )
+from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.request import Key
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.acl_apply import AclDialect, apply_acls
@@ -71,7 +72,7 @@ _TARGETS = [
 _BY = ("RESET ROLE", *(f"SET ROLE {{{role}}}" for role in ("delegate", "reader", "writer", "owner")))
 _TO = ("{reader}", "{writer}", "{delegate}", "{stranger}", "PUBLIC")
 
-#: What may have happened before: each is run on its own, and what is not permitted has no effect.
+#: What may have happened before. Each statement runs on its own; what is not permitted has no effect.
 _EVENTS = st.one_of(
     st.builds(
         "{}; GRANT {} TO {}{}".format,

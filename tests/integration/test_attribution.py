@@ -1,4 +1,4 @@
-"""postgres/acl_attribution.py: whoever changes a privilege is named, with the transaction as proof."""
+"""postgres/acl_attribution.py: names whoever changes a privilege, with the transaction as proof."""
 
 import random
 from collections.abc import AsyncIterator
@@ -62,7 +62,7 @@ async def test_whoever_changes_a_table_is_named(database: EventDatabase, way: st
 
 
 async def test_the_command_that_fits_is_chosen_in_a_transaction_with_several(database: EventDatabase) -> None:
-    """Sent one by one, so that each statement is known."""
+    """The statements are sent one by one, so that each is known."""
     alice = await database.person("alice")
     async with alice.transaction():
         await alice.execute("GRANT INSERT ON c TO reader")
@@ -138,7 +138,7 @@ async def test_the_login_is_named_whatever_the_session_acts_as(
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_transactions_that_run_at_the_same_time_are_told_apart(database: EventDatabase, seed: int) -> None:
-    """Each person changes tables of their own; steps of all, with savepoints, are interleaved at random."""
+    """Each person changes their own tables; the steps of all, with savepoints, are interleaved at random."""
     chance = random.Random(seed)
     people = [await database.person(name) for name in PEOPLE]
     for person in people:

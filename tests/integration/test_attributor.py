@@ -1,4 +1,4 @@
-"""controller/attributor.py with a real home database: what is asked and recorded when sources and the history fail."""
+"""controller/attributor.py with a real home database: what it asks and records when sources and the history fail."""
 
 import logging
 import secrets
@@ -35,7 +35,7 @@ NOW = datetime(2026, 11, 22, 12, 0, 30, tzinfo=UTC)
 DRIFT = RoleDrift("app", 20_000, "uid-1", ("login",), True, NOW, {"login": {"declared": "false", "observed": "true"}})
 
 
-class Home:
+class HistoryHome:
     """The home database, an attributor, and what it asked to be reconciled."""
 
     def __init__(self, dsn: str, hand: Connection) -> None:
@@ -64,13 +64,13 @@ class Home:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def home(postgres_server: PostgresServer, database: str) -> AsyncIterator[Home]:
+async def home(postgres_server: PostgresServer, database: str) -> AsyncIterator[HistoryHome]:
     async with connect(Endpoint(database), "work") as hand:
         await install(hand)
-        yield Home(database, hand)
+        yield HistoryHome(database, hand)
 
 
-async def test_equal_drifts_within_a_minute_share_one_counted_row(home: Home) -> None:
+async def test_equal_drifts_within_a_minute_share_one_counted_row(home: HistoryHome) -> None:
     async with home.running():
         for seconds in (0, 5, 10, 40):
             home.attributor.note(KEY, replace(DRIFT, at=NOW + timedelta(seconds=seconds)))
@@ -80,7 +80,7 @@ async def test_equal_drifts_within_a_minute_share_one_counted_row(home: Home) ->
         assert "observed" in details
 
 
-async def test_a_reported_drift_is_recorded_once_until_it_disappears(home: Home) -> None:
+async def test_a_reported_drift_is_recorded_once_until_it_disappears(home: HistoryHome) -> None:
     reported = replace(DRIFT, corrected=False, oid=0)
     async with home.running():
         for _ in range(3):
@@ -92,14 +92,14 @@ async def test_a_reported_drift_is_recorded_once_until_it_disappears(home: Home)
         await home.wait_rows(lambda rows: len(rows) == 2)
 
 
-async def test_drifts_beyond_the_waiting_limit_are_recorded_without_an_author(home: Home) -> None:
+async def test_drifts_beyond_the_waiting_limit_are_recorded_without_an_author(home: HistoryHome) -> None:
     for number in range(MOST_WAITING + 20):
         home.attributor.note(Key("shop", str(number)), replace(DRIFT, role_name=f"app{number:03}", uid=str(number)))
     async with home.running():
         await home.wait_rows(lambda rows: len(rows) == MOST_WAITING + 20)
 
 
-async def test_a_drift_that_a_killed_process_did_not_record_is_recorded_from_the_claim(home: Home) -> None:
+async def test_a_drift_that_a_killed_process_did_not_record_is_recorded_from_the_claim(home: HistoryHome) -> None:
     owner = Owner("c1", "shop", "ns", "app", "uid-1")
     at = datetime.now(UTC).replace(second=10)
     claim = Claim("app", 20_000, 7, owner, applied="x", last_drift_at=at, last_drift_fields=("login",))
@@ -120,7 +120,7 @@ async def test_a_drift_that_a_killed_process_did_not_record_is_recorded_from_the
 
 
 async def test_a_failed_write_to_the_history_is_retried_and_does_not_end_the_attributor(
-    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    home: HistoryHome, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(attributor_module, "_RETRY", Backoff(0.05, 0.1))
     await home.hand.execute("ALTER TABLE pgrole.drift_history RENAME TO away")
@@ -133,7 +133,9 @@ async def test_a_failed_write_to_the_history_is_retried_and_does_not_end_the_att
     assert [record.message for record in caplog.records].count("cannot record drifts of roles") == 1
 
 
-async def test_an_unexpected_error_does_not_end_the_attributor(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unexpected_error_does_not_end_the_attributor(
+    home: HistoryHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attributor_module, "_RETRY", Backoff(0.05, 0.1))
     failures = iter([RuntimeError("boom")])
 
@@ -149,7 +151,7 @@ async def test_an_unexpected_error_does_not_end_the_attributor(home: Home, monke
 
 
 async def test_without_a_schema_nothing_is_recorded_but_the_author_is_found(
-    home: Home, postgres_server: PostgresServer
+    home: HistoryHome, postgres_server: PostgresServer
 ) -> None:
     role = f"r{secrets.token_hex(4)}"
     async with connect(Endpoint(postgres_server.dsn()), "work") as alice:

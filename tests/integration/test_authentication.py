@@ -1,4 +1,6 @@
-"""How a server may have the controller log in: nothing that comes of the password is sent where it may not ask so."""
+"""How a server may authenticate the controller: it receives nothing derived from the password unless it may ask for
+it.
+"""
 
 import base64
 import time
@@ -16,7 +18,7 @@ from tests.servers import Servers
 PASSWORD = "s3cr3t-word"
 SASL = authentication(10, b"SCRAM-SHA-256-PLUS\0SCRAM-SHA-256\0\0")
 
-#: What a server begins with that has us log in so.
+#: The first bytes of a server that requests this method.
 ASKING = {
     "password": authentication(3),
     "md5": authentication(5, b"salt"),

@@ -1,4 +1,4 @@
-"""Why there is no session, as real servers, sockets and names give it."""
+"""Why there is no session, with real servers, sockets and names."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -35,7 +35,7 @@ def at(*hosts: str, port: int, user: str = "postgres", password: str = "") -> En
 
 @asynccontextmanager
 async def closing() -> AsyncIterator[int]:
-    """The port of a proxy whose server is away: it takes each connection and closes it."""
+    """The port of a proxy whose server is down: it accepts each connection and closes it."""
 
     async def handle(stream: anyio.abc.SocketStream) -> None:
         async with stream:

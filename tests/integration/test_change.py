@@ -1,4 +1,6 @@
-"""sql/install: claims. A role is one object's, whatever happens between look and change, and who waits hears of it."""
+"""sql/install: claims. One object owns a role, whatever happens between read and change, and waiting objects are
+notified.
+"""
 
 from collections.abc import AsyncIterator
 
@@ -10,7 +12,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.watch import read_names
-from tests.integration.sql_support import Listener, listening, role_oid, seen_home
+from tests.integration.sql_support import NotificationListener, listening, role_oid, seen_home
 from tests.servers import Servers
 
 HOLDS = "SELECT role_oid FROM pgrole.claim WHERE role_name = $1 AND released_at IS NULL"
@@ -24,7 +26,7 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def home(server: PostgresServer) -> AsyncIterator[Connection]:
-    """A superuser in the home database, where roles one and two are and everything has been seen."""
+    """A superuser in the home database, with roles one and two, where everything has been observed."""
     async with seen_home(
         server.dsn(), before="CREATE ROLE one; CREATE ROLE two", after="DROP ROLE IF EXISTS one, two, renamed"
     ) as made:
@@ -32,7 +34,7 @@ async def home(server: PostgresServer) -> AsyncIterator[Connection]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def listener(server: PostgresServer, home: Connection) -> AsyncIterator[Listener]:
+async def listener(server: PostgresServer, home: Connection) -> AsyncIterator[NotificationListener]:
     async with listening(server.dsn()) as made:
         yield made
 
@@ -149,7 +151,7 @@ async def test_a_claim_counts_its_drifts_and_forgets_those_of_another_object(hom
     assert tuple(await home.fetchrow(count) or ()) == (0, None)
 
 
-async def test_what_is_told_of_a_renamed_role_names_its_claim(home: Connection, listener: Listener) -> None:
+async def test_what_is_told_of_a_renamed_role_names_its_claim(home: Connection, listener: NotificationListener) -> None:
     one = await role_oid(home, "one")
     await home.execute(take("one", one))
     for statement, op in (
@@ -164,7 +166,9 @@ async def test_what_is_told_of_a_renamed_role_names_its_claim(home: Connection, 
         assert {"op": op, "oid": one, "name": "renamed", "claim": "one"}.items() <= message.items()
 
 
-async def test_a_released_claim_or_one_under_the_same_name_is_not_named(home: Connection, listener: Listener) -> None:
+async def test_a_released_claim_or_one_under_the_same_name_is_not_named(
+    home: Connection, listener: NotificationListener
+) -> None:
     one, two = await role_oid(home, "one"), await role_oid(home, "two")
     await home.execute(f"{take('one', one)}; {take('two', two)}; SELECT pgrole.release_claim('two', 'two')")
     await home.execute("ALTER ROLE one CREATEDB; ALTER ROLE two RENAME TO renamed; SELECT pgrole.observe()")
@@ -177,7 +181,9 @@ def test_the_name_of_the_claim_is_looked_at_too() -> None:
     assert read_names('{"op": "delete", "name": "renamed", "claim": ["one"]}') == ("renamed",)
 
 
-async def test_a_claim_that_is_given_up_or_changes_hands_is_told(home: Connection, listener: Listener) -> None:
+async def test_a_claim_that_is_given_up_or_changes_hands_is_told(
+    home: Connection, listener: NotificationListener
+) -> None:
     one = await role_oid(home, "one")
     told = [{"op": "claim", "name": "one"}]
     await home.execute(take("one", one))
@@ -198,7 +204,7 @@ async def test_a_claim_that_is_given_up_or_changes_hands_is_told(home: Connectio
 
 
 async def test_more_than_a_hundred_claims_given_up_at_once_are_told_as_many(
-    home: Connection, listener: Listener
+    home: Connection, listener: NotificationListener
 ) -> None:
     for count in (100, 101):
         await home.execute(

@@ -36,13 +36,13 @@ ROLES = ("app", "second", "renamed")
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class ClaimScene:
     claims: ClaimStore
     home: HomeConnection
     hand: Connection
 
     async def apply(self, *plans: Plan) -> list[str]:
-        """The messages of the errors; empty for each plan that was committed."""
+        """Returns the messages of the errors; empty for each plan that was committed."""
         dialect = Dialect(options=self.home.identity.version_number >= 160_000, claims=self.claims)
         return [error.message if error else "" for error in await apply_plans(self.home.connection, plans, dialect)]
 
@@ -73,7 +73,7 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 @pytest_asyncio.fixture(loop_scope="session", params=["database", "guarded", "status"])
-async def scene(request: pytest.FixtureRequest, server: PostgresServer) -> AsyncIterator[Scene]:
+async def scene(request: pytest.FixtureRequest, server: PostgresServer) -> AsyncIterator[ClaimScene]:
     async with connect(Endpoint(server.dsn()), "test") as made, connect(Endpoint(server.dsn()), "hand") as hand:
         identity = await identify(made)
         claims: ClaimStore
@@ -82,12 +82,12 @@ async def scene(request: pytest.FixtureRequest, server: PostgresServer) -> Async
         else:
             await install(made)
             claims = DatabaseClaims(guarded=request.param == "guarded")
-        yield Scene(claims, HomeConnection(made, identity, CLUSTER), hand)
+        yield ClaimScene(claims, HomeConnection(made, identity, CLUSTER), hand)
         await hand.execute("DROP SCHEMA IF EXISTS pgrole CASCADE")
         await hand.execute("; ".join(f"DROP ROLE IF EXISTS {name}" for name in ROLES))
 
 
-async def test_a_created_role_is_read_with_its_claim(scene: Scene) -> None:
+async def test_a_created_role_is_read_with_its_claim(scene: ClaimScene) -> None:
     await scene.create()
     observed = await scene.read("app")
     assert observed.named is not None
@@ -97,7 +97,7 @@ async def test_a_created_role_is_read_with_its_claim(scene: Scene) -> None:
     assert await scene.claims.read_held(scene.home) == [(KEY, "app", "uid-app")]
 
 
-async def test_a_role_that_nobody_claims_has_no_claim(scene: Scene) -> None:
+async def test_a_role_that_nobody_claims_has_no_claim(scene: ClaimScene) -> None:
     await scene.hand.execute("CREATE ROLE app")
     observed = await scene.read("app")
     assert observed.named is not None
@@ -105,7 +105,7 @@ async def test_a_role_that_nobody_claims_has_no_claim(scene: Scene) -> None:
     assert await scene.claims.read_held(scene.home) == []
 
 
-async def test_objects_are_answered_in_order(scene: Scene) -> None:
+async def test_objects_are_answered_in_order(scene: ClaimScene) -> None:
     await scene.create()
     asked = [(OTHER_KEY, "second"), (KEY, "app"), (OTHER_KEY, "app")]
     second, app, same = seen(await scene.claims.read_roles(scene.home, asked))
@@ -114,13 +114,13 @@ async def test_objects_are_answered_in_order(scene: Scene) -> None:
     assert app.claim is not None
 
 
-async def test_a_claim_under_another_name_of_the_object_is_reported_as_former(scene: Scene) -> None:
+async def test_a_claim_under_another_name_of_the_object_is_reported_as_former(scene: ClaimScene) -> None:
     await scene.create()
     assert (await scene.read("second")).former == (("app", "uid-app"),)
     assert (await scene.read("second", OTHER_KEY)).former == ()
 
 
-async def test_a_renamed_role_is_found_by_its_claim_and_held_under_its_new_name(scene: Scene) -> None:
+async def test_a_renamed_role_is_found_by_its_claim_and_held_under_its_new_name(scene: ClaimScene) -> None:
     claim = await scene.create()
     await scene.hand.execute("ALTER ROLE app RENAME TO renamed")
     observed = await scene.read("app")
@@ -132,7 +132,7 @@ async def test_a_renamed_role_is_found_by_its_claim_and_held_under_its_new_name(
     assert stranger.held_by == "shop/app"
 
 
-async def test_a_plan_made_without_the_claim_of_another_object_is_refused(scene: Scene) -> None:
+async def test_a_plan_made_without_the_claim_of_another_object_is_refused(scene: ClaimScene) -> None:
     claim = await scene.create()
     (error,) = await scene.apply(
         Plan("app", (SetAttribute("app", "login", True),), claim.role_oid, "app", None, OTHER, "sha256:2")
@@ -142,7 +142,7 @@ async def test_a_plan_made_without_the_claim_of_another_object_is_refused(scene:
     assert not await scene.hand.fetchval("SELECT rolcanlogin FROM pg_roles WHERE rolname = 'app'")
 
 
-async def test_a_plan_for_a_role_that_was_replaced_is_refused(scene: Scene) -> None:
+async def test_a_plan_for_a_role_that_was_replaced_is_refused(scene: ClaimScene) -> None:
     claim = await scene.create()
     await scene.hand.execute("DROP ROLE app; CREATE ROLE app")
     plan = change(claim, Plan("app", (SetAttribute("app", "login", True),), owner=OWNER, applied="sha256:2"))
@@ -152,7 +152,7 @@ async def test_a_plan_for_a_role_that_was_replaced_is_refused(scene: Scene) -> N
     assert not await scene.hand.fetchval("SELECT rolcanlogin FROM pg_roles WHERE rolname = 'app'")
 
 
-async def test_of_a_batch_the_plan_that_fails_leaves_no_claim(scene: Scene) -> None:
+async def test_of_a_batch_the_plan_that_fails_leaves_no_claim(scene: ClaimScene) -> None:
     await scene.hand.execute("CREATE ROLE second")
     errors = await scene.apply(
         Plan("app", (Create(Role("app")),), None, "app", None, OWNER, "sha256:1"),
@@ -164,7 +164,7 @@ async def test_of_a_batch_the_plan_that_fails_leaves_no_claim(scene: Scene) -> N
     assert (await scene.read("second")).claim is None
 
 
-async def test_drift_is_counted_and_kept(scene: Scene) -> None:
+async def test_drift_is_counted_and_kept(scene: ClaimScene) -> None:
     claim = await scene.create()
     for count, fields in ((1, ("login",)), (2, ("comment",))):
         assert await scene.apply(change(claim, Plan("app", owner=OWNER, applied="sha256:2", drift=fields))) == [""]
@@ -175,14 +175,14 @@ async def test_drift_is_counted_and_kept(scene: Scene) -> None:
     assert await scene.claim() == replace(claim, applied="sha256:3")
 
 
-async def test_the_state_of_the_password_is_kept(scene: Scene) -> None:
+async def test_the_state_of_the_password_is_kept(scene: ClaimScene) -> None:
     claim = await scene.create()
     record = PasswordRecord(source="secret/1", digest="sha256:p", rotate="now", connection="sha256:c")
     assert await scene.apply(change(claim, Plan("app", record=record))) == [""]
     assert (await scene.claim()).record == record
 
 
-async def test_privileges_are_kept_until_they_are_cleared_and_by_another_owner_too(scene: Scene) -> None:
+async def test_privileges_are_kept_until_they_are_cleared_and_by_another_owner_too(scene: ClaimScene) -> None:
     declared = DatabasePrivileges("or'ders", on_database=frozenset({"CONNECT"}), unmanaged=("\u2603\\",))
     kept = {"or'ders": (declared,)}
     claim = await scene.create()
@@ -201,7 +201,7 @@ async def test_privileges_are_kept_until_they_are_cleared_and_by_another_owner_t
     assert (await scene.claim()).privileges == {}
 
 
-async def test_privileges_are_read_within_bounds_and_a_long_one_alone(scene: Scene) -> None:
+async def test_privileges_are_read_within_bounds_and_a_long_one_alone(scene: ClaimScene) -> None:
     if not isinstance(scene.claims, DatabaseClaims):
         pytest.skip("status holds no privileges")
     await scene.create()
@@ -223,7 +223,7 @@ async def test_privileges_are_read_within_bounds_and_a_long_one_alone(scene: Sce
         assert isinstance(second, Observed)
 
 
-async def test_the_roles_of_a_namespace_are_those_that_it_claims(scene: Scene) -> None:
+async def test_the_roles_of_a_namespace_are_those_that_it_claims(scene: ClaimScene) -> None:
     app = await scene.create()
     elsewhere = replace(OTHER, namespace="lake", namespace_uid="ns-2")
     second = await scene.create("second", elsewhere)
@@ -238,7 +238,7 @@ async def test_the_roles_of_a_namespace_are_those_that_it_claims(scene: Scene) -
     assert (await scene.claims.read_namespace_roles(scene.home, asked[:1]))[asked[0]] == frozenset()
 
 
-async def test_another_owner_starts_without_the_drift_and_the_sources_of_the_last_one(scene: Scene) -> None:
+async def test_another_owner_starts_without_the_drift_and_the_sources_of_the_last_one(scene: ClaimScene) -> None:
     claim = await scene.create()
     record = PasswordRecord(source="secret/1", digest="sha256:p", rotate="now", connection="sha256:c")
     drifted = Plan("app", owner=OWNER, applied="sha256:2", record=record, drift=("login",))
@@ -251,7 +251,7 @@ async def test_another_owner_starts_without_the_drift_and_the_sources_of_the_las
     assert await scene.claims.read_held(scene.home) == [(OTHER_KEY, "app", "uid-other")]
 
 
-async def test_a_released_claim_records_the_owner_and_holds_nothing(scene: Scene) -> None:
+async def test_a_released_claim_records_the_owner_and_holds_nothing(scene: ClaimScene) -> None:
     claim = await scene.create()
     assert await scene.apply(Plan("", releases=(("app", "uid-stranger"),))) == [""]
     assert await scene.claim() == claim
@@ -263,13 +263,13 @@ async def test_a_released_claim_records_the_owner_and_holds_nothing(scene: Scene
     assert await scene.claim() == claim
 
 
-async def test_a_forgotten_claim_is_gone(scene: Scene) -> None:
+async def test_a_forgotten_claim_is_gone(scene: ClaimScene) -> None:
     claim = await scene.create()
     assert await scene.apply(change(claim, Plan("app", forget=True))) == [""]
     assert (await scene.read("app")).claim is None
 
 
-async def test_a_rename_moves_the_claim_to_the_new_name(scene: Scene) -> None:
+async def test_a_rename_moves_the_claim_to_the_new_name(scene: ClaimScene) -> None:
     claim = await scene.create()
     plan = Plan(
         "second",
@@ -287,7 +287,7 @@ async def test_a_rename_moves_the_claim_to_the_new_name(scene: Scene) -> None:
     assert await scene.claims.read_held(scene.home) == [(KEY, "second", "uid-app")]
 
 
-async def test_a_new_owner_is_known_with_the_object_that_claims_it(scene: Scene) -> None:
+async def test_a_new_owner_is_known_with_the_object_that_claims_it(scene: ClaimScene) -> None:
     claim = await scene.create()
     await scene.hand.execute("CREATE ROLE second")
     assert await scene.claims.read_new_owners(scene.home, ["app", "second", "absent"]) == {
@@ -298,7 +298,7 @@ async def test_a_new_owner_is_known_with_the_object_that_claims_it(scene: Scene)
     assert (await scene.claims.read_new_owners(scene.home, ["app"]))["app"] == NewOwner(claim.role_oid)
 
 
-async def test_verifiers_are_read_by_oid(scene: Scene) -> None:
+async def test_verifiers_are_read_by_oid(scene: ClaimScene) -> None:
     await scene.hand.execute("CREATE ROLE app PASSWORD 'p'; CREATE ROLE second")
     oids = [await role_oid(scene.hand, name) for name in ("app", "second")]
     found = await scene.claims.read_verifiers(scene.home, oids)
@@ -307,7 +307,7 @@ async def test_verifiers_are_read_by_oid(scene: Scene) -> None:
     assert found[oids[0]] == type(found[oids[0]])(stored)
 
 
-async def test_what_changed_is_never_reported_as_unchanged(scene: Scene) -> None:
+async def test_what_changed_is_never_reported_as_unchanged(scene: ClaimScene) -> None:
     claim = await scene.create()
     asked, before = [(KEY, "app")], [(await scene.read("app")).row]
     kept = await scene.claims.are_unchanged(scene.home, asked, before)
@@ -316,7 +316,7 @@ async def test_what_changed_is_never_reported_as_unchanged(scene: Scene) -> None
     assert await scene.claims.are_unchanged(scene.home, asked, before) == [False]
 
 
-async def test_while_changes_are_suspended_neither_role_nor_claim_is_changed(scene: Scene) -> None:
+async def test_while_changes_are_suspended_neither_role_nor_claim_is_changed(scene: ClaimScene) -> None:
     await scene.hand.execute("ALTER DATABASE postgres SET pgrole.suspend = on")
     try:
         plan = Plan("app", (Create(Role("app")),), None, "app", None, OWNER, "sha256:1")
@@ -330,7 +330,7 @@ async def test_while_changes_are_suspended_neither_role_nor_claim_is_changed(sce
     assert (observed.named, observed.claim) == (None, None)
 
 
-async def test_a_connection_that_is_lost_is_an_error(scene: Scene) -> None:
+async def test_a_connection_that_is_lost_is_an_error(scene: ClaimScene) -> None:
     await scene.create()
     scene.home.connection.terminate()
     with pytest.raises(Transient):

@@ -1,4 +1,4 @@
-"""`pgrole-controller claims` against the claims of a real database: on a terminal and in a pipe, as its own process."""
+"""`pgrole-controller claims` with the claims of a real database, on a terminal and in a pipe, as a separate process."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from pgrole_controller.postgres.schema import install
 from tests.acceptance.privileges import CONTROLLER_ROLE, role_sql
 from tests.acceptance.privileges import PASSWORD as CONTROLLER_PASSWORD
 from tests.commands import CommandAnswer, make_environment, run_command
-from tests.integration.sql_support import Listener, listening, role_oid
+from tests.integration.sql_support import NotificationListener, listening, role_oid
 from tests.servers import Servers
 
 PASSWORD = "hunter2"
@@ -39,25 +39,25 @@ CLAIMS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ClaimsTrial:
     """The command against a server, and a superuser in its home database."""
 
     server: PostgresServer
     home: Connection
 
     async def run(self, *arguments: str, **environment: str | None) -> CommandAnswer:
-        """The command without a terminal."""
+        """Runs the command without a terminal."""
         environment.setdefault("PGROLE_DSN", self.server.dsn())
         return await run_command("claims", *arguments, program="pgrole-controller", **environment)
 
     async def listed(self, *arguments: str) -> dict[str, dict[str, Any]]:
-        """What `claims list` says, by role."""
+        """Returns the output of `claims list`, by role."""
         answer = await self.run("list", "--output", "json", *arguments)
         assert answer.code == 0, answer.err
         return {one["role"]: one for one in json.loads(answer.out)}
 
     async def claims(self) -> dict[str, tuple[str, str, bool]]:
-        """Cluster, namespace uid and whether it is released, by role."""
+        """Returns cluster, namespace uid and whether it is released, by role."""
         rows = await self.home.fetch("SELECT role_name, cluster, namespace_uid, released_at FROM pgrole.claim")
         return {row[0]: (row[1], row[2], row[3] is not None) for row in rows}
 
@@ -69,7 +69,7 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def trial(server: PostgresServer) -> AsyncIterator[Trial]:
+async def trial(server: PostgresServer) -> AsyncIterator[ClaimsTrial]:
     """Schema pgrole is new and holds CLAIMS, each with its role."""
     connection = await asyncpg.connect(server.dsn())
     try:
@@ -87,13 +87,13 @@ async def trial(server: PostgresServer) -> AsyncIterator[Trial]:
                 " FROM pg_control_system() AS s",
                 *(role, await role_oid(connection, role), cluster, namespace, uid, name, applied, drifts, released),
             )
-        yield Trial(server, connection)
+        yield ClaimsTrial(server, connection)
     finally:
         await connection.close()
 
 
 async def run_on_terminal(dsn: str, answer: str, *arguments: str) -> CommandAnswer:
-    """The command on a terminal, where somebody types the answer."""
+    """Runs the command on a terminal, and types the answer."""
     return await anyio.to_thread.run_sync(partial(_run_on_terminal, dsn, answer, arguments))
 
 
@@ -121,7 +121,7 @@ BEFORE = {role: (cluster, uid, released) for role, cluster, _, uid, _, _, _, rel
 
 
 class TestList:
-    async def test_every_claim_is_a_row_with_what_is_known_of_it(self, trial: Trial) -> None:
+    async def test_every_claim_is_a_row_with_what_is_known_of_it(self, trial: ClaimsTrial) -> None:
         answer = await trial.run("list")
         assert (answer.code, answer.err) == (0, "")
         heading, *rows = answer.out.splitlines()
@@ -147,7 +147,7 @@ class TestList:
         }
         assert "verifier" not in answer.out
 
-    async def test_json_has_the_same_for_programs(self, trial: Trial) -> None:
+    async def test_json_has_the_same_for_programs(self, trial: ClaimsTrial) -> None:
         one = (await trial.listed())["a1"]
         assert one["roleOid"] == await role_oid(trial.home, "a1")
         assert one["lastDrift"] == {"time": "2026-11-21T12:00:00Z", "fields": ["login"]}
@@ -167,10 +167,10 @@ class TestList:
             (("--cluster", "lo%"), set()),
         ],
     )
-    async def test_it_can_be_narrowed(self, trial: Trial, arguments: tuple[str, ...], expected: set[str]) -> None:
+    async def test_it_can_be_narrowed(self, trial: ClaimsTrial, arguments: tuple[str, ...], expected: set[str]) -> None:
         assert set(await trial.listed(*arguments)) == expected
 
-    async def test_it_says_what_became_of_each_role(self, trial: Trial) -> None:
+    async def test_it_says_what_became_of_each_role(self, trial: ClaimsTrial) -> None:
         await trial.home.execute("ALTER ROLE a1 RENAME TO stolen; DROP ROLE a2; DROP ROLE b1; CREATE ROLE b1")
         await trial.home.execute("UPDATE pgrole.claim SET system_identifier = 1 WHERE role_name = 'a3'")
         try:
@@ -186,14 +186,14 @@ class TestList:
         }
         assert "renamed to stolen" in table
 
-    async def test_what_a_terminal_would_act_on_is_escaped(self, trial: Trial) -> None:
+    async def test_what_a_terminal_would_act_on_is_escaped(self, trial: ClaimsTrial) -> None:
         await trial.home.execute("UPDATE pgrole.claim SET role_name = E'a1\\x1b[2J\\nb1 there' WHERE role_name = 'a1'")
         out = (await trial.run("list")).out
         assert "\x1b" not in out
         assert "a1\\x1b[2J\\nb1 there" in out
         assert len(out.splitlines()) == 1 + len(CLAIMS)
 
-    async def test_who_reads_only_the_beginning_gets_no_traceback(self, trial: Trial) -> None:
+    async def test_who_reads_only_the_beginning_gets_no_traceback(self, trial: ClaimsTrial) -> None:
         await trial.home.execute(
             "INSERT INTO pgrole.claim SELECT 'many ' || i, i, 1, 'c', 'n', 'nu', 'o', 'ou'"
             " FROM generate_series(1, 3000) AS i"
@@ -211,7 +211,7 @@ class TestList:
 
 
 class TestRelease:
-    async def test_one_role_is_released_and_told(self, trial: Trial) -> None:
+    async def test_one_role_is_released_and_told(self, trial: ClaimsTrial) -> None:
         async with listening(trial.server.dsn()) as listener:
             answer = await trial.run("release", "--role", "a1", "--yes")
             assert (answer.code, answer.err) == (0, "")
@@ -220,13 +220,13 @@ class TestRelease:
         assert "takes its role back" in answer.out
         assert await trial.claims() == {**BEFORE, "a1": ("lost", "ns-1", True)}
 
-    async def test_a_cluster_is_released_and_what_was_released_before_keeps_its_time(self, trial: Trial) -> None:
+    async def test_a_cluster_is_released_and_what_was_released_before_keeps_its_time(self, trial: ClaimsTrial) -> None:
         answer = await trial.run("release", "--cluster", "lost", "--yes")
         assert "2 claims" in answer.out
         assert {role for role, (_, _, released) in (await trial.claims()).items() if released} == {"a1", "a2", "a3"}
         assert (await trial.listed())["a3"]["releasedAt"] == "2026-11-20T12:00:00Z"
 
-    async def test_a_namespace_of_a_cluster_is_released(self, trial: Trial) -> None:
+    async def test_a_namespace_of_a_cluster_is_released(self, trial: ClaimsTrial) -> None:
         assert (await trial.run("release", "--cluster", "lost", "--namespace", "bank", "--yes")).code == 0
         assert await trial.claims() == BEFORE
         assert (await trial.run("release", "--cluster", "lost", "--namespace", "shop", "--yes")).code == 0
@@ -234,7 +234,7 @@ class TestRelease:
 
     @pytest.mark.parametrize("which", [("--all-released",), ("--cluster", "lost"), ("--role", "a3")])
     async def test_forget_deletes_what_is_released_already_and_nothing_else(
-        self, trial: Trial, which: tuple[str, ...]
+        self, trial: ClaimsTrial, which: tuple[str, ...]
     ) -> None:
         async with listening(trial.server.dsn()) as listener:
             assert (await trial.run("release", *which, "--forget", "--yes")).code == 0
@@ -242,7 +242,7 @@ class TestRelease:
         assert await trial.claims() == {role: claim for role, claim in BEFORE.items() if role != "a3"}
         assert await trial.home.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = 'a3'") == 1
 
-    async def test_forget_leaves_what_is_held(self, trial: Trial) -> None:
+    async def test_forget_leaves_what_is_held(self, trial: ClaimsTrial) -> None:
         answer = await trial.run("release", "--role", "a1", "--forget", "--yes")
         assert answer.code == 0
         assert "nothing to do" in answer.out
@@ -251,7 +251,7 @@ class TestRelease:
 
 class TestTransfer:
     async def test_what_is_held_goes_to_any_namespace_of_the_name_and_what_is_released_stays_with_its_own(
-        self, trial: Trial
+        self, trial: ClaimsTrial
     ) -> None:
         async with listening(trial.server.dsn()) as listener:
             answer = await trial.run("transfer", "--from", "lost", "--to", "new", "--yes")
@@ -266,22 +266,22 @@ class TestTransfer:
         }
         assert (await trial.listed())["a1"]["state"] == "transferred"
 
-    async def test_with_released_they_go_to_any_namespace_of_the_name_too(self, trial: Trial) -> None:
+    async def test_with_released_they_go_to_any_namespace_of_the_name_too(self, trial: ClaimsTrial) -> None:
         assert (await trial.run("transfer", "--from", "lost", "--to", "kept", "--with-released", "--yes")).code == 0
         assert (await trial.claims())["a3"] == ("kept", "", True)
         assert "released, for any namespace of that name" in (await trial.run("list", "--role", "a3")).out
 
-    async def test_one_namespace_is_transferred(self, trial: Trial) -> None:
+    async def test_one_namespace_is_transferred(self, trial: ClaimsTrial) -> None:
         assert (await trial.run("transfer", "--from", "lost", "--to", "new", "--namespace", "bank", "--yes")).code == 0
         assert await trial.claims() == {**BEFORE, "a3": ("new", "ns-2", True)}
 
-    async def test_a_cluster_built_anew_under_the_same_id_takes_over_from_itself(self, trial: Trial) -> None:
+    async def test_a_cluster_built_anew_under_the_same_id_takes_over_from_itself(self, trial: ClaimsTrial) -> None:
         answer = await trial.run("transfer", "--from", "lost", "--to", "lost", "--yes")
         assert answer.code == 0
         assert "a3" not in answer.out
         assert await trial.claims() == {**BEFORE, "a1": ("lost", "", False), "a2": ("lost", "", False)}
 
-    async def test_it_can_be_repeated_and_then_names_the_clusters_that_there_are(self, trial: Trial) -> None:
+    async def test_it_can_be_repeated_and_then_names_the_clusters_that_there_are(self, trial: ClaimsTrial) -> None:
         first = await trial.run("transfer", "--from", "lost", "--to", "new", "--yes")
         again = await trial.run("transfer", "--from", "lost", "--to", "new", "--yes")
         assert (first.code, again.code) == (0, 0)
@@ -291,7 +291,7 @@ class TestTransfer:
 
 
 class TestAsking:
-    async def test_without_a_terminal_it_shows_what_it_would_do_and_refuses(self, trial: Trial) -> None:
+    async def test_without_a_terminal_it_shows_what_it_would_do_and_refuses(self, trial: ClaimsTrial) -> None:
         answer = await trial.run("release", "--cluster", "lost")
         assert answer.code == 2
         assert "to be released: 2 claims" in answer.out
@@ -299,7 +299,7 @@ class TestAsking:
         assert await trial.claims() == BEFORE
 
     @pytest.mark.parametrize(("typed", "code"), [("y\n", 0), ("yes\n", 0), ("\n", 1), ("no\n", 1), ("\x04", 1)])
-    async def test_on_a_terminal_it_asks_first(self, trial: Trial, typed: str, code: int) -> None:
+    async def test_on_a_terminal_it_asks_first(self, trial: ClaimsTrial, typed: str, code: int) -> None:
         answer = await run_on_terminal(trial.server.dsn(), typed, "release", "--role", "a1")
         assert answer.code == code
         assert "continue?" in answer.out
@@ -307,7 +307,7 @@ class TestAsking:
 
 
 class TestTheControllersOwnRole:
-    async def test_it_may_do_all_of_it_where_it_installed_the_schema(self, trial: Trial) -> None:
+    async def test_it_may_do_all_of_it_where_it_installed_the_schema(self, trial: ClaimsTrial) -> None:
         await trial.home.execute(role_sql(trial.home.get_server_version().major))
         dsn = trial.server.dsn(CONTROLLER_ROLE, password=CONTROLLER_PASSWORD)
         try:
@@ -328,7 +328,7 @@ class TestTheControllersOwnRole:
 
 
 class TestOneTransaction:
-    async def test_what_changed_since_it_was_shown_stops_all_of_it(self, trial: Trial) -> None:
+    async def test_what_changed_since_it_was_shown_stops_all_of_it(self, trial: ClaimsTrial) -> None:
         async with connect(Endpoint(trial.server.dsn()), "test") as connection:
             selection = Selection(cluster="lost", released=False)
             shown = await list_claims(connection, selection)
@@ -337,7 +337,7 @@ class TestOneTransaction:
                 await release(connection, selection, shown)
         assert await trial.claims() == BEFORE
 
-    async def test_a_claim_that_was_not_shown_stops_it_too(self, trial: Trial) -> None:
+    async def test_a_claim_that_was_not_shown_stops_it_too(self, trial: ClaimsTrial) -> None:
         async with connect(Endpoint(trial.server.dsn()), "test") as connection:
             selection = Selection(cluster="lost", released=False)
             shown = await list_claims(connection, selection)
@@ -346,7 +346,7 @@ class TestOneTransaction:
                 await release(connection, selection, shown)
         assert not (await trial.claims())["a1"][2]
 
-    async def test_it_takes_its_turn_with_the_controllers(self, trial: Trial) -> None:
+    async def test_it_takes_its_turn_with_the_controllers(self, trial: ClaimsTrial) -> None:
         async with trial.home.transaction():
             await trial.home.execute("SELECT pgrole.lock_changes()")
             answer = await trial.run("release", "--role", "a1", "--yes")
@@ -354,7 +354,7 @@ class TestOneTransaction:
         assert "lock" in answer.err
         assert await trial.claims() == BEFORE
 
-    async def test_a_rule_that_swallows_the_change_is_noticed(self, trial: Trial) -> None:
+    async def test_a_rule_that_swallows_the_change_is_noticed(self, trial: ClaimsTrial) -> None:
         await trial.home.execute("CREATE RULE swallow AS ON UPDATE TO pgrole.claim DO INSTEAD NOTHING")
         answer = await trial.run("release", "--cluster", "lost", "--yes")
         assert answer.code == 1
@@ -376,7 +376,7 @@ class TestMisuse:
             ((), ["ACTION"]),
         ],
     )
-    async def test_it_is_named(self, trial: Trial, arguments: tuple[str, ...], words: list[str]) -> None:
+    async def test_it_is_named(self, trial: ClaimsTrial, arguments: tuple[str, ...], words: list[str]) -> None:
         answer = await trial.run(*arguments)
         assert (answer.code, answer.out) == (2, "")
         for word in words:
@@ -384,7 +384,7 @@ class TestMisuse:
         assert await trial.claims() == BEFORE
 
     @pytest.mark.parametrize("dsn", [None, f"mysql://root:{PASSWORD}@db"])
-    async def test_a_wrong_or_missing_dsn_is_refused_with_its_name(self, trial: Trial, dsn: str | None) -> None:
+    async def test_a_wrong_or_missing_dsn_is_refused_with_its_name(self, trial: ClaimsTrial, dsn: str | None) -> None:
         answer = await trial.run("list", PGROLE_DSN=dsn)
         assert answer.code == 2
         assert "PGROLE_DSN" in answer.err
@@ -395,19 +395,21 @@ class TestFailure:
     @pytest.mark.parametrize(
         "dsn", [f"postgresql://nobody:{PASSWORD}@127.0.0.1:9/postgres", f"postgresql://nobody:{PASSWORD}@[::1/postgres"]
     )
-    async def test_a_server_that_is_not_there_fails_without_showing_the_password(self, trial: Trial, dsn: str) -> None:
+    async def test_a_server_that_is_not_there_fails_without_showing_the_password(
+        self, trial: ClaimsTrial, dsn: str
+    ) -> None:
         answer = await trial.run("list", PGROLE_DSN=dsn)
         assert answer.code in (1, 2)
         assert "pgrole-controller:" in answer.err
         assert PASSWORD not in answer.out + answer.err
 
-    async def test_a_database_without_schema_pgrole_is_said(self, trial: Trial) -> None:
+    async def test_a_database_without_schema_pgrole_is_said(self, trial: ClaimsTrial) -> None:
         await trial.home.execute("DROP SCHEMA pgrole CASCADE")
         answer = await trial.run("list")
         assert answer.code == 1
         assert "schema pgrole" in answer.err
 
-    async def test_a_schema_that_somebody_else_made_is_not_called(self, trial: Trial) -> None:
+    async def test_a_schema_that_somebody_else_made_is_not_called(self, trial: ClaimsTrial) -> None:
         await trial.home.execute("DROP SCHEMA pgrole CASCADE; CREATE ROLE mallory")
         try:
             await trial.home.execute(
@@ -425,7 +427,7 @@ class TestFailure:
         finally:
             await trial.home.execute("RESET ROLE; DROP SCHEMA pgrole CASCADE; DROP ROLE mallory")
 
-    async def test_a_role_without_rights_is_told_the_grant(self, trial: Trial) -> None:
+    async def test_a_role_without_rights_is_told_the_grant(self, trial: ClaimsTrial) -> None:
         await trial.home.execute("DROP ROLE IF EXISTS guest")
         await trial.home.execute(f"CREATE ROLE guest LOGIN PASSWORD '{PASSWORD}'")
         try:
@@ -437,5 +439,5 @@ class TestFailure:
         assert PASSWORD not in answer.err
 
 
-async def _told(listener: Listener) -> set[str]:
+async def _told(listener: NotificationListener) -> set[str]:
     return {message["name"] for message in await listener.so_far() if message.get("op") == "claim"}

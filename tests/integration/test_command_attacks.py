@@ -1,4 +1,4 @@
-"""Commands under attack: names that look like commands of psql, an owner who sets traps, readers that leave."""
+"""Commands under attack: names that look like psql commands, an owner who sets traps, readers that leave early."""
 
 import json
 import os

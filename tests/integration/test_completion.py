@@ -1,4 +1,4 @@
-"""Completion as its users have it: real shells with a terminal, and the protocol of kubectl."""
+"""Completion as users have it: real shells with a terminal, and kubectl's protocol."""
 
 import os
 import pty
@@ -34,13 +34,13 @@ def need(shell: str) -> str:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Of a user who has the programs on the PATH, and nothing else."""
+    """The environment of a user with the programs on the PATH, and nothing else."""
     return {"PATH": f"{_PROGRAMS}:{os.environ['PATH']}", "HOME": str(folder), "TERM": "dumb", "LC_ALL": "C.UTF-8"}
 
 
 @dataclass(slots=True)
 class TypedShell:
-    """A shell with a terminal; `said` is all that it wrote."""
+    """A shell with a terminal; `said` is everything that it wrote."""
 
     terminal: int
     said: str = ""
@@ -118,7 +118,7 @@ def test_fish_completes_commands_with_their_descriptions(tmp_path: Path) -> None
 
 
 def ask(folder: Path, *words: str, through: dict[str, str] | None = None) -> tuple[list[str], str]:
-    """The completions that kubectl receives, without descriptions, and the directive."""
+    """Returns the completions that kubectl receives, without descriptions, and the directive."""
     done = subprocess.run(
         ["kubectl_complete-pgrole", *words], cwd=folder, env=environment(folder) | (through or {}),
         capture_output=True, text=True, check=True, timeout=_SECONDS,
@@ -156,7 +156,7 @@ def test_kubectl_is_answered_in_its_protocol(
 
 
 def test_the_program_that_kubectl_needs_can_be_printed(tmp_path: Path) -> None:
-    """krew links one executable of a plugin, and this is another one."""
+    """krew links one executable of a plugin, and this is a second one."""
     place = tmp_path / "bin"
     place.mkdir()
     printed = subprocess.run(

@@ -1,4 +1,4 @@
-"""Getting in: several hosts, servers that hang, refuse or cannot be written to, and passwords that a command makes."""
+"""Connecting: several hosts, servers that hang, refuse or are read-only, and passwords printed by a command."""
 
 import asyncio
 import secrets
@@ -22,7 +22,7 @@ from pgrole_controller.postgres.connection import CONNECT_SECONDS, Connection, E
 from pgrole_controller.postgres.token import TokenCommand
 from tests.servers import Servers
 
-#: What a connection may take longer than it is given, on a machine with other things to do.
+#: Tolerance beyond a connection's timeout, in seconds, on a busy machine.
 SLACK = 15.0
 SECRET = "s3cr3t-word"
 
@@ -76,7 +76,7 @@ def _message(kind: bytes, body: bytes) -> bytes:
 
 @asynccontextmanager
 async def mute(phase: Phase, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Mute]:
-    """At the end nobody may be connected to it any more."""
+    """At the end, no client may be connected to it."""
     peer = Mute(phase)
     server = await asyncio.start_server(peer.serve, host, port)
     peer.port = server.sockets[0].getsockname()[1]
@@ -96,7 +96,7 @@ async def mute(phase: Phase, host: str = "127.0.0.1", port: int = 0) -> AsyncIte
 
 @asynccontextmanager
 async def nothing_left() -> AsyncIterator[None]:
-    """No task is left behind."""
+    """Verifies that no task is left."""
     before = asyncio.all_tasks()
     yield
 

@@ -1,4 +1,4 @@
-"""The CRD in a real API server: what it lets in, what it refuses and in which words, and what it adds."""
+"""The CRD in a real API server: what it admits, what it rejects with which message, and its defaults."""
 
 import ssl
 from typing import Any
@@ -30,7 +30,7 @@ _DEFAULTS = {
 }
 
 
-class Kind:
+class ObjectKindCase:
     """PgRoles in the namespace of one test."""
 
     def __init__(self, server: ApiServer, namespace: str) -> None:
@@ -66,8 +66,8 @@ class Kind:
 
 
 @pytest.fixture
-def kind(api_server: ApiServer, namespace: str) -> Kind:
-    return Kind(api_server, namespace)
+def kind(api_server: ApiServer, namespace: str) -> ObjectKindCase:
+    return ObjectKindCase(api_server, namespace)
 
 
 async def test_the_crd_is_established_and_nothing_in_it_was_dropped(api_server: ApiServer) -> None:
@@ -91,30 +91,30 @@ async def test_the_api_server_warns_about_nothing(api_server: ApiServer, namespa
     assert answer["spec"]["login"]
 
 
-async def test_a_new_object_has_the_defaults_and_a_status_that_is_not_current(kind: Kind) -> None:
+async def test_a_new_object_has_the_defaults_and_a_status_that_is_not_current(kind: ObjectKindCase) -> None:
     made = await kind.create({})
     assert made["spec"] == _DEFAULTS
     assert made["status"] == {"observedGeneration": -1}
 
 
-async def test_defaults_of_the_api_server_are_those_of_the_models(kind: Kind) -> None:
+async def test_defaults_of_the_api_server_are_those_of_the_models(kind: ObjectKindCase) -> None:
     made = PgRole.model_validate(await kind.create({}))
     assert made.spec == PgRoleSpec()
 
 
 @pytest.mark.parametrize("spec", [{"serverRef": {}}, {"serverRef": None}, {"drift": {}}, {"drift": None}])
-async def test_an_empty_group_of_fields_is_filled(kind: Kind, spec: dict[str, Any]) -> None:
+async def test_an_empty_group_of_fields_is_filled(kind: ObjectKindCase, spec: dict[str, Any]) -> None:
     assert (await kind.create(spec))["spec"] == _DEFAULTS
 
 
-async def test_an_unknown_field_is_pruned(kind: Kind) -> None:
+async def test_an_unknown_field_is_pruned(kind: ObjectKindCase) -> None:
     assert (await kind.create({"later": 1}))["spec"] == _DEFAULTS
 
 
 @pytest.mark.parametrize(
     "name", ["é" * 31 + "x", "x" * 63, "😀" * 15 + "xyz", "a\"b'c\\", "a\nb", " ", "Public", "pgx", "PG_X", "$$;--"]
 )
-async def test_a_name_that_postgresql_can_hold_passes(kind: Kind, name: str) -> None:
+async def test_a_name_that_postgresql_can_hold_passes(kind: ObjectKindCase, name: str) -> None:
     assert PgRole.model_validate(await kind.create({"name": name})).role_name == name
 
 
@@ -165,7 +165,9 @@ async def test_a_name_that_postgresql_can_hold_passes(kind: Kind, name: str) -> 
         ({"login": "yes"}, "spec.login in body must be of type boolean"),
     ],
 )
-async def test_what_the_rules_refuse_is_refused_in_their_words(kind: Kind, spec: dict[str, Any], says: str) -> None:
+async def test_what_the_rules_refuse_is_refused_in_their_words(
+    kind: ObjectKindCase, spec: dict[str, Any], says: str
+) -> None:
     assert says in await kind.refusal(spec)
 
 
@@ -173,17 +175,17 @@ async def test_what_the_rules_refuse_is_refused_in_their_words(kind: Kind, spec:
     "moment",
     ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999999Z", "2027-01-01T00:00:00.123456789+02:00"],
 )
-async def test_a_moment_that_the_models_can_hold_passes(kind: Kind, moment: str) -> None:
+async def test_a_moment_that_the_models_can_hold_passes(kind: ObjectKindCase, moment: str) -> None:
     assert PgRole.model_validate(await kind.create({"validUntil": moment})).spec.valid_until is not None
 
 
 @pytest.mark.parametrize("name", ["public", "none", "x" * 64])
-async def test_an_object_whose_own_name_cannot_be_a_role_needs_spec_name(kind: Kind, name: str) -> None:
+async def test_an_object_whose_own_name_cannot_be_a_role_needs_spec_name(kind: ObjectKindCase, name: str) -> None:
     assert "metadata.name cannot be used as the name of the role" in await kind.refusal({}, name)
     assert (await kind.create({"name": "fine"}, name))["spec"]["name"] == "fine"
 
 
-async def test_an_object_whose_own_name_has_63_bytes_needs_nothing(kind: Kind) -> None:
+async def test_an_object_whose_own_name_has_63_bytes_needs_nothing(kind: ObjectKindCase) -> None:
     assert await kind.create({}, "x" * 63)
 
 
@@ -198,7 +200,7 @@ async def test_an_object_without_a_spec_is_refused(api_server: ApiServer, namesp
     [({"name": "a"}, {"name": "b"}), ({}, {"name": "a"}), ({"name": "a"}, {"name": None}), ({}, {"name": "app"})],
     ids=["changed", "added", "removed", "added as what it is"],
 )
-async def test_the_name_is_immutable(kind: Kind, before: dict[str, Any], after: dict[str, Any]) -> None:
+async def test_the_name_is_immutable(kind: ObjectKindCase, before: dict[str, Any], after: dict[str, Any]) -> None:
     await kind.create(before)
     assert (
         "spec.name is immutable and cannot be added or removed: to use another name, create another PgRole"
@@ -215,26 +217,28 @@ async def test_the_name_is_immutable(kind: Kind, before: dict[str, Any], after: 
     ],
     ids=["default left", "changed", "removed"],
 )
-async def test_the_server_is_immutable(kind: Kind, before: dict[str, Any], after: dict[str, Any] | None) -> None:
+async def test_the_server_is_immutable(
+    kind: ObjectKindCase, before: dict[str, Any], after: dict[str, Any] | None
+) -> None:
     await kind.create(before)
     assert "spec.serverRef is immutable: to use another server, create another PgRole" in await kind.refused_patch(
         {"serverRef": after}
     )
 
 
-async def test_the_default_server_may_be_written_out_or_left_out(kind: Kind) -> None:
+async def test_the_default_server_may_be_written_out_or_left_out(kind: ObjectKindCase) -> None:
     await kind.create({})
     assert (await kind.patch({"spec": {"serverRef": {"name": "default"}}}))["spec"] == _DEFAULTS
     assert (await kind.patch({"spec": {"serverRef": None}}))["spec"] == _DEFAULTS
 
 
-async def test_the_way_out_of_a_blocked_deletion_is_open_whatever_else_is_declared(kind: Kind) -> None:
+async def test_the_way_out_of_a_blocked_deletion_is_open_whatever_else_is_declared(kind: ObjectKindCase) -> None:
     await kind.create({"deletionPolicy": "Drop", "reassignOwnedTo": "heir", "terminateSessions": True})
     assert (await kind.patch({"spec": {"deletionPolicy": "Retain"}}))["spec"]["reassignOwnedTo"] == "heir"
     assert (await kind.patch({"spec": {"comment": "still"}}))["spec"]["comment"] == "still"
 
 
-async def test_everything_else_can_be_changed(kind: Kind) -> None:
+async def test_everything_else_can_be_changed(kind: ObjectKindCase) -> None:
     await kind.create({"name": "a"})
     spec = {
         "login": True,
@@ -263,7 +267,7 @@ async def test_everything_else_can_be_changed(kind: Kind) -> None:
     assert changed["spec"] == {**spec, "name": "a", "serverRef": {"name": "default"}}
 
 
-async def test_a_status_as_the_controller_writes_it_passes_and_is_kept(kind: Kind) -> None:
+async def test_a_status_as_the_controller_writes_it_passes_and_is_kept(kind: ObjectKindCase) -> None:
     await kind.create({})
     condition = {
         "status": "False",
@@ -285,7 +289,7 @@ async def test_a_status_as_the_controller_writes_it_passes_and_is_kept(kind: Kin
     assert PgRole.model_validate(changed).status is not None
 
 
-async def test_status_is_a_subresource_and_the_spec_cannot_be_written_through_it(kind: Kind) -> None:
+async def test_status_is_a_subresource_and_the_spec_cannot_be_written_through_it(kind: ObjectKindCase) -> None:
     await kind.create({}, status={"observedGeneration": 7})
     assert (await kind.patch({"status": {"observedGeneration": 7}}))["status"] == {"observedGeneration": -1}
     changed = await kind.patch({"spec": {"login": True}, "status": {"driftCount": 1}}, subresource="/status")
@@ -293,7 +297,9 @@ async def test_status_is_a_subresource_and_the_spec_cannot_be_written_through_it
     assert changed["status"] == {"observedGeneration": -1, "driftCount": 1}
 
 
-async def test_kubectl_get_pgr_prints_what_the_status_says(api_server: ApiServer, kind: Kind, namespace: str) -> None:
+async def test_kubectl_get_pgr_prints_what_the_status_says(
+    api_server: ApiServer, kind: ObjectKindCase, namespace: str
+) -> None:
     await kind.create({"name": "in_pg"})
     assert (await _printed(api_server, namespace))[0][:5] == ["app", "", "default", "", ""]
     ready = {"type": "Ready", "status": "True", "reason": "Reconciled", "message": ""}
@@ -314,7 +320,7 @@ async def test_the_short_name_is_pgr(api_server: ApiServer) -> None:
 
 
 async def _printed(server: ApiServer, namespace: str) -> list[list[Any]]:
-    """The cells of each line, as kubectl asks the API server for them."""
+    """Returns the cells of each line, as kubectl asks the API server for them."""
     headers = {
         "Accept": "application/json;as=Table;v=v1;g=meta.k8s.io",
         "Authorization": f"Bearer {server.token}",
@@ -356,12 +362,14 @@ async def _printed(server: ApiServer, namespace: str) -> list[list[Any]]:
         ({"drift": {"ignore": ["login", "login"]}}, "Duplicate value"),
     ],
 )
-async def test_lists_and_settings_that_cannot_be_are_refused(kind: Kind, spec: dict[str, Any], words: str) -> None:
+async def test_lists_and_settings_that_cannot_be_are_refused(
+    kind: ObjectKindCase, spec: dict[str, Any], words: str
+) -> None:
     with pytest.raises(LocalApiError, match=words):
         await kind.create(spec)
 
 
-async def test_lists_and_settings_are_taken_with_their_defaults(kind: Kind) -> None:
+async def test_lists_and_settings_are_taken_with_their_defaults(kind: ObjectKindCase) -> None:
     created = await kind.create(
         {
             "memberOf": [{"role": 'odd "name"'}],

@@ -1,4 +1,6 @@
-"""spec.privileges in a real API server: it lets in what the models take, and refuses the rest in the same words."""
+"""spec.privileges in a real API server: it admits what the models accept, and rejects the rest with the same
+messages.
+"""
 
 from typing import Any
 
@@ -26,8 +28,8 @@ _ORDERS = {
 }
 
 
-class Reader:
-    """A PgRole with these privileges, by a dry run: admitted and defaulted, and not there afterwards."""
+class PrivilegesReader:
+    """Creates PgRoles with these privileges in a dry run: admitted and defaulted, but not stored."""
 
     def __init__(self, server: ApiServer, namespace: str) -> None:
         self._server = server
@@ -45,8 +47,8 @@ class Reader:
 
 
 @pytest.fixture
-def reader(api_server: ApiServer, namespace: str) -> Reader:
-    return Reader(api_server, namespace)
+def reader(api_server: ApiServer, namespace: str) -> PrivilegesReader:
+    return PrivilegesReader(api_server, namespace)
 
 
 def body(privileges: list[dict[str, Any]] | None) -> dict[str, Any]:
@@ -59,13 +61,13 @@ def table(**more: Any) -> dict[str, Any]:
     return {"database": "orders", "objects": [item]}
 
 
-async def test_all_of_it_is_taken_and_nothing_is_added(reader: Reader) -> None:
+async def test_all_of_it_is_taken_and_nothing_is_added(reader: PrivilegesReader) -> None:
     made = await reader.create([_ORDERS])
     assert made["spec"]["privileges"] == [_ORDERS]
     assert PgRole.model_validate(made).spec == PgRole.model_validate(body([_ORDERS])).spec
 
 
-async def test_absent_stays_absent_and_empty_stays_empty(reader: Reader) -> None:
+async def test_absent_stays_absent_and_empty_stays_empty(reader: PrivilegesReader) -> None:
     assert "privileges" not in (await reader.create(None))["spec"]
     assert (await reader.create([]))["spec"]["privileges"] == []
     assert (await reader.create([{"database": "*"}]))["spec"]["privileges"] == [{"database": "*"}]
@@ -105,7 +107,7 @@ async def test_absent_stays_absent_and_empty_stays_empty(reader: Reader) -> None
     ],
 )
 async def test_what_the_rules_refuse_the_model_refuses_in_the_same_words(
-    reader: Reader, wrong: dict[str, Any], says: str
+    reader: PrivilegesReader, wrong: dict[str, Any], says: str
 ) -> None:
     assert says in await reader.refusal(wrong)
     with pytest.raises(ValidationError) as caught:
@@ -131,24 +133,26 @@ async def test_what_the_rules_refuse_the_model_refuses_in_the_same_words(
         ({"database": "a", "schemas": [{"name": "b", "access": ["Read"]}] * 2}, "Duplicate value"),
     ],
 )
-async def test_what_the_schema_refuses_the_model_refuses_too(reader: Reader, wrong: dict[str, Any], says: str) -> None:
+async def test_what_the_schema_refuses_the_model_refuses_too(
+    reader: PrivilegesReader, wrong: dict[str, Any], says: str
+) -> None:
     assert says in await reader.refusal(wrong)
     with pytest.raises(ValidationError):
         PgRole.model_validate(body([wrong]))
 
 
-async def test_a_name_is_listed_once(reader: Reader) -> None:
-    """A program may repeat one: the declaration is a set."""
+async def test_a_name_is_listed_once(reader: PrivilegesReader) -> None:
+    """A program may repeat a name, since the declaration is a set."""
     assert "Duplicate value" in await reader.refusal(table(names=["a", "a"]))
 
 
-async def test_a_database_is_named_once_and_there_are_16_at_most(reader: Reader) -> None:
+async def test_a_database_is_named_once_and_there_are_16_at_most(reader: PrivilegesReader) -> None:
     assert "Duplicate value" in await reader.refusal({"database": "a"}, {"database": "a"})
     assert "must have at most 16 items" in await reader.refusal(*({"database": f"d{one}"} for one in range(17)))
 
 
-async def test_2000_names_are_admitted_within_the_budget_of_the_rules(reader: Reader) -> None:
-    """That there are not more is checked by the model, and reported on the object."""
+async def test_2000_names_are_admitted_within_the_budget_of_the_rules(reader: PrivilegesReader) -> None:
+    """The model enforces the maximum, which is reported on the object."""
     names = [f"{'é' * 28}{number:04}" for number in range(1900)]
     items = [
         {"kind": "Table", "schema": "app", "names": names[first : first + 100], "privileges": ["SELECT", "INSERT"]}
@@ -158,7 +162,7 @@ async def test_2000_names_are_admitted_within_the_budget_of_the_rules(reader: Re
     assert PgRole.model_validate(made).spec.privileges
 
 
-async def test_fields_of_later_stages_do_not_exist(reader: Reader) -> None:
+async def test_fields_of_later_stages_do_not_exist(reader: PrivilegesReader) -> None:
     for later in (table(grantable=True), {"database": "a", "expiresAt": "2026-12-01T00:00:00Z"}):
         with pytest.raises(LocalApiError, match="unknown field"):
             await reader.create([later])

@@ -1,4 +1,4 @@
-"""The CRD of PgServer, as a real API server takes it: defaults, rules, and what kubectl prints."""
+"""The CRD of PgServer in a real API server: defaults, rules, and what kubectl prints."""
 
 import secrets
 from typing import Any
@@ -14,7 +14,7 @@ _PATH = "/apis/pgrole.dev/v1alpha1/pgservers"
 
 
 async def create(server: ApiServer, spec: dict[str, Any]) -> dict[str, Any]:
-    """Made by a dry run: admitted and defaulted, and not there afterwards."""
+    """Creates it in a dry run: admitted and defaulted, but not stored."""
     body = {
         "apiVersion": "pgrole.dev/v1alpha1",
         "kind": "PgServer",

@@ -1,4 +1,4 @@
-"""What docs/privileges.md grants a controller that is no superuser suffices to keep privileges in a database."""
+"""The grants in docs/privileges.md suffice for a controller without superuser to keep privileges in a database."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -10,7 +10,7 @@ from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Endpoint
-from tests.integration.test_database_worker import READ, World, make_world
+from tests.integration.test_database_worker import READ, DatabaseWorkerWorld, make_world
 from tests.servers import Servers
 
 GRANTS = """
@@ -37,7 +37,7 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def world(server: PostgresServer) -> AsyncIterator[World]:
+async def world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorld]:
     async with make_world(server) as made:
         names = {name: made.role.replace("reader", name) for name in ("owner", "steward")} | {"database": made.database}
         await made.hand.execute(GRANTS.format(**names))
@@ -51,7 +51,7 @@ async def world(server: PostgresServer) -> AsyncIterator[World]:
 
 
 @pytest.mark.parametrize("mode", [DatabaseMode.POLL, DatabaseMode.EVENTS])
-async def test_it_grants_and_corrects_with_what_the_page_grants(world: World, mode: DatabaseMode) -> None:
+async def test_it_grants_and_corrects_with_what_the_page_grants(world: DatabaseWorkerWorld, mode: DatabaseMode) -> None:
     if mode is DatabaseMode.EVENTS:
         await world.hand.execute(f"BEGIN; {queries.install_database()}; {queries.install_event_triggers()}; COMMIT")
         await world.hand.execute(THREE.format(steward=world.role.replace("reader", "steward")))

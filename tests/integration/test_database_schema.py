@@ -1,4 +1,6 @@
-"""sql/database and postgres/database_schema: what each database with managed privileges has, and its protection."""
+"""sql/database and postgres/database_schema: what is installed in each database with managed privileges, and its
+protection.
+"""
 
 import json
 from collections.abc import AsyncIterator
@@ -21,7 +23,7 @@ from tests.servers import Servers
 TENANT = "part_tenant"
 EVENTS = "SELECT tag, command, kind, identity FROM pgrole.ddl_event ORDER BY id"
 
-#: Everything that a database has besides what initdb makes.
+#: Everything in a database that initdb did not create.
 CATALOGS = """
 SELECT format('%s %s', c.relnamespace::regnamespace, c.relname) FROM pg_class AS c
 WHERE c.oid >= 16384 AND c.relnamespace <> 'pg_toast'::regnamespace
@@ -43,7 +45,7 @@ async def connection(database: str) -> AsyncIterator[Connection]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def tenant(postgres_server: PostgresServer, connection: Connection) -> AsyncIterator[Connection]:
-    """A session of a role that may create schemas in the database, and nothing else."""
+    """A session of a role whose only right is to create schemas in the database."""
     name = await connection.fetchval("SELECT current_database()")
     await connection.execute(
         f"CREATE ROLE {TENANT} LOGIN PASSWORD 'p'; GRANT CREATE ON DATABASE \"{name}\" TO {TENANT}"

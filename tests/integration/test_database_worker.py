@@ -1,4 +1,4 @@
-"""controller.database_worker with a real database: what published roles declare there is kept, whatever others do."""
+"""controller.database_worker with a real database: it keeps what published roles declare, whatever others do."""
 
 import secrets
 from collections.abc import AsyncIterator, Callable
@@ -31,6 +31,7 @@ from pgrole_controller.core.grantee import (
     SchemaAccess,
 )
 from pgrole_controller.core.policy import ServerPolicy
+from pgrole_controller.core.privilege_news import combine_drifts
 from pgrole_controller.core.privilege_result import Evidence, News, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.local.postgres import PostgresServer
@@ -53,7 +54,7 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
         yield own
 
 
-class World:
+class DatabaseWorkerWorld:
     """One database with schema app, a role, and the worker of that database."""
 
     def __init__(self, server: PostgresServer, database: str, home: Connection, hand: Connection, role: str) -> None:
@@ -148,13 +149,13 @@ class World:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def world(server: PostgresServer) -> AsyncIterator[World]:
+async def world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorld]:
     async with make_world(server) as made:
         yield made
 
 
 @asynccontextmanager
-async def make_world(server: PostgresServer) -> AsyncIterator[World]:
+async def make_world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorld]:
     name = f"n{secrets.token_hex(4)}"
     home = await asyncpg.connect(server.dsn())
     await home.execute(f"CREATE DATABASE {name}")
@@ -165,7 +166,7 @@ async def make_world(server: PostgresServer) -> AsyncIterator[World]:
     await hand.execute(
         "CREATE SCHEMA app; CREATE TABLE app.orders (id int, total int); CREATE TABLE app.items (id int)"
     )
-    made = World(server, name, home, hand, f"{name}_reader")
+    made = DatabaseWorkerWorld(server, name, home, hand, f"{name}_reader")
     query = "SELECT oid FROM pg_roles WHERE rolname = $1"
     made.oid, made.other_oid = await home.fetchval(query, made.role), await home.fetchval(query, made.other)
     yield made
@@ -178,7 +179,7 @@ async def make_world(server: PostgresServer) -> AsyncIterator[World]:
 READ = SchemaAccess("app", frozenset({Access.READ}))
 
 
-async def test_grants_what_is_declared_and_nothing_else(world: World) -> None:
+async def test_grants_what_is_declared_and_nothing_else(world: DatabaseWorkerWorld) -> None:
     await world.hand.execute(f"GRANT DELETE ON app.items TO {world.role}")
     world.declare(READ)
     async with world.working() as worker:
@@ -190,7 +191,7 @@ async def test_grants_what_is_declared_and_nothing_else(world: World) -> None:
     assert not await world.may("DELETE", "app.items")
 
 
-async def test_corrects_a_grant_and_names_who_made_it(world: World) -> None:
+async def test_corrects_a_grant_and_names_who_made_it(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -217,7 +218,7 @@ async def test_corrects_a_grant_and_names_who_made_it(world: World) -> None:
     assert history["login"] == world.alice
 
 
-async def test_extends_to_new_tables_of_any_creator(world: World) -> None:
+async def test_extends_to_new_tables_of_any_creator(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -247,7 +248,7 @@ def failed_sessions() -> float:
     return metrics.REGISTRY.get_sample_value("pgrole_database_session_failures_total", {"server": SERVER}) or 0.0
 
 
-async def test_finds_what_is_hidden_in_a_do_block(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_finds_what_is_hidden_in_a_do_block(world: DatabaseWorkerWorld, caplog: pytest.LogCaptureFixture) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -263,7 +264,7 @@ async def test_finds_what_is_hidden_in_a_do_block(world: World, caplog: pytest.L
     assert "no session with a database" not in caplog.text  # a new session reads everything
 
 
-async def test_two_transactions_that_commit_out_of_order(world: World) -> None:
+async def test_two_transactions_that_commit_out_of_order(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     other = await asyncpg.connect(world.server.dsn(database=world.database))
     async with world.working():
@@ -280,7 +281,7 @@ async def test_two_transactions_that_commit_out_of_order(world: World) -> None:
     await other.close()
 
 
-async def test_a_transaction_whose_list_is_cut(world: World) -> None:
+async def test_a_transaction_whose_list_is_cut(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -303,7 +304,7 @@ async def test_a_transaction_whose_list_is_cut(world: World) -> None:
         )
 
 
-async def test_a_changed_declaration_is_no_drift_and_is_confirmed(world: World) -> None:
+async def test_a_changed_declaration_is_no_drift_and_is_confirmed(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -322,7 +323,7 @@ async def test_a_changed_declaration_is_no_drift_and_is_confirmed(world: World) 
         assert result.drift_count == 0
 
 
-async def test_the_connection_is_lost_at_the_moment_of_the_grant(world: World) -> None:
+async def test_the_connection_is_lost_at_the_moment_of_the_grant(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -339,7 +340,7 @@ async def test_the_connection_is_lost_at_the_moment_of_the_grant(world: World) -
     assert result.last_drift.by.login == "postgres"
 
 
-async def test_the_database_is_dropped_and_created_again(world: World) -> None:
+async def test_the_database_is_dropped_and_created_again(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working() as worker:
         await world.wait_settled()
@@ -357,7 +358,7 @@ async def test_the_database_is_dropped_and_created_again(world: World) -> None:
         assert await world.may("SELECT", "app.orders")
 
 
-async def test_polls_where_nothing_may_be_installed(world: World) -> None:
+async def test_polls_where_nothing_may_be_installed(world: DatabaseWorkerWorld) -> None:
     world.config = replace(
         world.config,
         may_install=False,
@@ -374,7 +375,9 @@ async def test_polls_where_nothing_may_be_installed(world: World) -> None:
         await world.wait(lambda result: result.drift_count == 1)
 
 
-async def test_a_long_round_does_not_delay_the_next_poll(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_round_does_not_delay_the_next_poll(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read = DatabaseSession.read
 
     async def read_slowly(*arguments: Any) -> Any:
@@ -394,7 +397,7 @@ async def test_a_long_round_does_not_delay_the_next_poll(world: World, monkeypat
         assert anyio.current_time() - began < LONGEST_PAUSE_SECONDS / 2
 
 
-async def test_suspended_and_report_only(world: World) -> None:
+async def test_suspended_and_report_only(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working() as worker:
         await world.wait_settled()
@@ -415,7 +418,7 @@ async def test_suspended_and_report_only(world: World) -> None:
         assert await world.may("UPDATE", "app.orders")
 
 
-async def test_objects_that_came_while_a_role_was_suspended_or_ignored_are_no_drift(world: World) -> None:
+async def test_objects_that_came_while_a_role_was_suspended_or_ignored_are_no_drift(world: DatabaseWorkerWorld) -> None:
     plain = world.declare(READ, report_only=True)
     async with world.working():
         await world.wait_settled()
@@ -431,7 +434,7 @@ async def test_objects_that_came_while_a_role_was_suspended_or_ignored_are_no_dr
     assert result.reported == ()
 
 
-async def test_a_new_table_is_granted_beside_a_reported_drift_that_stays(world: World) -> None:
+async def test_a_new_table_is_granted_beside_a_reported_drift_that_stays(world: DatabaseWorkerWorld) -> None:
     world.declare(READ, report_only=True)
     async with world.working():
         await world.wait_settled()
@@ -453,7 +456,7 @@ async def test_a_new_table_is_granted_beside_a_reported_drift_that_stays(world: 
     assert News.DRIFT_CORRECTED not in {reason for reason, _ in told}
 
 
-async def test_a_new_table_is_no_drift_for_a_role_that_waits_for_something_else(world: World) -> None:
+async def test_a_new_table_is_no_drift_for_a_role_that_waits_for_something_else(world: DatabaseWorkerWorld) -> None:
     world.declare_other(READ)
     world.declare(READ, SchemaAccess("absent", frozenset({Access.READ})), report_only=True)
     async with world.working():
@@ -464,7 +467,9 @@ async def test_a_new_table_is_no_drift_for_a_role_that_waits_for_something_else(
         assert world.result.reported == ()
 
 
-async def test_a_declared_column_that_is_added_and_a_table_whose_owner_changes_are_no_drift(world: World) -> None:
+async def test_a_declared_column_that_is_added_and_a_table_whose_owner_changes_are_no_drift(
+    world: DatabaseWorkerWorld,
+) -> None:
     column = ObjectPrivileges(ObjectKind.TABLE, "app", ("orders",), frozenset({"UPDATE"}), ("note",))
     declared = DatabasePrivileges(world.database, schemas=(READ,), objects=(column,))
     plain = replace(world.declare(READ, report_only=True), declared={world.database: declared})
@@ -484,7 +489,7 @@ async def test_a_declared_column_that_is_added_and_a_table_whose_owner_changes_a
     assert result.reported == ()
 
 
-async def test_what_something_else_sets_back_again_and_again_is_slowed_down(world: World) -> None:
+async def test_what_something_else_sets_back_again_and_again_is_slowed_down(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -513,7 +518,7 @@ async def test_ticks_where_a_notification_would_break_prepared_transactions(serv
             await world.wait(lambda result: result.drift_count == 1)
 
 
-async def test_report_only_holds_for_changes_that_an_event_names(world: World) -> None:
+async def test_report_only_holds_for_changes_that_an_event_names(world: DatabaseWorkerWorld) -> None:
     world.declare(READ, report_only=True)
     async with world.working():
         await world.wait_settled()
@@ -524,7 +529,9 @@ async def test_report_only_holds_for_changes_that_an_event_names(world: World) -
         await world.wait(lambda result: not result.reported)
 
 
-async def test_an_approved_drift_is_corrected_once_and_another_worker_does_not_act_on_it_again(world: World) -> None:
+async def test_an_approved_drift_is_corrected_once_and_another_worker_does_not_act_on_it_again(
+    world: DatabaseWorkerWorld,
+) -> None:
     plain = world.declare(READ, report_only=True)
     drift = f"GRANT UPDATE, DELETE ON app.orders TO {world.role}"
     async with world.working():
@@ -555,7 +562,7 @@ async def test_an_approved_drift_is_corrected_once_and_another_worker_does_not_a
         await world.wait_may("DELETE", "app.orders", expected=False)
 
 
-async def test_an_approval_of_another_drift_is_told_and_corrects_nothing(world: World) -> None:
+async def test_an_approval_of_another_drift_is_told_and_corrects_nothing(world: DatabaseWorkerWorld) -> None:
     plain = world.declare(READ, report_only=True)
     async with world.working():
         await world.wait_settled()
@@ -571,7 +578,7 @@ async def test_an_approval_of_another_drift_is_told_and_corrects_nothing(world: 
         assert await world.may("UPDATE", "app.orders")
 
 
-async def test_an_approval_is_spent_if_only_a_part_of_the_drift_could_be_corrected(world: World) -> None:
+async def test_an_approval_is_spent_if_only_a_part_of_the_drift_could_be_corrected(world: DatabaseWorkerWorld) -> None:
     plain = world.declare(READ, report_only=True)
     async with world.working():
         await world.wait_settled()
@@ -591,7 +598,7 @@ async def test_an_approval_is_spent_if_only_a_part_of_the_drift_could_be_correct
         assert await world.may("UPDATE", "app.orders")
 
 
-async def test_a_reported_drift_is_recorded_once_also_after_a_restart(world: World) -> None:
+async def test_a_reported_drift_is_recorded_once_also_after_a_restart(world: DatabaseWorkerWorld) -> None:
     world.declare(READ, report_only=True)
     look = "SELECT fields, corrected, count FROM pgrole.history"
     expected = [(["UPDATE on table app.orde"], False, 1)]
@@ -619,7 +626,7 @@ async def test_a_reported_drift_is_recorded_once_also_after_a_restart(world: Wor
         assert await is_recorded()
 
 
-async def test_default_privileges_of_a_creator_are_kept(world: World) -> None:
+async def test_default_privileges_of_a_creator_are_kept(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -628,7 +635,7 @@ async def test_default_privileges_of_a_creator_are_kept(world: World) -> None:
         assert not await world.hand.fetchval("SELECT count(*) FROM pg_default_acl")
 
 
-async def test_what_is_installed_is_installed_again_with_the_next_session(world: World) -> None:
+async def test_what_is_installed_is_installed_again_with_the_next_session(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -643,7 +650,115 @@ async def test_what_is_installed_is_installed_again_with_the_next_session(world:
         assert await world.hand.fetchval("SELECT count(*) = 2 FROM pg_event_trigger WHERE evtname LIKE 'pgrole%'")
 
 
-async def test_the_last_drift_is_still_reported_after_a_restart(world: World) -> None:
+async def as_alice(world: DatabaseWorkerWorld, statement: str) -> None:
+    alice = await asyncpg.connect(world.server.dsn(world.alice, password="a", database=world.database))
+    await alice.execute(statement)
+    await alice.close()
+
+
+@pytest.mark.parametrize("report_only", [False, True])
+async def test_what_was_revoked_while_no_controller_ran_is_drift_and_new_objects_are_not(
+    world: DatabaseWorkerWorld, report_only: bool
+) -> None:
+    await world.hand.execute("CREATE SEQUENCE app.numbers; CREATE VIEW app.shown AS SELECT 1 AS one")
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+    await as_alice(
+        world,
+        f"REVOKE SELECT ON app.orders, app.shown FROM {world.role}; REVOKE USAGE ON SCHEMA app FROM {world.role};"
+        f"REVOKE SELECT ON SEQUENCE app.numbers FROM {world.role}; CREATE TABLE app.new_one ();"
+        f"GRANT SELECT ON app.new_one TO {world.alice}; CREATE VIEW app.new_view AS SELECT 1 AS one",
+    )
+    world.grantees = Grantees()
+    world.declare(READ, report_only=report_only)
+    async with world.working():
+        result = await world.wait(lambda result: result.last_drift is not None)
+        await world.wait_may("SELECT", "app.new_one")
+        news = world.news()
+    assert result.last_drift is not None
+    assert sorted(result.last_drift.words) == [
+        "SELECT on sequence app.numbers was revoked",
+        "SELECT on table app.orders was revoked",
+        "SELECT on view app.shown was revoked",
+        "USAGE on schema app was revoked",
+    ]
+    assert result.last_drift.corrected is not report_only
+    assert (result.last_drift.by.login, result.last_drift.by.proof) == (world.alice, Evidence.TRANSACTION)
+    (extension,) = [note for reason, note in news if reason is News.PRIVILEGES_EXTENDED]
+    assert "app.new_one" in extension
+    assert "app.new_view" in extension
+    assert "app.orders" not in extension
+    assert await world.may("SELECT", "app.orders") is not report_only
+
+
+async def test_drift_that_is_only_reported_has_its_author(world: DatabaseWorkerWorld) -> None:
+    world.declare(READ, report_only=True)
+    async with world.working():
+        await world.wait_settled()
+        await as_alice(world, f"GRANT UPDATE ON app.orders TO {world.role}")
+        result = await world.wait(lambda result: result.last_drift is not None)
+        news = world.news()
+
+        async def is_recorded() -> bool:
+            return bool(await world.hand.fetchval("SELECT count(*) FROM pgrole.history"))
+
+        assert await reached(is_recorded, DEADLINE)
+    assert result.last_drift is not None
+    assert not result.last_drift.corrected
+    assert (result.last_drift.by.login, result.last_drift.by.proof) == (world.alice, Evidence.TRANSACTION)
+    ((reason, note),) = [one for one in news if one[0] is not News.PRIVILEGES_EXTENDED]
+    assert reason is News.DRIFT_REPORTED
+    assert f"was granted by {world.alice}" in note
+    assert await world.hand.fetchval("SELECT login FROM pgrole.history") == world.alice
+
+
+async def test_default_privileges_are_attributed(world: DatabaseWorkerWorld) -> None:
+    creator = f"{world.database}_creator"
+    await world.home.execute(f"CREATE ROLE {creator}")
+    declared = replace(DatabasePrivileges(world.database, schemas=(READ,)), created_by=(creator,))
+    policy = replace(POLICY, rules=(PrivilegeRule(), PrivilegeRule(owned_by=(creator,))))
+    grantee = Grantee(KEY, "uid-1", 1, world.role, world.oid, {world.database: declared}, policy=policy)
+    world.grantees.publish(SERVER, grantee)
+    change = f"ALTER DEFAULT PRIVILEGES FOR ROLE {creator} IN SCHEMA app"
+    async with world.working():
+        await world.wait_settled()
+        await as_alice(world, f"{change} GRANT INSERT ON TABLES TO {world.role}")
+        granted = await world.wait(lambda result: result.drift_count == 1)
+        assert granted.last_drift is not None
+        assert (granted.last_drift.by.login, granted.last_drift.by.proof) == (world.alice, Evidence.TRANSACTION)
+        # the row is gone: only the last event that fits is known
+        await as_alice(world, f"{change} REVOKE SELECT ON TABLES FROM {world.role}")
+        revoked = await world.wait(lambda result: result.drift_count == 2)
+        assert revoked.last_drift is not None
+        assert (revoked.last_drift.by.login, revoked.last_drift.by.proof) == (world.alice, Evidence.SESSION)
+    await world.hand.execute(f"DROP OWNED BY {creator}")
+    await world.home.execute(f"DROP ROLE {creator}")
+
+
+async def test_two_people_in_one_round_are_both_named(world: DatabaseWorkerWorld) -> None:
+    bob = world.role.replace("reader", "bob")
+    await world.home.execute(f"CREATE ROLE {bob} LOGIN SUPERUSER PASSWORD 'a'")
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+    await as_alice(world, f"GRANT DELETE ON app.orders TO {world.role}")
+    session = await asyncpg.connect(world.server.dsn(bob, password="a", database=world.database))
+    await session.execute(f"GRANT DELETE ON app.items TO {world.role}")
+    await session.close()
+    async with world.working():
+        result = await world.wait(lambda result: result.drift_count == 1)
+    assert [one.by.login for one in result.last_drifts] == [world.alice, bob]
+    combined = combine_drifts(result.last_drifts)
+    assert combined.words == (
+        "DELETE on table app.items was granted",
+        f"DELETE on table app.orders was granted by {world.alice}",
+    )
+    assert combined.by.login == bob
+    await world.home.execute(f"DROP ROLE {bob}")
+
+
+async def test_the_last_drift_is_still_reported_after_a_restart(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()

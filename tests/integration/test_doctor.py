@@ -1,4 +1,4 @@
-"""`doctor` on a real server: what it finds, and that each statement it prints mends what it found."""
+"""`doctor` on a real server: what it finds, and that each printed statement fixes the finding."""
 
 import secrets
 from collections.abc import AsyncIterator
@@ -121,7 +121,7 @@ async def test_an_older_schema_is_named_with_its_version(patient: Patient) -> No
 
 
 async def check_remedy(dsn: str, program: str, shown: str) -> None:
-    """It names the program as its user calls it."""
+    """The remedy names the program as its user calls it."""
     answer = await run_command("doctor", program=program, PGROLE_DSN=dsn)
     assert f"shell> {shown}" in answer.out
     found = (await run_command("doctor", "-o", "json", program=program, PGROLE_DSN=dsn)).json()
@@ -129,7 +129,7 @@ async def check_remedy(dsn: str, program: str, shown: str) -> None:
 
 
 async def test_code_of_a_schemas_owner_is_not_run(patient: Patient) -> None:
-    """A role that may create schemas waits for a superuser who looks."""
+    """A role that may create schemas sets a trap for a superuser who runs `doctor`."""
     login = quoted(patient.login)
     await patient.admin.execute(f"GRANT CREATE ON DATABASE {quoted(patient.database)} TO {login}")
     async with connect(Endpoint(patient.dsn), "work") as trap:

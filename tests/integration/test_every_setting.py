@@ -46,7 +46,7 @@ HIDDEN = ("role", "session_authorization")
 
 
 @dataclass(frozen=True)
-class Setting:
+class SessionSetting:
     """`administrators`: only they can store it."""
 
     name: str
@@ -58,13 +58,13 @@ class Setting:
 
 
 @dataclass
-class World:
+class SettingsWorld:
     """A server with a home database, whose owner is a tenant, another database of theirs, and two controllers."""
 
     server: PostgresServer
     admin: Connection
     made: int = 0
-    storable: dict[str, list[Setting]] = field(default_factory=dict)
+    storable: dict[str, list[SessionSetting]] = field(default_factory=dict)
 
     def endpoint(self, controller: str) -> Endpoint:
         return Endpoint(self.server.dsn(controller, HOME, password="p"))
@@ -77,7 +77,7 @@ class World:
                 "SELECT name, context, vartype, setting, min_val, max_val, enumvals FROM pg_settings ORDER BY name"
             )
             for setting in [
-                *(Setting(name, OWNER, False) for name in HIDDEN),
+                *(SessionSetting(name, OWNER, False) for name in HIDDEN),
                 *(one for row in rows for one in hostile(row)),
             ]:
                 try:
@@ -87,12 +87,12 @@ class World:
                 self.storable.setdefault(setting.name, []).append(setting)
             await probe.execute(f"ALTER DATABASE {TENANT} RESET ALL")
 
-    def rounds(self) -> list[list[Setting]]:
+    def rounds(self) -> list[list[SessionSetting]]:
         """Each value of each setting is in one of them."""
         chosen = [values for name, values in self.storable.items() if name not in STOPS]
         return [[one for one in some if one] for some in zip_longest(*chosen)]
 
-    async def store(self, target: str, settings: Sequence[Setting]) -> None:
+    async def store(self, target: str, settings: Sequence[SessionSetting]) -> None:
         await self.admin.execute(";".join(f"ALTER {target} SET {setting}" for setting in settings))
 
     async def reset(self) -> None:
@@ -158,7 +158,7 @@ class World:
         await self.admin.execute(f"DROP ROLE {name}")
 
 
-def hostile(row: asyncpg.Record) -> list[Setting]:
+def hostile(row: asyncpg.Record) -> list[SessionSetting]:
     """Values that nobody would choose; not all of them can be stored."""
     match row["vartype"]:
         case "bool":
@@ -170,11 +170,11 @@ def hostile(row: asyncpg.Record) -> list[Setting]:
             values = [row["min_val"], row["max_val"], "1"]
         case _:
             values = ["nonsense", "", "all", "view", "set, inherit"]
-    return [Setting(row["name"], value, row["context"] != "user") for value in dict.fromkeys(values)]
+    return [SessionSetting(row["name"], value, row["context"] != "user") for value in dict.fromkeys(values)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def world(servers: Servers) -> AsyncIterator[World]:
+async def world(servers: Servers) -> AsyncIterator[SettingsWorld]:
     async with servers.run() as server:
         admin: Connection = await asyncpg.connect(server.dsn())
         await admin.execute(f"CREATE ROLE {OWNER} LOGIN")
@@ -187,21 +187,23 @@ async def world(servers: Servers) -> AsyncIterator[World]:
         )
         async with connect(Endpoint(server.dsn(database=HOME)), "test") as home:
             await home.execute("GRANT SELECT (oid, xmin) ON pg_authid TO settings_plain")
-        made = World(server, admin)
+        made = SettingsWorld(server, admin)
         await made.learn()
         yield made
         await admin.close()
 
 
 @pytest_asyncio.fixture(autouse=True, loop_scope="session")
-async def clean(world: World) -> AsyncIterator[None]:
+async def clean(world: SettingsWorld) -> AsyncIterator[None]:
     yield
     await world.reset()
     async with connect(Endpoint(world.server.dsn(database=HOME)), "test") as home:
         await home.execute("DROP SCHEMA IF EXISTS pgrole CASCADE")
 
 
-async def check(world: World, target: str, settings: Sequence[Setting], work: Callable[[], Awaitable[None]]) -> bool:
+async def check(
+    world: SettingsWorld, target: str, settings: Sequence[SessionSetting], work: Callable[[], Awaitable[None]]
+) -> bool:
     """Whether work is done while these are stored; fails for one that stops it and is no administrator's or unnamed."""
     await world.store(target, settings)
     try:
@@ -227,7 +229,7 @@ async def check(world: World, target: str, settings: Sequence[Setting], work: Ca
 @pytest.mark.parametrize("controller", CONTROLLERS)
 @pytest.mark.parametrize("where", ["role", "database"])
 async def test_a_session_works_whatever_is_set_on_its_role_or_its_home_or_what_is_in_the_way_is_named(
-    world: World, controller: str, where: str
+    world: SettingsWorld, controller: str, where: str
 ) -> None:
     target = f"ROLE {controller}" if where == "role" else f"DATABASE {HOME}"
     assert len(world.storable) > 150
@@ -237,7 +239,7 @@ async def test_a_session_works_whatever_is_set_on_its_role_or_its_home_or_what_i
 
 @pytest.mark.parametrize("controller", CONTROLLERS)
 async def test_a_role_is_emptied_whatever_is_set_on_a_tenants_database_or_what_is_in_the_way_is_named(
-    world: World, controller: str
+    world: SettingsWorld, controller: str
 ) -> None:
     for settings in world.rounds():
         await check(world, f"DATABASE {TENANT}", settings, lambda: world.empty(controller))
@@ -246,7 +248,7 @@ async def test_a_role_is_emptied_whatever_is_set_on_a_tenants_database_or_what_i
 @pytest.mark.parametrize("controller", CONTROLLERS)
 @pytest.mark.parametrize("name", STOPS)
 async def test_what_only_an_administrator_can_set_and_stops_a_session_is_named(
-    world: World, controller: str, name: str
+    world: SettingsWorld, controller: str, name: str
 ) -> None:
     for setting in world.storable[name]:
         await check(world, f"ROLE {controller}", [setting], lambda: world.work(controller))

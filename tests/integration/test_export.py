@@ -1,4 +1,4 @@
-"""`export`: objects that say what roles are and hold, such that applying them changes nothing."""
+"""`export`: objects that declare what roles are and hold, so that applying them changes nothing."""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack

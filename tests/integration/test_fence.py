@@ -1,4 +1,4 @@
-"""sql/database/20_leader.sql and postgres/fence: of two that could write, one does, whatever order they come in."""
+"""sql/database/20_leader.sql and postgres/fence: of two candidates only one writes, in whatever order they arrive."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -45,8 +45,8 @@ async def at_once() -> None:
     pass
 
 
-class Process:
-    """One that could lead, with a connection of its own. `confirm` is asked between the two steps."""
+class FencedProcess:
+    """One candidate with its own connection. `confirm` is called between the two steps."""
 
     def __init__(self, connection: Connection, holder: str, installation: str = HERE) -> None:
         self.connection = connection
@@ -81,17 +81,17 @@ class Process:
         return failure
 
 
-Join = Callable[..., Awaitable[Process]]
+Join = Callable[..., Awaitable[FencedProcess]]
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def join(database: str) -> AsyncIterator[Join]:
     async with AsyncExitStack() as stack:
 
-        async def join(holder: str, installation: str = HERE) -> Process:
+        async def join(holder: str, installation: str = HERE) -> FencedProcess:
             connection = await stack.enter_async_context(connect(Endpoint(database), holder))
             await install(connection)
-            return Process(connection, holder, installation)
+            return FencedProcess(connection, holder, installation)
 
         yield join
 
@@ -102,7 +102,7 @@ async def has_role(connection: Connection, name: str) -> bool:
 
 @asynccontextmanager
 async def turn_taken(database: str) -> AsyncIterator[None]:
-    """Somebody else's transaction has the turn, so that whoever comes next waits."""
+    """Another transaction holds the lock, so that the next ones wait."""
     connection = await asyncpg.connect(database)
     try:
         async with connection.transaction():
@@ -113,7 +113,7 @@ async def turn_taken(database: str) -> AsyncIterator[None]:
 
 
 async def wait_for_waiting(connection: Connection, count: int) -> None:
-    """Until so many backends wait for a lock of this database."""
+    """Waits until this many backends wait for a lock of this database."""
 
     async def wait() -> bool:
         return bool(await connection.fetchval(_WAITING) == count)
@@ -393,7 +393,7 @@ SILENT = "UPDATE pgrole.leader SET heartbeat = clock_timestamp() - interval '15.
 
 
 class TestWithoutKubernetes:
-    """Who leads a database while nobody can ask for the Lease."""
+    """Who leads a database while the Lease cannot be read."""
 
     async def test_a_leader_that_shows_life_is_left_in_peace(self, join: Join) -> None:
         one, two = await join("one"), await join("two")
@@ -473,7 +473,7 @@ class TestWithoutKubernetes:
         await one.connection.execute(SILENT)
         fences: list[Fence | None] = []
 
-        async def try_to_lead(other: Process) -> None:
+        async def try_to_lead(other: FencedProcess) -> None:
             fences.append(await other.lead_while_away())
 
         async with anyio.create_task_group() as tasks, turn_taken(database):

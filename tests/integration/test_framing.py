@@ -1,4 +1,6 @@
-"""postgres/framing: what is no PostgreSQL is told so, and stops neither the event loop nor the controller."""
+"""postgres/framing: what is not PostgreSQL gets an error that says so, and stops neither the event loop nor the
+controller.
+"""
 
 import struct
 from pathlib import Path

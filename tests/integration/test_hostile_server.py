@@ -39,7 +39,7 @@ from tests.hostile import (
 TRIALS = int(os.environ.get("HOSTILE_TRIALS", "120"))
 SEED = int(os.environ.get("HOSTILE_SEED", "11"))
 AT_ONCE = 6
-#: For one trial, however busy the machine is.
+#: Deadline for one trial, in seconds, however busy the machine is.
 DEADLINE = 120.0
 
 Damage = Callable[[random.Random, bytes, bytes], list[bytes]]
@@ -272,7 +272,7 @@ async def test_a_flood_of_others_notifications_neither_ends_the_session_nor_hide
 
 @pytest.mark.parametrize("place", [0, -1])
 async def test_a_session_that_idles_says_why_a_connection_was_ended(own_postgres: PostgresServer, place: int) -> None:
-    """The one that writes, and the one that notices changes."""
+    """Both connections: the one that writes, and the one that detects changes."""
     begun = anyio.Event()
 
     async def stay(_session: Session) -> None:

@@ -1,4 +1,4 @@
-"""postgres: names that another database wrote in its encoding, and that are not UTF-8, hold up nothing."""
+"""postgres: names that another database wrote in its encoding, and that are not UTF-8, block nothing."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-#: What somebody does in a database of LATIN1, and the fields that differ.
+#: Statements in a LATIN1 database, and the fields that then differ.
 ATTACKS = {
     "a membership in it": (f"GRANT {quoted(ILLEGIBLE)} TO victim", {"memberOf"}),
     "a setting in it": (f"ALTER ROLE victim IN DATABASE {DATABASE} SET app.x = 'x'", {"databaseParameters"}),
@@ -90,7 +90,7 @@ async def latin(server: PostgresServer) -> AsyncIterator[Connection]:
 
 
 @dataclass
-class Place:
+class IllegiblePlace:
     session: Session
 
     async def look(self) -> tuple[Plan, Observed]:
@@ -114,7 +114,9 @@ class Place:
 
 
 @pytest_asyncio.fixture(loop_scope="session", params=["schema", "without_schema"])
-async def place(request: pytest.FixtureRequest, server: PostgresServer, latin: Connection) -> AsyncIterator[Place]:
+async def place(
+    request: pytest.FixtureRequest, server: PostgresServer, latin: Connection
+) -> AsyncIterator[IllegiblePlace]:
     async with connect(Endpoint(server.dsn()), "test") as made:
         identity = await identify(made)
         if request.param == "schema":
@@ -123,15 +125,15 @@ async def place(request: pytest.FixtureRequest, server: PostgresServer, latin: C
         else:
             status_claims = StatusClaims().open(identity.system_identifier)
             session = Session(identity, SchemaState.NONE, CLUSTER, status_claims, made)
-        place = Place(session)
+        place = IllegiblePlace(session)
         assert (await place.reconcile())[1] is None
         assert (await place.look())[0].changes == ()
         yield place
         await made.execute("DROP SCHEMA IF EXISTS pgrole CASCADE")
 
 
-async def check_all_is_set_back(place: Place, latin: Connection, attack: str, fields: set[str]) -> None:
-    """In one transaction, and counted as one drift."""
+async def check_all_is_set_back(place: IllegiblePlace, latin: Connection, attack: str, fields: set[str]) -> None:
+    """Everything is repaired in one transaction, and counted as one drift."""
     await latin.execute("ALTER ROLE victim SUPERUSER")
     await latin.execute(attack)
     plan, failure = await place.reconcile()
@@ -147,20 +149,20 @@ async def check_all_is_set_back(place: Place, latin: Connection, attack: str, fi
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-async def test_what_names_it_is_set_back_with_the_rest(place: Place, latin: Connection, attack: str) -> None:
+async def test_what_names_it_is_set_back_with_the_rest(place: IllegiblePlace, latin: Connection, attack: str) -> None:
     await check_all_is_set_back(place, latin, *ATTACKS[attack])
 
 
 @pytest.mark.parametrize("attack", GRANTS)
 @pytest.mark.since(16, "a grant is revoked in the name of its grantor")
-async def test_what_it_granted_is_revoked_with_the_rest(place: Place, latin: Connection, attack: str) -> None:
+async def test_what_it_granted_is_revoked_with_the_rest(place: IllegiblePlace, latin: Connection, attack: str) -> None:
     await check_all_is_set_back(place, latin, GRANTS[attack], {"memberOf"})
 
 
 async def test_a_role_that_was_renamed_to_it_is_not_mistaken_for_another_with_its_name(
-    place: Place, latin: Connection
+    place: IllegiblePlace, latin: Connection
 ) -> None:
-    """Between the look and the transaction the name was given to another role: nothing is changed."""
+    """Between read and transaction the name was given to another role: nothing is changed."""
     renamed = quoted("v" + ILLEGIBLE)
     await latin.execute(f"ALTER ROLE victim RENAME TO {renamed}")
     plan, _ = await place.look()
@@ -175,7 +177,9 @@ async def test_a_role_that_was_renamed_to_it_is_not_mistaken_for_another_with_it
 
 
 @pytest.mark.parametrize("superuser", [True, False], ids=["superuser", "no superuser"])
-async def test_a_role_is_altered_and_dropped_under_it(place: Place, latin: Connection, superuser: bool) -> None:
+async def test_a_role_is_altered_and_dropped_under_it(
+    place: IllegiblePlace, latin: Connection, superuser: bool
+) -> None:
     """As for an object that is refused, or deleted, whose role was renamed."""
     renamed = "v" + ILLEGIBLE
     await latin.execute(f"ALTER ROLE victim RENAME TO {quoted(renamed)}; COMMENT ON ROLE {quoted(renamed)} IS 'c'")
@@ -199,7 +203,7 @@ async def test_a_role_is_altered_and_dropped_under_it(place: Place, latin: Conne
 
 
 async def test_where_a_privilege_is_lacking_the_rest_is_set_back_and_the_name_is_shown(
-    place: Place, server: PostgresServer, latin: Connection
+    place: IllegiblePlace, server: PostgresServer, latin: Connection
 ) -> None:
     """Since PostgreSQL 16 CREATEROLE alone does not revoke memberships of every role."""
     scoped = place.session.identity.version_number >= MEMBERSHIP_OPTIONS_VERSION
@@ -218,7 +222,7 @@ async def test_where_a_privilege_is_lacking_the_rest_is_set_back_and_the_name_is
         await latin.execute(f"ALTER ROLE victim CREATEDB; GRANT {quoted(ILLEGIBLE)} TO victim")
         async with connect(Endpoint(server.dsn("steward", password="p")), "test") as steward:
             session = replace(place.session, identity=await identify(steward), _connection=steward)
-            plan, failure = await Place(session).reconcile()
+            plan, failure = await IllegiblePlace(session).reconcile()
             assert set(plan.drift) == {"createdb", "memberOf"}
             if scoped:
                 assert isinstance(failure, Refused)
@@ -228,7 +232,7 @@ async def test_where_a_privilege_is_lacking_the_rest_is_set_back_and_the_name_is
                 failure.message.encode()
             else:
                 assert failure is None
-            left, observed = await Place(session).look()
+            left, observed = await IllegiblePlace(session).look()
             assert {change.field for change in left.changes} == ({"memberOf"} if scoped else set())
             assert observed.claim is not None
             assert set(observed.claim.last_drift_fields) == ({"createdb"} if scoped else {"createdb", "memberOf"})

@@ -1,4 +1,4 @@
-"""The PostgreSQL servers of the tests, which are copies of one: each is a server of its own."""
+"""The PostgreSQL servers of the tests are copies of one, but each has its own identity."""
 
 from pathlib import Path
 

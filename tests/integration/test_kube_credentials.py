@@ -1,4 +1,4 @@
-"""How the client proves who it is, and goes on doing so when that changes."""
+"""How the client authenticates, and continues to when its credentials change."""
 
 import base64
 import json

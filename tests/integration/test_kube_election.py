@@ -24,7 +24,7 @@ USER = "pgrole-controller"  # who may do nothing here, unless it is granted
 DEADLINE = 60.0
 #: Shorter than a controller's; the order of the three is the same.
 SHORT = LeaseTiming(duration=3, deadline=2.0, period=0.4)
-#: Renewed as often, and held for long: nobody is to lose it, on a machine that may be busy.
+#: Renewed as often, but with a long duration, so that no process loses it on a busy machine.
 HELD = LeaseTiming(duration=60, deadline=40.0, period=0.4)
 MICRO_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 

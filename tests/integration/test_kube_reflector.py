@@ -1,4 +1,4 @@
-"""The reflector against the real API server and against the fake (one contract), then what only the fake can do."""
+"""The reflector against the real API server and the fake (one contract), then what only the fake can do."""
 
 import json
 import time
@@ -79,7 +79,7 @@ class Followed:
 
     @property
     def said(self) -> list[tuple[str, bool, bool]]:
-        """Of each change: the name, whether there was an old one, whether there is a new one."""
+        """Returns for each change: the name, whether there was an old object, whether there is a new one."""
         return [(c.key.name, c.old is not None, c.new is not None) for c in self.changes]
 
     async def synced(self) -> None:

@@ -1,4 +1,4 @@
-"""Secrets against the real API server: what is written, what is left, what is refused, and what is never shown."""
+"""Secrets with the real API server: what is written, left alone, refused, and never shown."""
 
 import json
 import logging
@@ -78,14 +78,14 @@ async def raw(client: Client, key: Key) -> dict[str, Any]:
 
 
 async def edit(client: Client, key: Key, body: dict[str, Any], manager: str = "kubectl-edit") -> None:
-    """What somebody else changes."""
+    """Changes a Secret as someone else."""
     await client.request(
         "PATCH", SECRETS.path(*key), query={"fieldManager": manager}, body=body, content_type=MERGE_PATCH
     )
 
 
 async def make(client: Client, key: Key, body: dict[str, Any]) -> Secret:
-    """A Secret of somebody else."""
+    """Creates a Secret as someone else."""
     await client.request("POST", SECRETS.path(key.namespace), body=body | {"metadata": {"name": key.name}})
     return await read(client, key)
 
@@ -95,7 +95,7 @@ def reference(owner: Stored) -> OwnerReference:
 
 
 def shows(error: BaseException, *values: str) -> list[str]:
-    """Which of the values, or of their base64, are in the error, in what it was raised from, or in its fields."""
+    """Returns which of the values, or of their base64, are in the error, its causes, or its fields."""
     texts, at = ["".join(traceback.format_exception(error))], error
     while True:
         texts.append(repr(vars(at)) + repr(at.args))
@@ -406,7 +406,7 @@ async def test_a_write_to_a_server_that_is_gone_is_an_error_that_shows_nothing(t
 
 
 async def kubeconfig_of(fake: FakeApiServer, folder: Path) -> str:
-    """Where it was: it does not listen any more."""
+    """A kubeconfig for a server that no longer listens."""
     async with fake.serve(folder / "k"):
         return str(folder / "k")
 

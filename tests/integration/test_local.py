@@ -1,4 +1,4 @@
-"""The local API server and PostgreSQL: what they keep, what they survive, and that nothing of them is left behind."""
+"""The local API server and PostgreSQL: what they keep, what they survive, and that they leave nothing behind."""
 
 import os
 import signal
@@ -83,7 +83,7 @@ print("the controller's last line", flush=True)
 """
 
 
-class Session:
+class DevSession:
     """A program as a terminal has it: leader of its own process group, its output line by line."""
 
     def __init__(self, process: anyio.abc.Process) -> None:
@@ -92,14 +92,14 @@ class Session:
         self._rest = ""
 
     async def says(self, text: str) -> str:
-        """The first line with `text`, waited for."""
+        """Waits for the first line with `text`, and returns it."""
         with anyio.fail_after(PAST_ANY_DELAY):
             while not (found := [line for line in self.said if text in line]):
                 await self._read()
         return found[0]
 
     async def ends(self) -> int:
-        """Its exit code; every line was read before."""
+        """Returns its exit code, after every line was read."""
         with anyio.fail_after(PAST_ANY_DELAY):
             try:
                 while True:
@@ -115,7 +115,7 @@ class Session:
 
 
 @asynccontextmanager
-async def session(program: str, *arguments: str, scratch: Path) -> AsyncIterator[Session]:
+async def session(program: str, *arguments: str, scratch: Path) -> AsyncIterator[DevSession]:
     """Runs it with `scratch` as the folder of its temporary files."""
     process = await anyio.open_process(
         [sys.executable, "-c", program, *arguments],
@@ -127,14 +127,14 @@ async def session(program: str, *arguments: str, scratch: Path) -> AsyncIterator
     )
     async with process:
         try:
-            yield Session(process)
+            yield DevSession(process)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
 
 
 def name_of(pid: int) -> str:
-    """Empty when it has ended since."""
+    """Returns the process's name; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except (FileNotFoundError, ProcessLookupError):

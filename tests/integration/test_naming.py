@@ -1,4 +1,4 @@
-"""postgres/apply.py: statements name roles, and whatever is renamed meanwhile, no other role is altered or dropped."""
+"""postgres/apply.py: statements name roles, but whatever is renamed meanwhile, no other role is altered or dropped."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -51,7 +51,7 @@ CHANGES: dict[str, Change] = {
     "drop": Drop(OURS),
 }
 
-#: What somebody else does to the names meanwhile.
+#: What another session does to the names meanwhile.
 MEANWHILE = {
     "swapped": f"ALTER ROLE {quote_identifier(OURS)} RENAME TO away; "
     f"ALTER ROLE {THEIRS} RENAME TO {quote_identifier(OURS)}",
@@ -71,7 +71,7 @@ WAITS = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_eve
 
 
 @dataclass
-class Scene:
+class NamingScene:
     """`ours` and `theirs` are the oids; what `holder` holds makes a COMMENT on our role wait."""
 
     writer: Connection
@@ -89,7 +89,7 @@ class Scene:
         return None if found is None else str(found)
 
     async def carry_out_during(self, statements: str, *plans: Plan) -> tuple[list[PgRoleError | None], bool]:
-        """What came of the plans, which wait first, and whether the statements were committed while they did."""
+        """Returns the results of the plans, which wait first, and whether the statements were committed meanwhile."""
         results: list[PgRoleError | None] = []
         done = False
 
@@ -127,7 +127,7 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 @pytest_asyncio.fixture(loop_scope="session", params=["schema", "without_schema"])
-async def scene(request: pytest.FixtureRequest, server: PostgresServer) -> AsyncIterator[Scene]:
+async def scene(request: pytest.FixtureRequest, server: PostgresServer) -> AsyncIterator[NamingScene]:
     async with (
         connect(Endpoint(server.dsn()), "test") as writer,
         connect(Endpoint(server.dsn()), "holder", lock_timeout="300ms") as holder,
@@ -150,7 +150,7 @@ async def scene(request: pytest.FixtureRequest, server: PostgresServer) -> Async
         try:
             oids = [await find(hand, name) for name in (OURS, THEIRS)]
             assert None not in oids
-            yield Scene(writer, holder, hand, oids[0] or 0, oids[1] or 0, dialect)
+            yield NamingScene(writer, holder, hand, oids[0] or 0, oids[1] or 0, dialect)
         finally:
             for name in (OURS, THEIRS, GROUP, "before", "away", "renamed"):
                 await hand.execute(f"DROP ROLE IF EXISTS {quote_identifier(name)}")
@@ -160,7 +160,7 @@ async def scene(request: pytest.FixtureRequest, server: PostgresServer) -> Async
 @pytest.mark.parametrize("meanwhile", list(MEANWHILE))
 @pytest.mark.parametrize("kind", list(CHANGES))
 async def test_whatever_is_renamed_meanwhile_no_other_role_is_touched(
-    scene: Scene, kind: str, meanwhile: str, superuser: bool
+    scene: NamingScene, kind: str, meanwhile: str, superuser: bool
 ) -> None:
     scene.dialect = replace(scene.dialect, superuser=superuser)
     before = await scene.everything(scene.theirs)
@@ -182,7 +182,7 @@ async def test_whatever_is_renamed_meanwhile_no_other_role_is_touched(
 
 @pytest.mark.parametrize("superuser", [True, False], ids=["superuser", "no superuser"])
 async def test_a_plan_that_meets_its_own_role_is_carried_out_and_the_others_of_its_batch_too(
-    scene: Scene, superuser: bool
+    scene: NamingScene, superuser: bool
 ) -> None:
     scene.dialect = replace(scene.dialect, superuser=superuser)
     plans = [
@@ -196,7 +196,7 @@ async def test_a_plan_that_meets_its_own_role_is_carried_out_and_the_others_of_i
     assert await find(scene.hand, "away") is not None
 
 
-async def test_names_that_go_round_in_one_batch_are_verified_as_they_are_at_its_end(scene: Scene) -> None:
+async def test_names_that_go_round_in_one_batch_are_verified_as_they_are_at_its_end(scene: NamingScene) -> None:
     plans = [
         Plan(THEIRS, (Drop(THEIRS),), scene.theirs, THEIRS),
         scene.plan(Rename(OURS, THEIRS)),
@@ -205,8 +205,8 @@ async def test_names_that_go_round_in_one_batch_are_verified_as_they_are_at_its_
     assert await find(scene.hand, THEIRS) == scene.ours
 
 
-async def test_only_renaming_and_dropping_wait_for_a_name_that_is_held(scene: Scene) -> None:
-    """Who holds a name holds up nobody who changes the role, or makes others its members."""
+async def test_only_renaming_and_dropping_wait_for_a_name_that_is_held(scene: NamingScene) -> None:
+    """A lock on a name does not delay sessions that change the role or make others its members."""
     ours = quote_identifier(OURS)
     async with scene.writer.transaction():
         await scene.writer.execute(f"SELECT FROM pg_catalog.pg_authid AS a WHERE a.oid = {scene.ours} FOR KEY SHARE")
@@ -218,7 +218,7 @@ async def test_only_renaming_and_dropping_wait_for_a_name_that_is_held(scene: Sc
 
 
 async def test_a_controller_that_ceased_to_be_a_superuser_goes_on_without_locking(
-    scene: Scene, server: PostgresServer
+    scene: NamingScene, server: PostgresServer
 ) -> None:
     await scene.hand.execute("CREATE ROLE steward LOGIN CREATEROLE PASSWORD 'p'")
     if scene.hand.get_server_version().major >= 16:

@@ -1,4 +1,4 @@
-"""sql/install: `observe()` notices every change of a role, tells it, and writes nothing when there is none."""
+"""sql/install: `observe()` notices and announces every change of a role, and writes nothing without a change."""
 
 from collections.abc import AsyncIterator
 
@@ -11,7 +11,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.schema import SchemaState, install
-from tests.integration.sql_support import DEADLINE, MISMATCHES, Listener, listening, role_oid, seen_home
+from tests.integration.sql_support import DEADLINE, MISMATCHES, NotificationListener, listening, role_oid, seen_home
 from tests.servers import Servers
 
 CHANGES = {
@@ -51,13 +51,13 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def home(server: PostgresServer) -> AsyncIterator[Connection]:
-    """A superuser in the home database, where schema pgrole is new and everything has been seen."""
+    """A superuser in the home database, with a new schema pgrole where everything has been observed."""
     async with seen_home(server.dsn(), after="DROP ROLE IF EXISTS subject, renamed, other") as made:
         yield made
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def listener(server: PostgresServer, home: Connection) -> AsyncIterator[Listener]:
+async def listener(server: PostgresServer, home: Connection) -> AsyncIterator[NotificationListener]:
     async with listening(server.dsn()) as made:
         yield made
 
@@ -67,7 +67,7 @@ async def observe(connection: Connection) -> str:
 
 
 async def test_every_kind_of_change_of_a_role_is_told_once_with_its_name_and_oid(
-    servers: Servers, home: Connection, listener: Listener
+    servers: Servers, home: Connection, listener: NotificationListener
 ) -> None:
     await home.execute("CREATE ROLE subject")
     oid = await role_oid(home, "subject")
@@ -90,7 +90,7 @@ async def test_every_kind_of_change_of_a_role_is_told_once_with_its_name_and_oid
 
 
 async def test_a_role_dropped_and_made_again_between_two_looks_is_told_as_both(
-    home: Connection, listener: Listener
+    home: Connection, listener: NotificationListener
 ) -> None:
     await home.execute("CREATE ROLE subject")
     before = await role_oid(home, "subject")
@@ -104,7 +104,7 @@ async def test_a_role_dropped_and_made_again_between_two_looks_is_told_as_both(
 
 
 async def test_one_membership_revoked_and_another_granted_between_two_looks_are_both_told(
-    home: Connection, listener: Listener
+    home: Connection, listener: NotificationListener
 ) -> None:
     await home.execute("CREATE ROLE subject; CREATE ROLE other; GRANT pg_monitor TO subject")
     await observe(home)
@@ -114,7 +114,9 @@ async def test_one_membership_revoked_and_another_granted_between_two_looks_are_
     assert {message["name"] for message in await listener.so_far()} == {"subject", "other"}
 
 
-async def test_nothing_is_written_and_nothing_told_when_nothing_changed(home: Connection, listener: Listener) -> None:
+async def test_nothing_is_written_and_nothing_told_when_nothing_changed(
+    home: Connection, listener: NotificationListener
+) -> None:
     await home.execute("SELECT pg_current_xact_id()")
     async with home.transaction():
         seen = await observe(home)
@@ -124,9 +126,9 @@ async def test_nothing_is_written_and_nothing_told_when_nothing_changed(home: Co
 
 
 async def test_a_change_that_was_undone_and_made_again_between_two_looks_is_told(
-    home: Connection, listener: Listener
+    home: Connection, listener: NotificationListener
 ) -> None:
-    """Whoever set the role back after the first look does not know of the second change otherwise."""
+    """Otherwise whoever repaired the role after the first read would not learn of the second change."""
     await home.execute("CREATE ROLE subject")
     await observe(home)
     await home.execute("ALTER ROLE subject CREATEDB")
@@ -138,7 +140,9 @@ async def test_a_change_that_was_undone_and_made_again_between_two_looks_is_told
     assert [message["name"] for message in await listener.so_far()] == ["subject"]
 
 
-async def test_a_full_pass_tells_of_what_was_undone_and_made_again_too(home: Connection, listener: Listener) -> None:
+async def test_a_full_pass_tells_of_what_was_undone_and_made_again_too(
+    home: Connection, listener: NotificationListener
+) -> None:
     await home.execute("CREATE ROLE subject CREATEDB")
     await observe(home)
     await listener.so_far()
@@ -157,7 +161,7 @@ async def test_valid_until_infinity_is_the_same_as_none(home: Connection) -> Non
     assert digest == await home.fetchval("SELECT digest FROM pgrole.role_state WHERE name = 'subject'")
 
 
-async def test_vacuum_full_of_the_catalogs_tells_nothing(home: Connection, listener: Listener) -> None:
+async def test_vacuum_full_of_the_catalogs_tells_nothing(home: Connection, listener: NotificationListener) -> None:
     await home.execute("CREATE ROLE subject; GRANT pg_monitor TO subject; COMMENT ON ROLE subject IS 'c'")
     await observe(home)
     await listener.so_far()
@@ -170,7 +174,9 @@ async def test_vacuum_full_of_the_catalogs_tells_nothing(home: Connection, liste
     assert [message["name"] for message in await listener.so_far()] == ["subject"]
 
 
-async def test_more_than_a_hundred_roles_in_one_look_are_told_as_many(home: Connection, listener: Listener) -> None:
+async def test_more_than_a_hundred_roles_in_one_look_are_told_as_many(
+    home: Connection, listener: NotificationListener
+) -> None:
     for count, told in ((100, 100), (101, 1)):
         await home.execute(f"DO $$ BEGIN FOR i IN 1..{count} LOOP EXECUTE 'CREATE ROLE many_' || i; END LOOP; END $$")
         await observe(home)
@@ -206,7 +212,7 @@ UPDATES = {
 
 @pytest.mark.parametrize("catalog", UPDATES)
 async def test_a_transaction_with_a_lower_id_that_commits_later_is_not_missed(
-    server: PostgresServer, home: Connection, listener: Listener, catalog: str
+    server: PostgresServer, home: Connection, listener: NotificationListener, catalog: str
 ) -> None:
     make, change, undo = UPDATES[catalog]
     await home.execute("CREATE ROLE subject; CREATE ROLE other")
@@ -232,7 +238,7 @@ async def test_a_transaction_with_a_lower_id_that_commits_later_is_not_missed(
 
 
 async def test_what_a_transaction_changes_after_its_own_look_is_not_missed(
-    home: Connection, listener: Listener
+    home: Connection, listener: NotificationListener
 ) -> None:
     await home.execute("CREATE ROLE subject")
     await observe(home)
@@ -246,7 +252,9 @@ async def test_what_a_transaction_changes_after_its_own_look_is_not_missed(
     assert [message["name"] for message in await listener.so_far()] == ["subject", "subject"]
 
 
-async def test_a_look_that_is_rolled_back_is_as_if_it_had_not_been(home: Connection, listener: Listener) -> None:
+async def test_a_look_that_is_rolled_back_is_as_if_it_had_not_been(
+    home: Connection, listener: NotificationListener
+) -> None:
     await home.execute("CREATE ROLE subject")
     look = home.transaction()
     await look.start()
@@ -258,7 +266,7 @@ async def test_a_look_that_is_rolled_back_is_as_if_it_had_not_been(home: Connect
 
 
 async def test_two_looks_at_once_tell_a_change_once(
-    server: PostgresServer, home: Connection, listener: Listener
+    server: PostgresServer, home: Connection, listener: NotificationListener
 ) -> None:
     await home.execute("CREATE ROLE subject")
     other = await asyncpg.connect(server.dsn())
@@ -302,7 +310,7 @@ async def test_the_snapshot_returned_is_the_next_one_unless_another_commits(
     ],
 )
 async def test_rows_that_concern_no_role_hide_none_that_does(
-    home: Connection, listener: Listener, gone: str, come: str
+    home: Connection, listener: NotificationListener, gone: str, come: str
 ) -> None:
     await home.execute("CREATE DATABASE other_one")
     try:
@@ -327,9 +335,9 @@ async def test_rows_that_concern_no_role_hide_none_that_does(
 
 
 async def test_rows_that_go_are_missed_also_where_nothing_counts_what_is_read(
-    server: PostgresServer, home: Connection, listener: Listener
+    server: PostgresServer, home: Connection, listener: NotificationListener
 ) -> None:
-    """Otherwise PostgreSQL's statistics say how many rows a look has read."""
+    """PostgreSQL's statistics usually tell how many rows a read has scanned."""
     untracked = await asyncpg.connect(server.dsn(), server_settings={"track_counts": "off"})
     try:
         for looking, following in ((untracked, home), (home, untracked), (untracked, untracked)):
@@ -354,7 +362,7 @@ async def test_rows_that_go_are_missed_also_where_nothing_counts_what_is_read(
 
 
 async def test_a_look_in_a_transaction_in_which_age_stands_still_sees_what_came_since(
-    server: PostgresServer, home: Connection, listener: Listener
+    server: PostgresServer, home: Connection, listener: NotificationListener
 ) -> None:
     """`age()` counts from one transaction id for as long as a transaction lasts."""
     await home.execute("CREATE ROLE subject; CREATE ROLE other")
@@ -409,7 +417,7 @@ async def test_a_look_at_everything_heals_what_was_tampered_with(home: Connectio
     ],
 )
 async def test_what_was_seen_on_another_server_counts_for_nothing(
-    home: Connection, listener: Listener, harm: str
+    home: Connection, listener: NotificationListener, harm: str
 ) -> None:
     await home.execute("CREATE ROLE subject")
     await observe(home)
@@ -420,7 +428,7 @@ async def test_what_was_seen_on_another_server_counts_for_nothing(
     assert [message["name"] for message in await listener.so_far()] == ["subject"]
 
 
-async def test_installed_again_it_keeps_everything(home: Connection, listener: Listener) -> None:
+async def test_installed_again_it_keeps_everything(home: Connection, listener: NotificationListener) -> None:
     await home.execute(
         "INSERT INTO pgrole.claim (role_name, role_oid, system_identifier, cluster, namespace, namespace_uid, object, "
         "object_uid) VALUES ('subject', 1, 2, 'c', 'n', 'nu', 'o', 'ou')"

@@ -1,4 +1,6 @@
-"""postgres: who we are in a session is nobody else's to decide, and login event triggers keep nobody out for long."""
+"""postgres: only the controller decides which role a session acts as, and login event triggers cannot lock it out for
+long.
+"""
 
 import secrets
 from collections.abc import AsyncIterator
@@ -90,7 +92,7 @@ async def test_no_setting_of_a_role_or_a_database_makes_us_act_as_another(
 async def test_a_session_that_acts_as_another_all_the_same_is_refused_and_the_setting_named(
     server: PostgresServer, admin: Connection, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
-    """As a pooler may have it, that drops what a connection asks for."""
+    """A pooler can cause this by dropping what a connection requests."""
     await admin.execute(setting.format("postgres"))
     monkeypatch.delitem(session_settings.PINNED, "role")
     with pytest.raises(Transient, match=f'acts as role "{TENANT}"') as caught:
@@ -281,7 +283,7 @@ async def test_a_schema_of_the_version_before_that_announces_nothing_is_said(
 
 @asynccontextmanager
 async def login_trigger(server: PostgresServer, database: str, body: str) -> AsyncIterator[None]:
-    """What a login event trigger does in a database, until it is dropped."""
+    """Installs a login event trigger in a database, until the context ends."""
     made: Connection = await asyncpg.connect(server.dsn(database=database), server_settings={"event_triggers": "off"})
     await made.execute(
         f"CREATE FUNCTION public.at_login() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN {body}; END'"
@@ -315,7 +317,7 @@ async def test_a_superuser_comes_in_whatever_a_login_event_trigger_does(
 async def test_a_login_event_trigger_that_keeps_us_out_is_said_leaves_nothing_behind_and_we_come_in_when_it_is_gone(
     server: PostgresServer, admin: Connection, role: str, body: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when nothing is known of the server yet."""
+    """Also when nothing is known about the server yet."""
     monkeypatch.setattr("pgrole_controller.postgres.connection._ACCEPTED", {})
     messages: list[str] = []
     async with login_trigger(server, HOME, BODIES[body]):

@@ -1,4 +1,4 @@
-"""`plan` against a real PostgreSQL: it finds each difference, writes nothing, and needs pg_monitor only."""
+"""`plan` with a real PostgreSQL: it finds each difference, writes nothing, and needs only pg_monitor."""
 
 import json
 import secrets
@@ -69,7 +69,7 @@ class PlanTrial:
         return choose(dsn=dsn or self.server.dsn())
 
     async def claim(self, spec: dict[str, Any], *, applied: bool = True, name: str = "") -> None:
-        """As the controller leaves it after it has applied the spec to an existing role."""
+        """Writes the claim that the controller leaves after it has applied the spec to an existing role."""
         object_name = name or spec["name"].removeprefix(f"{self.prefix}_").replace("_", "-")
         made = PgRole.model_validate(
             {**SPEC, "metadata": {"name": object_name, "namespace": self.namespace}, "spec": spec}

@@ -84,7 +84,7 @@ Poison = Callable[[Row], Rows]
 Meddling = Callable[[str, Rows], Rows]
 
 
-class Home(NamedTuple):
+class PoisonedHome(NamedTuple):
     connection: Connection
     identity: Identity
     oids: tuple[int, ...]  # of NAMES
@@ -122,15 +122,15 @@ class Read(NamedTuple):
     """`each`: its answer is a list with one for each of NAMES."""
 
     name: str
-    run: Callable[[Connection, Home], Awaitable[Any]]
+    run: Callable[[Connection, PoisonedHome], Awaitable[Any]]
     each: bool = False
 
 
-def session(connection: Connection, home: Home, status_claims: StatusClaims | None = None) -> Session:
+def session(connection: Connection, home: PoisonedHome, status_claims: StatusClaims | None = None) -> Session:
     return Session(home.identity, SchemaState.PRESENT, CLUSTER, status_claims or DatabaseClaims(), connection)
 
 
-async def compare(connection: Connection, home: Home) -> None:
+async def compare(connection: Connection, home: PoisonedHome) -> None:
     poller = Poller(connection, anyio.Lock(), home.identity)
     poller._key = 1
     await poller.compare()
@@ -138,7 +138,7 @@ async def compare(connection: Connection, home: Home) -> None:
     await poller.compare()
 
 
-def remembered(home: Home) -> StatusClaims:
+def remembered(home: PoisonedHome) -> StatusClaims:
     status_claims = StatusClaims().open(home.identity.system_identifier)
     plans = [Plan(name, oid=oid, owner=OWNERS[name]) for name, oid in zip(NAMES, home.oids, strict=True)]
     status_claims.record(plans, {})
@@ -177,7 +177,7 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def home(server: PostgresServer) -> AsyncIterator[Home]:
+async def home(server: PostgresServer) -> AsyncIterator[PoisonedHome]:
     """Three roles that have something of everything, each with a session that spoke about all of them."""
     async with connect(Endpoint(server.dsn()), "test") as made, connect(Endpoint(server.dsn()), "other") as other:
         await install(made)
@@ -209,7 +209,7 @@ async def home(server: PostgresServer) -> AsyncIterator[Home]:
             connect(Endpoint(server.dsn("beta", password="p")), "beta"),
             connect(Endpoint(server.dsn("gamma", password="p")), "gamma"),
         ):
-            yield Home(made, await identify(made), tuple(row["oid"] for row in rows))
+            yield PoisonedHome(made, await identify(made), tuple(row["oid"] for row in rows))
 
 
 def spoil(value: object) -> Iterator[object]:
@@ -263,7 +263,7 @@ def about(row: Row) -> object:
     return row.get("role") if "kind" not in row else (row["kind"], row["name"])
 
 
-def place_of(row: Row, home: Home) -> int | None:
+def place_of(row: Row, home: PoisonedHome) -> int | None:
     """Which of NAMES a row is about; None for what several of them share."""
     subject = about(row)
     if subject is None:
@@ -283,7 +283,9 @@ def check_plan(name: str, observed: Observed, identity: Identity) -> None:
 
 
 @pytest.mark.parametrize("read", READS, ids=lambda read: read.name)
-async def test_whatever_a_server_answers_nothing_but_an_error_of_one_object_leaves(home: Home, read: Read) -> None:
+async def test_whatever_a_server_answers_nothing_but_an_error_of_one_object_leaves(
+    home: PoisonedHome, read: Read
+) -> None:
     poisoned = Poisoned(home.connection)
     connection = cast("Connection", poisoned)
     questions: dict[str, Rows] = {}

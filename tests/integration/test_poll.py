@@ -1,4 +1,4 @@
-"""postgres.poll: what differs between two rounds is announced by name, whatever it is; what does not is not."""
+"""postgres.poll: every difference between two rounds is announced by name, and nothing else."""
 
 import secrets
 import sys
@@ -75,7 +75,7 @@ async def poller(request: pytest.FixtureRequest, server: PostgresServer, hand: C
 
 
 async def settled(poller: Poller) -> None:
-    """Until all that happened was told, and told again."""
+    """Polls until everything was announced twice."""
     while await poller.compare():
         pass
 
@@ -163,7 +163,7 @@ async def test_a_transaction_with_a_lower_id_that_commits_later_is_not_missed(
 
 
 async def test_what_we_changed_is_looked_at_in_a_round_that_began_after_it(poller: Poller, hand: Connection) -> None:
-    """It may be changed again to what the last round saw: its digest is the same, and it is drift."""
+    """Someone may restore what the last round saw: the digest is the same, but it is drift."""
     await hand.execute("ALTER ROLE subject SUPERUSER")
     await settled(poller)
     await hand.execute("ALTER ROLE subject NOSUPERUSER; ALTER ROLE subject SUPERUSER")
@@ -443,7 +443,7 @@ class TestChoice:
         assert refused.value.reason is Reason.SERVER_NOT_READY
 
     async def test_a_home_in_another_database_is_not_ignored(self, server: PostgresServer, hand: Connection) -> None:
-        """Its claims would not be seen."""
+        """Otherwise its claims would be overlooked."""
         await hand.execute("ALTER DATABASE template1 SET pgrole.home = 'on'")
         try:
             with pytest.raises(Refused, match="template1"):

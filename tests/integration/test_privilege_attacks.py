@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.acl import AclChange, ObjectKind
-from pgrole_controller.core.acl_decision import ObservedDatabase, PrivilegeDecision, decide_privileges
+from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.grantee import (
     Access,
     DatabasePrivileges,
@@ -20,6 +20,7 @@ from pgrole_controller.core.grantee import (
     PrivilegeRule,
     SchemaAccess,
 )
+from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.privilege_reach import PrivilegeReach
 from pgrole_controller.core.request import Key
 from pgrole_controller.local.postgres import PostgresServer

@@ -1,5 +1,7 @@
-"""controller.database_worker when databases, tables, triggers, connections and rights fail: what is declared is kept in
-the end, everything else goes on meanwhile, and what cannot be done is said with a remedy.
+"""controller.database_worker when databases, tables, triggers, connections and rights fail.
+
+In the end everything declared is kept, everything else continues meanwhile, and what cannot be done is reported with a
+remedy.
 """
 
 import contextlib
@@ -32,7 +34,7 @@ from pgrole_controller.postgres import database_session
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.schema import install as install_home
-from tests.integration.test_database_worker import DEADLINE, POLICY, READ, SERVER, World, make_world
+from tests.integration.test_database_worker import DEADLINE, POLICY, READ, SERVER, DatabaseWorkerWorld, make_world
 from tests.servers import Servers
 
 OTHER = Key("shop", "other")
@@ -46,14 +48,14 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def world(server: PostgresServer) -> AsyncIterator[World]:
+async def world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorld]:
     async with make_world(server) as made:
         yield made
 
 
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is looked at once a minute is looked at often, and retries come at once."""
+    """Makes checks frequent that happen once a minute, and retries immediate."""
     monkeypatch.setattr(database_session, "BACKSTOP_SECONDS", 0.2)
     for name in ("_RETRY", "_LOCK_RETRY"):
         monkeypatch.setattr(database_worker, name, Backoff(0.2, 0.5))
@@ -70,13 +72,13 @@ def remedies(error: PgRoleError) -> list[str]:
     return [] if found is None else [one.partition(" WITH ")[0] for one in found[1].split("; ")]
 
 
-async def follow(world: World, error: PgRoleError) -> None:
+async def follow(world: DatabaseWorkerWorld, error: PgRoleError) -> None:
     found = re.search(r"\. A superuser can (?:allow it|do it, in database [^:]*): (.*)$", error.message)
     assert found, error.message
     await world.hand.execute(found[1])
 
 
-async def another_grantee(world: World, *schemas: SchemaAccess, name: str = "other") -> Grantee:
+async def another_grantee(world: DatabaseWorkerWorld, *schemas: SchemaAccess, name: str = "other") -> Grantee:
     """A second role of the same namespace, with its own object."""
     role = f"{world.database}_{name}"
     await world.home.execute(f"CREATE ROLE {role}")
@@ -94,11 +96,11 @@ async def wait_mode(worker: DatabaseWorker, mode: DatabaseMode) -> None:
     assert await reached(is_so, DEADLINE), (worker.mode, worker.trouble, worker.why)
 
 
-async def drop_role(world: World, role: str) -> None:
+async def drop_role(world: DatabaseWorkerWorld, role: str) -> None:
     await world.hand.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-async def grants(world: World, table: str) -> list[tuple[str, str]]:
+async def grants(world: DatabaseWorkerWorld, table: str) -> list[tuple[str, str]]:
     """(privilege, grantor) of the role on a table."""
     rows = await world.hand.fetch(
         "SELECT a.privilege_type, a.grantor::regrole::text FROM pg_class AS c, aclexplode(c.relacl) AS a "
@@ -124,7 +126,9 @@ async def grants(world: World, table: str) -> list[tuple[str, str]]:
         "DROP SCHEMA pgrole CASCADE",
     ],
 )
-async def test_what_is_dropped_or_disabled_is_noticed_and_installed_again(world: World, harm: str) -> None:
+async def test_what_is_dropped_or_disabled_is_noticed_and_installed_again(
+    world: DatabaseWorkerWorld, harm: str
+) -> None:
     world.declare(READ)
     async with world.working() as worker:
         await world.wait_settled()
@@ -146,7 +150,7 @@ async def test_what_is_dropped_or_disabled_is_noticed_and_installed_again(world:
 
 
 @pytest.mark.usefixtures("hurry")
-async def test_without_install_a_dropped_trigger_means_poll_and_says_why(world: World) -> None:
+async def test_without_install_a_dropped_trigger_means_poll_and_says_why(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -191,7 +195,7 @@ async def test_the_server_crashes_and_its_events_are_gone(servers: Servers) -> N
 # Databases that go, come back, and are copied.
 
 
-async def test_a_database_that_allows_no_connections_is_named_and_taken_up_again(world: World) -> None:
+async def test_a_database_that_allows_no_connections_is_named_and_taken_up_again(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working() as worker:
         await world.wait_settled()
@@ -218,7 +222,7 @@ async def test_a_database_that_allows_no_connections_is_named_and_taken_up_again
         assert not await world.may("UPDATE", "app.orders")
 
 
-async def test_a_copy_of_a_managed_database_knows_nothing_as_applied(world: World) -> None:
+async def test_a_copy_of_a_managed_database_knows_nothing_as_applied(world: DatabaseWorkerWorld) -> None:
     """Its schema pgrole, leader and digests come along."""
     world.declare(READ)
     async with world.working():
@@ -245,7 +249,9 @@ async def test_a_copy_of_a_managed_database_knows_nothing_as_applied(world: Worl
     await world.hand.execute(f"DROP OWNED BY {world.role}")
 
 
-async def test_events_of_another_server_that_a_dump_brought_along_do_not_keep_it_busy(world: World) -> None:
+async def test_events_of_another_server_that_a_dump_brought_along_do_not_keep_it_busy(
+    world: DatabaseWorkerWorld,
+) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -278,7 +284,9 @@ async def test_events_of_another_server_that_a_dump_brought_along_do_not_keep_it
 
 
 @pytest.mark.usefixtures("hurry")
-async def test_a_locked_table_delays_no_other_object_and_is_repaired_once_it_is_free(world: World) -> None:
+async def test_a_locked_table_delays_no_other_object_and_is_repaired_once_it_is_free(
+    world: DatabaseWorkerWorld,
+) -> None:
     world.declare(READ)
     other = await asyncpg.connect(world.server.dsn(database=world.database))
     async with world.working():
@@ -298,7 +306,7 @@ async def test_a_locked_table_delays_no_other_object_and_is_repaired_once_it_is_
 
 
 @pytest.mark.usefixtures("hurry")
-async def test_a_migration_that_holds_many_tables_delays_no_other_object(world: World) -> None:
+async def test_a_migration_that_holds_many_tables_delays_no_other_object(world: DatabaseWorkerWorld) -> None:
     """Like VACUUM, it runs no DDL at its end that would tell of it."""
     world.declare(READ)
     names = ", ".join(f"app.a{number}" for number in range(40))
@@ -325,7 +333,7 @@ async def test_a_migration_that_holds_many_tables_delays_no_other_object(world: 
     await other.close()
 
 
-async def test_what_no_event_names_is_found_without_another_session(world: World) -> None:
+async def test_what_no_event_names_is_found_without_another_session(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working() as worker:
         await world.wait_settled()
@@ -339,7 +347,7 @@ async def test_what_no_event_names_is_found_without_another_session(world: World
         assert await world.home.fetchval(begun, world.database) == before
 
 
-async def test_five_thousand_grants_in_one_transaction(world: World) -> None:
+async def test_five_thousand_grants_in_one_transaction(world: DatabaseWorkerWorld) -> None:
     await world.hand.execute(
         "DO $$ BEGIN FOR i IN 1 .. 5000 LOOP EXECUTE format('CREATE TABLE app.t%s ()', i); END LOOP; END $$"
     )
@@ -361,7 +369,7 @@ async def test_five_thousand_grants_in_one_transaction(world: World) -> None:
 # Others who work against it.
 
 
-async def test_a_contest_about_one_role_slows_down_no_other(world: World) -> None:
+async def test_a_contest_about_one_role_slows_down_no_other(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     other = await another_grantee(world)
     async with world.working():
@@ -388,7 +396,9 @@ async def test_a_contest_about_one_role_slows_down_no_other(world: World) -> Non
     await drop_role(world, other.role_name)
 
 
-async def test_a_grantor_that_may_not_be_named_in_the_schema_any_more_or_was_dropped(world: World) -> None:
+async def test_a_grantor_that_may_not_be_named_in_the_schema_any_more_or_was_dropped(
+    world: DatabaseWorkerWorld,
+) -> None:
     """A delegate granted, lost its own grant option by CASCADE or its USAGE, and its grants go all the same."""
     delegate = f"{world.database}_delegate"
     world.declare(READ)
@@ -416,7 +426,7 @@ async def test_a_grantor_that_may_not_be_named_in_the_schema_any_more_or_was_dro
 
 
 @asynccontextmanager
-async def as_owner(world: World, *, member: bool) -> AsyncIterator[str]:
+async def as_owner(world: DatabaseWorkerWorld, *, member: bool) -> AsyncIterator[str]:
     """The controller's role is as docs/privileges.md describes; the tables belong to another role."""
     name = world.database
     role, owner = f"{name}_controller", f"{name}_owner"
@@ -435,7 +445,7 @@ async def as_owner(world: World, *, member: bool) -> AsyncIterator[str]:
 
 
 @pytest.mark.usefixtures("hurry")
-async def test_a_controller_that_acts_for_the_owner_polls_and_says_why(world: World) -> None:
+async def test_a_controller_that_acts_for_the_owner_polls_and_says_why(world: DatabaseWorkerWorld) -> None:
     async with as_owner(world, member=True) as owner:
         world.declare(READ)
         async with world.working() as worker:
@@ -452,7 +462,9 @@ async def test_a_controller_that_acts_for_the_owner_polls_and_says_why(world: Wo
 
 
 @pytest.mark.usefixtures("hurry")
-async def test_a_controller_with_grant_options_only_grants_and_names_what_it_cannot_revoke(world: World) -> None:
+async def test_a_controller_with_grant_options_only_grants_and_names_what_it_cannot_revoke(
+    world: DatabaseWorkerWorld,
+) -> None:
     async with as_owner(world, member=False) as owner:
         role = f"{world.database}_controller"
         await world.hand.execute(
@@ -477,7 +489,9 @@ async def test_a_controller_with_grant_options_only_grants_and_names_what_it_can
 
 
 @pytest.mark.usefixtures("hurry")
-async def test_what_a_controller_without_any_right_cannot_do_comes_with_the_statement_to_run(world: World) -> None:
+async def test_what_a_controller_without_any_right_cannot_do_comes_with_the_statement_to_run(
+    world: DatabaseWorkerWorld,
+) -> None:
     async with as_owner(world, member=False) as owner:
         world.declare(READ)
         async with world.working():
@@ -501,7 +515,9 @@ async def test_what_a_controller_without_any_right_cannot_do_comes_with_the_stat
 
 
 @pytest.mark.usefixtures("hurry")
-async def test_a_grantor_that_the_controller_may_not_act_as_is_named_with_the_statement_to_run(world: World) -> None:
+async def test_a_grantor_that_the_controller_may_not_act_as_is_named_with_the_statement_to_run(
+    world: DatabaseWorkerWorld,
+) -> None:
     delegate = f"{world.database}_delegate"
     async with as_owner(world, member=True):
         await world.hand.execute(
@@ -574,7 +590,7 @@ class Cutter:
 
 
 @asynccontextmanager
-async def cutting(world: World) -> AsyncIterator[Cutter]:
+async def cutting(world: DatabaseWorkerWorld) -> AsyncIterator[Cutter]:
     cutter = Cutter(world.server)
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
     cutter.port = listener.extra(anyio.abc.SocketAttribute.local_port)
@@ -598,7 +614,7 @@ def never_again() -> Iterator[None]:
 
 
 @pytest.mark.slow
-async def test_killed_before_any_message_it_converges_after_the_next_start(world: World) -> None:
+async def test_killed_before_any_message_it_converges_after_the_next_start(world: DatabaseWorkerWorld) -> None:
     """The declaration gave up DELETE, and both drift and news happened while no controller ran."""
     write = SchemaAccess("app", frozenset({Access.WRITE}))
     first = world.declare(write)
@@ -650,10 +666,10 @@ async def test_killed_before_any_message_it_converges_after_the_next_start(world
     assert cut > 15
 
 
-class Replica:
+class WorkerReplica:
     """One of two processes that share a Lease, with its own knowledge of who holds it."""
 
-    def __init__(self, world: World, holder: str) -> None:
+    def __init__(self, world: DatabaseWorkerWorld, holder: str) -> None:
         self.term = Term()
         self._world = world
         leadership = Leadership(self.term, "i1", holder)
@@ -686,9 +702,9 @@ class Replica:
             await anyio.sleep(0.05)
 
 
-async def test_a_process_that_was_paused_while_another_took_over_changes_nothing(world: World) -> None:
+async def test_a_process_that_was_paused_while_another_took_over_changes_nothing(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
-    paused, second = Replica(world, "one"), Replica(world, "two")
+    paused, second = WorkerReplica(world, "one"), WorkerReplica(world, "two")
     async with paused.working() as stale:
         await world.wait_settled()
         led = "SELECT number FROM pgrole.leader WHERE installation = 'i1'"
@@ -711,7 +727,7 @@ async def test_a_process_that_was_paused_while_another_took_over_changes_nothing
             assert not await world.may("DELETE", "app.orders")
 
 
-async def test_a_copy_of_the_home_database_is_a_database_like_any_other(world: World) -> None:
+async def test_a_copy_of_the_home_database_is_a_database_like_any_other(world: DatabaseWorkerWorld) -> None:
     """Claims and observations of roles come along, and are not this server's."""
     async with connect(Endpoint(world.server.dsn(database=world.database)), "test") as connection:
         await install_home(connection)
@@ -725,7 +741,7 @@ async def test_a_copy_of_the_home_database_is_a_database_like_any_other(world: W
     await world.home.execute(f"ALTER DATABASE {copy} RENAME TO {world.database}")
     world.hand = await asyncpg.connect(world.server.dsn(database=world.database))
     world.declare(READ)
-    replica = Replica(world, "one")
+    replica = WorkerReplica(world, "one")
     async with replica.working() as worker:
         await world.wait_settled()
         assert worker.mode is DatabaseMode.EVENTS

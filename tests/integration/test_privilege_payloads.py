@@ -16,7 +16,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import database_session, ddl_events
 from pgrole_controller.postgres.connection import Connection
-from tests.integration.test_database_worker import DEADLINE, READ, World, make_world
+from tests.integration.test_database_worker import DEADLINE, READ, DatabaseWorkerWorld, make_world
 from tests.servers import Servers
 
 WRITE = SchemaAccess("app", frozenset({Access.WRITE, Access.EXECUTE}))
@@ -29,7 +29,7 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def world(server: PostgresServer) -> AsyncIterator[World]:
+async def world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorld]:
     async with make_world(server) as made:
         yield made
 
@@ -37,7 +37,7 @@ async def world(server: PostgresServer) -> AsyncIterator[World]:
 class Tenant:
     """Owns the database and everything in it, and may log in."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: DatabaseWorkerWorld) -> None:
         self.world, self.name = world, f"{world.database}_mallory"
 
     @asynccontextmanager
@@ -50,7 +50,7 @@ class Tenant:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def tenant(world: World) -> AsyncIterator[Tenant]:
+async def tenant(world: DatabaseWorkerWorld) -> AsyncIterator[Tenant]:
     made = Tenant(world)
     await world.home.execute(
         f"CREATE ROLE {made.name} LOGIN PASSWORD 'm'; ALTER DATABASE {world.database} OWNER TO {made.name}"
@@ -152,7 +152,7 @@ CREATE FUNCTION app.called(app.d) RETURNS boolean LANGUAGE sql AS 'SELECT trap.s
 """
 
 
-async def plant(world: World, tenant: Tenant) -> None:
+async def plant(world: DatabaseWorkerWorld, tenant: Tenant) -> None:
     await world.hand.execute(RECORDING)
     await world.hand.execute(f"SET ROLE {tenant.name}")
     await world.hand.execute(SHADOWS + ON_TABLES)
@@ -166,19 +166,21 @@ async def plant(world: World, tenant: Tenant) -> None:
     """)
 
 
-async def assert_untouched(world: World) -> None:
+async def assert_untouched(world: DatabaseWorkerWorld) -> None:
     assert not await world.hand.fetchval("SELECT is_called FROM trap.ran"), (
         "a tenant's code ran in the controller's session"
     )
 
 
-async def spring(world: World, statement: str) -> None:
+async def spring(world: DatabaseWorkerWorld, statement: str) -> None:
     """Shows that the trap records what runs in a session with the controller's name."""
     await world.hand.execute(f"SET application_name = 'pgrole-controller test'; {statement}; RESET application_name")
     assert await world.hand.fetchval("SELECT is_called FROM trap.ran")
 
 
-async def test_the_controllers_session_runs_no_code_of_the_owner_of_the_database(world: World, tenant: Tenant) -> None:
+async def test_the_controllers_session_runs_no_code_of_the_owner_of_the_database(
+    world: DatabaseWorkerWorld, tenant: Tenant
+) -> None:
     await plant(world, tenant)
     world.declare(READ)
     async with world.working():
@@ -202,7 +204,7 @@ async def test_the_controllers_session_runs_no_code_of_the_owner_of_the_database
 EVENTS = ("ddl_command_start", "ddl_command_end", "sql_drop", "table_rewrite", "login")
 
 
-async def plant_event_trigger(world: World, tenant: Tenant, event: str) -> None:
+async def plant_event_trigger(world: DatabaseWorkerWorld, tenant: Tenant, event: str) -> None:
     await world.hand.execute(f"""
         CREATE FUNCTION trap.on_event() RETURNS event_trigger LANGUAGE plpgsql AS
         'BEGIN PERFORM trap.spring();
@@ -216,7 +218,7 @@ async def plant_event_trigger(world: World, tenant: Tenant, event: str) -> None:
 @pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.parametrize("when", ["before the session", "during the session"])
 async def test_event_triggers_of_others_never_run(
-    world: World, tenant: Tenant, servers: Servers, event: str, when: str
+    world: DatabaseWorkerWorld, tenant: Tenant, servers: Servers, event: str, when: str
 ) -> None:
     if event == "login" and servers.version < 17:
         pytest.skip("exists since 17")
@@ -245,7 +247,7 @@ async def test_event_triggers_of_others_never_run(
 
 
 @asynccontextmanager
-async def neighbours(world: World) -> AsyncIterator[World]:
+async def neighbours(world: DatabaseWorkerWorld) -> AsyncIterator[DatabaseWorkerWorld]:
     """Another database on the same server, with a worker of its own in the same process."""
     async with make_world(world.server) as beside:
         beside.declare(READ)
@@ -254,7 +256,7 @@ async def neighbours(world: World) -> AsyncIterator[World]:
             yield beside
 
 
-async def check_repairs(*worlds: World, table: str = "app.orders") -> None:
+async def check_repairs(*worlds: DatabaseWorkerWorld, table: str = "app.orders") -> None:
     for one in worlds:
         await one.hand.execute(f"GRANT UPDATE ON {table} TO {one.role}")
         await one.wait_may("UPDATE", table, expected=False)
@@ -263,7 +265,7 @@ async def check_repairs(*worlds: World, table: str = "app.orders") -> None:
 FORGED = ("''", "'ddl'", "'{}'", "'greeting'", "repeat('x', 7999)", "E'\\x01\\x7f\\n'", "'pgrole.ddl_event'")
 
 
-async def test_forged_notifications_delay_no_repair(world: World, tenant: Tenant) -> None:
+async def test_forged_notifications_delay_no_repair(world: DatabaseWorkerWorld, tenant: Tenant) -> None:
     world.declare(READ)
     async with world.working(), neighbours(world) as beside, anyio.create_task_group() as tasks:
         await world.wait_settled()
@@ -313,17 +315,19 @@ SLOW = ("tables", "schemas")
 
 
 @pytest.mark.parametrize("name", [name for name in FLOODS if name not in SLOW])
-async def test_a_flood_stops_no_one_elses_privileges(world: World, tenant: Tenant, name: str) -> None:
+async def test_a_flood_stops_no_one_elses_privileges(world: DatabaseWorkerWorld, tenant: Tenant, name: str) -> None:
     await attack(world, tenant, FLOODS[name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
-async def test_a_flood_of_objects_stops_no_one_elses_privileges(world: World, tenant: Tenant, name: str) -> None:
+async def test_a_flood_of_objects_stops_no_one_elses_privileges(
+    world: DatabaseWorkerWorld, tenant: Tenant, name: str
+) -> None:
     await attack(world, tenant, FLOODS[name], times=20)
 
 
-async def attack(world: World, tenant: Tenant, flood: str, times: int = 1) -> None:
+async def attack(world: DatabaseWorkerWorld, tenant: Tenant, flood: str, times: int = 1) -> None:
     text = (
         flood.replace("{number}", "1000")
         .replace("{megabyte}", "x" * (1 << 20))
@@ -378,7 +382,9 @@ FORBIDDEN = (
 )
 
 
-async def test_the_owner_of_the_database_reaches_nothing_of_the_controller(world: World, tenant: Tenant) -> None:
+async def test_the_owner_of_the_database_reaches_nothing_of_the_controller(
+    world: DatabaseWorkerWorld, tenant: Tenant
+) -> None:
     """Whatever default privileges were set before the installation."""
     await world.hand.execute(f"""
         ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO {tenant.name};
@@ -400,7 +406,7 @@ async def test_the_owner_of_the_database_reaches_nothing_of_the_controller(world
 
 
 async def test_events_that_a_command_hides_are_found_by_the_backstop(
-    world: World, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+    world: DatabaseWorkerWorld, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So deep within calls, PostgreSQL runs the GRANT, and the event trigger fails, which is not to fail the GRANT."""
     monkeypatch.setattr(database_session, "BACKSTOP_SECONDS", 0.5)
@@ -433,7 +439,9 @@ async def test_events_that_a_command_hides_are_found_by_the_backstop(
         assert hidden, "no command was hidden: the test shows nothing"
 
 
-async def test_what_one_owner_flaps_delays_no_repair_of_anothers_objects(world: World, tenant: Tenant) -> None:
+async def test_what_one_owner_flaps_delays_no_repair_of_anothers_objects(
+    world: DatabaseWorkerWorld, tenant: Tenant
+) -> None:
     await world.hand.execute("CREATE TABLE app.safe (id int)")
     world.declare(READ)
     async with world.working(), tenant.connected() as session:
@@ -452,7 +460,9 @@ async def test_what_one_owner_flaps_delays_no_repair_of_anothers_objects(world: 
         await world.wait_may("UPDATE", "app.orders", expected=False)
 
 
-async def test_events_are_pruned_while_the_session_lasts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_events_are_pruned_while_the_session_lasts(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(database_session, "PRUNE_SECONDS", 0.1)
     world.declare(READ)
     async with world.working():

@@ -18,7 +18,9 @@ from pgrole_controller.core.plan import Blocker, ReassignOwned, blocked
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import catalog, queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.reassign import MADE_MEANWHILE, _sql, reassign_owned
+from pgrole_controller.postgres.reassign import reassign_owned
+from pgrole_controller.postgres.reassign_answers import reassign_sql
+from pgrole_controller.postgres.reassign_in_database import MADE_MEANWHILE
 from tests.servers import ContainerServer, Servers
 
 DEADLINE = 60.0
@@ -26,7 +28,7 @@ SETTINGS = {"max_prepared_transactions": "5", "max_locks_per_transaction": "20"}
 
 
 @dataclass
-class Trial:
+class ReassignTrial:
     """A role to be dropped and its new owner, which no other test has, and what of databases a test makes."""
 
     server: PostgresServer
@@ -109,11 +111,11 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def trial(server: PostgresServer) -> AsyncIterator[Trial]:
+async def trial(server: PostgresServer) -> AsyncIterator[ReassignTrial]:
     home: Connection = await asyncpg.connect(server.dsn())
     try:
         async with AsyncExitStack() as stack:
-            trial = Trial(server, home, stack, secrets.token_hex(3))
+            trial = ReassignTrial(server, home, stack, secrets.token_hex(3))
             await trial.start()
             yield trial
         for name in trial.databases:
@@ -209,11 +211,11 @@ ALTER TABLE s.plain OWNER TO {role}; CREATE FOREIGN DATA WRAPPER w; CREATE SERVE
 GRANT ALL ON FOREIGN DATA WRAPPER w TO PUBLIC; GRANT ALL ON FOREIGN SERVER loopback TO PUBLIC"""
 
 
-def privileges(trial: Trial) -> dict[str, str]:
+def privileges(trial: ReassignTrial) -> dict[str, str]:
     return {kind: statement for kind, statement in PRIVILEGES.items() if trial.version >= 15 or kind != "a parameter"}
 
 
-async def test_drop_owned_is_undone_whenever_it_would_drop_something(trial: Trial) -> None:
+async def test_drop_owned_is_undone_whenever_it_would_drop_something(trial: ReassignTrial) -> None:
     await trial.start("plain")  # the owner of an extension has no quotes in its name
     oid = await trial.oid()
     await trial.home.execute(f"ALTER ROLE {trial.q} SUPERUSER")
@@ -225,23 +227,23 @@ async def test_drop_owned_is_undone_whenever_it_would_drop_something(trial: Tria
             await trial.home.execute(statement.format(role=trial.q))
             await trial.home.execute("RESET ROLE")
             with pytest.raises(asyncpg.PostgresError) as raised:
-                await trial.home.execute(_sql("drop_owned"))
+                await trial.home.execute(reassign_sql("drop_owned"))
             assert raised.value.sqlstate == MADE_MEANWHILE, (kind, raised.value)
 
 
-async def test_privileges_are_taken_away_without_a_false_alarm(trial: Trial) -> None:
+async def test_privileges_are_taken_away_without_a_false_alarm(trial: ReassignTrial) -> None:
     oid = await trial.oid()
     for kind, statement in privileges(trial).items():
         async with emptying(trial.home, oid):
             await trial.home.execute(STAGE.format(role=trial.new_owner))
             await trial.home.execute(statement.format(role=trial.q, new_owner=trial.new_owner))
             assert await trial.dependents() != {}, kind
-            await trial.home.execute(_sql("drop_owned"))
+            await trial.home.execute(reassign_sql("drop_owned"))
             assert await trial.dependents() == {}, kind
             assert await trial.home.fetchval("SELECT count(*) FROM s.plain"), kind
 
 
-async def test_everything_is_handed_over_in_every_database_and_the_role_can_be_dropped(trial: Trial) -> None:
+async def test_everything_is_handed_over_in_every_database_and_the_role_can_be_dropped(trial: ReassignTrial) -> None:
     await trial.start("plain")
     await trial.home.execute(f"ALTER ROLE {trial.q} SUPERUSER; ALTER ROLE {trial.new_owner} SUPERUSER")
     inside = []
@@ -269,7 +271,7 @@ async def test_everything_is_handed_over_in_every_database_and_the_role_can_be_d
     await trial.drop()
 
 
-async def test_a_table_that_is_committed_right_before_drop_owned_is_handed_over(trial: Trial) -> None:
+async def test_a_table_that_is_committed_right_before_drop_owned_is_handed_over(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     superuser = await trial.enter(
         name,
@@ -291,7 +293,7 @@ async def test_a_table_that_is_committed_right_before_drop_owned_is_handed_over(
     await trial.drop()
 
 
-async def test_a_session_that_makes_tables_as_the_role_in_a_loop_loses_no_row(trial: Trial) -> None:
+async def test_a_session_that_makes_tables_as_the_role_in_a_loop_loses_no_row(trial: ReassignTrial) -> None:
     made: dict[str, int] = {}
     for _ in range(2):
         name = await trial.create_database()
@@ -323,7 +325,7 @@ async def test_a_session_that_makes_tables_as_the_role_in_a_loop_loses_no_row(tr
             assert await trial.owner(superuser, f"t{number}") == trial.new_owner
 
 
-async def attempt(trial: Trial) -> None:
+async def attempt(trial: ReassignTrial) -> None:
     """Empties and drops the role, as often as it takes."""
     await trial.home.execute(f"ALTER ROLE {trial.q} NOLOGIN; SET lock_timeout = '2s'")
     with anyio.fail_after(DEADLINE):
@@ -338,7 +340,7 @@ async def attempt(trial: Trial) -> None:
                 return
 
 
-async def test_what_is_made_as_the_role_time_and_again_is_said_and_never_dropped(trial: Trial) -> None:
+async def test_what_is_made_as_the_role_time_and_again_is_said_and_never_dropped(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     superuser = await trial.enter(
         name,
@@ -355,7 +357,7 @@ async def test_what_is_made_as_the_role_time_and_again_is_said_and_never_dropped
     assert await superuser.fetchval("SELECT n FROM kept") == 1
 
 
-async def test_more_than_the_server_can_lock_at_once_is_handed_over_in_pieces(trial: Trial) -> None:
+async def test_more_than_the_server_can_lock_at_once_is_handed_over_in_pieces(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     superuser = await trial.enter(name)
     for start in range(0, 2000, 200):
@@ -370,7 +372,7 @@ async def test_more_than_the_server_can_lock_at_once_is_handed_over_in_pieces(tr
     await trial.drop()
 
 
-async def test_sessions_block_with_their_count_or_are_ended_when_asked_for(trial: Trial) -> None:
+async def test_sessions_block_with_their_count_or_are_ended_when_asked_for(trial: ReassignTrial) -> None:
     session = await trial.enter("postgres", trial.role)
     await trial.enter("postgres", trial.role)
     sessions = await trial.home.fetch(queries.inspect("sessions"), [await trial.oid()])
@@ -384,7 +386,7 @@ async def test_sessions_block_with_their_count_or_are_ended_when_asked_for(trial
     await trial.drop()
 
 
-async def test_a_session_that_does_not_end_is_counted_and_blocks(trial: Trial) -> None:
+async def test_a_session_that_does_not_end_is_counted_and_blocks(trial: ReassignTrial) -> None:
     session = await trial.enter("postgres", trial.role)
     process = session.get_server_pid()
     if isinstance(trial.server, ContainerServer):
@@ -404,7 +406,7 @@ async def ended(session: Connection) -> bool:
     return True
 
 
-async def test_without_a_new_owner_nothing_but_sessions_is_touched(trial: Trial) -> None:
+async def test_without_a_new_owner_nothing_but_sessions_is_touched(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     member = await trial.enter(name, "postgres", f"GRANT {trial.q} TO {trial.new_owner}; CREATE TABLE t (a int)")
     await member.execute(f"ALTER TABLE t OWNER TO {trial.q}")
@@ -413,7 +415,7 @@ async def test_without_a_new_owner_nothing_but_sessions_is_touched(trial: Trial)
     assert await trial.dependents() == {name: 1, "": 1}
 
 
-async def test_prepared_transactions_are_named_with_their_database(trial: Trial) -> None:
+async def test_prepared_transactions_are_named_with_their_database(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     superuser = await trial.enter(name, "postgres", "GRANT CREATE ON SCHEMA public TO PUBLIC")
     await trial.become(name, "BEGIN", "CREATE TABLE t (a int)", f"PREPARE TRANSACTION 'gid {trial.tag}'")
@@ -426,7 +428,7 @@ async def test_prepared_transactions_are_named_with_their_database(trial: Trial)
     await trial.drop()
 
 
-async def test_an_open_transaction_that_makes_something_as_the_role_is_named(trial: Trial) -> None:
+async def test_an_open_transaction_that_makes_something_as_the_role_is_named(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     superuser = await trial.enter(name, "postgres", "GRANT CREATE ON SCHEMA public TO PUBLIC")
     maker = await trial.become(name, "BEGIN", "CREATE TABLE t (a int)")
@@ -439,7 +441,7 @@ async def test_an_open_transaction_that_makes_something_as_the_role_is_named(tri
 
 
 async def test_a_database_that_takes_no_connections_is_named_with_the_remedy_and_the_others_are_done(
-    trial: Trial,
+    trial: ReassignTrial,
 ) -> None:
     closed, unneeded, other = [await trial.create_database() for _ in range(3)]
     for name in (closed, other):
@@ -459,7 +461,7 @@ async def test_a_database_that_takes_no_connections_is_named_with_the_remedy_and
     await trial.drop()
 
 
-async def test_a_database_whose_drop_was_interrupted_is_named(trial: Trial) -> None:
+async def test_a_database_whose_drop_was_interrupted_is_named(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     await trial.enter(name, "postgres", f"GRANT USAGE ON SCHEMA public TO {trial.q}")
     await trial.home.execute(f"UPDATE pg_database SET datconnlimit = -2 WHERE datname = '{name}'")
@@ -480,7 +482,9 @@ async def test_a_database_whose_drop_was_interrupted_is_named(trial: Trial) -> N
         ("win", "TEMPLATE template0 ENCODING 'WIN1252' LOCALE 'C'"),
     ],
 )
-async def test_names_and_encodings_of_databases_and_roles_do_not_matter(trial: Trial, name: str, options: str) -> None:
+async def test_names_and_encodings_of_databases_and_roles_do_not_matter(
+    trial: ReassignTrial, name: str, options: str
+) -> None:
     await trial.start(role="rôleā字")
     name = await trial.create_database(name, options)
     oid = await trial.oid()
@@ -495,7 +499,7 @@ async def test_names_and_encodings_of_databases_and_roles_do_not_matter(trial: T
     await trial.drop()
 
 
-async def test_template1_is_a_database_like_others(trial: Trial) -> None:
+async def test_template1_is_a_database_like_others(trial: ReassignTrial) -> None:
     superuser = await trial.enter("template1", "postgres", f"CREATE SCHEMA s AUTHORIZATION {trial.q}")
     await trial.reassign()
     await superuser.execute("DROP SCHEMA s")
@@ -503,7 +507,7 @@ async def test_template1_is_a_database_like_others(trial: Trial) -> None:
     await trial.drop()
 
 
-async def test_a_database_whose_name_is_not_utf8_is_named_by_its_bytes(trial: Trial) -> None:
+async def test_a_database_whose_name_is_not_utf8_is_named_by_its_bytes(trial: ReassignTrial) -> None:
     latin = await trial.create_database("", "TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'")
     inside = await trial.enter(latin)
     await trial.home.execute(f"CREATE ROLE plain_{trial.tag}; DROP ROLE {trial.q}")
@@ -529,7 +533,7 @@ async def test_a_database_whose_name_is_not_utf8_is_named_by_its_bytes(trial: Tr
 
 
 @pytest.mark.parametrize("which", [0, 1])
-async def test_a_database_that_is_dropped_meanwhile_is_no_error(trial: Trial, which: int) -> None:
+async def test_a_database_that_is_dropped_meanwhile_is_no_error(trial: ReassignTrial, which: int) -> None:
     names = [await trial.create_database() for _ in range(2)]
     for name in names:
         await trial.enter(name, "postgres", f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}")
@@ -543,7 +547,7 @@ async def test_a_database_that_is_dropped_meanwhile_is_no_error(trial: Trial, wh
     await trial.drop()
 
 
-async def test_a_lock_that_is_not_free_is_said_with_its_database(trial: Trial) -> None:
+async def test_a_lock_that_is_not_free_is_said_with_its_database(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     blocker = await trial.enter(name, "postgres", f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}")
     await blocker.execute("BEGIN; LOCK TABLE t")
@@ -558,7 +562,7 @@ async def test_a_lock_that_is_not_free_is_said_with_its_database(trial: Trial) -
     await trial.drop()
 
 
-async def test_a_controller_that_may_not_hand_over_says_so_with_the_database(trial: Trial) -> None:
+async def test_a_controller_that_may_not_hand_over_says_so_with_the_database(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     superuser = await trial.enter(name, "postgres", f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}")
     user = f"controller_{trial.tag}"
@@ -575,7 +579,7 @@ async def test_a_controller_that_may_not_hand_over_says_so_with_the_database(tri
         assert await catalog.read_dependents(own, [await trial.oid()]) == {}
 
 
-async def test_settings_of_a_database_do_not_make_us_another_role(trial: Trial) -> None:
+async def test_settings_of_a_database_do_not_make_us_another_role(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     superuser = await trial.enter(name, "postgres", f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}")
     await trial.home.execute(f"ALTER DATABASE {name} SET role = {quote_literal(trial.role)}")
@@ -584,7 +588,7 @@ async def test_settings_of_a_database_do_not_make_us_another_role(trial: Trial) 
     await trial.drop()
 
 
-async def test_a_new_owner_that_is_none_is_refused_before_anything_is_done(trial: Trial) -> None:
+async def test_a_new_owner_that_is_none_is_refused_before_anything_is_done(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     superuser = await trial.enter(name, "postgres", f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}")
     for new_owner in ("pg_monitor", f"absent_{trial.tag}", trial.role, ""):
@@ -592,14 +596,14 @@ async def test_a_new_owner_that_is_none_is_refused_before_anything_is_done(trial
     assert await trial.owner(superuser, "t") == trial.role
 
 
-async def test_a_role_that_is_not_the_one_that_was_seen_is_not_touched(trial: Trial) -> None:
+async def test_a_role_that_is_not_the_one_that_was_seen_is_not_touched(trial: ReassignTrial) -> None:
     for changed in ({"oid": await trial.oid() + 1000}, {"role": trial.new_owner, "new_owner": trial.role}):
         with pytest.raises(Transient) as raised:
             await trial.reassign(**changed)
         assert raised.value.reason is Reason.PROGRESSING
 
 
-async def test_members_and_memberships_that_it_granted_do_not_keep_a_role(trial: Trial) -> None:
+async def test_members_and_memberships_that_it_granted_do_not_keep_a_role(trial: ReassignTrial) -> None:
     group, member, passed = (f"{kind}_{trial.tag}" for kind in ("group", "member", "passed"))
     await trial.home.execute(
         f"CREATE ROLE {group}; CREATE ROLE {member}; CREATE ROLE {passed};"
@@ -620,7 +624,7 @@ async def test_members_and_memberships_that_it_granted_do_not_keep_a_role(trial:
 
 
 @pytest.mark.since(16, "memberships that the creator of a role gives to itself")
-async def test_memberships_that_a_role_granted_to_itself_are_no_need(trial: Trial) -> None:
+async def test_memberships_that_a_role_granted_to_itself_are_no_need(trial: ReassignTrial) -> None:
     await trial.home.execute(
         f"ALTER ROLE {trial.q} CREATEROLE; SET createrole_self_grant = 'inherit, set'; SET ROLE {trial.q};"
         f"CREATE ROLE made_{trial.tag}; RESET ROLE"
@@ -630,7 +634,7 @@ async def test_memberships_that_a_role_granted_to_itself_are_no_need(trial: Tria
     await trial.drop()
 
 
-async def test_a_role_that_nothing_needs_costs_one_connection_and_can_be_dropped(trial: Trial) -> None:
+async def test_a_role_that_nothing_needs_costs_one_connection_and_can_be_dropped(trial: ReassignTrial) -> None:
     await trial.reassign()
     await trial.reassign(terminate=True)
     await trial.drop()

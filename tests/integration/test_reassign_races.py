@@ -1,4 +1,4 @@
-"""postgres: whatever is renamed, swapped or given away while a role is emptied, nothing of others is taken."""
+"""postgres: whatever is renamed, swapped or given away while a role is emptied, nothing that others own is taken."""
 
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,7 +14,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import reassign as module
 from pgrole_controller.postgres.connection import Connection, Endpoint
-from tests.integration.test_reassign import SETTINGS, WAITS, Trial, reached
+from tests.integration.test_reassign import SETTINGS, WAITS, ReassignTrial, reached
 from tests.servers import Servers
 
 OWNER = "SELECT relowner FROM pg_class WHERE oid = $1"
@@ -42,7 +42,7 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
         yield own
 
 
-class Race(Trial):
+class Race(ReassignTrial):
     """`team` is another team's role; the controller has its privileges too, and could do it harm."""
 
     team: str = ""

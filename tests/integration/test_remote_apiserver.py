@@ -1,4 +1,4 @@
-"""An API server that somebody else runs."""
+"""An API server that someone else runs."""
 
 from pathlib import Path
 

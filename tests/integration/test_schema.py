@@ -1,4 +1,6 @@
-"""postgres/schema: installs schema pgrole where permitted, keeps it, and never trusts one that belongs to others."""
+"""postgres/schema: installs schema pgrole where permitted, maintains it, and never trusts one that belongs to
+others.
+"""
 
 from collections.abc import AsyncIterator
 

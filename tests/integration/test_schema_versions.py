@@ -1,4 +1,4 @@
-"""sql/install: one version of schema pgrole can follow another, in either order, under whoever works with it."""
+"""sql/install: one version of schema pgrole can follow another, in either order, while controllers use it."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -101,7 +101,7 @@ async def other(database: str, connection: Connection) -> AsyncIterator[Connecti
 
 
 async def forget_home(connection: Connection) -> None:
-    """One server has one home: so that a second one can be compared with it."""
+    """Removes the record of the home, since a server has only one, to compare with a second database."""
     await connection.execute(f'ALTER DATABASE "{await connection.fetchval("SELECT current_database()")}" RESET ALL')
 
 
@@ -287,7 +287,7 @@ async def test_in_a_part_that_a_tenant_has_a_hand_in_the_version_before_is_not_t
 
 
 async def test_the_version_is_not_changed_while_a_reconcile_is_under_way(database: str, connection: Connection) -> None:
-    """A transaction that has its turn ends before the functions that it calls are replaced."""
+    """A transaction that holds the lock ends before the functions that it calls are replaced."""
     await run_before(connection)
     async with connect(Endpoint(database), "test") as visitor:
         async with visitor.transaction():
@@ -301,7 +301,7 @@ async def test_the_version_is_not_changed_while_a_reconcile_is_under_way(databas
 
 
 async def test_what_the_version_before_has_seen_hides_no_change_from_this_one(connection: Connection) -> None:
-    """It kept no account of rows that concern no role, as of comments on databases."""
+    """It recorded no rows that concern no role, such as comments on databases."""
     database = await connection.fetchval("SELECT quote_ident(current_database())")
     written = "SELECT xmin FROM pgrole.role_state WHERE name = 'versions_subject'"
     await connection.execute(f"COMMENT ON DATABASE {database} IS 'old'; ALTER DATABASE {database} SET work_mem = '8MB'")

@@ -1,4 +1,4 @@
-"""core/scram against a real server: what it makes of a password, what it takes for a verifier, and who may log in."""
+"""core/scram with a real server: the verifiers it makes and accepts, and who may log in."""
 
 import base64
 import hashlib
@@ -104,7 +104,7 @@ async def connection(database: str) -> AsyncIterator[Connection]:
 
 
 async def set_password(connection: Connection, text: str) -> str | None:
-    """What the server stores when it is given this text as the password."""
+    """Returns what the server stores when it is given this text as the password."""
     await connection.execute(f"ALTER ROLE {ROLE} PASSWORD {quote_literal(text)}")
     stored: str | None = await connection.fetchval("SELECT rolpassword FROM pg_authid WHERE rolname = $1", ROLE)
     return stored
@@ -271,7 +271,7 @@ async def test_where_clients_differ_it_is_as_postgresqls_own_library_has_it(
 
 
 async def logs_in_by_libpq(server: PostgresServer, password: str) -> bool:
-    """Whether psql does, whose library prepares the password with the very code of the server."""
+    """Whether psql logs in; libpq prepares the password with the server's own code."""
     command = [str(server.psql), "-X", "-w", "-c", "SELECT 1", server.dsn(user=ROLE)]
     with anyio.fail_after(60):
         done = await anyio.run_process(command, check=False, env={**os.environ, "PGPASSWORD": password})

@@ -1,6 +1,4 @@
-"""A worker whose session meets what nothing foresees: that server alone is in trouble, and tries again with
-back-off.
-"""
+"""A worker whose session fails unexpectedly: only that server is affected, and retries with back-off."""
 
 import logging
 import time
@@ -39,7 +37,7 @@ from tests.worker_context import make_context
 
 DEADLINE = 45.0
 SECRET = "hunter2"
-#: How often the broken session is to fail.
+#: Number of failures of the broken session.
 FAILURES = 6
 
 

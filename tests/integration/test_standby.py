@@ -1,4 +1,4 @@
-"""A session of a process that could lead and does not: ready, and changing nothing, until it does."""
+"""A session of a process on standby: ready, but changing nothing until it leads."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,7 +23,7 @@ OURS = (
 )
 
 
-class Standby:
+class StandbyServer:
     """One attempt at a session, of a process that leads from `lead` on."""
 
     def __init__(self, dsn: str) -> None:
@@ -59,7 +59,7 @@ class Standby:
         self.session = session
 
 
-class Leader(Standby):
+class Leader(StandbyServer):
     """Its session goes on."""
 
     async def _work(self, session: Session) -> None:
@@ -77,7 +77,7 @@ async def administrator(dsn: str) -> AsyncIterator[Connection]:
 
 
 @asynccontextmanager
-async def standing(dsn: str, kind: type[Standby] = Standby) -> AsyncIterator[Standby]:
+async def standing(dsn: str, kind: type[StandbyServer] = StandbyServer) -> AsyncIterator[StandbyServer]:
     standby = kind(dsn)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(standby.run)
@@ -92,7 +92,7 @@ async def count(connection: Connection, expected: int) -> None:
     assert await reached(is_so, DEADLINE), await connection.fetchval(OURS)
 
 
-async def begin(standby: Standby, times: int = 1) -> None:
+async def begin(standby: StandbyServer, times: int = 1) -> None:
     async def is_so() -> bool:
         return standby.standing >= times
 

@@ -1,4 +1,4 @@
-"""Settings as roles store them: read as PostgreSQL reads them, whatever they are, and set back."""
+"""Settings as roles store them: read as PostgreSQL reads them, whatever they are, and repaired."""
 
 import os
 import time
@@ -191,14 +191,14 @@ ATTACKS = {
 BY_SUPERUSERS = {"a name in two spellings", "1100 names", "a long name"}
 
 
-class Estate(NamedTuple):
+class SettingsEstate(NamedTuple):
     session: Session
     dsn: str  # of the tenant
     asked: list[tuple[Key, str]]
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def estate(server: PostgresServer, hand: Connection) -> AsyncIterator[Estate]:
+async def estate(server: PostgresServer, hand: Connection) -> AsyncIterator[SettingsEstate]:
     names = ("tenant", "first", "second")
     for name in names:
         await hand.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'p'; COMMENT ON ROLE {name} IS 'of {name}'")
@@ -206,11 +206,11 @@ async def estate(server: PostgresServer, hand: Connection) -> AsyncIterator[Esta
     async with connect(Endpoint(server.dsn()), "test") as made:
         await install(made)
         session = Session(await identify(made), SchemaState.PRESENT, "cluster", DatabaseClaims(), made)
-        yield Estate(session, server.dsn("tenant", password="p"), [(Key("shop", name), name) for name in names])
+        yield SettingsEstate(session, server.dsn("tenant", password="p"), [(Key("shop", name), name) for name in names])
     await hand.execute(f"DROP ROLE {', '.join(names)}")
 
 
-async def see(estate: Estate) -> dict[str, ObservedRole]:
+async def see(estate: SettingsEstate) -> dict[str, ObservedRole]:
     return {
         observed.named.role.name: observed.named
         for observed in seen(await estate.session.read_roles(estate.asked))
@@ -218,7 +218,7 @@ async def see(estate: Estate) -> dict[str, ObservedRole]:
     }
 
 
-async def check_drift_of_one(estate: Estate, before: dict[str, ObservedRole]) -> None:
+async def check_drift_of_one(estate: SettingsEstate, before: dict[str, ObservedRole]) -> None:
     """What was stored is drift of the tenant alone, read in little memory and time, and is set back."""
     tracemalloc.start()
     try:
@@ -241,7 +241,7 @@ async def check_drift_of_one(estate: Estate, before: dict[str, ObservedRole]) ->
 
 @pytest.mark.parametrize("attack", ATTACKS)
 async def test_what_a_role_stores_is_its_own_drift_and_is_set_back(
-    server: PostgresServer, estate: Estate, attack: str
+    server: PostgresServer, estate: SettingsEstate, attack: str
 ) -> None:
     before = await see(estate)
     for sql in ATTACKS[attack]:
@@ -253,14 +253,16 @@ async def test_what_a_role_stores_is_its_own_drift_and_is_set_back(
     await check_drift_of_one(estate, before)
 
 
-async def test_a_giant_comment_is_drift_of_its_role_alone_and_is_set_back(estate: Estate, hand: Connection) -> None:
+async def test_a_giant_comment_is_drift_of_its_role_alone_and_is_set_back(
+    estate: SettingsEstate, hand: Connection
+) -> None:
     before = await see(estate)
     await hand.execute("DO $$ BEGIN EXECUTE 'COMMENT ON ROLE tenant IS ''' || repeat('x', 20000000) || ''''; END $$")
     await check_drift_of_one(estate, before)
 
 
 async def test_thousands_of_memberships_are_drift_of_their_role_alone_and_are_revoked(
-    estate: Estate, hand: Connection
+    estate: SettingsEstate, hand: Connection
 ) -> None:
     before = await see(estate)
     await hand.execute(

@@ -1,4 +1,4 @@
-"""sql/install: whoever may do nothing but connect can neither stop nor fail those who look."""
+"""sql/install: roles that can only connect can neither stop `observe` nor make it fail."""
 
 from collections.abc import AsyncIterator
 
@@ -9,7 +9,7 @@ import pytest_asyncio
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.schema import install
-from tests.integration.sql_support import MISMATCHES, Listener, listening, role_oid, seen_home
+from tests.integration.sql_support import MISMATCHES, NotificationListener, listening, role_oid, seen_home
 from tests.servers import Servers
 
 # As version 1 used them.
@@ -43,7 +43,7 @@ async def tenant(server: PostgresServer, home: Connection) -> AsyncIterator[Conn
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def listener(server: PostgresServer, home: Connection) -> AsyncIterator[Listener]:
+async def listener(server: PostgresServer, home: Connection) -> AsyncIterator[NotificationListener]:
     async with listening(server.dsn()) as made:
         yield made
 
@@ -59,14 +59,14 @@ async def elsewhere(server: PostgresServer, home: Connection) -> AsyncIterator[C
     await home.execute("DROP DATABASE latin")
 
 
-async def told(home: Connection, listener: Listener) -> list[dict[str, object]]:
+async def told(home: Connection, listener: NotificationListener) -> list[dict[str, object]]:
     """About roles: the databases that the fixtures make are announced, too."""
     await home.execute("SELECT pgrole.observe()")
     return [message for message in await listener.so_far() if message["op"] != "database"]
 
 
 async def test_no_lock_that_a_tenant_may_take_stops_a_look_a_change_or_an_installation(
-    home: Connection, tenant: Connection, listener: Listener
+    home: Connection, tenant: Connection, listener: NotificationListener
 ) -> None:
     for number in ADVISORY_LOCKS:
         await tenant.execute(f"SELECT pg_advisory_lock_shared({number})")
@@ -122,9 +122,9 @@ async def test_a_turn_to_look_is_one_connections_at_a_time_and_needs_no_transact
 
 
 async def test_a_giant_setting_of_a_tenants_own_does_not_fail_the_look_at_the_others(
-    home: Connection, tenant: Connection, listener: Listener
+    home: Connection, tenant: Connection, listener: NotificationListener
 ) -> None:
-    """140 MB of what is doubled by every quoting."""
+    """140 MB of text that every quoting doubles."""
     await tenant.execute(
         "DO $$ BEGIN"
         " EXECUTE 'ALTER ROLE CURRENT_USER SET search_path = ''' || repeat(chr(92), 140000000) || ''''; END $$",
@@ -139,7 +139,7 @@ async def test_a_giant_setting_of_a_tenants_own_does_not_fail_the_look_at_the_ot
 
 
 async def test_a_role_that_cannot_be_digested_is_told_of_when_touched_and_holds_no_other(
-    home: Connection, listener: Listener
+    home: Connection, listener: NotificationListener
 ) -> None:
     await home.execute(
         "CREATE OR REPLACE FUNCTION pgrole.hash_text(content text) RETURNS text LANGUAGE sql IMMUTABLE"
@@ -158,7 +158,7 @@ async def test_a_role_that_cannot_be_digested_is_told_of_when_touched_and_holds_
 
 
 async def test_what_a_database_of_another_encoding_wrote_is_noticed_and_said_legibly(
-    home: Connection, elsewhere: Connection, listener: Listener
+    home: Connection, elsewhere: Connection, listener: NotificationListener
 ) -> None:
     await elsewhere.execute("COMMENT ON ROLE subject IS 'café'")
     oid = await role_oid(home, "subject")
@@ -180,7 +180,7 @@ async def test_what_a_database_of_another_encoding_wrote_is_noticed_and_said_leg
 
 
 async def test_one_illegible_name_leaves_the_others_told_by_theirs(
-    home: Connection, elsewhere: Connection, listener: Listener
+    home: Connection, elsewhere: Connection, listener: NotificationListener
 ) -> None:
     await elsewhere.execute("CREATE ROLE café; ALTER ROLE subject CREATEDB")
     oid = await role_oid(home, "subject")

@@ -1,4 +1,4 @@
-"""Whom a connection believes, by sslmode: against a real server with TLS, and compared with libpq's own verdict."""
+"""Which servers a connection trusts, by sslmode: with a real TLS server, compared with libpq's verdict."""
 
 import contextlib
 import os
@@ -36,7 +36,7 @@ _DAY = timedelta(days=1)
 
 
 @dataclass(slots=True)
-class Trial:
+class TlsTrial:
     """A server with TLS that shows the certificate that a test wants, and both clients."""
 
     server: PostgresServer
@@ -73,7 +73,7 @@ class Trial:
         return Endpoint.of([host], self.server.port, "postgres", SUPERUSER, self.server.password, mode, ca)
 
     async def verdict(self, mode: Mode, host: str, ca: str | None) -> str | None:
-        """Why a connection is refused; None when there is one, encrypted unless `mode` is disable."""
+        """Returns why a connection is refused; None if it succeeds, encrypted unless `mode` is disable."""
         try:
             async with connect(self.endpoint(mode, host, ca), "test") as connection:
                 encrypted = await connection.fetchval("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")
@@ -123,7 +123,7 @@ async def _certificate_of(server: PostgresServer) -> bytes | None:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def trial(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Trial]:
+async def trial(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TlsTrial]:
     if servers.docker:
         pytest.skip("this test gives PostgreSQL its certificates as files of this machine")
     certificates = Certificates(tmp_path_factory.mktemp("certificates"))
@@ -135,18 +135,18 @@ async def trial(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> A
     shown.with_suffix(".key").chmod(0o600)
     settings = {"ssl": "on", "ssl_cert_file": str(shown), "ssl_key_file": str(shown.with_suffix(".key"))}
     async with postgres(version=VERSION, settings=settings) as server:
-        yield Trial(server, certificates, ours, theirs, shown)
+        yield TlsTrial(server, certificates, ours, theirs, shown)
 
 
 NO_NAME = "certificate is not valid for"
 
 
-async def test_a_certificate_that_is_right_is_accepted_in_every_mode(trial: Trial) -> None:
+async def test_a_certificate_that_is_right_is_accepted_in_every_mode(trial: TlsTrial) -> None:
     await trial.show(trial.sign("DNS:localhost"))
     assert await trial.verdicts("localhost", trial.ours) == dict.fromkeys(MODES)
 
 
-async def test_doctor_reads_the_end_of_a_verified_certificate(trial: Trial) -> None:
+async def test_doctor_reads_the_end_of_a_verified_certificate(trial: TlsTrial) -> None:
     await trial.show(trial.sign(ends=timedelta(days=9)))
     ends = datetime.now(UTC) + timedelta(days=9)
     async with diagnosing(trial.endpoint("verify-full", ca=trial.ours.pem)) as connection:
@@ -161,12 +161,12 @@ async def test_doctor_reads_the_end_of_a_verified_certificate(trial: Trial) -> N
     assert (unverified.encrypted, unverified.verified, unverified.expires) == (True, False, None)
 
 
-async def test_a_certificate_for_an_address_is_accepted_at_that_address(trial: Trial) -> None:
+async def test_a_certificate_for_an_address_is_accepted_at_that_address(trial: TlsTrial) -> None:
     await trial.show(trial.sign("IP:127.0.0.1"))
     assert await trial.verdicts("127.0.0.1", trial.ours) == dict.fromkeys(MODES)
 
 
-async def test_the_host_name_is_verified_by_verify_full_alone(trial: Trial) -> None:
+async def test_the_host_name_is_verified_by_verify_full_alone(trial: TlsTrial) -> None:
     for names, host in (
         ("DNS:localhost", "127.0.0.1"),
         ("DNS:db.example.internal", "localhost"),
@@ -181,14 +181,14 @@ async def test_the_host_name_is_verified_by_verify_full_alone(trial: Trial) -> N
         assert f"{host}:{trial.server.port}: " in (found["verify-full"] or "")
 
 
-async def test_a_common_name_counts_where_the_certificate_has_no_other(trial: Trial) -> None:
+async def test_a_common_name_counts_where_the_certificate_has_no_other(trial: TlsTrial) -> None:
     await trial.show(trial.sign("", subject="localhost"))
     assert await trial.verdicts("localhost", trial.ours) == dict.fromkeys(MODES)
     await trial.show(trial.sign("DNS:db.example.internal", subject="localhost"))
     assert NO_NAME in ((await trial.verdicts("localhost", trial.ours))["verify-full"] or "")
 
 
-async def test_an_address_is_compared_with_addresses_alone_which_is_stricter_than_libpq(trial: Trial) -> None:
+async def test_an_address_is_compared_with_addresses_alone_which_is_stricter_than_libpq(trial: TlsTrial) -> None:
     for certificate in (trial.sign("", subject="127.0.0.1"), trial.sign("DNS:127.0.0.1")):
         await trial.show(certificate)
         assert NO_NAME in (await trial.verdict("verify-full", "127.0.0.1", trial.ours.pem) or "")
@@ -205,7 +205,7 @@ async def test_an_address_is_compared_with_addresses_alone_which_is_stricter_tha
     ],
 )
 async def test_a_certificate_that_is_not_to_be_believed_is_refused_where_one_is_verified(
-    trial: Trial, case: str, words: str
+    trial: TlsTrial, case: str, words: str
 ) -> None:
     match case:
         case "another authority":
@@ -224,13 +224,13 @@ async def test_a_certificate_that_is_not_to_be_believed_is_refused_where_one_is_
         assert f"the server's certificate is not trusted: {words}" in said
 
 
-async def test_a_self_signed_certificate_that_is_named_as_the_ca_is_accepted(trial: Trial) -> None:
+async def test_a_self_signed_certificate_that_is_named_as_the_ca_is_accepted(trial: TlsTrial) -> None:
     certificate = trial.certificates.self_signed("itself", "DNS:localhost")
     await trial.show(certificate)
     assert await trial.verdicts("localhost", certificate) == dict.fromkeys(MODES)
 
 
-async def test_an_intermediate_is_taken_from_the_server_and_does_not_do_as_ca(trial: Trial) -> None:
+async def test_an_intermediate_is_taken_from_the_server_and_does_not_do_as_ca(trial: TlsTrial) -> None:
     between = trial.certificates.intermediate("between", trial.ours)
     await trial.show(trial.sign(issuer=between, through=between))
     assert await trial.verdicts("localhost", trial.ours) == dict.fromkeys(MODES)
@@ -238,14 +238,14 @@ async def test_an_intermediate_is_taken_from_the_server_and_does_not_do_as_ca(tr
     assert {mode for mode, said in found.items() if said} == {"verify-ca", "verify-full"}
 
 
-async def test_require_with_a_ca_verifies_as_verify_ca(trial: Trial) -> None:
+async def test_require_with_a_ca_verifies_as_verify_ca(trial: TlsTrial) -> None:
     await trial.show(trial.sign("DNS:db.example.internal"))
     assert (await trial.verdicts("localhost", trial.ours, always=True))["require"] is None
     assert "not trusted" in ((await trial.verdicts("localhost", trial.theirs, always=True))["require"] or "")
 
 
 async def test_without_a_ca_those_of_the_system_are_believed_by_verify_full_alone(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
+    trial: TlsTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await trial.show(trial.sign())
     found = await trial.verdicts("localhost", None)
@@ -256,14 +256,14 @@ async def test_without_a_ca_those_of_the_system_are_believed_by_verify_full_alon
     assert {mode for mode, said in found.items() if said} == {"verify-ca"}
 
 
-async def test_several_authorities_with_comments_in_any_language_are_read(trial: Trial) -> None:
+async def test_several_authorities_with_comments_in_any_language_are_read(trial: TlsTrial) -> None:
     await trial.show(trial.sign())
     bundle = f"# Főtanúsítvány\r\n{trial.theirs.pem}\n\n# 認証局\n{trial.ours.pem}".replace("\n", "\r\n")
     assert await trial.verdict("verify-full", "localhost", bundle) is None
 
 
 async def test_a_ca_without_key_usage_is_accepted_by_every_python(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
+    trial: TlsTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare = trial.certificates.authority("bare", bare=True)
     await trial.show(trial.sign(issuer=bare))
@@ -299,13 +299,13 @@ async def test_a_ca_that_cannot_be_read_is_said_before_anything_is_sent(nonsense
             pass
 
 
-async def test_a_key_is_no_ca(trial: Trial) -> None:
+async def test_a_key_is_no_ca(trial: TlsTrial) -> None:
     with pytest.raises(Refused, match="the CA is not readable"):
         tls.make_context("verify-full", trial.ours.key.read_text(encoding="ascii"))
 
 
 async def test_a_server_without_tls_is_refused_where_tls_is_asked_for(
-    trial: Trial, postgres_server: PostgresServer
+    trial: TlsTrial, postgres_server: PostgresServer
 ) -> None:
     for mode in MODES:
         given = trial.ours.pem if mode.startswith("verify") else None
@@ -321,7 +321,7 @@ async def test_a_server_without_tls_is_refused_where_tls_is_asked_for(
                 pass
 
 
-async def test_a_wrong_password_is_said_under_tls_too(trial: Trial) -> None:
+async def test_a_wrong_password_is_said_under_tls_too(trial: TlsTrial) -> None:
     await trial.show(trial.sign())
     secret = f"wr0ng-{secrets.token_hex(4)}"
     endpoint = Endpoint.of(

@@ -1,4 +1,4 @@
-"""postgres: what a plan says is what is there afterwards, against a real server."""
+"""postgres: after a transaction, a real server has what the plan says."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -95,8 +95,8 @@ def as_known_before_16(role: Role) -> Role:
 
 
 async def bring_in_whole(connection: Connection, desired_role: Role) -> Desired:
-    """Brings in the role with its password: none, or the one of a Secret that a password task reads. What asks for
-    it.
+    """Applies the role with its password: none, or one from a Secret that a password task reads. Returns the task's
+    request.
     """
     if desired_role.password is None:
         desired = Desired(OWNER, desired_role, adopt=True, password=DesiredPassword(PasswordOrigin.NOWHERE))
@@ -121,7 +121,7 @@ async def clean(connection: Connection, *names_: str) -> None:
 
 
 def without_what_creation_gave(role: Role, desired_role: Role) -> Role:
-    """A grant of ADMIN alone, to who may create roles, is taken for what PostgreSQL gives to a role's creator."""
+    """A grant of ADMIN alone, to a role with CREATEROLE, counts as the one that PostgreSQL gives a role's creator."""
     declared = {one.role for one in desired_role.member_of}
     return replace(role, member_of=tuple(one for one in role.member_of if one.role in declared or not one.by_creation))
 

@@ -1,4 +1,4 @@
-"""Whether a role, and the claim on it, are as they were read: told by comparison, for many at once."""
+"""Whether a role and its claim are as they were read, compared for many roles at once."""
 
 from collections.abc import AsyncIterator
 from typing import NamedTuple
@@ -44,7 +44,7 @@ CHANGES = {
 }
 
 
-class Estate(NamedTuple):
+class UnchangedEstate(NamedTuple):
     session: Session
     before: list[tuple[object, ...]]
     hand: Connection
@@ -60,7 +60,7 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def estate(server: PostgresServer) -> AsyncIterator[Estate]:
+async def estate(server: PostgresServer) -> AsyncIterator[UnchangedEstate]:
     async with connect(Endpoint(server.dsn()), "test") as made, connect(Endpoint(server.dsn()), "hand") as hand:
         await install(made)
         identity = await identify(made)
@@ -74,33 +74,33 @@ async def estate(server: PostgresServer) -> AsyncIterator[Estate]:
                 name,
             )
         session = Session(identity, SchemaState.PRESENT, "cluster", DatabaseClaims(), made)
-        yield Estate(session, [observed.row for observed in seen(await session.read_roles(ASKED))], hand)
+        yield UnchangedEstate(session, [observed.row for observed in seen(await session.read_roles(ASKED))], hand)
         await hand.execute("DELETE FROM pgrole.claim")
         for name in (*NAMES, "fourth"):
             await hand.execute(f"DROP ROLE IF EXISTS {name}")
 
 
-async def test_nothing_differs(estate: Estate) -> None:
+async def test_nothing_differs(estate: UnchangedEstate) -> None:
     assert all(estate.before)
     assert await estate.find_unchanged() == dict.fromkeys(NAMES, True)
     assert await estate.session.are_unchanged(ASKED[1:2], estate.before[1:2]) == [True]
 
 
 @pytest.mark.parametrize("change", CHANGES)
-async def test_what_differs_of_a_role_or_its_claim_is_seen(estate: Estate, change: str) -> None:
+async def test_what_differs_of_a_role_or_its_claim_is_seen(estate: UnchangedEstate, change: str) -> None:
     await estate.hand.execute(CHANGES[change])
     same = await estate.find_unchanged()
     assert (same["first"], same["second"]) == (True, False)
 
 
-async def test_a_change_of_claims_that_are_not_in_the_database_is_always_looked_for(estate: Estate) -> None:
+async def test_a_change_of_claims_that_are_not_in_the_database_is_always_looked_for(estate: UnchangedEstate) -> None:
     session = estate.session
     status_claims = StatusClaims().open(session.identity.system_identifier)
     remembered = Session(session.identity, SchemaState.NONE, "cluster", status_claims, session._connection)
     assert await remembered.are_unchanged(ASKED, estate.before) == [False] * len(NAMES)
 
 
-async def test_where_the_question_fails_nothing_is_taken_for_the_same(estate: Estate) -> None:
+async def test_where_the_question_fails_nothing_is_taken_for_the_same(estate: UnchangedEstate) -> None:
     await estate.hand.execute("ALTER FUNCTION pgrole.read_verifiers RENAME TO elsewhere")
     try:
         assert await estate.find_unchanged() == dict.fromkeys(NAMES, False)

@@ -1,4 +1,4 @@
-"""sql/install: the procedure `watch` notices by itself, within a tick and a look, and not on its own account."""
+"""sql/install: the procedure `watch` notices changes by itself, within a tick and a read, but not its own commits."""
 
 import random
 import secrets
@@ -14,7 +14,7 @@ import pytest_asyncio
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection
-from tests.integration.sql_support import DEADLINE, MISMATCHES, Listener, listening, role_oid, seen_home
+from tests.integration.sql_support import DEADLINE, MISMATCHES, NotificationListener, listening, role_oid, seen_home
 from tests.servers import Servers
 
 # What concurrent role DDL fails with, as it may.
@@ -46,7 +46,7 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def home(server: PostgresServer) -> AsyncIterator[Connection]:
-    """A superuser in the home database, where schema pgrole is new and everything has been seen."""
+    """A superuser in the home database, with a new schema pgrole where everything has been observed."""
     async with seen_home(
         server.dsn(), after="DROP SCHEMA IF EXISTS pgrole CASCADE; DROP ROLE IF EXISTS subject, other"
     ) as made:
@@ -54,7 +54,7 @@ async def home(server: PostgresServer) -> AsyncIterator[Connection]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def listener(server: PostgresServer, home: Connection) -> AsyncIterator[Listener]:
+async def listener(server: PostgresServer, home: Connection) -> AsyncIterator[NotificationListener]:
     async with listening(server.dsn()) as made:
         yield made
 
@@ -68,7 +68,7 @@ async def watcher(server: PostgresServer, home: Connection) -> AsyncIterator[Con
 
 
 async def while_watching(watcher: Connection, work: Callable[[], Awaitable[None]]) -> None:
-    """Runs `watch` again and again for as long as `work` takes."""
+    """Runs `watch` repeatedly while `work` runs."""
 
     async def watch() -> None:
         while True:
@@ -95,7 +95,7 @@ async def watching(home: Connection, watcher: Connection) -> AsyncIterator[None]
 
 
 async def looks(watcher: Connection) -> int:
-    """How often this connection, with track_functions, has called observe()."""
+    """Number of calls of observe() by this connection, with track_functions."""
     # What it counted is told some time after, all of it together: so also that it called this.
     mark = f"pg_temp.mark_{secrets.token_hex(4)}"
     await watcher.execute(f"CREATE FUNCTION {mark}() RETURNS void LANGUAGE plpgsql AS 'BEGIN END'; SELECT {mark}()")
@@ -108,7 +108,7 @@ async def looks(watcher: Connection) -> int:
 
 
 async def transactions(connection: Connection) -> int:
-    """How many transactions this connection has begun."""
+    """Number of transactions that this connection has begun."""
     return int(
         await connection.fetchval(
             "SELECT split_part(virtualtransaction, '/', 2) FROM pg_locks "
@@ -128,7 +128,7 @@ async def test_ticks_that_see_no_change_share_a_transaction(watcher: Connection)
 async def test_between_looks_it_holds_no_lock_and_no_snapshot_that_others_need(
     home: Connection, watcher: Connection
 ) -> None:
-    """A snapshot that is older than what others commit would hold back vacuum, and CREATE INDEX CONCURRENTLY."""
+    """A snapshot older than what others commit would hold back vacuum and CREATE INDEX CONCURRENTLY."""
     commits = 50
     holds = """
         SELECT age(a.backend_xmin) >= age(($2::text)::xid)
@@ -161,7 +161,7 @@ async def test_no_timeout_that_is_shorter_than_a_shared_transaction_ends_it(watc
 
 
 async def test_what_a_prepared_transaction_changed_is_told_when_it_is_committed(
-    server: PostgresServer, home: Connection, watcher: Connection, listener: Listener
+    server: PostgresServer, home: Connection, watcher: Connection, listener: NotificationListener
 ) -> None:
     other = await asyncpg.connect(server.dsn())
     try:
@@ -196,7 +196,7 @@ async def test_it_returns_in_time_also_while_another_transaction_holds_up_the_lo
 
 
 async def test_each_change_is_told_without_anybody_asking(
-    home: Connection, watcher: Connection, listener: Listener
+    home: Connection, watcher: Connection, listener: NotificationListener
 ) -> None:
     async def change() -> None:
         await home.execute("CREATE ROLE subject")
@@ -212,14 +212,16 @@ async def test_each_change_is_told_without_anybody_asking(
 
 
 async def test_what_changed_before_it_was_called_is_told_at_once(
-    home: Connection, watcher: Connection, listener: Listener
+    home: Connection, watcher: Connection, listener: NotificationListener
 ) -> None:
     await home.execute("CREATE ROLE subject")
     await watcher.execute("CALL pgrole.watch(tick => '200 ms', lasting => '1 ms')")
     assert [message["name"] for message in await listener.so_far()] == ["subject"]
 
 
-async def test_its_own_commits_provoke_no_look(server: PostgresServer, home: Connection, listener: Listener) -> None:
+async def test_its_own_commits_provoke_no_look(
+    server: PostgresServer, home: Connection, listener: NotificationListener
+) -> None:
     changes = 5
     watcher = await asyncpg.connect(server.dsn(), server_settings={"track_functions": "pl"})
     try:
@@ -237,7 +239,7 @@ async def test_its_own_commits_provoke_no_look(server: PostgresServer, home: Con
 
 
 async def test_commits_of_no_concern_tell_nothing_and_cost_few_looks(
-    server: PostgresServer, home: Connection, listener: Listener
+    server: PostgresServer, home: Connection, listener: NotificationListener
 ) -> None:
     watcher = await asyncpg.connect(server.dsn(), server_settings={"track_functions": "pl"})
     try:
@@ -272,7 +274,7 @@ async def test_a_hostile_search_path_reaches_nothing_and_is_put_back(home: Conne
 
 
 async def test_one_look_that_was_held_up_does_not_make_the_next_one_late(
-    server: PostgresServer, home: Connection, watcher: Connection, listener: Listener
+    server: PostgresServer, home: Connection, watcher: Connection, listener: NotificationListener
 ) -> None:
     other = await asyncpg.connect(server.dsn())
     try:
@@ -295,7 +297,7 @@ async def test_one_look_that_was_held_up_does_not_make_the_next_one_late(
 
 
 async def test_a_schema_that_a_tenant_makes_in_place_of_a_dropped_one_is_not_called(
-    server: PostgresServer, home: Connection, watcher: Connection, listener: Listener
+    server: PostgresServer, home: Connection, watcher: Connection, listener: NotificationListener
 ) -> None:
     """In one transaction, so that no look fails for want of the schema between."""
     await home.execute("CREATE ROLE other")
@@ -402,7 +404,7 @@ async def observe_over_and_over(server: PostgresServer) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_after_a_storm_of_role_ddl_all_is_seen_and_every_changed_role_was_told(
-    server: PostgresServer, home: Connection, watcher: Connection, listener: Listener, seed: int
+    server: PostgresServer, home: Connection, watcher: Connection, listener: NotificationListener, seed: int
 ) -> None:
     state = "SELECT oid, name, digest FROM pgrole.role_state"
     before = {row["oid"]: (row["name"], row["digest"]) for row in await home.fetch(state)}

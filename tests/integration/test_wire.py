@@ -1,4 +1,4 @@
-"""The proxy of the acceptance tests, which itself must not fail the test that comes after it."""
+"""The proxy of the acceptance tests, which must not make the next test fail."""
 
 import asyncio
 import gc

@@ -26,7 +26,7 @@ _FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class FaultRun:
     fault: Fault
     verdict: str
     detail: str
@@ -34,7 +34,7 @@ class Run:
     well: bool
 
 
-def run(fault: Fault, *, control: bool) -> Run:
+def run(fault: Fault, *, control: bool) -> FaultRun:
     """Runs the tests that must find the fault; `control`: without the fault, so that they must pass."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutation-", ignore_cleanup_errors=True) as folder:
@@ -44,16 +44,18 @@ def run(fault: Fault, *, control: bool) -> Run:
             if not control:
                 apply(fault, tree)
         except NotApplicable as error:
-            return Run(fault, "DOES NOT APPLY", str(error), 0.0, well=False)
+            return FaultRun(fault, "DOES NOT APPLY", str(error), 0.0, well=False)
         code, output = _pytest(fault, tree)
     failed = _FAILURE.search(output)
     last = output.strip().splitlines()[-1] if output.strip() else ""
     seconds = time.monotonic() - began
     if code == 0:
-        return Run(fault, "passes" if control else "NOT FOUND", last, seconds, well=control)
+        return FaultRun(fault, "passes" if control else "NOT FOUND", last, seconds, well=control)
     if code == 1:
-        return Run(fault, "FAILS" if control else "found", failed.group(1) if failed else last, seconds, not control)
-    return Run(fault, "NOT RUN", f"pytest ended with {code}: {last}", seconds, well=False)
+        return FaultRun(
+            fault, "FAILS" if control else "found", failed.group(1) if failed else last, seconds, not control
+        )
+    return FaultRun(fault, "NOT RUN", f"pytest ended with {code}: {last}", seconds, well=False)
 
 
 def _pytest(fault: Fault, tree: Path) -> tuple[int, str]:
@@ -121,7 +123,7 @@ def main() -> int:
             print(f"{fault.number:3} {fault.file}: {fault.breaks}")
         return 0
     began = time.monotonic()
-    runs: list[Run] = []
+    runs: list[FaultRun] = []
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for each in pool.map(lambda fault: run(fault, control=arguments.control), faults):
             runs.append(each)

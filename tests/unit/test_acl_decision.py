@@ -1,4 +1,4 @@
-"""core/acl_decision: what is granted and revoked, what is drift, and what waits."""
+"""core/acl_decision: which privileges are granted and revoked, which differences are drift, and what is pending."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -16,7 +16,7 @@ from pgrole_controller.core.acl import (
     ObjectKind,
     ObservedAcl,
 )
-from pgrole_controller.core.acl_decision import ObservedDatabase, PrivilegeDecision, decide_privileges
+from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.grant_ddl import statements
 from pgrole_controller.core.grantee import (
@@ -27,6 +27,7 @@ from pgrole_controller.core.grantee import (
     PrivilegePolicy,
     SchemaAccess,
 )
+from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.privilege_difference import phrases
 from pgrole_controller.core.privilege_policy import DatabaseFacts
 from pgrole_controller.core.request import Key
@@ -455,7 +456,7 @@ PRIVILEGES = ("SELECT", "UPDATE", "DELETE")
 
 
 def run(state: State, change: AclChange) -> State:
-    """What PostgreSQL does, for one object: a REVOKE removes only its grantor's grants, from a table also those on
+    """Does what PostgreSQL does for one object: a REVOKE removes only its grantor's grants, on a table also those on
     columns.
     """
     owner = change.object.owner

@@ -1,4 +1,4 @@
-"""The CRD that is made from the models, and the file of it that is committed."""
+"""The CRD generated from the models, and its committed file."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""spec.privileges: what the model takes, what it refuses in which words, and what becomes of it."""
+"""spec.privileges: what the model accepts, what it rejects with which message, and the declaration it becomes."""
 
 import json
 from collections.abc import Callable
@@ -202,7 +202,7 @@ def test_each_database_may_be_named_once_and_at_most_16_may_be_listed() -> None:
 
 def test_the_limit_on_names_and_patterns_counts_all_databases() -> None:
     def declare(names: int) -> list[dict[str, Any]]:
-        """Names of tables, beside a database, a schema for each 100, and what is in ORDERS."""
+        """Returns a spec with this many table names, a database, one schema per 100 names, and the names in ORDERS."""
         items = [table(names=[f"t{first + number}" for number in range(100)]) for first in range(0, names, 100)]
         return [{"database": "a", "objects": items}]
 

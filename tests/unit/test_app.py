@@ -1,4 +1,4 @@
-"""The controller as a whole: what it waits for before it begins."""
+"""The controller as a whole: what it waits for at the start."""
 
 import json
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from tests.timelapse import in_timelapse
 DEADLINE = 600.0
 
 
-class Api:
-    """Answers with one after the other; the last one stays."""
+class RefusingApi:
+    """Gives one answer after the other; repeats the last."""
 
     def __init__(self, answers: Sequence[Exception | bytes]) -> None:
         self._answers = list(answers)
@@ -30,7 +30,7 @@ class Api:
 
 async def read_from(*answers: Exception | bytes) -> str:
     with anyio.fail_after(DEADLINE):
-        return await _read_cluster_id(cast("Client", Api(answers)))
+        return await _read_cluster_id(cast("Client", RefusingApi(answers)))
 
 
 @in_timelapse

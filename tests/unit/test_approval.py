@@ -234,7 +234,7 @@ class TestTheDecision:
         assert _without(replace(plan, approval=None), lacking) is not None
 
 
-class TestPasswords:
+class TestApprovedPasswords:
     FROM_SECRET = DesiredPassword(PasswordOrigin.SECRET, secret="source", key="password")
     SECRET = SecretVersion("s-uid", "1")
     RECORD = PasswordRecord(source="s-uid/1/password", digest=OURS.digest)
@@ -299,7 +299,7 @@ class TestTheDigest:
         assert len({plain, *others}) == len(others) + 1
 
 
-class TestStatus:
+class TestApprovalStatus:
     GRANTEE = Grantee(Key("shop", "app"), "uid-1", 1, "app", OID, {"orders": DatabasePrivileges("orders")})
 
     def known(self, **values: Any) -> GrantedPrivileges:

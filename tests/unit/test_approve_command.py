@@ -1,4 +1,4 @@
-"""commands/approve: what of an object can be approved, and what the controller has answered. No I/O."""
+"""commands/approve: what can be approved about an object, and what the controller has answered. No I/O."""
 
 from typing import Any
 

@@ -1,5 +1,6 @@
-"""controller/background: work beside the workers is done for the object as it is by then, or not at all, and its result
-is for one reconcile of that object.
+"""controller/background: work beside the workers is done for the current object or not at all.
+
+Its result is for one reconcile of that object.
 """
 
 from datetime import UTC, datetime
@@ -76,7 +77,7 @@ class FakePasswords:
         return PasswordResult(source="s", password_task=task)
 
 
-class World:
+class BackgroundWorld:
     def __init__(self) -> None:
         self.store, self.queue, self.passwords = Store(index_pgrole), Queue(), FakePasswords()
         self.client = SimpleNamespace(may_write=True)
@@ -96,7 +97,7 @@ class World:
         return Result(Target(stored.key, stored), **prerequisite)
 
     async def prepare(self) -> float:
-        """Runs a password task. The seconds until its object is reconciled again."""
+        """Runs a password task. Returns the seconds until its object is reconciled again."""
         result = await self.reconcile(password_task=TASK)
         self.background.prepare_password(result, TASK)
         async with anyio.create_task_group() as tasks:
@@ -110,7 +111,7 @@ class World:
 
 @in_timelapse
 async def test_a_password_is_prepared_for_one_reconcile_which_follows_at_once() -> None:
-    world = World()
+    world = BackgroundWorld()
     assert await world.prepare() < 0.1
     assert world.background.take(KEY) == PasswordResult(source="s")
     assert world.background.take(KEY) is None
@@ -119,7 +120,7 @@ async def test_a_password_is_prepared_for_one_reconcile_which_follows_at_once() 
 @pytest.mark.parametrize("now", [made(2), made(2, deletionTimestamp="2027-01-01T00:00:00Z"), None])
 @in_timelapse
 async def test_no_password_task_is_run_for_an_object_that_changed_is_deleted_or_gone(now: Stored | None) -> None:
-    world = World()
+    world = BackgroundWorld()
     result = await world.reconcile(password_task=TASK)
     world.background.prepare_password(result, TASK)
     if now is None:
@@ -134,7 +135,7 @@ async def test_no_password_task_is_run_for_an_object_that_changed_is_deleted_or_
 
 @in_timelapse
 async def test_no_password_task_is_begun_by_one_that_does_not_lead_any_more() -> None:
-    world = World()
+    world = BackgroundWorld()
     world.client.may_write = False
     assert await world.prepare() >= UNREACHABLE_SECONDS
     assert world.passwords.run_for == []
@@ -153,7 +154,7 @@ async def test_no_password_task_is_begun_by_one_that_does_not_lead_any_more() ->
 async def test_what_the_api_server_does_not_take_is_tried_again_and_prepares_nothing(
     failure: Exception, seconds: float
 ) -> None:
-    world = World()
+    world = BackgroundWorld()
     world.passwords.failure = failure
     assert await world.prepare() == pytest.approx(seconds, abs=0.1)
     assert world.background.take(KEY) is None
@@ -161,7 +162,7 @@ async def test_what_the_api_server_does_not_take_is_tried_again_and_prepares_not
 
 @in_timelapse
 async def test_an_unexpected_error_of_a_password_task_is_the_next_reconciles_to_report() -> None:
-    world = World()
+    world = BackgroundWorld()
     world.passwords.failure = KeyError("hunter2")
     assert await world.prepare() < 0.1
     prepared = world.background.take(KEY)
@@ -172,7 +173,7 @@ async def test_an_unexpected_error_of_a_password_task_is_the_next_reconciles_to_
 
 
 async def test_what_was_prepared_for_an_object_that_is_gone_is_not_kept() -> None:
-    world = World()
+    world = BackgroundWorld()
     stored = made(1)
     world.store.remove(stored.key, stored.uid)
     world.background.keep(stored, PasswordResult(source="s"))
@@ -185,8 +186,8 @@ async def test_what_was_prepared_for_an_object_that_is_gone_is_not_kept() -> Non
     assert not world.background._results
 
 
-class Emptying:
-    """In place of `reassign_owned`: counts what runs at once, until `may_end`."""
+class FakeEmptying:
+    """Replaces `reassign_owned`: counts concurrent calls, until `may_end`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.running, self.most, self.done = 0, 0, 0
@@ -207,7 +208,7 @@ class Emptying:
 
 
 async def test_an_emptied_role_is_reconciled_at_once_with_what_blocked_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    world, emptying = World(), Emptying(monkeypatch)
+    world, emptying = BackgroundWorld(), FakeEmptying(monkeypatch)
     emptying.failure = Waiting(Reason.DROP_BLOCKED, "locked")
     emptying.may_end.set()
     await world.background.empty_role(EmptyingLimits(), ENDPOINT, await world.reconcile(reassign=REASSIGN), None)
@@ -217,7 +218,7 @@ async def test_an_emptied_role_is_reconciled_at_once_with_what_blocked_it(monkey
     assert prepared.problem is emptying.failure
 
 
-def _change(world: World, emptying: Emptying, change: str) -> None:
+def _change(world: BackgroundWorld, emptying: FakeEmptying, change: str) -> None:
     if change == "before it began":
         return
     assert emptying.running == 1
@@ -230,7 +231,7 @@ def _change(world: World, emptying: Emptying, change: str) -> None:
 
 @pytest.mark.parametrize("change", ["changed", "deleted", "before it began"])
 async def test_emptying_stops_when_the_object_changes(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
-    world, emptying = World(), Emptying(monkeypatch)
+    world, emptying = BackgroundWorld(), FakeEmptying(monkeypatch)
     result = await world.reconcile(reassign=REASSIGN)
     if change == "before it began":
         world.store.put(made(2))
@@ -245,7 +246,7 @@ async def test_emptying_stops_when_the_object_changes(monkeypatch: pytest.Monkey
 
 
 async def test_emptying_that_is_cancelled_with_the_session_ends_the_reconcile(monkeypatch: pytest.MonkeyPatch) -> None:
-    world, emptying = World(), Emptying(monkeypatch)
+    world, emptying = BackgroundWorld(), FakeEmptying(monkeypatch)
     result = await world.reconcile(reassign=REASSIGN)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(world.background.empty_role, EmptyingLimits(), ENDPOINT, result, None)
@@ -259,7 +260,7 @@ async def test_emptying_that_is_cancelled_with_the_session_ends_the_reconcile(mo
 async def test_few_roles_of_a_server_are_emptied_at_once_and_one_of_a_namespace(
     monkeypatch: pytest.MonkeyPatch, namespaces: int, most: int
 ) -> None:
-    world, emptying = World(), Emptying(monkeypatch)
+    world, emptying = BackgroundWorld(), FakeEmptying(monkeypatch)
     count = 2 * EMPTYING
     async with anyio.create_task_group() as tasks:
         for server in ("main", "other"):

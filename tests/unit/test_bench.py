@@ -1,4 +1,4 @@
-"""What `python -m bench` makes of its figures: medians, noise, goals, ratios, verdicts, files, exit codes."""
+"""What `python -m bench` computes from its measurements: medians, noise, goals, ratios, verdicts, files, exit codes."""
 
 import json
 from collections.abc import Callable
@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from bench.__main__ import main
-from bench.comparison import Comparison, Verdict, compare, missing
+from bench.comparison import OperatorComparison, Verdict, compare, missing
 from bench.quantities import QUANTITIES
 from bench.repair import Floor
-from bench.runs import BadRun, Run, RunInfo
+from bench.runs import BadRun, BenchRun, RunInfo
 from bench.sheet import Figure, Sheet
 from bench.table import ROWS, number, render_comparison, render_list, render_markdown
 
@@ -37,7 +37,7 @@ def figure(name: str, *values: float, roles: int | None = None, floor: float | N
     return Figure(quantity, roles, values, quantity.goal(roles), floor)
 
 
-def judged(old: Figure, new: Figure) -> Comparison:
+def judged(old: Figure, new: Figure) -> OperatorComparison:
     (found,) = compare([old], [new])
     return found
 
@@ -188,7 +188,7 @@ def test_what_one_run_has_alone_is_not_compared_and_is_told() -> None:
     assert [one.key for one in missing(old, new)] == [("load.ready", 10)]
 
 
-RUN = Run(
+RUN = BenchRun(
     ORIGIN,
     (
         figure("quiet.p50", 6.5, 6.7, roles=10, floor=1.03),
@@ -208,7 +208,7 @@ def stored(tmp_path: Path) -> Path:
 
 
 def test_a_run_is_stored_and_read_again(stored: Path) -> None:
-    assert Run.load(stored) == RUN
+    assert BenchRun.load(stored) == RUN
 
 
 def test_a_stored_figure_says_what_it_is_by_itself(stored: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_stored_figure_says_what_it_is_by_itself(stored: Path) -> None:
 
 def test_a_stored_quantity_that_is_not_measured_any_more_is_left_out(stored: Path) -> None:
     stored.write_text(stored.read_text().replace('"empty.memory"', '"of.old"'))
-    assert len(Run.load(stored).figures) == len(RUN.figures) - 1
+    assert len(BenchRun.load(stored).figures) == len(RUN.figures) - 1
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_what_is_no_stored_run_is_refused_with_its_name(stored: Path, spoil: Cal
     stored.write_text(spoil(before))
     assert stored.read_text() != before
     with pytest.raises(BadRun, match=r"run\.json"):
-        Run.load(stored)
+        BenchRun.load(stored)
 
 
 def test_the_table_has_a_column_for_each_size_with_the_goals_beside() -> None:

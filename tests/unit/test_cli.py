@@ -1,4 +1,4 @@
-"""cli: what ends with which exit code, and says why."""
+"""cli: which exit code each command ends with, and the message."""
 
 import argparse
 import re
@@ -17,7 +17,7 @@ from pgrole_controller.settings import DSN, SETTINGS
 
 
 def end(*arguments: str) -> object:
-    """The exit code."""
+    """Returns the exit code."""
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     return ended.value.code

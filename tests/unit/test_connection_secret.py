@@ -1,4 +1,4 @@
-"""core/connection_secret: what stands in a connection Secret, and how it is known again."""
+"""core/connection_secret: the content of a connection Secret, and how it is recognised."""
 
 import json
 import string
@@ -401,7 +401,7 @@ class TestRecognition:
 
 
 def sealed(data: Mapping[str, bytes], annotations: Mapping[str, str]) -> dict[str, str]:
-    """Annotations with a hash that fits, as anybody who may write the Secret can make it."""
+    """Returns annotations with a matching hash, as anyone who may write the Secret can make them."""
     from hashlib import pbkdf2_hmac
 
     covered = {"data": {key: b64encode(value).decode() for key, value in data.items()}, "annotations": annotations}

@@ -1,4 +1,4 @@
-"""core/contest: what is set back again and again is repaired more and more slowly. Time is given."""
+"""core/contest: a field that keeps being reverted is repaired more and more slowly. Time is given."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -64,7 +64,7 @@ def drift(*fields: str, oid: int | None = 20_000) -> Plan:
 
 
 class Ring:
-    """One object whose role is set back by somebody; `look` repairs what may be repaired."""
+    """One object whose role something else keeps changing; `look` makes the allowed repairs."""
 
     def __init__(self) -> None:
         self.contests = Contests()
@@ -74,7 +74,7 @@ class Ring:
         return self.contests.hold("uid", self.generation, plan, sent, SERVER, at(seconds))
 
     def look(self, seconds: float, *fields: str) -> tuple[str, ...]:
-        """The fields that were repaired."""
+        """Returns the fields that were repaired."""
         plan = self.plan(drift(*fields), seconds)
         if plan.changes:
             self.contests.repaired("uid", self.generation, plan.drift, at(seconds))
@@ -82,7 +82,7 @@ class Ring:
         return plan.drift
 
     def field_contest(self, *fields: str) -> None:
-        """To the first repair that is held back, at second `LIMIT`."""
+        """Runs until the first repair is held back, at second `LIMIT`."""
         for second in range(LIMIT):
             assert self.look(second, *fields) == fields
         assert self.look(LIMIT, *fields) == ()
@@ -273,7 +273,7 @@ class TestLeavingOut:
         assert left.action is Action.CHANGED
 
 
-class TestPasswords:
+class TestContestedPasswords:
     """What differs is only known after a password task."""
 
     @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""postgres.ddl_events: what is read after which commands."""
+"""postgres.ddl_events: which commands cause which reads."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""From a PgServer to the configuration of its worker: what it says of databases, privileges and drift."""
+"""From a PgServer to the configuration of its worker: databases, privileges and drift."""
 
 import json
 from base64 import b64encode

@@ -66,7 +66,7 @@ def blocked(asked: Desired, observed: Observed, policy: Policy | None = None) ->
     return caught.value
 
 
-class TestWithoutANewOwner:
+class TestDecidingWithoutANewOwner:
     def test_what_nothing_needs_is_dropped_although_it_may_log_in(self) -> None:
         assert end(desired(), see()).changes == (Drop("app"),)
 
@@ -88,7 +88,7 @@ class TestWithoutANewOwner:
         assert not plan.writes
 
 
-class TestTheNewOwner:
+class TestDecidingTheNewOwner:
     asked = desired(new_owner="heir")
 
     def test_the_login_is_taken_away_before_anything_is_handed_over(self) -> None:
@@ -165,7 +165,7 @@ class TestTheNewOwner:
         assert end(self.asked, observed, Policy(reassign_to=("heir",))).changes
 
 
-class TestTheWayOut:
+class TestDecidingTheWayOut:
     asked = desired(drop=False)
     taken = claim(applied=LOGIN_TAKEN)
 

@@ -1,4 +1,4 @@
-"""What the documentation says exists, and what exists is in the documentation."""
+"""Everything that the documentation names exists, and everything that exists is documented."""
 
 import ast
 import re
@@ -20,7 +20,7 @@ from tests.docs import settings_table
 from tests.docs.page import ROOT, read_page
 from tests.docs.page import pages as documentation
 
-#: Messages in the words of PostgreSQL and asyncpg, and those that are put together from parts.
+#: Messages of PostgreSQL and asyncpg, and those assembled from parts.
 OF_OTHERS = (
     "lacks a privilege: permission denied",
     "Connect call failed",
@@ -67,7 +67,7 @@ def examples() -> list[Any]:
 
 
 def section(text: str, heading: str) -> str:
-    """What stands below a heading, to the next one that is not below it."""
+    """Returns the text below a heading, up to the next heading that is not below it."""
     level = heading.split(" ")[0]
     return re.split(rf"^#{{1,{len(level)}}} ", text.split(f"\n{heading}\n")[1], maxsplit=1, flags=re.MULTILINE)[0]
 
@@ -169,7 +169,7 @@ def test_every_reason_has_its_cause_and_its_remedy(reason: Reason) -> None:
 
 
 def literals() -> str:
-    """Every text in the code, each on a line; what is put in is left out."""
+    """Returns every text in the code, one per line, without inserted values."""
     found = []
     for file in sorted((ROOT / "pgrole_controller").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

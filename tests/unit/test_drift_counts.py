@@ -1,4 +1,4 @@
-"""core/drift_counts: drifts by hour, and what of a status counts."""
+"""core/drift_counts: drifts by hour, and which entries of a status count."""
 
 from datetime import UTC, datetime, timedelta
 

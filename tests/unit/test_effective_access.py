@@ -1,4 +1,4 @@
-"""What a role may do and through what; that it is what PostgreSQL says is proved in integration/test_access.py."""
+"""What a role may do, and how. integration/test_access.py verifies that PostgreSQL agrees."""
 
 from collections.abc import Iterable
 

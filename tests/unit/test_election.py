@@ -1,4 +1,4 @@
-"""The elector against an API server that fails in whatever way is asked for."""
+"""The elector with an API server that fails in every requested way."""
 
 from typing import Any
 
@@ -15,9 +15,9 @@ from tests.fake_leases import (
     DEADLINE,
     TIMING,
     Answer,
-    Api,
     Failing,
-    Process,
+    LeaseApi,
+    LeaseProcess,
     answer_with,
     hang,
     late,
@@ -28,8 +28,8 @@ from tests.timelapse import in_timelapse, pause
 
 
 @pytest.fixture
-def api() -> Api:
-    return Api()
+def api() -> LeaseApi:
+    return LeaseApi()
 
 
 async def lost(term: Term) -> None:
@@ -43,15 +43,15 @@ async def unconfirmed(term: Term) -> None:
             await anyio.sleep(0.005)
 
 
-async def written(api: Api, count: int) -> None:
+async def written(api: LeaseApi, count: int) -> None:
     with anyio.fail_after(DEADLINE):
         while len(api.holders) < count:  # noqa: ASYNC110 -- time passes at once
             await anyio.sleep(0.005)
 
 
 @in_timelapse
-async def test_the_first_one_takes_it_and_goes_on_renewing(api: Api) -> None:
-    one = Process(api, "one")
+async def test_the_first_one_takes_it_and_goes_on_renewing(api: LeaseApi) -> None:
+    one = LeaseProcess(api, "one")
     async with running(one):
         term = await one.led()
         await written(api, 12)  # longer than its deadline
@@ -61,9 +61,9 @@ async def test_the_first_one_takes_it_and_goes_on_renewing(api: Api) -> None:
 
 
 @in_timelapse
-async def test_a_take_that_arrived_though_its_answer_was_lost_is_found_and_counted_once(api: Api) -> None:
+async def test_a_take_that_arrived_though_its_answer_was_lost_is_found_and_counted_once(api: LeaseApi) -> None:
     api.fail("POST", lose_the_answer)
-    one = Process(api, "one")
+    one = LeaseProcess(api, "one")
     async with running(one):
         await one.led()
         assert api.lease is not None
@@ -71,8 +71,8 @@ async def test_a_take_that_arrived_though_its_answer_was_lost_is_found_and_count
 
 
 @in_timelapse
-async def test_a_renewal_that_arrived_though_its_answer_was_lost_does_not_end_the_lead(api: Api) -> None:
-    one = Process(api, "one")
+async def test_a_renewal_that_arrived_though_its_answer_was_lost_does_not_end_the_lead(api: LeaseApi) -> None:
+    one = LeaseProcess(api, "one")
     async with running(one):
         term = await one.led()
         api.fail("PUT", lose_the_answer)
@@ -82,8 +82,8 @@ async def test_a_renewal_that_arrived_though_its_answer_was_lost_does_not_end_th
 
 
 @in_timelapse
-async def test_a_conflict_with_what_somebody_else_wrote_into_the_lease_does_not_end_the_lead(api: Api) -> None:
-    one = Process(api, "one")
+async def test_a_conflict_with_what_somebody_else_wrote_into_the_lease_does_not_end_the_lead(api: LeaseApi) -> None:
+    one = LeaseProcess(api, "one")
     async with running(one):
         term = await one.led()
         assert api.lease is not None
@@ -93,8 +93,8 @@ async def test_a_conflict_with_what_somebody_else_wrote_into_the_lease_does_not_
 
 
 @in_timelapse
-async def test_who_finds_another_in_the_lease_leads_no_more_at_once(api: Api) -> None:
-    one = Process(api, "one")
+async def test_who_finds_another_in_the_lease_leads_no_more_at_once(api: LeaseApi) -> None:
+    one = LeaseProcess(api, "one")
     async with running(one):
         term = await one.led()
         await one.follows()
@@ -107,8 +107,8 @@ async def test_who_finds_another_in_the_lease_leads_no_more_at_once(api: Api) ->
 
 @pytest.mark.parametrize("how", ["refuses", "hangs"])
 @in_timelapse
-async def test_who_cannot_renew_leads_no_more_before_another_may_take_it(api: Api, how: Failing) -> None:
-    one, two = Process(api, "one"), Process(api, "two")
+async def test_who_cannot_renew_leads_no_more_before_another_may_take_it(api: LeaseApi, how: Failing) -> None:
+    one, two = LeaseProcess(api, "one"), LeaseProcess(api, "two")
     async with running(one):
         term = await one.led()
         async with running(two):
@@ -131,8 +131,10 @@ async def test_who_cannot_renew_leads_no_more_before_another_may_take_it(api: Ap
 
 @pytest.mark.parametrize("how", ["refuses", "hangs", "unheard"])
 @in_timelapse
-async def test_a_lead_that_nobody_took_meanwhile_is_confirmed_again_in_the_same_term(api: Api, how: Failing) -> None:
-    one = Process(api, "one")
+async def test_a_lead_that_nobody_took_meanwhile_is_confirmed_again_in_the_same_term(
+    api: LeaseApi, how: Failing
+) -> None:
+    one = LeaseProcess(api, "one")
     async with running(one):
         term = await one.led()
         await anyio.sleep(5.0)
@@ -153,8 +155,8 @@ async def test_a_lead_that_nobody_took_meanwhile_is_confirmed_again_in_the_same_
 
 @pytest.mark.parametrize("status", [429, 500, 503, 504])
 @in_timelapse
-async def test_an_api_server_that_is_overloaded_is_away(api: Api, status: int) -> None:
-    one = Process(api, "one")
+async def test_an_api_server_that_is_overloaded_is_away(api: LeaseApi, status: int) -> None:
+    one = LeaseProcess(api, "one")
     async with running(one):
         term = await one.led()
         api.fail("PUT", *[answer_with(status, "Overloaded")] * 40)
@@ -167,8 +169,8 @@ async def test_an_api_server_that_is_overloaded_is_away(api: Api, status: int) -
 
 @pytest.mark.parametrize("status", [401, 403, 422])
 @in_timelapse
-async def test_one_that_the_api_server_refuses_is_not_away_and_loses_its_lead(api: Api, status: int) -> None:
-    one = Process(api, "one")
+async def test_one_that_the_api_server_refuses_is_not_away_and_loses_its_lead(api: LeaseApi, status: int) -> None:
+    one = LeaseProcess(api, "one")
     async with running(one):
         term = await one.led()
         api.fail("PUT", *[answer_with(status, "Refused")] * 100)
@@ -181,8 +183,8 @@ async def test_one_that_the_api_server_refuses_is_not_away_and_loses_its_lead(ap
 
 
 @in_timelapse
-async def test_a_refusal_ends_what_is_done_without_the_lease_at_once(api: Api) -> None:
-    one = Process(api, "one")
+async def test_a_refusal_ends_what_is_done_without_the_lease_at_once(api: LeaseApi) -> None:
+    one = LeaseProcess(api, "one")
     async with running(one):
         term = await one.led()
         api.fail("PUT", *[answer_with(503, "Unavailable")] * 20, *[answer_with(403, "Forbidden")] * 100)
@@ -199,8 +201,8 @@ async def test_a_refusal_ends_what_is_done_without_the_lease_at_once(api: Api) -
 
 
 @in_timelapse
-async def test_an_api_server_that_refuses_everybody_while_it_starts_does_not_end_the_term(api: Api) -> None:
-    one = Process(api, "one")
+async def test_an_api_server_that_refuses_everybody_while_it_starts_does_not_end_the_term(api: LeaseApi) -> None:
+    one = LeaseProcess(api, "one")
     async with running(one):
         term = await one.led()
         api.fail("PUT", *[answer_with(503, "Unavailable")] * 30, *[answer_with(403, "Forbidden")] * 5)
@@ -210,8 +212,8 @@ async def test_an_api_server_that_refuses_everybody_while_it_starts_does_not_end
 
 
 @in_timelapse
-async def test_a_namespace_that_is_missing_is_a_refusal(api: Api) -> None:
-    one = Process(api, "one")
+async def test_a_namespace_that_is_missing_is_a_refusal(api: LeaseApi) -> None:
+    one = LeaseProcess(api, "one")
     async with running(one):
         term = await one.led()
         api.fail("POST", *[answer_with(404, "NotFound")] * 100)
@@ -221,8 +223,8 @@ async def test_a_namespace_that_is_missing_is_a_refusal(api: Api) -> None:
 
 
 @in_timelapse
-async def test_one_that_stands_by_knows_since_when_the_api_server_is_away(api: Api) -> None:
-    one, two = Process(api, "one"), Process(api, "two")
+async def test_one_that_stands_by_knows_since_when_the_api_server_is_away(api: LeaseApi) -> None:
+    one, two = LeaseProcess(api, "one"), LeaseProcess(api, "two")
     async with running(one):
         await one.led()
         async with running(two):
@@ -244,8 +246,10 @@ async def test_one_that_stands_by_knows_since_when_the_api_server_is_away(api: A
 
 @pytest.mark.parametrize("gone", [False, True], ids=["the-leader-is-there", "the-leader-is-gone"])
 @in_timelapse
-async def test_one_that_enforced_leads_when_the_api_server_is_back_unless_another_does(api: Api, gone: bool) -> None:
-    one, two = Process(api, "one"), Process(api, "two")
+async def test_one_that_enforced_leads_when_the_api_server_is_back_unless_another_does(
+    api: LeaseApi, gone: bool
+) -> None:
+    one, two = LeaseProcess(api, "one"), LeaseProcess(api, "two")
     async with running(one):
         await one.led()
         async with running(two):
@@ -274,9 +278,9 @@ async def test_one_that_enforced_leads_when_the_api_server_is_back_unless_anothe
 
 
 @in_timelapse
-async def test_an_answer_that_comes_after_the_deadline_makes_no_leader(api: Api) -> None:
+async def test_an_answer_that_comes_after_the_deadline_makes_no_leader(api: LeaseApi) -> None:
     api.fail("POST", late(TIMING.deadline + 0.1))
-    one = Process(api, "one")
+    one = LeaseProcess(api, "one")
     first = one.term
     async with running(one):
         with anyio.fail_after(DEADLINE):
@@ -288,8 +292,8 @@ async def test_an_answer_that_comes_after_the_deadline_makes_no_leader(api: Api)
 
 
 @in_timelapse
-async def test_a_renewal_whose_answer_comes_after_the_deadline_confirms_nothing(api: Api) -> None:
-    one = Process(api, "one")
+async def test_a_renewal_whose_answer_comes_after_the_deadline_confirms_nothing(api: LeaseApi) -> None:
+    one = LeaseProcess(api, "one")
     async with running(one):
         term = await one.led()
         api.fail("PUT", late(TIMING.deadline + 0.1))
@@ -298,8 +302,8 @@ async def test_a_renewal_whose_answer_comes_after_the_deadline_confirms_nothing(
 
 
 @in_timelapse
-async def test_a_lease_that_is_deleted_is_made_again_by_its_holder_who_leads_on(api: Api) -> None:
-    one, two = Process(api, "one"), Process(api, "two")
+async def test_a_lease_that_is_deleted_is_made_again_by_its_holder_who_leads_on(api: LeaseApi) -> None:
+    one, two = LeaseProcess(api, "one"), LeaseProcess(api, "two")
     async with running(one):
         term = await one.led()
         async with running(two):
@@ -314,9 +318,9 @@ async def test_a_lease_that_is_deleted_is_made_again_by_its_holder_who_leads_on(
 
 
 @in_timelapse
-async def test_a_lease_that_is_deleted_after_its_holder_went_is_taken_after_its_duration(api: Api) -> None:
+async def test_a_lease_that_is_deleted_after_its_holder_went_is_taken_after_its_duration(api: LeaseApi) -> None:
     api.write({"holderIdentity": "gone", "leaseDurationSeconds": 15, "leaseTransitions": 4})
-    two = Process(api, "two")
+    two = LeaseProcess(api, "two")
     began = anyio.current_time()
     async with running(two):
         with anyio.fail_after(DEADLINE):
@@ -339,9 +343,9 @@ async def test_a_lease_that_is_deleted_after_its_holder_went_is_taken_after_its_
     ],
 )
 @in_timelapse
-async def test_whatever_a_lease_without_another_holder_says_it_is_taken(api: Api, spec: dict[str, Any]) -> None:
+async def test_whatever_a_lease_without_another_holder_says_it_is_taken(api: LeaseApi, spec: dict[str, Any]) -> None:
     api.write(spec)
-    one = Process(api, "one")
+    one = LeaseProcess(api, "one")
     async with running(one):
         await one.led()
         await written(api, 4)
@@ -351,9 +355,9 @@ async def test_whatever_a_lease_without_another_holder_says_it_is_taken(api: Api
 
 
 @in_timelapse
-async def test_the_clock_of_another_machine_decides_nothing(api: Api) -> None:
+async def test_the_clock_of_another_machine_decides_nothing(api: LeaseApi) -> None:
     api.write({"holderIdentity": "other", "leaseDurationSeconds": 15, "renewTime": "1970-01-01T00:00:00.000000Z"})
-    one = Process(api, "one")
+    one = LeaseProcess(api, "one")
     began = anyio.current_time()
     async with running(one):
         await one.led()
@@ -361,8 +365,8 @@ async def test_the_clock_of_another_machine_decides_nothing(api: Api) -> None:
 
 
 @in_timelapse
-async def test_a_lease_that_is_given_up_is_taken_at_once(api: Api) -> None:
-    one, two = Process(api, "one"), Process(api, "two")
+async def test_a_lease_that_is_given_up_is_taken_at_once(api: LeaseApi) -> None:
+    one, two = LeaseProcess(api, "one"), LeaseProcess(api, "two")
     async with anyio.create_task_group() as tasks:
         async with running(one):
             await one.led()
@@ -376,8 +380,8 @@ async def test_a_lease_that_is_given_up_is_taken_at_once(api: Api) -> None:
 
 
 @in_timelapse
-async def test_who_resigns_without_an_answer_ends_in_time(api: Api) -> None:
-    one = Process(api, "one")
+async def test_who_resigns_without_an_answer_ends_in_time(api: LeaseApi) -> None:
+    one = LeaseProcess(api, "one")
     async with running(one):
         await one.led()
     api.fail("GET", hang)
@@ -387,8 +391,8 @@ async def test_who_resigns_without_an_answer_ends_in_time(api: Api) -> None:
 
 
 @in_timelapse
-async def test_who_resigns_while_a_renewal_of_its_own_is_on_its_way_gives_up_all_the_same(api: Api) -> None:
-    one = Process(api, "one")
+async def test_who_resigns_while_a_renewal_of_its_own_is_on_its_way_gives_up_all_the_same(api: LeaseApi) -> None:
+    one = LeaseProcess(api, "one")
     async with running(one):
         await one.led()
 
@@ -404,23 +408,23 @@ async def test_who_resigns_while_a_renewal_of_its_own_is_on_its_way_gives_up_all
 
 
 @in_timelapse
-async def test_who_does_not_hold_it_gives_nothing_up(api: Api) -> None:
+async def test_who_does_not_hold_it_gives_nothing_up(api: LeaseApi) -> None:
     api.write({"holderIdentity": "other", "leaseDurationSeconds": 15})
-    await Process(api, "one").elector.resign()
+    await LeaseProcess(api, "one").elector.resign()
     assert api.holders == ["other"]
 
 
 @in_timelapse
-async def test_two_with_one_identity_both_lead_which_is_why_each_adds_what_is_its_own(api: Api) -> None:
-    one, two = Process(api, "same"), Process(api, "same")
+async def test_two_with_one_identity_both_lead_which_is_why_each_adds_what_is_its_own(api: LeaseApi) -> None:
+    one, two = LeaseProcess(api, "same"), LeaseProcess(api, "same")
     async with running(one, two):
         await one.led()
         await two.led()
 
 
 @in_timelapse
-async def test_confirm_returns_after_a_renewal_that_began_later(api: Api) -> None:
-    one = Process(api, "one")
+async def test_confirm_returns_after_a_renewal_that_began_later(api: LeaseApi) -> None:
+    one = LeaseProcess(api, "one")
     async with running(one):
         term = await one.led()
         before = len(api.holders)
@@ -432,8 +436,8 @@ async def test_confirm_returns_after_a_renewal_that_began_later(api: Api) -> Non
 
 
 @in_timelapse
-async def test_confirm_fails_when_another_took_the_lease(api: Api) -> None:
-    one = Process(api, "one")
+async def test_confirm_fails_when_another_took_the_lease(api: LeaseApi) -> None:
+    one = LeaseProcess(api, "one")
     async with running(one):
         term = await one.led()
         assert api.lease is not None
@@ -450,8 +454,8 @@ async def test_confirm_fails_when_another_took_the_lease(api: Api) -> None:
 
 
 @in_timelapse
-async def test_confirm_is_not_satisfied_by_a_renewal_that_was_under_way(api: Api) -> None:
-    one = Process(api, "one")
+async def test_confirm_is_not_satisfied_by_a_renewal_that_was_under_way(api: LeaseApi) -> None:
+    one = LeaseProcess(api, "one")
     arrived, go_on = anyio.Event(), anyio.Event()
 
     async def wait(answer: Answer) -> bytes:
@@ -499,8 +503,8 @@ def test_whatever_fails_no_two_electors_lead_at_one_moment(events: list[tuple[st
 
 async def fail_so(events: list[tuple[str, Any]]) -> None:
     """Three electors; at the end, when all is well again, one leads and the Lease names it."""
-    api = Api()
-    processes = [Process(api, name) for name in ("one", "two", "three")]
+    api = LeaseApi()
+    processes = [LeaseProcess(api, name) for name in ("one", "two", "three")]
 
     async def judge() -> None:
         while True:
@@ -520,7 +524,7 @@ async def fail_so(events: list[tuple[str, Any]]) -> None:
         judging.cancel_scope.cancel()
 
 
-async def happen(api: Api, processes: list[Process], what: str, of: Any) -> None:
+async def happen(api: LeaseApi, processes: list[LeaseProcess], what: str, of: Any) -> None:
     if what == "wait":
         await anyio.sleep(of)
     elif what == "pause":

@@ -21,7 +21,7 @@ UNCHANGED = Result(Target(KEY, STORED), RECONCILED, decided=True)
 GONE = Result(Target(KEY, None))
 
 
-class World:
+class EndingWorld:
     def __init__(self) -> None:
         self.queue = Queue()
         self.endings = Endings(self.queue, Contests())
@@ -38,7 +38,7 @@ class World:
 
 @in_timelapse
 async def test_a_change_is_confirmed_in_time_also_when_another_reconcile_comes_before() -> None:
-    world = World()
+    world = EndingWorld()
     changed = await world.reconcile(CHANGED)
     await anyio.sleep(CONFIRM_SECONDS / 2)
     await world.reconcile(UNCHANGED)
@@ -51,7 +51,7 @@ async def test_a_change_is_confirmed_in_time_also_when_another_reconcile_comes_b
 
 @in_timelapse
 async def test_an_interrupted_reconcile_follows_at_once_and_a_change_before_it_is_confirmed() -> None:
-    world = World()
+    world = EndingWorld()
     changed = await world.reconcile(CHANGED)
     world.queue.put("main", Request(KEY, RequestReason.OBJECT, Rank.CHANGE))
     await world.queue.take("main", 1)
@@ -63,7 +63,7 @@ async def test_an_interrupted_reconcile_follows_at_once_and_a_change_before_it_i
 
 @in_timelapse
 async def test_an_object_that_is_gone_is_forgotten() -> None:
-    world = World()
+    world = EndingWorld()
     await world.reconcile(CHANGED)
     await world.reconcile(GONE)
     assert not world.endings._confirm_at

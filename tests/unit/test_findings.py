@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pgrole_controller.api.crd import PGROLE, crd
-from pgrole_controller.core import cluster_findings, server_findings
+from pgrole_controller.core import attribution_findings, cluster_findings, schema_findings, server_findings
 from pgrole_controller.core.cluster_findings import NEEDED, RequiredRight
 from pgrole_controller.core.database_options import AuditSource, HistoryConfig
 from pgrole_controller.core.finding import Finding, FindingState, has_problem, sql, summarize
@@ -101,7 +101,7 @@ def test_version_and_encoding_must_be_supported(facts: ServerFacts, state: Findi
 def test_the_mode_that_auto_chooses_is_explained(
     role: RoleFacts, schema: SchemaFacts, state: FindingState, says: str, remedies: int
 ) -> None:
-    (finding,) = server_findings.judge_detection("s", role, schema, "postgres")
+    (finding,) = schema_findings.judge_detection("s", role, schema, "postgres")
     assert (finding.state, says in finding.text, len(finding.remedies)) == (state, True, remedies)
 
 
@@ -122,7 +122,7 @@ def test_the_mode_that_auto_chooses_is_explained(
     ],
 )
 def test_the_version_of_the_schema_is_judged(schema: SchemaFacts, owns: bool, state: FindingState) -> None:
-    findings = server_findings.judge_schema("s", schema, replace(ROLE, owns=owns), "postgres", 4)
+    findings = schema_findings.judge_schema("s", schema, replace(ROLE, owns=owns), "postgres", 4)
     assert findings[0].state is state
 
 
@@ -173,7 +173,7 @@ def test_the_source_of_attribution_needs_its_settings(
     audit: AuditSource, settings: dict[str, str], role: RoleFacts, expected: list[str]
 ) -> None:
     facts = replace(SERVER, settings={**SERVER.settings, **settings})
-    found = commands(server_findings.judge_attribution("s", facts, role, audit))
+    found = commands(attribution_findings.judge_attribution("s", facts, role, audit))
     assert [one[: len(text)] for one, text in zip(found, expected, strict=False)] == expected
 
 
@@ -185,22 +185,22 @@ def test_settings_of_the_command_line_have_no_statement() -> None:
 
 def test_event_triggers_that_do_not_fire_are_problems() -> None:
     triggers = EventTriggerFacts("orders", 2, ("pgrole_on_ddl",), switched_off=True, others=('x"y',))
-    findings = server_findings.judge_event_triggers("s", triggers, ROLE)
+    findings = schema_findings.judge_event_triggers("s", triggers, ROLE)
     assert [finding.state for finding in findings] == [PROBLEM] * 3
     assert commands(findings) == [
         'ALTER EVENT TRIGGER "pgrole_on_ddl" ENABLE ALWAYS',
         'ALTER DATABASE "orders" SET event_triggers = on',
         'ALTER EVENT TRIGGER "x""y" DISABLE',
     ]
-    assert server_findings.judge_event_triggers("s", EventTriggerFacts("orders", 0), ROLE)[0].state is WARNING
+    assert schema_findings.judge_event_triggers("s", EventTriggerFacts("orders", 0), ROLE)[0].state is WARNING
     superuser = replace(ROLE, superuser=True)
-    assert server_findings.judge_event_triggers("s", EventTriggerFacts("orders", 0), superuser)[0].state is OK
+    assert schema_findings.judge_event_triggers("s", EventTriggerFacts("orders", 0), superuser)[0].state is OK
 
 
 def test_claims_of_other_clusters_are_told_if_the_own_one_is_known() -> None:
     counts = [ClaimCount("own", 5, 1), ClaimCount("lost", 3, 0), ClaimCount("gone", 2, 2)]
-    assert [one.state for one in server_findings.judge_claims("s", counts, None)] == [OK]
-    found = server_findings.judge_claims("s", counts, "own")
+    assert [one.state for one in schema_findings.judge_claims("s", counts, None)] == [OK]
+    found = schema_findings.judge_claims("s", counts, "own")
     assert [one.state for one in found] == [OK, WARNING]
     assert "lost (3)" in found[1].text
     assert "gone" not in found[1].text
@@ -211,7 +211,7 @@ def test_claims_of_other_clusters_are_told_if_the_own_one_is_known() -> None:
 )
 def test_a_history_that_is_not_pruned_is_told(rows: int, age: int, state: FindingState) -> None:
     history = HistoryFacts(1000, rows, NOW - timedelta(days=age))
-    assert server_findings.judge_history("s", history, HistoryConfig(), NOW).state is state
+    assert schema_findings.judge_history("s", history, HistoryConfig(), NOW).state is state
 
 
 def test_a_name_that_cannot_be_sent_has_no_statement() -> None:

@@ -58,7 +58,7 @@ def see(kept: dict[str, tuple[DatabasePrivileges, ...]], **values: object) -> Ob
     return replace(Observed(named=ObservedRole(OID, ROLE), claim=claim, references=THERE), **values)  # type: ignore[arg-type]
 
 
-class FakeSession:
+class GranteeSession:
     """Answers which roles a namespace claims."""
 
     def __init__(self, *oids: int) -> None:
@@ -70,10 +70,10 @@ class FakeSession:
         return dict.fromkeys(places, self.oids)
 
 
-class Scene:
+class GranteeScene:
     def __init__(self) -> None:
         self.grantees = Grantees()
-        self.session = FakeSession(OID)
+        self.session = GranteeSession(OID)
 
     async def reconcile(
         self, asked: Target, observed: Observed | Transient, server: Server = SERVER, *done: Plan
@@ -95,14 +95,14 @@ class Scene:
 
 
 @pytest.fixture
-def scene() -> Scene:
-    return Scene()
+def scene() -> GranteeScene:
+    return GranteeScene()
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def test_a_role_is_published_once_its_claim_holds_what_is_declared(scene: Scene) -> None:
+async def test_a_role_is_published_once_its_claim_holds_what_is_declared(scene: GranteeScene) -> None:
     await scene.reconcile(target(ORDERS), see({}))
     assert scene.grantees.published("main") == ()
     await scene.reconcile(target(ORDERS, LAKE), see({"orders": (ORDERS,)}))
@@ -115,13 +115,13 @@ async def test_a_role_is_published_once_its_claim_holds_what_is_declared(scene: 
     assert grantee.policy == POLICY.privileges
 
 
-async def test_without_privileges_nothing_is_read_or_published(scene: Scene) -> None:
+async def test_without_privileges_nothing_is_read_or_published(scene: GranteeScene) -> None:
     attempt = await scene.reconcile(target(), see({}), SERVER, Plan("app", owner=owner()))
     assert (scene.grantees.published("main"), scene.session.asked) == ((), [])
     assert attempt.conclude().privileges is None
 
 
-async def test_a_renamed_role_is_published_under_the_name_that_it_has(scene: Scene) -> None:
+async def test_a_renamed_role_is_published_under_the_name_that_it_has(scene: GranteeScene) -> None:
     renamed = ObservedRole(OID, replace(ROLE, name="away"))
     await scene.reconcile(target(ORDERS, report_only=True), see({"orders": (ORDERS,)}, named=None, claimed=renamed))
     (grantee,) = scene.grantees.published("main")
@@ -138,13 +138,13 @@ async def test_a_renamed_role_is_published_under_the_name_that_it_has(scene: Sce
         Observed(),
     ],
 )
-async def test_a_role_that_the_object_does_not_own_is_withdrawn(scene: Scene, observed: Observed) -> None:
+async def test_a_role_that_the_object_does_not_own_is_withdrawn(scene: GranteeScene, observed: Observed) -> None:
     await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
     await scene.reconcile(target(ORDERS), observed)
     assert scene.grantees.published("main") == ()
 
 
-async def test_an_object_that_is_gone_or_invalid_is_withdrawn(scene: Scene) -> None:
+async def test_an_object_that_is_gone_or_invalid_is_withdrawn(scene: GranteeScene) -> None:
     await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
     await scene.reconcile(Target(KEY, None), Observed())
     assert scene.grantees.published("main") == ()
@@ -155,7 +155,7 @@ async def test_an_object_that_is_gone_or_invalid_is_withdrawn(scene: Scene) -> N
     assert scene.grantees.published("main") == ()
 
 
-async def test_what_could_not_be_read_and_what_is_refused_stays_as_it_was(scene: Scene) -> None:
+async def test_what_could_not_be_read_and_what_is_refused_stays_as_it_was(scene: GranteeScene) -> None:
     await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
     (before,) = scene.grantees.published("main")
     await scene.reconcile(target(ORDERS), Transient(Reason.DATABASE_ERROR, "x"))
@@ -168,7 +168,7 @@ async def test_what_could_not_be_read_and_what_is_refused_stays_as_it_was(scene:
     assert outcome.reason is Reason.NOT_ALLOWED
 
 
-async def test_a_suspended_object_stays_published_as_such(scene: Scene) -> None:
+async def test_a_suspended_object_stays_published_as_such(scene: GranteeScene) -> None:
     await scene.reconcile(target(ORDERS, suspended=True), see({"orders": (ORDERS,)}))
     assert scene.grantees.published("main") == ()
     await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
@@ -176,20 +176,20 @@ async def test_a_suspended_object_stays_published_as_such(scene: Scene) -> None:
     assert [one.suspended for one in scene.grantees.published("main")] == [True]
 
 
-async def test_while_kubernetes_is_away_everything_stays_published(scene: Scene) -> None:
+async def test_while_kubernetes_is_away_everything_stays_published(scene: GranteeScene) -> None:
     await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
     await scene.reconcile(Target(KEY, None), Observed(), replace(SERVER, away=True))
     assert len(scene.grantees.published("main")) == 1
 
 
-async def test_where_claims_hold_none_what_is_declared_is_published(scene: Scene) -> None:
+async def test_where_claims_hold_none_what_is_declared_is_published(scene: GranteeScene) -> None:
     server = replace(SERVER, claims="Status")
     await scene.reconcile(target(ORDERS), see({}), server)
     assert [one.declared for one in scene.grantees.published("main")] == [{"orders": ORDERS}]
 
 
 class TestDeletion:
-    async def test_before_a_drop_everything_is_to_be_revoked(self, scene: Scene) -> None:
+    async def test_before_a_drop_everything_is_to_be_revoked(self, scene: GranteeScene) -> None:
         await scene.reconcile(target(ORDERS, terminating=True, drop=True), see({"orders": (ORDERS,)}))
         (grantee,) = scene.grantees.published("main")
         assert (grantee.declared, grantee.former) == ({}, {"orders": (ORDERS,)})
@@ -201,7 +201,7 @@ class TestDeletion:
         assert scene.grantees.published("main") == ()
 
     @pytest.mark.parametrize(("drop", "suspended"), [(False, False), (True, True)])
-    async def test_what_is_not_dropped_is_withdrawn(self, scene: Scene, drop: bool, suspended: bool) -> None:
+    async def test_what_is_not_dropped_is_withdrawn(self, scene: GranteeScene, drop: bool, suspended: bool) -> None:
         await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
         ending = target(ORDERS, terminating=True, drop=drop, suspended=suspended)
         await scene.reconcile(ending, see({"orders": (ORDERS,)}))
@@ -209,9 +209,11 @@ class TestDeletion:
 
 
 class TestTheRolesOfTheNamespace:
-    async def test_another_object_that_takes_a_claim_gives_them_to_those_that_are_published(self, scene: Scene) -> None:
+    async def test_another_object_that_takes_a_claim_gives_them_to_those_that_are_published(
+        self, scene: GranteeScene
+    ) -> None:
         await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
-        scene.session = FakeSession(OID, OID + 1)
+        scene.session = GranteeSession(OID, OID + 1)
         named = ObservedRole(OID + 1, ROLE)
         other = Claim("app", OID + 1, 7, owner(OTHER), digest(ROLE))
         plan = Plan("app", owner=owner(OTHER))
@@ -220,7 +222,7 @@ class TestTheRolesOfTheNamespace:
 
 
 class TestTheResult:
-    async def test_it_has_the_news_once_and_what_the_databases_answered(self, scene: Scene) -> None:
+    async def test_it_has_the_news_once_and_what_the_databases_answered(self, scene: GranteeScene) -> None:
         asked, observed = target(ORDERS), see({"orders": (ORDERS,)})
         first = (await scene.reconcile(asked, observed)).conclude()
         assert first.outcome is not None
@@ -234,7 +236,7 @@ class TestTheResult:
         assert second.privileges.describe()[0]["ready"] is True
         assert (await scene.reconcile(asked, observed)).conclude().news == ()
 
-    async def test_a_database_that_does_not_exist_is_waited_for(self, scene: Scene) -> None:
+    async def test_a_database_that_does_not_exist_is_waited_for(self, scene: GranteeScene) -> None:
         observed = see({"orders": (ORDERS,)}, references=References())
         result = (await scene.reconcile(target(ORDERS), observed)).conclude()
         assert result.outcome is not None

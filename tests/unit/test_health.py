@@ -1,4 +1,4 @@
-"""controller/health: it answers also while the event loop of the controller stands still, and then says so."""
+"""controller/health: it answers even while the controller's event loop is blocked, and says so."""
 
 import json
 import socket
@@ -41,7 +41,7 @@ class Clock:
 
 
 def get(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
-    """Status and body; 0 while nobody listens."""
+    """Returns status and body; 0 while nothing listens."""
     try:
         with urlopen(f"http://{host}:{port}{path}", timeout=PATIENCE) as answer:
             return answer.status, answer.read().decode()
@@ -186,7 +186,7 @@ async def test_the_heart_is_as_old_as_its_last_beat() -> None:
 
 
 class TestShared:
-    """However many ask, what is asked for is not made as often."""
+    """However many requests come, the answer is not computed as often."""
 
     async def test_those_who_ask_meanwhile_share_the_next_answer(self) -> None:
         begun, may_end = 0, anyio.Event()

@@ -1,4 +1,4 @@
-"""core/kept_privileges: what a claim holds of the privileges that specs declare, and when it forgets them."""
+"""core/kept_privileges: which declared privileges a claim holds, and when it forgets them."""
 
 import json
 from collections.abc import Mapping

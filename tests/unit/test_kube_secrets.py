@@ -20,7 +20,7 @@ OWNER: dict[str, Any] = {
 }
 
 
-class Failing:
+class FailingClient:
     def __init__(self, error: KubeError) -> None:
         self.error = error
 
@@ -36,7 +36,7 @@ def owner() -> Stored:
     ("reason", "shown"), [("Conflict", "Conflict"), (f"Conflict {HIDDEN}", "Refused"), ("", "Refused")]
 )
 async def test_a_refusal_shows_its_status_and_a_reason_of_kubernetes_and_nothing_else(reason: str, shown: str) -> None:
-    client = cast("Client", Failing(ApiError(409, reason, f"it was modified: {HIDDEN}", 3.0)))
+    client = cast("Client", FailingClient(ApiError(409, reason, f"it was modified: {HIDDEN}", 3.0)))
     with pytest.raises(ApiError) as refused:
         await write_secret(client, KEY, owner(), {}, {}, {"password": HIDDEN.encode()}, None)
     assert (refused.value.status, refused.value.reason, refused.value.retry_after) == (409, shown, 3.0)
@@ -50,5 +50,5 @@ async def test_what_a_broken_answer_says_is_not_shown_and_what_the_client_says_i
     broken.__cause__ = ValueError(f"bad status line {HIDDEN}")
     for error, said in ((broken, "ValueError"), (Unreachable("not sent, another process leads"), "not sent")):
         with pytest.raises(Unreachable, match=said) as failed:
-            await write_secret(cast("Client", Failing(error)), KEY, owner(), {}, {}, {}, None)
+            await write_secret(cast("Client", FailingClient(error)), KEY, owner(), {}, {}, {}, None)
         assert HIDDEN not in "".join(traceback.format_exception(failed.value))

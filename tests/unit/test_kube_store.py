@@ -193,7 +193,7 @@ def test_a_list_item_without_kind_gets_that_of_its_list() -> None:
 
 
 class TestListeners:
-    """Whoever writes into a store, those who follow it are told."""
+    """Listeners are notified of every write to a store, whoever writes."""
 
     def test_every_change_is_announced_once_whoever_makes_it(self) -> None:
         store, heard = Store(), list[Change]()

@@ -63,7 +63,7 @@ class TestRules:
         assert timing.period * 3 < timing.deadline
 
 
-class World:
+class LeaseWorld:
     """Two processes that keep to the rules, one Lease, and a clock that only the test moves.
 
     Each step is one thing that can happen: a process looks, takes or renews (and its answer may come late, or never),
@@ -91,14 +91,14 @@ class World:
             self.seen[name] = observe(self.seen[name], record, str(version), self.now)
 
     def send(self, name: str) -> None:
-        """Takes or renews, as far as the rules let it by what it has seen."""
+        """Takes or renews, as far as the rules permit after what it has seen."""
         seen = self.seen[name]
         if seen is None or seen.record.holder == name or seen.free_at <= self.now:
             record = take(seen, name, self.TIMING, str(self.now))
             self.sent[name] = (self.now, record, seen.version if seen else None)
 
     def arrive(self, name: str, *, answered: bool) -> None:
-        """What was sent comes to the API server, which may be long after."""
+        """Delivers what was sent to the API server, possibly long after."""
         sent, self.sent[name] = self.sent[name], None
         if sent is None:
             return
@@ -113,7 +113,7 @@ class World:
             self.seen[name] = observe(self.seen[name], record, str(self.version), self.now)
 
     def delete(self) -> None:
-        """By hand, while everybody has seen the Lease."""
+        """Deletes it by hand, after all processes have seen the Lease."""
         if self.stored is not None and all(self.seen.values()):
             self.look("a")
             self.look("b")
@@ -133,7 +133,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_in_whatever_order_things_happen_never_do_two_lead_at_one_moment(steps: list[tuple[str, Any]]) -> None:
-    world = World()
+    world = LeaseWorld()
     for what, of in steps:
         if what == "pass":
             world.now += of

@@ -139,7 +139,7 @@ async def test_what_is_done_for_a_reconcile_has_its_id_in_tasks_and_threads_too(
                 log.info("one of several")
             tasks.start_soon(say, "the next task")
         log.info("after")
-    found = {line["message"]: line.get("visit") for line in map(json.loads, said().splitlines())}
+    found = {line["message"]: line.get("reconcile_id") for line in map(json.loads, said().splitlines())}
     assert found == {
         "before": None,
         "in it": "5e1f0a7c",

@@ -1,4 +1,4 @@
-"""metrics: what exists is documented, and the dashboard and the alerts ask for nothing else."""
+"""metrics: all are documented, and dashboard and alerts query no others."""
 
 import json
 import re
@@ -76,7 +76,7 @@ def panels() -> list[dict[str, Any]]:
 
 
 def questions() -> Iterator[tuple[str, str]]:
-    """Who asks, and what, of the dashboard and the alerts."""
+    """Yields the source and expression of each query of the dashboard and the alerts."""
     for panel in panels():
         for target in panel["targets"]:
             yield panel["title"], target["expr"]

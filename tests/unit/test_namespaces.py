@@ -24,8 +24,8 @@ OLD, NEW, OTHER = Key("shop", "old"), Key("shop", "new"), Key("shop", "other")
 PATIENCE = 600.0
 
 
-class Api(Client):
-    """Answers with the namespace as it is now, once it answers at all."""
+class NamespaceApi(Client):
+    """Answers with the present namespace, once it answers at all."""
 
     def __init__(self, uid: str) -> None:
         self.uid = uid
@@ -44,9 +44,9 @@ class Api(Client):
         return json.dumps(made(self.uid, labels=self.labels)).encode()
 
 
-class World:
+class NamespaceWorld:
     def __init__(self, uid: str = "n1", *, watched: bool = True) -> None:
-        self.api, self.store = Api(uid), Store()
+        self.api, self.store = NamespaceApi(uid), Store()
         self.namespaces = Namespaces(self.api, self.store)
         self.known: list[Key] = []
         self.relabelled: list[str] = []
@@ -91,7 +91,7 @@ def made(uid: str, version: int = 1, **more: Any) -> dict[str, Any]:
 
 
 async def test_one_that_is_watched_is_not_asked_for() -> None:
-    world = World()
+    world = NamespaceWorld()
     async with world.running():
         assert world.uid(OLD) == "n1"
         await anyio.wait_all_tasks_blocked()
@@ -100,7 +100,7 @@ async def test_one_that_is_watched_is_not_asked_for() -> None:
 
 class TestInvariant14AWorkerAwaitsOnlyItsOwnServer:
     async def test_after_an_object_went_those_that_were_read_before_go_on_without_an_answer(self) -> None:
-        world = World()
+        world = NamespaceWorld()
         assert world.uid(OLD) == "n1"
         world.api.answers = anyio.Event()  # it hangs
         async with world.running():
@@ -110,7 +110,7 @@ class TestInvariant14AWorkerAwaitsOnlyItsOwnServer:
         assert world.api.asked == 1  # beside, for those to come
 
     async def test_only_those_that_are_new_wait_and_are_told_when_it_is_known(self) -> None:
-        world = World()
+        world = NamespaceWorld()
         assert world.uid(OLD) == "n1"
         world.api.answers = anyio.Event()
         async with world.running():
@@ -129,7 +129,7 @@ class TestInvariant14AWorkerAwaitsOnlyItsOwnServer:
 
 
 async def test_one_that_was_made_again_is_known_before_the_watch_says_so() -> None:
-    world = World()
+    world = NamespaceWorld()
     assert world.uid(OLD) == "n1"
     world.api.uid = "n2"
     async with world.running():
@@ -142,7 +142,7 @@ async def test_one_that_was_made_again_is_known_before_the_watch_says_so() -> No
 
 
 async def test_the_watch_tells_sooner_than_the_answer() -> None:
-    world = World()
+    world = NamespaceWorld()
     world.api.answers = anyio.Event()
     async with world.running():
         world.namespaces.forget("shop", "gone")
@@ -153,7 +153,7 @@ async def test_the_watch_tells_sooner_than_the_answer() -> None:
 
 
 async def test_an_answer_from_before_another_object_went_does_not_count() -> None:
-    world = World()
+    world = NamespaceWorld()
     world.api.answers = anyio.Event()
     async with world.running():
         world.namespaces.forget("shop", "gone")
@@ -168,7 +168,7 @@ async def test_an_answer_from_before_another_object_went_does_not_count() -> Non
 
 
 async def test_one_whose_answer_is_doubted_again_is_asked_for_again() -> None:
-    world = World(watched=False)
+    world = NamespaceWorld(watched=False)
     async with world.running():
         for asked in (1, 2):
             assert world.uid(Key("shop", f"o{asked}")) is None
@@ -181,7 +181,7 @@ async def test_one_whose_answer_is_doubted_again_is_asked_for_again() -> None:
 @pytest.mark.parametrize("failure", [Unreachable("no route"), ApiError(503, "Unavailable", "later")])
 @in_timelapse
 async def test_one_that_cannot_be_read_is_asked_for_again_and_the_failure_is_said(failure: KubeError) -> None:
-    world = World(watched=False)
+    world = NamespaceWorld(watched=False)
     world.api.failure = failure
     async with world.running():
         with pytest.raises(NamespaceUnknown) as first:
@@ -199,7 +199,7 @@ async def test_one_that_cannot_be_read_is_asked_for_again_and_the_failure_is_sai
 
 @in_timelapse
 async def test_one_that_has_no_objects_any_more_is_not_asked_for_for_ever() -> None:
-    world = World(watched=False)
+    world = NamespaceWorld(watched=False)
     world.api.failure = ApiError(404, "NotFound", "gone")
     world.in_use = set()
     async with world.running():
@@ -210,7 +210,7 @@ async def test_one_that_has_no_objects_any_more_is_not_asked_for_for_ever() -> N
 
 @in_timelapse
 async def test_labels_of_one_that_is_not_watched_are_read_again() -> None:
-    world = World(watched=False)
+    world = NamespaceWorld(watched=False)
     async with world.running():
         assert world.uid(NEW) is None
         await world.told.wait()
@@ -227,7 +227,7 @@ async def test_labels_of_one_that_is_not_watched_are_read_again() -> None:
 
 
 async def test_an_older_object_is_not_passed_over_while_its_namespace_is_not_known() -> None:
-    world = World(watched=False)
+    world = NamespaceWorld(watched=False)
     world.api.answers = anyio.Event()
     rival = Key("other", "rival")
     async with world.running():
@@ -241,7 +241,7 @@ async def test_an_older_object_is_not_passed_over_while_its_namespace_is_not_kno
 
 
 async def test_the_only_namespace_is_known_before_it_has_objects() -> None:
-    world = World(watched=False)
+    world = NamespaceWorld(watched=False)
     world.namespaces = Namespaces(world.api, world.store, "shop")
     world.in_use = set()
     async with world.running():
@@ -251,7 +251,7 @@ async def test_the_only_namespace_is_known_before_it_has_objects() -> None:
 
 @in_timelapse
 async def test_the_only_namespace_stays_known_while_it_has_no_objects() -> None:
-    world = World(watched=False)
+    world = NamespaceWorld(watched=False)
     world.namespaces = Namespaces(world.api, world.store, "shop")
     world.in_use = set()
     async with world.running():

@@ -1,4 +1,4 @@
-"""Invariant 7, errors per object: whatever fails unexpectedly for one object is said on that one, and on no other."""
+"""Invariant 7, errors per object: an unexpected failure is reported on its own object and on no other."""
 
 import json
 import logging
@@ -66,7 +66,7 @@ class Poison(RuntimeError):
         super().__init__(SECRET)
 
 
-class FakeSession:
+class ErringSession:
     """A server without roles. `breaks` names the step that raises for the poisoned object."""
 
     identity = SimpleNamespace(system_identifier=7, own_roles=frozenset({"keeper"}))
@@ -141,7 +141,7 @@ def counted() -> float:
 
 
 async def reconcile_all(objects: Objects, breaks: str = "") -> dict[Key, Result]:
-    session = cast("Session", FakeSession(breaks))
+    session = cast("Session", ErringSession(breaks))
     results = await reconcile([POISONED, *WELL], SERVER, objects, session, WorkerMemory())
     return {result.key: result for result in results}
 
@@ -239,12 +239,12 @@ async def test_an_object_that_cannot_be_read_breaks_no_younger_one_that_names_th
 
 
 async def test_a_server_that_fails_as_a_whole_is_no_objects_error(objects: Objects) -> None:
-    class Failing(FakeSession):
+    class FailingReads(ErringSession):
         async def read_roles(self, _: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
             raise Transient(Reason.SERVER_NOT_READY, "away")
 
     with pytest.raises(Transient, match="away"):
-        await reconcile([POISONED, *WELL], SERVER, objects, cast("Session", Failing("")), WorkerMemory())
+        await reconcile([POISONED, *WELL], SERVER, objects, cast("Session", FailingReads("")), WorkerMemory())
 
 
 async def test_of_many_errors_few_are_logged_with_their_traceback(
@@ -258,7 +258,7 @@ async def test_of_many_errors_few_are_logged_with_their_traceback(
     assert sum("traceback" in vars(record) for record in lines.records) == logs.TRACEBACKS
 
 
-class Api:
+class SilentApi:
     """Takes every status."""
 
     def __init__(self) -> None:
@@ -279,7 +279,7 @@ class Breaking:
 
 async def report(objects: Objects, result: Result) -> list[dict[str, Any]]:
     """The statuses that are written, where Events break. The reconcile ends."""
-    api, broken, queue = Api(), Breaking(), Queue()
+    api, broken, queue = SilentApi(), Breaking(), Queue()
     reporter = Reporter(cast("Client", api), objects.store, Endings(queue, objects.contests), cast("Recorder", broken))
     queue.put("s", Request(result.key, RequestReason.OBJECT))
     await queue.take("s", 1)
@@ -312,7 +312,7 @@ async def test_a_server_that_is_away_does_not_end_at_an_object_that_breaks(
 ) -> None:
     reported: list[Key] = []
 
-    class Taking:
+    class CountingReporter:
         def report(self, result: Result) -> None:
             reported.append(result.key)
             if len(reported) == len(WELL):
@@ -332,19 +332,19 @@ async def test_a_server_that_is_away_does_not_end_at_an_object_that_breaks(
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
             error = Transient(Reason.SERVER_NOT_READY, "away")
-            await decline(make_context(queue, objects, cast("Reporter", Taking())), "default", error)
+            await decline(make_context(queue, objects, cast("Reporter", CountingReporter())), "default", error)
     assert set(reported) == set(WELL)
 
 
 @in_timelapse
 async def test_an_outage_is_said_at_a_pace_and_at_once_on_what_changes() -> None:
-    """When the server is back, every status that said so has to be written again."""
+    """When the server is back, every status that reported the outage has to be written again."""
     objects = make_objects()
     many = [Key("shop", f"app-{number}") for number in range(1000)]
     queue, changed = Queue(), set[Key]()
     reported: dict[Key, float] = {}
 
-    class Taking:
+    class TimingReporter:
         def report(self, result: Result) -> None:
             reported[result.key] = anyio.current_time()
             queue.done(result.key, Done())
@@ -355,7 +355,7 @@ async def test_an_outage_is_said_at_a_pace_and_at_once_on_what_changes() -> None
     began = anyio.current_time()
     async with anyio.create_task_group() as tasks:
         error = Transient(Reason.SERVER_NOT_READY, "away")
-        context = make_context(queue, objects, cast("Reporter", Taking()))
+        context = make_context(queue, objects, cast("Reporter", TimingReporter()))
         tasks.start_soon(decline, context, "default", error, changed)
         await anyio.sleep(1.0)
         assert 90 <= len(reported) <= 110
@@ -452,7 +452,7 @@ async def test_a_terminating_object_with_an_invalid_spec_is_told_the_way_out(obj
 
 
 async def test_that_many_roles_changed_goes_after_what_is_announced_by_name(objects: Objects) -> None:
-    """Anybody may announce it."""
+    """Anyone may announce it."""
     queue = Queue()
     worker = make_worker(objects, queue)
     async with anyio.create_task_group() as tasks:
@@ -470,7 +470,7 @@ async def test_that_many_roles_changed_goes_after_what_is_announced_by_name(obje
 
 
 async def test_who_wants_to_be_a_member_of_a_role_is_reconciled_when_that_is_announced(objects: Objects) -> None:
-    """At once: a retry that backs off would come too, some time."""
+    """At once: without this, only a retry with back-off would come."""
     queue, member = Queue(), Key("shop", "member")
     objects.store.put(stored(member, spec={"memberOf": [{"role": "group"}]}))
     worker = make_worker(objects, queue)
@@ -481,7 +481,7 @@ async def test_who_wants_to_be_a_member_of_a_role_is_reconciled_when_that_is_ann
 
 
 async def test_what_was_changed_here_and_is_announced_is_no_drift(objects: Objects) -> None:
-    """It is looked at all the same, in turn with what else was changed."""
+    """It is reconciled nevertheless, in turn with other changes."""
     queue = Queue()
     worker = make_worker(objects, queue)
     worker.own_changes.begin(["poisoned"])

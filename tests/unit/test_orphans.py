@@ -76,7 +76,7 @@ def test_nothing_is_done_before_the_claims_were_read() -> None:
 RESYNC_SECONDS = 3600.0
 
 
-class FakeSession:
+class OrphanSession:
     """Holds claims. A chunk takes `seconds`; with `locked`, only one that holds such a claim does, and fails."""
 
     def __init__(self, count: int) -> None:
@@ -104,9 +104,9 @@ class FakeSession:
         return [None]
 
 
-class World:
+class OrphanWorld:
     def __init__(self, count: int = 1) -> None:
-        self.session, self.connection, self.released = FakeSession(count), anyio.Lock(), list[str]()
+        self.session, self.connection, self.released = OrphanSession(count), anyio.Lock(), list[str]()
         server = SimpleNamespace(name="main", resync_seconds=RESYNC_SECONDS)
         self.keeper = SimpleNamespace(state=SessionState.ACTIVE, server=server)
         self.servers: dict[Key, str] = {}
@@ -130,7 +130,7 @@ class World:
 
 @in_timelapse
 async def test_orphans_are_released_soon_after_a_session_begins_and_once_in_a_period() -> None:
-    world = World(3)
+    world = OrphanWorld(3)
     world.servers[Key("shop", "o1")] = "main"
     world.servers[Key("shop", "o2")] = "another"
     began = anyio.current_time()
@@ -141,7 +141,7 @@ async def test_orphans_are_released_soon_after_a_session_begins_and_once_in_a_pe
 
 @in_timelapse
 async def test_between_two_chunks_reconciles_have_the_connection() -> None:
-    world = World(3 * CHUNK)
+    world = OrphanWorld(3 * CHUNK)
     world.session.seconds = 1.0
     batches: list[float] = []
 
@@ -164,7 +164,7 @@ async def test_between_two_chunks_reconciles_have_the_connection() -> None:
 
 @in_timelapse
 async def test_chunks_that_wait_for_a_lock_take_a_small_part_of_the_time() -> None:
-    world = World(CHUNK)
+    world = OrphanWorld(CHUNK)
     world.session.locked, world.session.seconds = {"r0"}, 5.0
     await world.run(1000.0)
     assert len(world.session.failures) > 5
@@ -176,7 +176,7 @@ async def test_chunks_that_wait_for_a_lock_take_a_small_part_of_the_time() -> No
 @pytest.mark.parametrize("cause", ["suspended", "enforcing"])
 @in_timelapse
 async def test_nothing_is_released_while_changes_are_suspended_or_kubernetes_is_away(cause: str) -> None:
-    world = World()
+    world = OrphanWorld()
     if cause == "suspended":
         world.keeper.state = SessionState.SUSPENDED
     else:
@@ -192,6 +192,6 @@ async def test_nothing_is_released_while_changes_are_suspended_or_kubernetes_is_
 
 @in_timelapse
 async def test_when_kubernetes_is_back_the_claims_are_read_again() -> None:
-    world = World()
+    world = OrphanWorld()
     await world.run(100.0, world.timer.restart, 1.0)
     assert len(world.session.reads) == 2

@@ -176,7 +176,7 @@ class TestParameters:
         assert decide(desired(role=desired_role), Observed(references=references), SERVER, allowing).writes
 
 
-class TestAdoption:
+class TestAdoptionPolicy:
     def test_what_is_a_member_of_more_than_the_policy_allows_is_not_adopted(self) -> None:
         found = ObservedRole(OID, joins("team-b_app"))
         for ignore in (frozenset[str](), frozenset({"member_of"})):

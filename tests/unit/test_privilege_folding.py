@@ -15,9 +15,10 @@ from pgrole_controller.core.acl import (
     ObjectKind,
     ObservedAcl,
 )
-from pgrole_controller.core.acl_decision import ObservedDatabase, decide_privileges
+from pgrole_controller.core.acl_decision import decide_privileges
 from pgrole_controller.core.desired import privileges_of
 from pgrole_controller.core.grantee import Access, DatabasePrivileges, Grantee, ObjectPrivileges, PrivilegePolicy
+from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.privilege_folding import FoldedDatabase, PrivilegeFolder
 from pgrole_controller.core.privilege_policy import DatabaseFacts
 from pgrole_controller.core.request import Key

@@ -145,7 +145,7 @@ def build(
     return status
 
 
-class TestStatus:
+class TestPrivilegeStatus:
     def test_it_names_each_database_with_its_state(self) -> None:
         error = Refused(Reason.NOT_ALLOWED, "the policy says no")
         assert build(known(LAKE))["privileges"] == [
@@ -173,7 +173,7 @@ class TestStatus:
 
     def test_the_last_drift_is_the_latest_of_role_and_databases(self) -> None:
         earlier = replace(CLAIM, last_drift_at=NOW - timedelta(seconds=5), last_drift_fields=("login",))
-        status = build(known(LAKE, replace(ORDERS, last_drift=DRIFT, drift_count=3)), claim=earlier)
+        status = build(known(LAKE, replace(ORDERS, last_drifts=(DRIFT,), drift_count=3)), claim=earlier)
         assert status["lastDrift"] == {
             "time": "2026-05-06T07:08:09Z",
             "fields": ["privileges"],
@@ -184,29 +184,51 @@ class TestStatus:
         }
         assert status["driftCount"] == 5
         later = replace(earlier, last_drift_at=NOW + timedelta(seconds=5))
-        assert build(known(replace(ORDERS, last_drift=DRIFT)), claim=later)["lastDrift"]["fields"] == ["login"]
+        assert build(known(replace(ORDERS, last_drifts=(DRIFT,))), claim=later)["lastDrift"]["fields"] == ["login"]
+
+    def test_all_who_caused_drift_in_one_round_are_named(self) -> None:
+        other = PrivilegeDrift(
+            NOW - timedelta(seconds=1),
+            tuple(f"INSERT on table app.t{n} was granted" for n in range(9)),
+            9,
+            corrected=True,
+            by=replace(BY, login="bob"),
+        )
+        unknown = replace(other, words=("USAGE on schema app was revoked",), count=1, by=Culprit())
+        status = build(known(replace(ORDERS, last_drifts=(unknown, other, DRIFT))))
+        assert status["lastDrift"]["by"]["login"] == "alice"
+        assert status["lastDrift"]["details"] == [
+            "DELETE on table app.orders was granted",
+            "INSERT on table app.t0 was granted by bob",
+            "INSERT on table app.t1 was granted by bob",
+            "INSERT on table app.t2 was granted, and 6 more by bob",
+            "USAGE on schema app was revoked by an unknown login",
+        ]
+        assert {one.get("by", {}).get("login") for one in status["driftHistory"]} == {"alice", "bob", None}
+        many = tuple(replace(other, by=replace(BY, login=f"u{n}")) for n in range(30))
+        assert len(build(known(replace(ORDERS, last_drifts=many)))["lastDrift"]["details"]) == 10
 
     def test_a_drift_that_a_restart_forgot_stays(self) -> None:
-        before = build(known(replace(ORDERS, last_drift=DRIFT, drift_count=3)))
+        before = build(known(replace(ORDERS, last_drifts=(DRIFT,), drift_count=3)))
         claim = replace(CLAIM, last_drift_at=NOW - timedelta(seconds=5), last_drift_fields=("login",))
         after = build(known(ORDERS), before, claim=claim)
         assert (after["lastDrift"], after["driftCount"]) == (before["lastDrift"], before["driftCount"])
 
     def test_address_application_and_statement_are_shown_only_where_the_owner_exposes_them(self) -> None:
-        shown = build(known(replace(ORDERS, last_drift=DRIFT), exposes_all=True))["lastDrift"]["by"]
+        shown = build(known(replace(ORDERS, last_drifts=(DRIFT,)), exposes_all=True))["lastDrift"]["by"]
         assert (shown["application"], shown["address"]) == ("psql", "10.2.3.4")
         assert shown["statement"].startswith("GRANT DELETE")
         assert not {"application", "address", "statement"} & set(
-            build(known(replace(ORDERS, last_drift=DRIFT)))["lastDrift"]["by"]
+            build(known(replace(ORDERS, last_drifts=(DRIFT,))))["lastDrift"]["by"]
         )
 
     def test_an_unknown_cause_and_a_name_in_another_encoding_are_written(self) -> None:
         odd = replace(DRIFT, by=Culprit(Evidence.STATISTICS, "al\udcefce"), words=("x\udcff",))
-        status = build(known(replace(ORDERS, last_drift=odd)))
+        status = build(known(replace(ORDERS, last_drifts=(odd,))))
         assert json.dumps(status, ensure_ascii=False).encode()
         assert status["lastDrift"]["by"]["login"] == "al\\xefce"
         nameless = replace(DRIFT, by=Culprit())
-        assert "by" not in build(known(replace(ORDERS, last_drift=nameless)))["lastDrift"]
+        assert "by" not in build(known(replace(ORDERS, last_drifts=(nameless,))))["lastDrift"]
 
 
 class TestHistory:
@@ -216,7 +238,7 @@ class TestHistory:
         assert first["driftHistory"] == [
             {"time": "2026-05-06T07:08:04Z", "fields": ["login"], "count": 1, "corrected": True}
         ]
-        privileges = known(replace(ORDERS, last_drift=DRIFT))
+        privileges = known(replace(ORDERS, last_drifts=(DRIFT,)))
         second = build(privileges, first, claim=claim)
         assert [one["fields"] for one in second["driftHistory"]] == [["privileges"], ["login"]]
         assert second["driftHistory"][0]["by"] == {"login": "alice", "proof": "Transaction"}

@@ -39,7 +39,7 @@ SERVER = ServerConfig(
 NOBODY_ELSE = ServerPolicy(("other",))
 
 
-class FakeSession:
+class ReadBackSession:
     """A server that makes the role and the claim that the first plan is about."""
 
     identity = SimpleNamespace(system_identifier=7, own_roles=frozenset({"keeper"}))
@@ -85,7 +85,7 @@ class FakeSession:
         )
 
 
-class World:
+class ReadBackWorld:
     def __init__(self) -> None:
         self.namespaces = Store()
         self.label({})
@@ -93,7 +93,7 @@ class World:
             Store(index_pgrole), Store(index_by_owner), Namespaces(cast("Client", None), self.namespaces), "c1"
         )
         self.put(KEY.name)
-        self.session = FakeSession()
+        self.session = ReadBackSession()
         self.server = SERVER
         self.memory = WorkerMemory()
         self.prepared: dict[Key, PasswordResult] = {}
@@ -127,7 +127,7 @@ class World:
         )
         return finding
 
-    async def made(self) -> "World":
+    async def made(self) -> "ReadBackWorld":
         """After the first reconcile, which makes the role."""
         assert (await self.reconcile()).outcome == RECONCILED
         assert [plan.action for plan in self.session.plans] == [Action.CREATED]
@@ -136,7 +136,7 @@ class World:
 
 
 async def test_what_follows_a_change_is_compared_and_says_the_same() -> None:
-    world = await World().made()
+    world = await ReadBackWorld().made()
     for count in (1, 2, 3):
         finding = await world.reconcile()
         assert (finding.outcome, finding.action, finding.claim) == (
@@ -149,7 +149,7 @@ async def test_what_follows_a_change_is_compared_and_says_the_same() -> None:
 
 
 async def test_the_status_that_was_written_meanwhile_is_that_of_the_object_as_it_is() -> None:
-    world = await World().made()
+    world = await ReadBackWorld().made()
     world.put(KEY.name, version=2, status={"observedGeneration": 1})
     finding = await world.reconcile()
     assert world.session.looks == 0
@@ -159,46 +159,46 @@ async def test_the_status_that_was_written_meanwhile_is_that_of_the_object_as_it
 
 class TestInvariant2ANotifyIsNeverTrusted:
     async def test_a_foreign_change_that_comes_with_our_own_is_set_back(self) -> None:
-        world = await World().made()
+        world = await ReadBackWorld().made()
         world.session.store(Role("app", login=False))
         finding = await world.reconcile()
         assert finding.action is Action.CORRECTED
         assert world.session.plans[-1].drift == ("login",)
 
     async def test_a_role_that_somebody_else_changed_is_read_at_once(self) -> None:
-        world = await World().made()
+        world = await ReadBackWorld().made()
         await world.reconcile(drifted=True)
         assert (world.session.looks, world.session.again) == (1, 0)
 
 
-def _change_spec(world: World) -> None:
+def _change_spec(world: ReadBackWorld) -> None:
     world.put(KEY.name, version=2, generation=2)
 
 
-def _share_role(world: World) -> None:
+def _share_role(world: ReadBackWorld) -> None:
     world.put("other")
 
 
-def _label_namespace(world: World) -> None:
+def _label_namespace(world: ReadBackWorld) -> None:
     requirement = SimpleNamespace(is_met=lambda labels: not labels)
     server_policy = ServerPolicy(labels=cast("Any", (requirement,)), role_names=("*",), attributes=frozenset({"login"}))
     world.server = ServerConfig("default", None, server_policy, SERVER.address)
     world.label({"team": "b"}, 2)
 
 
-def _change_policy(world: World) -> None:
+def _change_policy(world: ReadBackWorld) -> None:
     world.server = ServerConfig("default", None, NOBODY_ELSE, SERVER.address)
 
 
-def _change_server(world: World) -> None:
+def _change_server(world: ReadBackWorld) -> None:
     world.server = ServerConfig("default", None, SERVER.server_policy, SERVER.address, generation=2)
 
 
-def _prepare(world: World) -> None:
+def _prepare(world: ReadBackWorld) -> None:
     world.prepared = {KEY: PasswordResult()}
 
 
-def _contest(world: World) -> None:
+def _contest(world: ReadBackWorld) -> None:
     moment = SimpleNamespace(seconds=anyio.current_time(), at=datetime.now(UTC))
     world.objects.contests.repaired("uid-app", 1, ["login"], cast("Any", moment))
 
@@ -207,8 +207,10 @@ CHANGES = [_change_spec, _share_role, _label_namespace, _change_policy, _change_
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__.strip("_"))
-async def test_whatever_a_decision_depends_on_leads_to_a_full_reconcile(change: Callable[[World], None]) -> None:
-    world = await World().made()
+async def test_whatever_a_decision_depends_on_leads_to_a_full_reconcile(
+    change: Callable[[ReadBackWorld], None],
+) -> None:
+    world = await ReadBackWorld().made()
     change(world)
     finding = await world.reconcile()
     assert world.session.looks > 0
@@ -218,7 +220,7 @@ async def test_whatever_a_decision_depends_on_leads_to_a_full_reconcile(change: 
 
 
 async def test_an_object_that_went_is_not_remembered() -> None:
-    world = await World().made()
+    world = await ReadBackWorld().made()
     world.objects.store.remove(KEY, "uid-app")
     finding = await world.reconcile()
     assert world.session.again == 0
@@ -227,7 +229,7 @@ async def test_an_object_that_went_is_not_remembered() -> None:
 
 @in_timelapse
 async def test_the_last_look_that_is_expected_ends_it() -> None:
-    world = await World().made()
+    world = await ReadBackWorld().made()
     await anyio.sleep(LAST_SECONDS)
     await world.reconcile()
     assert (world.session.looks, world.session.again) == (0, 1)
@@ -237,7 +239,7 @@ async def test_the_last_look_that_is_expected_ends_it() -> None:
 
 @in_timelapse
 async def test_it_is_remembered_for_a_moment() -> None:
-    world = await World().made()
+    world = await ReadBackWorld().made()
     await anyio.sleep(KEPT_SECONDS + 1.0)
     await world.reconcile()
     assert (world.session.looks, world.session.again) == (1, 0)

@@ -36,7 +36,7 @@ def made(version: int, **more: Any) -> Stored:
     return pack({"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole", "metadata": metadata | more, "spec": {}})
 
 
-class Api:
+class StatusApi:
     """Takes every write, and answers with the object as it is then: with a spec that somebody changed just before."""
 
     may_write = True
@@ -59,7 +59,7 @@ class Api:
 async def test_what_the_reporter_writes_causes_no_reconcile_of_its_own_and_hides_nobody_elses_change(
     objects: Objects, write: str, generation: int
 ) -> None:
-    api, queue = Api(generation), Queue()
+    api, queue = StatusApi(generation), Queue()
     source = PgRoleSource(objects, queue, make_context(queue, objects).background, {"default"})
     seen = made(1)
     objects.store.put(seen)
@@ -85,7 +85,7 @@ OTHER = Outcome(Phase.STALLED, Reason.CONFLICT, "another has it")
 
 
 async def test_a_status_that_stands_does_not_even_wait_to_be_written(objects: Objects) -> None:
-    api = Api()
+    api = StatusApi()
     told: list[Outcome] = []
     statuses = StatusWriter(cast("Client", api), objects.store, lambda outcome, *_: told.append(outcome))
     objects.store.put(made(1))
@@ -107,7 +107,7 @@ async def test_a_status_that_stands_does_not_even_wait_to_be_written(objects: Ob
 
 
 async def test_a_status_that_somebody_else_wrote_over_is_written_again(objects: Objects) -> None:
-    api = Api()
+    api = StatusApi()
     statuses = StatusWriter(cast("Client", api), objects.store, lambda *_: None)
     objects.store.put(made(1))
     async with anyio.create_task_group() as tasks:

@@ -241,7 +241,7 @@ class TestParsing:
         parse_verifier("SCRAM-SHA-256$" + text)
 
 
-class TestSecrets:
+class TestScramSecrets:
     @given(clear_texts().filter(lambda text: not text.startswith("SCRAM-SHA-256$")))
     def test_a_clear_password_is_taken_as_it_is(self, password: str) -> None:
         assert read_password(password.encode()) == password

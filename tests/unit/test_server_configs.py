@@ -15,7 +15,7 @@ from pgrole_controller import metrics
 from pgrole_controller.controller import servers as module
 from pgrole_controller.controller.declaration import ControllerConfig, read_declaration
 from pgrole_controller.controller.server_config import ServerConfig
-from pgrole_controller.controller.servers import Servers, ServerStores
+from pgrole_controller.controller.servers import ServerStores, ServerWorkers
 from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.errors import Reason
@@ -38,7 +38,7 @@ def secret(password: str = "p") -> dict[str, Any]:
     }
 
 
-class FakeApi:
+class ServerConfigApi:
     """Answers with one Secret for all; `closed` lets requests wait."""
 
     def __init__(self) -> None:
@@ -86,13 +86,13 @@ class FakeWorker:
             self.ended.set()
 
 
-class World:
+class ServerConfigWorld:
     def __init__(self) -> None:
-        self.api, self.observed = FakeApi(), ServerStores(Store(), Store(), Store())
+        self.api, self.observed = ServerConfigApi(), ServerStores(Store(), Store(), Store())
         self.workers: list[FakeWorker] = []
         self.moved: list[str] = []
         client = cast("Client", self.api)
-        self.servers = Servers(client, self.observed, None, ControllerConfig(), self._make, self.moved.append)
+        self.servers = ServerWorkers(client, self.observed, None, ControllerConfig(), self._make, self.moved.append)
         for store in (self.observed.pgservers, self.observed.secrets, self.observed.config_maps):
             store.subscribe(self.servers.changed)
         self._version = 0
@@ -138,7 +138,7 @@ class World:
 
 
 @asynccontextmanager
-async def running(world: World) -> AsyncIterator[None]:
+async def running(world: ServerConfigWorld) -> AsyncIterator[None]:
     world.observed.pgservers.answered.set()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(world.servers.run)
@@ -151,7 +151,7 @@ async def running(world: World) -> AsyncIterator[None]:
 
 
 async def test_a_pgserver_that_goes_while_another_is_read_is_gone() -> None:
-    world = World()
+    world = ServerConfigWorld()
     async with running(world):
         world.api.opened = anyio.Event()
         world.put("a")
@@ -166,7 +166,7 @@ async def test_a_pgserver_that_goes_while_another_is_read_is_gone() -> None:
 async def test_a_server_that_went_between_two_terms_of_a_process_leaves_no_series() -> None:
     for name in ("went", "stays"):
         metrics.expect_server(name)  # by the term before
-    world = World()
+    world = ServerConfigWorld()
     world.put("stays")
     async with running(world):
         await world.until(world.servers.settled.is_set, "what is declared now")
@@ -177,7 +177,7 @@ async def test_a_server_that_went_between_two_terms_of_a_process_leaves_no_serie
 
 
 async def test_a_server_that_cannot_be_left_yet_holds_up_no_other() -> None:
-    world = World()
+    world = ServerConfigWorld()
     async with running(world):
         world.put("stuck")
         await world.until(lambda: "stuck" in world.servers, "the worker")
@@ -191,7 +191,7 @@ async def test_a_server_that_cannot_be_left_yet_holds_up_no_other() -> None:
 
 
 async def test_a_server_that_is_declared_again_waits_for_its_last_worker_to_end() -> None:
-    world = World()
+    world = ServerConfigWorld()
     async with running(world):
         world.put("a")
         await world.until(lambda: "a" in world.servers, "the worker")
@@ -214,7 +214,7 @@ async def test_a_server_that_is_declared_again_waits_for_its_last_worker_to_end(
 
 
 async def test_what_waits_for_a_server_that_is_gone_is_forgotten_when_its_objects_have_moved_on() -> None:
-    world = World()
+    world = ServerConfigWorld()
     async with running(world):
         world.put("a")
         await world.until(lambda: "a" in world.servers, "the worker")
@@ -229,7 +229,7 @@ async def test_what_waits_for_a_server_that_is_gone_is_forgotten_when_its_object
 
 @pytest.mark.parametrize("failure", [Unreachable("no route"), ApiError(503, "Unavailable", "later")])
 async def test_an_api_server_that_does_not_answer_ends_no_session(failure: Exception) -> None:
-    world = World()
+    world = ServerConfigWorld()
     async with running(world):
         world.put("a")
         await world.until(lambda: "a" in world.servers, "the worker")
@@ -241,7 +241,7 @@ async def test_an_api_server_that_does_not_answer_ends_no_session(failure: Excep
 
 
 async def test_what_connects_elsewhere_is_not_used_for_what_cannot_be_read() -> None:
-    world = World()
+    world = ServerConfigWorld()
     async with running(world):
         world.put("a")
         await world.until(lambda: "a" in world.servers, "the worker")
@@ -254,7 +254,7 @@ async def test_what_connects_elsewhere_is_not_used_for_what_cannot_be_read() -> 
 GONE = ApiError(404, "NotFound", "no such Secret")
 
 
-async def until_lapsed(world: World) -> None:
+async def until_lapsed(world: ServerConfigWorld) -> None:
     world.api.failure = GONE
     world.observed.secrets.put(pack_metadata(secret()))
     world.observed.secrets.remove(Key("default", "any"), "s")
@@ -263,7 +263,7 @@ async def until_lapsed(world: World) -> None:
 
 
 async def test_a_session_goes_on_when_its_credentials_secret_is_deleted() -> None:
-    world = World()
+    world = ServerConfigWorld()
     async with running(world):
         world.put("a")
         await world.until(lambda: "a" in world.servers, "the worker")
@@ -277,7 +277,7 @@ async def test_a_session_goes_on_when_its_credentials_secret_is_deleted() -> Non
 
 async def test_credentials_of_a_deleted_secret_are_forgotten_with_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "AGAIN_SECONDS", 0.01)
-    world = World()
+    world = ServerConfigWorld()
     async with running(world):
         world.put("a")
         await world.until(lambda: "a" in world.servers, "the worker")
@@ -294,7 +294,7 @@ async def test_credentials_of_a_deleted_secret_are_forgotten_with_the_session(mo
 
 
 async def test_a_server_whose_secret_never_existed_is_not_connected_to() -> None:
-    world = World()
+    world = ServerConfigWorld()
     world.api.failure = GONE
     async with running(world):
         world.put("a")
@@ -307,7 +307,7 @@ async def test_a_server_whose_secret_never_existed_is_not_connected_to() -> None
 
 async def test_a_pgserver_that_changed_just_before_it_was_written_to_has_its_new_policy() -> None:
     """The answer to the write tells of the change; nobody else does, since the store has it then."""
-    world = World()
+    world = ServerConfigWorld()
     async with running(world):
         world.put("a")
         await world.until(lambda: "a" in world.servers, "the worker")
@@ -316,7 +316,7 @@ async def test_a_pgserver_that_changed_just_before_it_was_written_to_has_its_new
 
 
 async def test_a_status_of_its_own_has_no_pgserver_read_again() -> None:
-    world = World()
+    world = ServerConfigWorld()
     world.put("a")
     before = world.observed.pgservers.get(Key("", "a"))
     assert before is not None
@@ -339,7 +339,7 @@ async def test_a_pgserver_that_breaks_what_reads_it_is_the_only_one(monkeypatch:
         return await real(client, stored, controller_config)
 
     monkeypatch.setattr(module, "read_declaration", poisoned)
-    world = World()
+    world = ServerConfigWorld()
     async with running(world):
         world.put("a")
         world.put("b")
@@ -353,7 +353,7 @@ async def test_a_pgserver_that_breaks_what_reads_it_is_the_only_one(monkeypatch:
 
 @pytest.mark.parametrize("spec", [None, [], {"connection": None}, {"connection": {"caRef": [1]}}, "text"])
 async def test_a_pgserver_of_any_shape_is_one_servers_error(spec: Any) -> None:
-    world = World()
+    world = ServerConfigWorld()
     async with running(world):
         metadata = {"name": "odd", "uid": "o", "resourceVersion": "1", "creationTimestamp": "2027-01-01T00:00:00Z"}
         world.observed.pgservers.put(pack({"kind": "PgServer", "metadata": metadata, "spec": spec}))

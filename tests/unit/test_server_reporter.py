@@ -33,7 +33,7 @@ from tests.worker_context import make_context
 PATIENCE = 30.0
 
 
-class FakeApi:
+class ServerStatusApi:
     """Takes every status; `requests` counts them."""
 
     def __init__(self) -> None:
@@ -81,9 +81,9 @@ def stored(generation: int, uid: str, **more: str) -> Stored:
     return pack({"kind": "PgServer", "metadata": metadata(generation, uid) | more, "spec": {}})
 
 
-class World:
+class ServerReporterWorld:
     def __init__(self) -> None:
-        self.api, self.store = FakeApi(), Store()
+        self.api, self.store = ServerStatusApi(), Store()
         client = cast("Client", self.api)
         objects = self.objects = Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(client, Store()), "c1")
         objects.store.synced.set()
@@ -98,7 +98,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def running(world: World) -> AsyncIterator[None]:
+async def running(world: ServerReporterWorld) -> AsyncIterator[None]:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(world.reporter.run)
         yield
@@ -106,7 +106,7 @@ async def running(world: World) -> AsyncIterator[None]:
 
 
 async def test_a_pgserver_that_was_made_again_is_not_told_what_was_found_out_of_the_one_before() -> None:
-    world = World()
+    world = ServerReporterWorld()
     world.worker.keeper.state = SessionState.ACTIVE
     world.store.put(stored(2, "second"))
     async with running(world):
@@ -120,7 +120,7 @@ async def test_a_pgserver_that_was_made_again_is_not_told_what_was_found_out_of_
 
 
 async def test_what_is_said_is_said_of_the_generation_that_was_read() -> None:
-    world = World()
+    world = ServerReporterWorld()
     world.worker.keeper.state, world.worker.keeper.server = SessionState.ACTIVE, declared(1, "second")
     world.store.put(stored(2, "second"))
     async with running(world):
@@ -132,7 +132,7 @@ async def test_what_is_said_is_said_of_the_generation_that_was_read() -> None:
 
 
 async def test_a_server_that_cannot_go_yet_says_what_it_waits_for() -> None:
-    world = World()
+    world = ServerReporterWorld()
     world.worker.keeper.state, world.worker.keeper.server = SessionState.ACTIVE, declared(2, "second")
     about = {"name": "app", "namespace": "shop", "uid": "u", "resourceVersion": "1", "generation": 1}
     world.objects.store.put(pack({"kind": "PgRole", "metadata": about, "spec": {"serverRef": {"name": "main"}}}))
@@ -148,7 +148,7 @@ async def test_a_server_that_cannot_go_yet_says_what_it_waits_for() -> None:
 
 
 async def test_a_server_that_is_connected_to_anew_is_not_ready_meanwhile() -> None:
-    world = World()
+    world = ServerReporterWorld()
     world.worker.keeper.state = SessionState.ACTIVE
     world.worker.keeper.reconnect("another host")
     assert world.worker.keeper.state is SessionState.CONNECTING
@@ -156,7 +156,7 @@ async def test_a_server_that_is_connected_to_anew_is_not_ready_meanwhile() -> No
 
 @in_timelapse
 async def test_a_write_that_is_refused_is_not_repeated_at_each_check() -> None:
-    world = World()
+    world = ServerReporterWorld()
     world.api.refuses = True
     world.worker.keeper.server = declared(2, "second")
     world.store.put(stored(2, "second"))
@@ -167,7 +167,7 @@ async def test_a_write_that_is_refused_is_not_repeated_at_each_check() -> None:
 
 
 async def test_an_answer_that_is_no_object_ends_nothing() -> None:
-    world = World()
+    world = ServerReporterWorld()
     world.api.babbles = True
     world.worker.keeper.server = declared(2, "second")
     world.store.put(stored(2, "second"))
@@ -183,7 +183,7 @@ async def test_an_answer_that_is_no_object_ends_nothing() -> None:
 
 
 async def test_a_session_that_outlives_its_secret_says_so_and_no_longer_than_that() -> None:
-    world = World()
+    world = ServerReporterWorld()
     missing = Waiting(Reason.SERVER_NOT_READY, 'Secret "pg-admin" in namespace x is not there')
     well = declared(2, "second")
     world.worker.keeper.state = SessionState.ACTIVE
@@ -207,7 +207,7 @@ async def test_a_session_that_outlives_its_secret_says_so_and_no_longer_than_tha
 
 
 async def test_what_breaks_while_one_pgserver_is_written_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
+    world = ServerReporterWorld()
     world.worker.keeper.state, world.worker.keeper.server = SessionState.ACTIVE, declared(2, "second")
     world.store.put(stored(2, "second"))
     real = build_conditions
@@ -231,12 +231,12 @@ DRIFTED_AT = datetime.now(UTC)
 HOUR = f"{DRIFTED_AT:%Y-%m-%dT%H}:00:00Z"
 
 
-def drifted(world: World, corrected: int) -> None:
+def drifted(world: ServerReporterWorld, corrected: int) -> None:
     counts = world.worker.drift_counts
     counts.counted = counts.counted.add(DRIFTED_AT, corrected=corrected)
 
 
-async def status_with(world: World, status: dict[str, Any]) -> list[dict[str, Any]]:
+async def status_with(world: ServerReporterWorld, status: dict[str, Any]) -> list[dict[str, Any]]:
     """The statuses that are written after the PgServer had this one."""
     world.worker.keeper.state, world.worker.keeper.server = SessionState.ACTIVE, declared(2, "second")
     world.store.put(pack({"kind": "PgServer", "metadata": metadata(2, "second"), "spec": {}, "status": status}))
@@ -247,7 +247,7 @@ async def status_with(world: World, status: dict[str, Any]) -> list[dict[str, An
 
 
 async def test_drifts_are_added_to_those_that_the_process_before_counted() -> None:
-    world = World()
+    world = ServerReporterWorld()
     drifted(world, 2)
     before = {"hour": HOUR, "corrected": 5, "reported": 1}
     old = {"hour": "2020-01-01T00:00:00Z", "corrected": 9, "reported": 9}
@@ -256,7 +256,7 @@ async def test_drifts_are_added_to_those_that_the_process_before_counted() -> No
 
 
 async def test_drifts_are_written_with_another_change_at_once_and_otherwise_once_a_minute() -> None:
-    world = World()
+    world = ServerReporterWorld()
     world.worker.keeper.state, world.worker.keeper.server = SessionState.ACTIVE, declared(2, "second")
     world.store.put(stored(2, "second"))
     async with running(world):
@@ -268,7 +268,7 @@ async def test_drifts_are_written_with_another_change_at_once_and_otherwise_once
 
 
 async def test_older_crds_get_the_status_without_drifts() -> None:
-    world = World()
+    world = ServerReporterWorld()
     world.api.older = True
     drifted(world, 2)
     world.worker.keeper.state, world.worker.keeper.server = SessionState.ACTIVE, declared(2, "second")

@@ -63,7 +63,7 @@ class FakeServer:
         raise LOST
 
 
-class World:
+class KeeperWorld:
     def __init__(self, server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(keeper_module, "run_session", server.run_session)
         self.queue, self.requested = Queue(), list[RequestReason]()
@@ -93,7 +93,7 @@ async def test_a_session_that_lasted_and_ended_is_followed_by_another_and_nothin
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = FakeServer(2 * HEALTHY_SECONDS, 1000.0)
-    world = World(server, monkeypatch)
+    world = KeeperWorld(server, monkeypatch)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(world.keeper.run)
         await anyio.sleep(1.0)
@@ -112,7 +112,7 @@ async def test_an_outage_is_the_servers_trouble_at_once_and_reported_on_every_ob
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = FakeServer()
-    world = World(server, monkeypatch)
+    world = KeeperWorld(server, monkeypatch)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(world.keeper.run)
         await anyio.sleep(REPORT_OUTAGE_SECONDS - 1.0)
@@ -135,7 +135,7 @@ async def test_a_change_of_the_declaration_reconnects_at_once_also_during_a_paus
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = FakeServer()
-    world = World(server, monkeypatch)
+    world = KeeperWorld(server, monkeypatch)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(world.keeper.run)
         await anyio.sleep(200.0)
@@ -152,7 +152,7 @@ async def test_a_change_of_the_declaration_reconnects_at_once_also_during_a_paus
 async def test_suspension_counts_only_while_active_and_each_change_of_it_reconciles_every_object(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = World(FakeServer(1000.0), monkeypatch)
+    world = KeeperWorld(FakeServer(1000.0), monkeypatch)
     world.keeper.note_suspended(True)
     assert world.state() is SessionState.CONNECTING
     async with anyio.create_task_group() as tasks:
@@ -169,7 +169,7 @@ async def test_suspension_counts_only_while_active_and_each_change_of_it_reconci
 
 @in_timelapse
 async def test_one_that_stands_by_has_a_session_and_does_not_reconcile(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(FakeServer(1000.0), monkeypatch)
+    world = KeeperWorld(FakeServer(1000.0), monkeypatch)
     leads = anyio.Event()
     leadership = SimpleNamespace(candidate=lambda stand_by: SimpleNamespace(stand_by=stand_by), stand_by=leads.wait)
     monkeypatch.setattr(world.keeper, "_context", _leading_by(world, cast("Leadership", leadership)))
@@ -186,7 +186,7 @@ async def test_one_that_stands_by_has_a_session_and_does_not_reconcile(monkeypat
         tasks.cancel_scope.cancel()
 
 
-def _leading_by(world: World, leadership: Leadership) -> Any:
+def _leading_by(world: KeeperWorld, leadership: Leadership) -> Any:
     context = world.context
     return type(context)(
         context.objects,
@@ -204,7 +204,7 @@ async def test_credentials_that_are_missing_serve_a_session_to_its_end_and_no_ot
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = FakeServer(50.0, 1000.0)
-    world = World(server, monkeypatch)
+    world = KeeperWorld(server, monkeypatch)
     problem: PgRoleError = Transient(Reason.SERVER_NOT_READY, "Secret missing")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(world.keeper.run)

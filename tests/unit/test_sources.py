@@ -21,7 +21,7 @@ from tests.worker_context import make_context
 APP, OTHER = Key("shop", "app"), Key("shop", "other")
 
 
-class World:
+class SourcesWorld:
     """Stores with their sources, as app.py wires them, and the queue that they fill."""
 
     def __init__(self) -> None:
@@ -72,11 +72,13 @@ WRITES_SECRET = {"connectionSecret": {"name": "app-pw"}}
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> SourcesWorld:
+    return SourcesWorld()
 
 
-async def test_a_secret_that_the_controller_writes_for_one_object_wakes_the_others_that_read_it(world: World) -> None:
+async def test_a_secret_that_the_controller_writes_for_one_object_wakes_the_others_that_read_it(
+    world: SourcesWorld,
+) -> None:
     world.put("app", 1, spec=WRITES_SECRET)
     world.put("other", 2, spec=READS_SECRET)
     assert set(await world.requested()) == {APP, OTHER}
@@ -86,7 +88,9 @@ async def test_a_secret_that_the_controller_writes_for_one_object_wakes_the_othe
     assert await world.requested() == {OTHER: (RequestReason.SECRET, Rank.CHANGE)}
 
 
-async def test_a_secret_that_the_controller_deletes_for_one_object_wakes_the_others_that_read_it(world: World) -> None:
+async def test_a_secret_that_the_controller_deletes_for_one_object_wakes_the_others_that_read_it(
+    world: SourcesWorld,
+) -> None:
     world.secrets.put(secret(1))
     world.put("other", 2, spec=READS_SECRET)
     await world.requested()
@@ -101,7 +105,7 @@ async def test_a_secret_that_the_controller_deletes_for_one_object_wakes_the_oth
     ids=["status", "finalizer"],
 )
 async def test_what_the_controller_writes_onto_an_object_causes_no_reconcile_of_it(
-    world: World, written: dict[str, Any]
+    world: SourcesWorld, written: dict[str, Any]
 ) -> None:
     world.put("app", 1)
     await world.requested()
@@ -110,7 +114,7 @@ async def test_what_the_controller_writes_onto_an_object_causes_no_reconcile_of_
     assert await world.requested() == {}
 
 
-async def test_a_spec_that_changed_just_before_its_finalizer_was_set_is_reconciled(world: World) -> None:
+async def test_a_spec_that_changed_just_before_its_finalizer_was_set_is_reconciled(world: SourcesWorld) -> None:
     world.put("app", 1)
     await world.requested()
     world.put("app", 3, by=APP, generation=2, spec={"login": True}, finalizers=[FINALIZER])
@@ -118,7 +122,7 @@ async def test_a_spec_that_changed_just_before_its_finalizer_was_set_is_reconcil
     assert await world.requested() == {APP: (RequestReason.OBJECT, Rank.CHANGE)}
 
 
-async def test_a_status_that_somebody_else_wrote_is_reconciled_in_no_hurry(world: World) -> None:
+async def test_a_status_that_somebody_else_wrote_is_reconciled_in_no_hurry(world: SourcesWorld) -> None:
     world.put("app", 1)
     await world.requested()
     world.queue.done(APP, Done())
@@ -126,7 +130,7 @@ async def test_a_status_that_somebody_else_wrote_is_reconciled_in_no_hurry(world
     assert await world.requested() == {APP: (RequestReason.OBJECT, Rank.RESYNC)}
 
 
-async def test_a_namespace_that_appears_wakes_the_objects_that_waited_for_it(world: World) -> None:
+async def test_a_namespace_that_appears_wakes_the_objects_that_waited_for_it(world: SourcesWorld) -> None:
     world.store.put(made("app", 1, namespace="new"))
     key = Key("new", "app")
     await world.requested()
@@ -140,7 +144,7 @@ async def test_a_namespace_that_appears_wakes_the_objects_that_waited_for_it(wor
 
 @in_timelapse
 async def test_an_object_that_is_to_be_dropped_waits_for_its_namespace_as_any_other() -> None:
-    world, key = World(), Key("new", "app")
+    world, key = SourcesWorld(), Key("new", "app")
     going: dict[str, Any] = {"deletionTimestamp": "2027-01-01T00:00:00Z", "finalizers": [FINALIZER]}
     world.store.put(made("app", 1, namespace="new", spec={"deletionPolicy": "Drop"}, **going))
     request = world.objects.read(key, "default", ServerPolicy())

@@ -170,10 +170,10 @@ def test_the_author_of_a_reported_drift_is_shown_with_the_time_of_its_first_repo
 def test_the_history_of_privileges_survives_a_restart() -> None:
     drift = PrivilegeDrift(NOW, ("DELETE on table app.orders was granted",), 1, corrected=True, by=BY)
     grantee = Grantee(Key("shop", "app"), "uid", 1, "app", 20_000, {})
-    result = PrivilegeResult(grantee.key, "uid", "orders", "d", last_drift=drift)
+    result = PrivilegeResult(grantee.key, "uid", "orders", "d", last_drifts=(drift,))
     claim = replace(CLAIM, last_drift_at=None, last_drift_fields=())
     before = build(RECONCILED, claim=claim, privileges=GrantedPrivileges(grantee, {"orders": result}))
     assert [entry["database"] for entry in before["driftHistory"]] == ["orders"]
-    unknown = GrantedPrivileges(grantee, {"orders": replace(result, last_drift=None)})
+    unknown = GrantedPrivileges(grantee, {"orders": replace(result, last_drifts=())})
     after = build(RECONCILED, before, claim=claim, privileges=unknown)
     assert (after["driftHistory"], after["lastDrift"]) == (before["driftHistory"], before["lastDrift"])

@@ -457,7 +457,7 @@ class Expected:
 
 
 @dataclass
-class Model:
+class QueueModel:
     keys: dict[Key, Expected] = field(default_factory=dict)
 
     def add(self, server: str, request: Request, at: float) -> None:
@@ -511,7 +511,7 @@ class Interleavings(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.schedule = without_jitter()
-        self.model = Model()
+        self.model = QueueModel()
         self.items: dict[Key, WorkItem] = {}
         self.now = 100.0
 

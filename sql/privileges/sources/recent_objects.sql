@@ -1,10 +1,11 @@
 -- Tables, views, sequences, routines, schemas and the database, if recent transactions wrote their rows; and relations that get
--- rows of their own. $4 as in objects.sql.
--- $5 int age of the oldest of these transactions
+-- rows of their own: those with a column whose row a recent transaction wrote, and $4 as in objects.sql.
+-- $5 int age of the oldest of these transactions   $6 text the oldest of these transactions, 64 bits, if $5 is NULL
+WITH oldest AS (SELECT coalesce($5::int, age($6::text::xid8::xid)) AS age)
 SELECT
     'pg_class'::regclass::oid AS catalog, c.oid, c.relnamespace AS schema, c.relkind AS kind, c.relowner AS owner,
     c.relacl AS acl, CASE c.relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END AS initial, false AS security_definer,
-    c.oid = ANY ($4::oid[]) AS apart, c.relname AS name, c.xmin AS version,
+    k.relation IS NOT NULL OR c.oid = ANY ($4::oid[]) AS apart, c.relname AS name, c.xmin AS version,
     EXISTS (
         SELECT FROM pg_catalog.pg_depend AS m WHERE m.classid = 'pg_class'::regclass AND m.objid = c.oid AND m.deptype = 'e'
     ) AS extension,
@@ -15,7 +16,14 @@ SELECT
           AND s.classid = 'pg_class'::regclass AND s.objid = c.oid AND s.objsubid > 0
     ) AS with_columns
 FROM pg_catalog.pg_class AS c
-WHERE (age(c.xmin) <= $5 OR c.oid = ANY ($4::oid[]))
+LEFT JOIN (
+    SELECT DISTINCT s.objid AS relation
+    FROM pg_catalog.pg_shdepend AS s
+    JOIN pg_catalog.pg_attribute AS a ON a.attrelid = s.objid AND a.attnum = s.objsubid AND NOT a.attisdropped
+    WHERE s.dbid = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
+      AND s.classid = 'pg_class'::regclass AND s.objsubid > 0 AND age(a.xmin) <= (SELECT o.age FROM oldest AS o)
+) AS k ON k.relation = c.oid
+WHERE (age(c.xmin) <= (SELECT o.age FROM oldest AS o) OR k.relation IS NOT NULL OR c.oid = ANY ($4::oid[]))
   AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND c.oid >= 16384 AND c.relpersistence <> 't'
 UNION ALL
 SELECT
@@ -25,7 +33,7 @@ SELECT
     ),
     false
 FROM pg_catalog.pg_proc AS p
-WHERE age(p.xmin) <= $5 AND p.oid >= 16384
+WHERE age(p.xmin) <= (SELECT o.age FROM oldest AS o) AND p.oid >= 16384
 UNION ALL
 SELECT 'pg_namespace'::regclass, n.oid, n.oid, 'n', n.nspowner, n.nspacl, 'n', false, true, n.nspname, n.xmin,
     EXISTS (
@@ -33,9 +41,9 @@ SELECT 'pg_namespace'::regclass, n.oid, n.oid, 'n', n.nspowner, n.nspacl, 'n', f
     ),
     false
 FROM pg_catalog.pg_namespace AS n
-WHERE age(n.xmin) <= $5
+WHERE age(n.xmin) <= (SELECT o.age FROM oldest AS o)
   AND (n.oid >= 16384 OR n.nspname = 'public') AND n.nspname !~ '^pg_(temp|toast)'
 UNION ALL
 SELECT 'pg_database'::regclass, d.oid, 0, 'd', d.datdba, d.datacl, 'd', false, true, d.datname, d.xmin, false, false
 FROM pg_catalog.pg_database AS d
-WHERE age(d.xmin) <= $5 AND d.datname = current_database()
+WHERE age(d.xmin) <= (SELECT o.age FROM oldest AS o) AND d.datname = current_database()

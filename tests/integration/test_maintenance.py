@@ -1,4 +1,4 @@
-"""controller.upkeep: what the event triggers record is bounded in every admitted database, used or not."""
+"""controller.maintenance: what the event triggers record is bounded in every admitted database, used or not."""
 
 import secrets
 from collections.abc import AsyncIterator, Callable
@@ -12,17 +12,17 @@ import pytest_asyncio
 from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.databases import Databases
 from pgrole_controller.controller.grantees import Grantees
-from pgrole_controller.controller.server import ServerConfig
-from pgrole_controller.controller.upkeep import Upkeep
+from pgrole_controller.controller.maintenance import Maintenance
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import DatabasesConfig
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.capabilities import SchemaState, identify
+from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.database_claims import DatabaseClaims
-from pgrole_controller.postgres.schema import install
+from pgrole_controller.postgres.schema import SchemaState, install
 from pgrole_controller.postgres.session import Session
 from tests.servers import Servers
 
@@ -40,7 +40,9 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 @asynccontextmanager
-async def upkeep_of(server: PostgresServer, databases: Callable[[], DatabasesConfig]) -> AsyncIterator[Upkeep]:
+async def maintenance_of(
+    server: PostgresServer, databases: Callable[[], DatabasesConfig]
+) -> AsyncIterator[Maintenance]:
     """Of a server whose databases have no worker."""
     async with connect(Endpoint(server.dsn()), "test") as connection:
         await install(connection)
@@ -51,7 +53,7 @@ async def upkeep_of(server: PostgresServer, databases: Callable[[], DatabasesCon
             return ServerConfig("default", Endpoint(server.dsn()), ServerPolicy(), address, databases=databases())
 
         context = cast("WorkerContext", SimpleNamespace(grantees=Grantees()))
-        yield Upkeep(config, Databases(config, context, lambda: False), session, "postgres")
+        yield Maintenance(config, Databases(config, context, lambda: False), session, "postgres")
 
 
 async def make_database(server: PostgresServer, *, installed: bool = True) -> str:
@@ -78,10 +80,10 @@ async def count_events(server: PostgresServer, database: str) -> int:
 async def test_events_are_pruned_where_no_role_declares_privileges_any_more(server: PostgresServer) -> None:
     left = await make_database(server)
     bare = await make_database(server, installed=False)
-    async with upkeep_of(server, lambda: DatabasesConfig(("left_*", "postgres"))) as upkeep:
+    async with maintenance_of(server, lambda: DatabasesConfig(("left_*", "postgres"))) as maintenance:
         async with connect(Endpoint(server.dsn()), "test") as home:
             await home.execute(EVENTS)
-        await upkeep.tend_all()
+        await maintenance.tend_all()
         assert await count_events(server, left) == MOST
         assert await count_events(server, "postgres") == MOST
         # known from the first round on; a database without schema pgrole is not connected to again
@@ -90,14 +92,14 @@ async def test_events_are_pruned_where_no_role_declares_privileges_any_more(serv
         await connection.close()
         admin = await asyncpg.connect(server.dsn())
         await admin.execute(f"DROP DATABASE {bare}")
-        await upkeep.tend_all()
+        await maintenance.tend_all()
         await admin.close()
         assert await count_events(server, left) == MOST
 
 
-async def test_upkeep_connects_to_no_database_that_the_server_does_not_admit(server: PostgresServer) -> None:
+async def test_maintenance_connects_to_no_database_that_the_server_does_not_admit(server: PostgresServer) -> None:
     left = await make_database(server)
     admitted = ["left_*"]
-    async with upkeep_of(server, lambda: DatabasesConfig(tuple(admitted), (left,))) as upkeep:
-        await upkeep.tend_all()
+    async with maintenance_of(server, lambda: DatabasesConfig(tuple(admitted), (left,))) as maintenance:
+        await maintenance.tend_all()
         assert await count_events(server, left) == 125_000

@@ -1,0 +1,54 @@
+"""What was read of one database for some roles, and which entries of its ACLs are whose."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pgrole_controller.core.acl import AclEntry, DefaultAcl, ObjectId, ObservedAcl
+from pgrole_controller.core.privilege_policy import DatabaseFacts
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedDatabase:
+    """What was read of one database for some grantees.
+
+    - `acls`: objects with the entries of these grantees; the database itself and schemas included.
+    - `defaults`: default privileges for these grantees; None: not read.
+    - `roles`: oids of the existing roles among the declared creators, by name.
+    - `schemas`: every schema that exists.
+    - `complete`: `acls` has every object. Otherwise nothing is reported as missing, and only these are decided.
+    - `columns`: existing columns of objects that have declared columns; an object left out is one whose columns are
+      not known.
+    """
+
+    facts: DatabaseFacts
+    acls: Sequence[ObservedAcl] = ()
+    defaults: Sequence[DefaultAcl] | None = None
+    roles: Mapping[str, int] = field(default_factory=dict)
+    schemas: frozenset[str] = frozenset()
+    complete: bool = True
+    columns: Mapping[ObjectId, frozenset[str]] = field(default_factory=dict)
+    _by_grantee: dict[int, dict[int, tuple[list[AclEntry], frozenset[str] | None]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def entries_of(self, acl: ObservedAcl, grantee: int) -> tuple[Sequence[AclEntry], frozenset[str] | None]:
+        """Returns the grantee's entries, and their privileges if no entry is of a column or has a grant option.
+
+        Objects with the same ACL share the tuple of entries, which is sorted by grantee once. `acls` keeps it alive, so
+        its id stands for it.
+        """
+        known = self._by_grantee.get(id(acl.entries))
+        if known is None:
+            found: dict[int, list[AclEntry]] = {}
+            for entry in acl.entries:
+                found.setdefault(entry.grantee, []).append(entry)
+            known = self._by_grantee[id(acl.entries)] = {one: (some, _plain(some)) for one, some in found.items()}
+        return known.get(grantee, _NO_ENTRIES)
+
+
+def _plain(entries: Sequence[AclEntry]) -> frozenset[str] | None:
+    special = any(entry.column or entry.grantable for entry in entries)
+    return None if special else frozenset(entry.privilege for entry in entries)
+
+
+_NO_ENTRIES: tuple[tuple[AclEntry, ...], frozenset[str]] = ((), frozenset())

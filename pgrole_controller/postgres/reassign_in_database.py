@@ -1,0 +1,213 @@
+"""Reassigns what a role owns in one database, and revokes its privileges there, on a connection of its own.
+
+Guarantees: nothing changes unless the connection is to the same server, to this database and as the same role as the
+one to the home database, and no event trigger would run another role's function.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeAlias
+
+import anyio
+import anyio.lowlevel
+
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient, Waiting
+from pgrole_controller.core.plan import Blocker, ReassignOwned
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.errors import translate_errors
+from pgrole_controller.postgres.reassign_answers import (
+    decoding_errors,
+    describe_blocker,
+    query_rows,
+    reading_answer,
+    reassign_sql,
+    show_name,
+    sqlstate_of,
+)
+
+log = logging.getLogger(__name__)
+
+#: Deadline of a statement that is not interrupted, in seconds: longer than its statement_timeout.
+STATEMENT_SECONDS = 12.0
+#: Maximum rounds in one database, if sessions keep creating objects as the role.
+ROUNDS = 8
+
+#: Raised by sql/reassign if an object was created as the role or renamed since it was read: nothing was changed.
+MADE_MEANWHILE = "PGR03"
+
+#: SQLSTATEs after which another round makes sense: an object was created, altered or dropped concurrently.
+_RETRYABLE = {MADE_MEANWHILE, "XX000", "40001", "40P01", "3F000", "42704", "42P01"}
+_DATABASE_IS_GONE = "3D000"
+
+CheckLead: TypeAlias = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionPlace:
+    """The server, database and acting role of a connection: a row of sql/reassign/place.sql."""
+
+    system_identifier: int
+    started_at: datetime
+    acting_role: int
+    database: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEmptying:
+    """The state shared by all databases. `place`: of the connection to the home database.
+
+    `check_lead` raises PgRoleError unless this process still leads. `piece`: how many relations are
+    reassigned in one transaction. `blockers`: those found so far.
+    """
+
+    endpoint: Endpoint
+    task: ReassignOwned
+    settings: dict[str, str]
+    place: ConnectionPlace
+    check_lead: CheckLead
+    piece: int
+    blockers: list[Blocker]
+
+
+@dataclass(frozen=True, slots=True)
+class DependentDatabase:
+    oid: int
+    name: bytes
+    connectable: bool
+    invalid: bool
+
+    @property
+    def shown(self) -> str:
+        return show_name(self.name)
+
+
+def why_unreachable(database: DependentDatabase) -> str | None:
+    """Why the controller cannot connect to a database, with a remedy; None if no reason is known beforehand."""
+    if database.invalid:
+        return "its DROP DATABASE was interrupted: run DROP DATABASE again"
+    if not database.connectable:
+        return "it depends on the role but accepts no connections: ALTER DATABASE … ALLOW_CONNECTIONS true, or drop it"
+    try:
+        database.name.decode()
+    except UnicodeDecodeError:
+        return (
+            "it depends on the role but its name is not UTF-8: rename it, or run REASSIGN OWNED and DROP OWNED by hand"
+        )
+    return None
+
+
+async def run_in(
+    home: Connection, emptying: RoleEmptying, database: DependentDatabase, work: Callable[[Connection], Awaitable[None]]
+) -> str | None:
+    """The blocker in one database; None if there is none. Raises errors that concern the whole server."""
+    try:
+        return await _try(home, emptying, database, work)
+    except Transient:
+        # DROP DATABASE terminates connections before it commits; a new connection waits for the commit
+        log.info("connecting to the database again", extra={"database": database.shown})
+        return await _try(home, emptying, database, work)
+
+
+async def _try(
+    home: Connection, emptying: RoleEmptying, database: DependentDatabase, work: Callable[[Connection], Awaitable[None]]
+) -> str | None:
+    try:
+        there = emptying.endpoint.at(database.name.decode())
+        with decoding_errors():
+            async with connect(there, "reassign", **emptying.settings) as connection:
+                await _check_place(connection, emptying.place, database)
+                await _check_triggers(connection)
+                await work(connection)
+    except PgRoleError as error:
+        if sqlstate_of(error) == _DATABASE_IS_GONE or not await _exists(home, database):
+            return None
+        return describe_blocker(error)
+    return None
+
+
+async def _exists(home: Connection, database: DependentDatabase) -> bool:
+    query = "SELECT EXISTS (SELECT FROM pg_catalog.pg_database WHERE oid = $1) AS found"
+    rows = await query_rows(home, query, database.oid)
+    with reading_answer():
+        return bool(rows[0]["found"])
+
+
+async def find_place(connection: Connection) -> ConnectionPlace:
+    rows = await query_rows(connection, reassign_sql("place"))
+    with reading_answer():
+        row = rows[0]
+        return ConnectionPlace(
+            int(row["system_identifier"]), row["started_at"], int(row["acting_role"]), int(row["database"])
+        )
+
+
+async def _check_place(connection: Connection, home: ConnectionPlace, database: DependentDatabase) -> None:
+    """A pooler may connect to another server, and database settings may change the acting role. Raises PgRoleError."""
+    place = await find_place(connection)
+    if (place.system_identifier, place.started_at) != (home.system_identifier, home.started_at):
+        raise Waiting(Reason.DROP_BLOCKED, "the same address leads to another server for this database")
+    if place.acting_role != home.acting_role:
+        raise Waiting(
+            Reason.DROP_BLOCKED, "its settings make the controller act as another role: ALTER DATABASE … RESET role"
+        )
+    if place.database != database.oid:
+        raise Transient(Reason.PROGRESSING, "it was renamed in the meantime")
+
+
+async def _check_triggers(connection: Connection) -> None:
+    """Raises Waiting if an event trigger would run a function of another role with the controller's privileges."""
+    rows = await query_rows(connection, reassign_sql("triggers"))
+    with reading_answer():
+        names = ", ".join(f'"{show_name(row["name"])}"' for row in rows)
+    if names:
+        raise Waiting(
+            Reason.DROP_BLOCKED,
+            f"an event trigger would run a function of another role with the controller's privileges: {names}. "
+            "Reassign the function to a superuser, or ALTER EVENT TRIGGER … DISABLE",
+        )
+
+
+async def empty_database(emptying: RoleEmptying, connection: Connection, *, drop: bool) -> None:
+    """Reassigns what the role owns. `drop`: then revokes its privileges, once it owns nothing."""
+    reason = ""
+    for _ in range(ROUNDS):
+        try:
+            if await _reassign(emptying, connection):
+                continue  # check again with a new snapshot
+            if drop:
+                await execute(emptying, connection, "drop_owned")
+        except PgRoleError as error:
+            if sqlstate_of(error) not in _RETRYABLE:
+                raise
+            reason = f" ({error.message})"
+        else:
+            return
+    words = "sessions keep making changes as the role: end the sessions that ran SET ROLE to it"
+    raise Waiting(Reason.DROP_BLOCKED, words + reason)
+
+
+async def _reassign(emptying: RoleEmptying, connection: Connection) -> bool:
+    """Reassigns everything that the role owns in this database; returns whether there was anything."""
+    relations: int | None = None
+    while True:
+        rows = await query_rows(connection, reassign_sql("owned"), emptying.task.oid)
+        with reading_answer():
+            anything, count = bool(rows[0]["anything"]), int(rows[0]["relations"])
+        if not anything:
+            return relations is not None
+        if count <= emptying.piece or (relations is not None and count >= relations):
+            break
+        relations = count
+        await execute(emptying, connection, "reassign_some")
+    await execute(emptying, connection, "reassign")
+    return True
+
+
+async def execute(emptying: RoleEmptying, connection: Connection, name: str) -> None:
+    """Runs one file in one message, which is one transaction. The task can be cancelled only before it."""
+    await emptying.check_lead()
+    await anyio.lowlevel.checkpoint()
+    with translate_errors("reassign"), decoding_errors(), anyio.fail_after(STATEMENT_SECONDS, shield=True):
+        await connection.execute(reassign_sql(name))

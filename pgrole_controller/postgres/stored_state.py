@@ -1,0 +1,58 @@
+"""What one database stores: what was last applied for each role, and whether a superuser suspended all changes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pgrole_controller import resources
+from pgrole_controller.postgres.rows import Row
+from pgrole_controller.postgres.single_row import SingleRow
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedDigest:
+    """What was last applied for one role in a database, by the object with uid `holder`. `last_drift`: as the repairing
+    transaction stored it; only with a full read.
+    """
+
+    holder: str
+    digest: str
+    drift_count: int
+    last_drift: Mapping[str, object] | None = None
+    approve_handled: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """`suspended`: a superuser has suspended all changes, here or in the home database. `stores`: the database stores
+    what was applied.
+    """
+
+    suspended: bool
+    stores: bool
+    _rows: Mapping[int, Row]
+
+    @classmethod
+    def of(cls, row: Row, *, stores: bool) -> "StoredState":
+        """`row`: of `ask_state`. Raises PgRoleError."""
+        rows = {one.get("role", int): one for one in row.objects("applied")} if stores else {}
+        return cls(row.get("suspended", bool), stores, rows)
+
+    def find(self, role: int) -> AppliedDigest | None:
+        """What was applied for the role with this oid. Raises PgRoleError."""
+        found = self._rows.get(role)
+        if found is None:
+            return None
+        return AppliedDigest(
+            found.get("holder", str),
+            found.get("digest", str),
+            found.get("drift_count", int),
+            found.find("last_drift", dict),
+            found.get("approve_handled", str),
+        )
+
+
+def ask_state(roles: Sequence[int], home: str, *, stores: bool, drifts: bool) -> SingleRow:
+    """The question for `StoredState.of`. `home`: name of the home database. `drifts`: with the last drift of each."""
+    if not stores:
+        return SingleRow(resources.text("sql", "events", "suspended.sql"), (home,))
+    return SingleRow(resources.text("sql", "events", "applied.sql"), (list(roles), home, drifts))
