@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--parts", type=_parts, default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--from", type=_stored, dest="stored", metavar="FILE", help="a stored run, in place of one")
     parser.add_argument("--markdown", action="store_true", help="print the table of the README, not the list")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="store the run there, as JSON")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="store the run there, as JSON, after each part")
     parser.add_argument("--compare", type=_stored, metavar="FILE", help="show the figures beside those of a stored run")
     parser.add_argument(
         "--fail-on-regression", action="store_true", help=f"with --compare: exit code {_REGRESSION} when one is worse"
@@ -68,9 +68,13 @@ def main(arguments: Sequence[str]) -> int:
     if given.fail_on_regression and given.compare is None:
         parser.error("--fail-on-regression needs --compare")
     options = Options(given.sizes, given.drifts, given.idle_seconds, given.repetitions, given.parts)
-    run = given.stored or anyio.run(measure, options, Display(sys.stderr), arguments)
-    if given.save is not None:
-        run.save(given.save)
+
+    def keep(run: BenchRun) -> None:
+        if given.save is not None:
+            run.save(given.save)
+
+    run = given.stored or anyio.run(measure, options, Display(sys.stderr), arguments, keep)
+    keep(run)
     print(render_markdown(run) if given.markdown else f"{describe(run.origin)}\n\n{render_list(run)}")
     return 0 if given.compare is None else _compare(given.compare, run, fail=given.fail_on_regression)
 

@@ -19,6 +19,7 @@ from bench.drifts import DRIFTS, Spread
 from bench.idle import Memory, cpu_of_family, read_memory
 from bench.objects import load
 from bench.observe import Quantiles, cpu_seconds
+from bench.posting import measure_posting
 from bench.repair import note_repairs
 from bench.stand import BenchStand, role_name, stand
 from pgrole_controller.core.next_attempt import CONFIRM_SECONDS
@@ -117,10 +118,11 @@ async def measure(objects: int, clients: int, *, drifting: bool, profile: Path |
     """Returns the report."""
     display = Display(sys.stderr)
     async with stand(display, profile) as made:
+        floor = await measure_posting(made, objects, clients)
         await made.start_controller()
         await load(made, 0, _BEFORE)
         await anyio.sleep(_REST)
-        return str(await measure_applying(made, _BEFORE, objects, clients, drifting=drifting))
+        return f"{floor}\n{await measure_applying(made, _BEFORE, objects, clients, drifting=drifting)}"
 
 
 def main() -> None:

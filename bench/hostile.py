@@ -196,12 +196,19 @@ async def hostile_servers(kinds: Sequence[str] = tuple(SERVERS)) -> AsyncIterato
 #: Statements with which a role stores settings for itself that are hard to read.
 SETTINGS: Mapping[str, str] = {
     "elements": "SELECT set_config('search_path', repeat('a,', 1500000) || 'a', false)",
-    "quoted-elements": """SELECT set_config('search_path', repeat('"a""b",', 500000) || 'a', false)""",
+    "quoted-elements": """SELECT set_config('search_path', repeat('"a""b",', 100000) || 'a', false)""",
     "half-quoted": """SELECT set_config('search_path', 'a"b', false)""",
     "spaces": "SELECT set_config('search_path', 'a' || repeat(' ', 1500000) || ',b', false)",
     "giant": "SELECT set_config('search_path', repeat('a', 185000000), false)",
 }
-_STORE = "ALTER ROLE CURRENT_USER SET search_path FROM CURRENT"
+#: Leaves the session as it was: since 18 PostgreSQL reports search_path to the client, which would read it all.
+_STORE = """
+DO $$ BEGIN
+    PERFORM {};
+    ALTER ROLE CURRENT_USER SET search_path FROM CURRENT;
+    PERFORM set_config('search_path', 'public', false);
+END $$
+"""
 
 
 async def store(dsn: str, kind: str) -> None:
@@ -209,8 +216,7 @@ async def store(dsn: str, kind: str) -> None:
     connection = await asyncpg.connect(dsn)
     try:
         await connection.execute("SET client_min_messages = error")
-        await connection.execute(f"DO $$ BEGIN PERFORM {SETTINGS[kind].removeprefix('SELECT ')}; END $$")
-        await connection.execute(_STORE)
+        await connection.execute(_STORE.format(SETTINGS[kind].removeprefix("SELECT ")))
     finally:
         await connection.close()
 

@@ -6,6 +6,7 @@ from bench.applying import measure_applying
 from bench.floors import measure_return
 from bench.objects import load
 from bench.outage import measure_outage
+from bench.posting import measure_posting
 from bench.sheet import Sheet
 from bench.stand import stand
 from pgrole_controller.controller.session_keeper import HEALTHY_SECONDS
@@ -30,11 +31,14 @@ _APART = HEALTHY_SECONDS + 2.0
 async def measure_objects(display: Display, sheet: Sheet, repetitions: int) -> None:
     for _ in range(repetitions):
         async with stand(display) as made:
+            floor = await measure_posting(made, OBJECTS, CLIENTS)
             await made.start_controller()
             await load(made, 0, _BEFORE)
             await anyio.sleep(_REST)
             found = await measure_applying(made, _BEFORE, OBJECTS, CLIENTS)
-        sheet.note("floor.posting", found.posting, OBJECTS)
+        sheet.note("floor.posting", floor.alone, OBJECTS)
+        sheet.note("floor.writing", floor.written, OBJECTS)
+        sheet.note("objects.posting", found.posting, OBJECTS)
         sheet.note("objects.ready.last", found.after_last, OBJECTS)
         sheet.note("objects.ready.first", found.after_first, OBJECTS)
         sheet.note("objects.cpu", found.controller, OBJECTS)

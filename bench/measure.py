@@ -2,7 +2,7 @@
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -50,28 +50,37 @@ class Options:
         return self.parts & frozenset(SIZED)
 
 
-async def measure(options: Options, display: Display, arguments: Sequence[str]) -> BenchRun:
-    """`arguments` are the command's, to show beside the figures."""
+async def measure(
+    options: Options, display: Display, arguments: Sequence[str], keep: Callable[[BenchRun], None] = lambda _: None
+) -> BenchRun:
+    """`arguments` are the command's, to show beside the figures. `keep` is called after each part with all figures so
+    far, which a run that is interrupted would otherwise lose.
+    """
     sheet, began, before = Sheet(), time.monotonic(), processors_time()
+
+    def describe() -> BenchRun:
+        after = processors_time()
+        origin = originate(
+            command=shlex.join(["python", "-m", "bench", *arguments]),
+            seconds=time.monotonic() - began,
+            postgresql=postgresql,
+            kubernetes=kubernetes,
+            repetitions=options.repetitions,
+            stolen=100 * (after[1] - before[1]) / max(after[0] - before[0], 1),
+        )
+        return BenchRun(origin, sheet.figures())
+
     async with stand(display) as made:
         async with made.connect() as connection:
             postgresql = await connection.fetchval("SHOW server_version")
         kubernetes = made.api.version
-        await _Measurement(made, sheet, options).run()
+        await _Measurement(made, sheet, options, lambda: keep(describe())).run()
     if "objects" in options.parts:
         await measure_objects(display, sheet, options.repetitions)
+        keep(describe())
     if "outage" in options.parts:
         await measure_outages(display, sheet, options.repetitions)
-    after = processors_time()
-    origin = originate(
-        command=shlex.join(["python", "-m", "bench", *arguments]),
-        seconds=time.monotonic() - began,
-        postgresql=postgresql,
-        kubernetes=kubernetes,
-        repetitions=options.repetitions,
-        stolen=100 * (after[1] - before[1]) / (after[0] - before[0]),
-    )
-    return BenchRun(origin, sheet.figures())
+    return describe()
 
 
 @dataclass(slots=True)
@@ -81,6 +90,7 @@ class _Measurement:
     made: BenchStand
     sheet: Sheet
     options: Options
+    keep: Callable[[], None]
     present: int = 0
     empty: float = 0.0  # the controller's own memory without objects, in MiB
 
@@ -90,6 +100,7 @@ class _Measurement:
             await self._measure_start()
         if self.options.sized or "start" in self.options.parts:
             await self._measure_empty()
+            self.keep()
             self.made.display.done("no roles", start)
         for size in self.options.sizes if self.options.sized else ():
             start = time.monotonic()
@@ -125,6 +136,7 @@ class _Measurement:
         spread = Spread(role_name, DRIFTS)
         for _ in range(self.options.repetitions if self.options.sized - {"request"} else 0):
             await self._repeat(size, spread)
+            self.keep()
 
     async def _measure_once(self) -> None:
         """Measures what does not depend on the size: with the first size's objects, and without a controller."""

@@ -3,7 +3,7 @@
 import json
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +13,10 @@ import aiohttp
 import anyio
 
 from bench.stand import NAMESPACE, BenchStand, role_name
+from pgrole_controller.kube.client import PGROLES
 from pgrole_controller.local.process import reached
 
-PATH = f"/apis/pgrole.dev/v1alpha1/namespaces/{NAMESPACE}/pgroles"
+PATH = PGROLES.path(NAMESPACE)
 _WRITERS = 16
 _READY_SECONDS = 600.0
 _GONE_SECONDS = 60.0
@@ -45,15 +46,13 @@ def _spec(number: int) -> Spec:
 
 async def make(stand: BenchStand, specs: Mapping[str, Spec], *, writers: int = _WRITERS) -> Loading:
     """Creates the objects, by name, with `writers` in parallel, and waits until all are Ready."""
-    left = iter(specs.items())
     waiting = set(specs)
     posted: list[float] = []
     start = time.monotonic()
     async with connect_api(stand) as session:
         version = (await get(session, {"limit": "1"}))["metadata"]["resourceVersion"]
         async with anyio.create_task_group() as tasks:
-            for _ in range(writers):
-                tasks.start_soon(_create, session, left, posted)
+            tasks.start_soon(partial(_post_timed, session, specs, writers, posted))
             with anyio.fail_after(_READY_SECONDS):
                 async with aclosing(_watch_ready(session, version)) as names:
                     async for name in names:
@@ -80,18 +79,42 @@ async def _is_gone(session: aiohttp.ClientSession, name: str) -> bool:
         return response.status == 404
 
 
-async def _create(session: aiohttp.ClientSession, left: Iterator[tuple[str, Spec]], posted: list[float]) -> None:
-    """Posts objects, then appends the time of the last answer."""
+async def _post_timed(
+    session: aiohttp.ClientSession, specs: Mapping[str, Spec], writers: int, posted: list[float]
+) -> None:
+    """Posts all objects, then appends the time of the last answer."""
+    await post_objects(session, specs, writers)
+    posted.append(time.monotonic())
+
+
+async def post_objects(
+    session: aiohttp.ClientSession,
+    specs: Mapping[str, Spec],
+    writers: int,
+    *,
+    namespace: str = NAMESPACE,
+    posted: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Creates the objects, by name, with `writers` in parallel. Calls `posted` with the name of each that exists."""
+    left = iter(specs.items())
+    async with anyio.create_task_group() as tasks:
+        for _ in range(writers):
+            tasks.start_soon(_post_each, session, left, namespace, posted)
+
+
+async def _post_each(
+    session: aiohttp.ClientSession, left: Iterator[tuple[str, Spec]], namespace: str, posted: Callable[[str], None]
+) -> None:
     for name, spec in left:
         body = {
-            "apiVersion": "pgrole.dev/v1alpha1",
+            "apiVersion": PGROLES.api_version,
             "kind": "PgRole",
-            "metadata": {"name": name, "namespace": NAMESPACE},
+            "metadata": {"name": name, "namespace": namespace},
             "spec": spec,
         }
-        async with session.post(PATH, json=body) as response:
+        async with session.post(PGROLES.path(namespace), json=body) as response:
             response.raise_for_status()
-    posted.append(time.monotonic())
+        posted(name)
 
 
 async def _watch_ready(session: aiohttp.ClientSession, version: str) -> AsyncGenerator[str]:

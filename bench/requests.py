@@ -44,11 +44,11 @@ async def measure_bare_request(stand: BenchStand) -> float:
     """Sends the same bytes, made beforehand, through a plain connection."""
     read = await stand.api.request("GET", PGROLES.path(NAMESPACE, _OBJECT))
     used = 0.0
-    async with _connect(stand) as streams:
+    async with connect_bare(stand) as streams:
         for turn in range(_WARM_UP + _REQUESTS):
             request = _request(stand, read, _changed(read["status"], turn))
             before = time.process_time()
-            status, body = await _send(streams, request)
+            status, body = await send_bare(streams, request)
             used += time.process_time() - before if turn >= _WARM_UP else 0.0
             if status != 200 or json.loads(body)["metadata"]["uid"] != read["metadata"]["uid"]:
                 raise AssertionError(f"the API server answered {status}: {body[:500]!r}")
@@ -66,20 +66,26 @@ def _changed(status: dict[str, Any], turn: int) -> dict[str, Any]:
 def _request(stand: BenchStand, read: dict[str, Any], status: dict[str, Any]) -> bytes:
     metadata = {"name": _OBJECT, "namespace": NAMESPACE, "uid": read["metadata"]["uid"]}
     sent = {"apiVersion": read["apiVersion"], "kind": read["kind"], "metadata": metadata, "status": status}
+    path = f"{PGROLES.path(NAMESPACE, _OBJECT, 'status')}?fieldManager={MANAGER}&force=true"
+    return compose_request(stand, "PATCH", path, sent, APPLY)
+
+
+def compose_request(stand: BenchStand, method: str, target: str, sent: dict[str, Any], content_type: str) -> bytes:
+    """The bytes of a request to the API server. `target`: path and query."""
     body = json.dumps(sent).encode()
     lines = (
-        f"PATCH {PGROLES.path(NAMESPACE, _OBJECT, 'status')}?fieldManager={MANAGER}&force=true HTTP/1.1",
+        f"{method} {target} HTTP/1.1",
         f"Host: {urlsplit(stand.api.url).netloc}",
         f"Authorization: Bearer {stand.api.token}",
-        f"Content-Type: {APPLY}",
+        f"Content-Type: {content_type}",
         "Accept: application/json",
         f"Content-Length: {len(body)}",
     )
     return "\r\n".join((*lines, "", "")).encode() + body
 
 
-async def _send(streams: Streams, request: bytes) -> tuple[int, bytes]:
-    """Returns status and body of the answer."""
+async def send_bare(streams: Streams, request: bytes) -> tuple[int, bytes]:
+    """Sends a request; returns status and body of the answer."""
     reader, writer = streams
     writer.write(request)
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
@@ -90,7 +96,8 @@ async def _send(streams: Streams, request: bytes) -> tuple[int, bytes]:
 
 
 @asynccontextmanager
-async def _connect(stand: BenchStand) -> AsyncIterator[Streams]:
+async def connect_bare(stand: BenchStand) -> AsyncIterator[Streams]:
+    """A connection to the API server, without an HTTP client."""
     address = urlsplit(stand.api.url)
     trust = ssl.create_default_context(cafile=str(stand.api.ca))
     reader, writer = await asyncio.open_connection(address.hostname, address.port, ssl=trust)

@@ -56,7 +56,11 @@ ROWS = (
     TableRow("objects added and all Ready, s", ("load.ready",)),
     TableRow("**objects posted by 8 clients → all Ready**, s after the last post", ("objects.ready.last",)),
     TableRow("the same, s after the first post", ("objects.ready.first",)),
-    TableRow("floor, s: the posts alone", ("floor.posting",)),
+    TableRow("posting them meanwhile, s", ("objects.posting",)),
+    TableRow(
+        "floor, s, without a controller: the posts alone / each with a status and an Event from a bare client",
+        ("floor.posting", "floor.writing"),
+    ),
     TableRow("**CPU for one of these objects**, ms: controller", ("objects.cpu",)),
     TableRow("PostgreSQL / API server with etcd", ("objects.cpu.postgres", "objects.cpu.apiserver")),
     TableRow("CPU for one status, ms: the controller's client", ("request.cpu",)),

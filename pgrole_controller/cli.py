@@ -18,9 +18,6 @@ from pgrole_controller import __version__
 from pgrole_controller.imports import import_plain, startup_imports
 
 with startup_imports():
-    from pgrole_controller.claims.arguments import add_claims
-    from pgrole_controller.commands.arguments import add_commands
-    from pgrole_controller.console.arguments import add_console
     from pgrole_controller.dsn import address_of
     from pgrole_controller.ending import FAILED, INTERRUPTED, end, leaves, make_printable
     from pgrole_controller.program import PLUGIN, CommandParser, program_name, show_examples, spell_commands
@@ -50,9 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    parser = make_parser()
     given = sys.argv[1:] if arguments is None else arguments
-    if "_ARGCOMPLETE" in os.environ:
+    completing = "_ARGCOMPLETE" in os.environ
+    parser = make_parser(only_run=given[:1] == ["run"] and not completing)
+    if completing:
         from pgrole_controller.commands.completion import answer_shell
 
         answer_shell(parser)
@@ -73,8 +71,11 @@ def complete_for_kubectl() -> None:
     sys.exit(end(lambda: _answer_kubectl(make_parser(), sys.argv[1:])))
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The parser for the name under which the program was called: as a plugin of kubectl, without `run` and `dev`."""
+def make_parser(*, only_run: bool = False) -> argparse.ArgumentParser:
+    """The parser for the name under which the program was called: as a plugin of kubectl, without `run` and `dev`.
+
+    `only_run`: without the other commands, whose arguments a controller would keep in memory.
+    """
     program = program_name()
     parser: argparse.ArgumentParser = CommandParser(
         prog=program,
@@ -85,14 +86,25 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     if program != PLUGIN:
         _add_run(commands)
+        if only_run:
+            return parser
         _add_dev(commands)
+    _add_others(commands)
+    return parser
+
+
+def _add_others(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the commands that the plugin has, too."""
+    from pgrole_controller.claims.arguments import add_claims
+    from pgrole_controller.commands.arguments import add_commands
+    from pgrole_controller.console.arguments import add_console
+
     _add_crds(commands)
     _add_sql(commands)
     add_claims(commands)
     add_commands(commands)
     add_console(commands)
     _add_completion(commands)
-    return parser
 
 
 def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -10,8 +10,9 @@ import anyio
 
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import ApiError, Client, Unreachable
-from pgrole_controller.kube.election import Elector, Term
+from pgrole_controller.kube.election import Elector
 from pgrole_controller.kube.lease import LeaseTiming
+from pgrole_controller.kube.term import Term
 from pgrole_controller.kube.transport import Reachability
 from tests.timelapse import pause
 

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 import anyio
@@ -34,6 +34,9 @@ from pgrole_controller.settings import WrongSetting
 
 if TYPE_CHECKING:
     from pgrole_controller.kube.client import Client
+
+#: Servers that are checked at once: one that does not answer takes five seconds.
+MOST_AT_ONCE = 8
 
 _SIGNS = {FindingState.OK: "✓", FindingState.WARNING: "!", FindingState.PROBLEM: "✗", FindingState.UNKNOWN: "?"}
 _STYLES = {
@@ -75,9 +78,18 @@ async def examine(choice: ServerChoice, login: str | None) -> list[Finding]:
         known.findings.append(not_checked("API server", f"{error}. To check it, use --kubeconfig"))
         servers = [of_dsn(choice.dsn)]
     findings = list(known.findings)
-    for server in servers:
+    by_server: list[list[Finding]] = [[] for _ in servers]
+    turns = anyio.CapacityLimiter(MOST_AT_ONCE)
+
+    async def check(place: int, server: ServerConfig) -> None:
         databases = known.databases.get(server.name) if choice.dsn is None or choice.server else None
-        findings += await check_server(server, login, databases, known.cluster)
+        async with turns:
+            by_server[place] = await check_server(server, login, databases, known.cluster)
+
+    async with anyio.create_task_group() as tasks:
+        for place, server in enumerate(servers):
+            tasks.start_soon(check, place, server)
+    findings += chain.from_iterable(by_server)
     if not servers:
         why = "no PgServer was found, and PGROLE_DSN is not set. To check one, set PGROLE_DSN"
         findings.append(not_checked("connection", why, area="server"))

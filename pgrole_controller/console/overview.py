@@ -35,8 +35,9 @@ class RecentDrift:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """`attention` and `broken_servers`: what someone has to look at, worst first; `attention` has only the
-    first ones.
+    """`attention` and `broken_servers`: what someone has to look at, worst first, `attention` cut to the first.
+
+    `shortened`: roles of which something is left out.
     """
 
     broken_servers: tuple[ServerSummary, ...]
@@ -47,6 +48,7 @@ class Overview:
     total: int
     chart: DriftChart
     drifts: tuple[RecentDrift, ...]
+    shortened: int
 
     @property
     def trouble_count(self) -> int:
@@ -78,6 +80,7 @@ def view_overview(snapshot: Snapshot, summaries: Sequence[RoleSummary], now: dat
         total=len(summaries),
         chart=chart,
         drifts=tuple(nlargest(_MOST_DRIFTS, recent, key=lambda each: each.drift.time)),
+        shortened=sum(bool(each.left_out) for each in summaries),
     )
 
 

@@ -1,5 +1,6 @@
 """From a path to a page. Nothing here does I/O: a page shows one snapshot of what its viewer may see."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -7,19 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from pgrole_controller.console.json_reading import read_flag, read_text
+from pgrole_controller.console.object_yaml import write_yaml
 from pgrole_controller.console.overview import view_overview
 from pgrole_controller.console.role_summary import RoleState, SummaryCache
 from pgrole_controller.console.role_view import view_role
 from pgrole_controller.console.roles_view import read_query, view_roles
 from pgrole_controller.console.server_view import list_servers, view_server
-from pgrole_controller.console.snapshot import Snapshot
-from pgrole_controller.console.template_files import environment, static_files
+from pgrole_controller.console.snapshot import FetchedObject, Snapshot
+from pgrole_controller.console.template_files import environment, quote_segment, static_files
 from pgrole_controller.core.request import Key
+from pgrole_controller.kube.client import PGROLES, PGSERVERS
+from pgrole_controller.kube.nesting import read_json
+from pgrole_controller.kube.store import mapping
 
 if TYPE_CHECKING:
     from pgrole_controller.console.web_server import PageQuestion
 
 _SUMMARIES = SummaryCache()
+#: Names of objects and namespaces: what cannot be one is never part of a request's path.
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?\Z")
+_KINDS = {"roles": ("Roles", "PgRole"), "servers": ("Servers", "PgServer")}
 _SOON = "This page shows it as soon as it is read."
 
 
@@ -89,6 +98,16 @@ class ConsolePages:
         """Content type and content of each file below /static/, by name."""
         return static_files()
 
+    def find_object(self, path: str) -> str | None:
+        """Returns the API's path of the object that a page shows as YAML; None if it shows none."""
+        match _split(path):
+            case ["roles", namespace, name, "yaml"] if _NAME.match(namespace) and _NAME.match(name):
+                return f"{PGROLES.path(namespace)}/{name}"
+            case ["servers", name, "yaml"] if _NAME.match(name):
+                return f"{PGSERVERS.path()}/{name}"
+            case _:
+                return None
+
     def render(self, question: "PageQuestion", snapshot: Snapshot) -> tuple[int, str]:
         """Returns the HTTP status and the document, or only its <main>."""
         request = PageRequest(question.path, question.query, question.csrf, question.now)
@@ -110,18 +129,28 @@ def _trust(html: str) -> Markup:
     return Markup(html)  # noqa: S704
 
 
+def _split(path: str) -> list[str]:
+    return [each for each in path.split("/") if each]
+
+
 def _find_view(request: PageRequest, snapshot: Snapshot) -> _View:
-    match [each for each in request.path.split("/") if each]:
+    match _split(request.path):
         case []:
             return _overview(request, snapshot)
         case ["roles"]:
             return _roles(request, snapshot)
         case ["roles", namespace, name]:
             return _role(Key(namespace, name), snapshot)
+        case ["roles", namespace, name, "yaml"]:
+            return _yaml(
+                f"{namespace}/{name}", f"/roles/{quote_segment(namespace)}/{quote_segment(name)}", name, snapshot
+            )
         case ["servers"]:
             return _servers(snapshot)
         case ["servers", name]:
             return _server(name, request, snapshot)
+        case ["servers", name, "yaml"]:
+            return _yaml(name, f"/servers/{quote_segment(name)}", name, snapshot)
         case _:
             return _missing("Page not found", "The console has no page at this address.", "Check the address.")
 
@@ -153,7 +182,9 @@ def _role(key: Key, snapshot: Snapshot) -> _View:
         why = f"Namespace {key.namespace} has no PgRole {key.name}."
         missing = _missing("Role not found", why, "It may have been deleted.", "roles")
         return replace(missing, watch=f"role/{key}")
-    role = view_role(key, found, _SUMMARIES.list(snapshot.roles))
+    server = snapshot.servers.get(read_text(found, "spec", "serverRef", "name", most=256) or "default")
+    passwords = read_flag(server, "status", "detection", "passwords")
+    role = view_role(key, found, _SUMMARIES.list(snapshot.roles), passwords)
     said = f"{key.name}: {role.summary.state.words}. {len(role.drifts)} drifts"
     return _View("role.html", key.name, "roles", said, values={"role": role})
 
@@ -177,6 +208,28 @@ def _server(name: str, request: PageRequest, snapshot: Snapshot) -> _View:
     server = view_server(name, found, _SUMMARIES.list(snapshot.roles), request.now)
     said = f"{name}: {server.summary.state.words}"
     return _View("server.html", name, "servers", said, values={"server": server})
+
+
+def _yaml(identity: str, page: str, name: str, snapshot: Snapshot) -> _View:
+    """`page`: of the object, below /roles or /servers."""
+    fetched = snapshot.fetched or FetchedObject(None, "No object can have this name.")
+    section = page.split("/")[1]
+    problem, text = fetched.problem, ""
+    if fetched.answer is not None:
+        try:
+            found = mapping(read_json(fetched.answer))
+            problem, text = ("", write_yaml(found)) if found else ("The API server's answer is not an object.", "")
+        except ValueError:
+            problem = "The API server's answer is not an object."
+    return _View(
+        "yaml.html",
+        f"YAML of {name}",
+        section,
+        f"YAML of {name}. {problem}".strip(),
+        watch=f"{section.removesuffix('s')}/{identity}",
+        status=200 if text else 404,
+        values={"name": name, "page": page, "problem": problem, "text": text, "kind": _KINDS[section]},
+    )
 
 
 def _missing(title: str, why: str, remedy: str, section: str = "") -> _View:

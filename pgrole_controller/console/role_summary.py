@@ -17,8 +17,10 @@ from pgrole_controller.console.json_reading import (
     read_maps,
     read_number,
     read_text,
+    read_texts,
     read_time,
 )
+from pgrole_controller.console.kept_fields import LEFT_OUT
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.store import Stored
 
@@ -69,7 +71,10 @@ class RoleJudgement:
 
 @dataclass(frozen=True, slots=True)
 class RoleSummary:
-    """`role`: its name in PostgreSQL. `message`: of Ready, cut; empty if the role is Ready. `drifts`: newest first."""
+    """`role`: its name in PostgreSQL. `message`: of Ready, cut; empty if the role is Ready. `drifts`: newest first.
+
+    `left_out`: fields that the console does not keep, because the object is too long.
+    """
 
     key: Key
     role: str
@@ -83,6 +88,7 @@ class RoleSummary:
     drift_count: int
     drifts: tuple[DriftEntry, ...]
     member_of: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
 
     @property
     def last_drift(self) -> datetime | None:
@@ -149,6 +155,7 @@ def summarize(key: Key, found: Mapping[str, Any]) -> RoleSummary:
         member_of=tuple(
             name for each in read_maps(spec, "memberOf", most=64) if (name := read_text(each, "role", most=256))
         ),
+        left_out=read_texts(found, LEFT_OUT, most=16),
     )
 
 
@@ -172,7 +179,7 @@ def judge(found: Mapping[str, Any]) -> RoleJudgement:
     elif "Stalled" in others or reason == "Contested":
         state = RoleState.STALLED
     elif ready.get("status") == "True":
-        state = RoleState.WORKING if _is_outdated(found) else RoleState.READY
+        state = RoleState.READY if is_current(found) else RoleState.WORKING
         if state is RoleState.WORKING:
             reason, message = "Progressing", "The spec changed. The controller has not processed the change yet."
     else:
@@ -180,7 +187,8 @@ def judge(found: Mapping[str, Any]) -> RoleJudgement:
     return RoleJudgement(state, reason, message, since)
 
 
-def _is_outdated(found: Mapping[str, Any]) -> bool:
+def is_current(found: Mapping[str, Any]) -> bool:
+    """Whether the status is about the spec as it is."""
     generation = read_number(found, "metadata", "generation")
     observed = read_number(found, "status", "observedGeneration")
-    return generation is not None and observed is not None and observed < generation
+    return generation is None or observed is None or observed >= generation

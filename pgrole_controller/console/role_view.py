@@ -19,12 +19,14 @@ from pgrole_controller.console.json_reading import (
     read_texts,
     read_time,
 )
-from pgrole_controller.console.object_yaml import write_yaml
 from pgrole_controller.console.remedies import ReasonAdvice, describe_outlook, find_role_remedy
-from pgrole_controller.console.role_summary import RoleState, RoleSummary, judge, summarize
+from pgrole_controller.console.role_summary import RoleState, RoleSummary, is_current, judge, summarize
 from pgrole_controller.core.request import Key
 
 _MOST_NAMES = 40
+
+#: Before the fields that differ, in a message of the controller.
+REPORTED = "spec.drift.policy is Report: "
 
 _FLAGS = ("login", "superuser", "createdb", "createrole", "inherit", "replication", "bypassrls")
 _TRUE_BY_DEFAULT = ("inherit",)
@@ -91,12 +93,15 @@ class RoleView:
     drifts: tuple[DriftEntry, ...]
     databases: tuple[DatabaseView, ...]
     graph: RoleNeighbours
-    yaml: str
     argument: str  # the role's name in a command line
 
 
-def view_role(key: Key, found: Mapping[str, Any], summaries: Sequence[RoleSummary]) -> RoleView:
-    """Makes the page of the object `found`. `summaries`: of all roles, for the graph."""
+def view_role(
+    key: Key, found: Mapping[str, Any], summaries: Sequence[RoleSummary], passwords: bool | None = None
+) -> RoleView:
+    """Makes the page of the object `found`. `summaries`: of all roles, for the graph. `passwords`: whether the
+    controller notices changes of passwords on its server; None if that is unknown.
+    """
     spec, status = read_map(found, "spec"), read_map(found, "status")
     summary, verdict = summarize(key, found), judge(found)
     return RoleView(
@@ -105,7 +110,7 @@ def view_role(key: Key, found: Mapping[str, Any], summaries: Sequence[RoleSummar
         remedy=find_role_remedy(verdict.reason),
         outlook=describe_outlook(verdict.state),
         conditions=tuple(read_conditions(found)),
-        fields=tuple(_rows(spec, summary)),
+        fields=tuple(_rows(found, summary, passwords)),
         oid=read_number(status, "role", "oid"),
         system_identifier=read_text(status, "server", "systemIdentifier", most=64),
         created=read_time(found, "metadata", "creationTimestamp"),
@@ -115,7 +120,6 @@ def view_role(key: Key, found: Mapping[str, Any], summaries: Sequence[RoleSummar
         drifts=summary.drifts,
         databases=tuple(_databases(spec, status)),
         graph=Memberships(summaries, summary.server).around(summary),
-        yaml=write_yaml(found),
         argument=f"{'-- ' * summary.role.startswith('-')}{quote(summary.role)}",
     )
 
@@ -131,24 +135,48 @@ def read_conditions(found: Mapping[str, Any]) -> Iterator[ConditionView]:
         )
 
 
-def _rows(spec: Mapping[str, Any], summary: RoleSummary) -> Iterator[FieldRow]:
+def _rows(found: Mapping[str, Any], summary: RoleSummary, passwords: bool | None) -> Iterator[FieldRow]:
+    """`passwords`: whether the controller notices changes of passwords on this server; None if that is unknown."""
+    spec = read_map(found, "spec")
     ignored = read_texts(spec, "drift", "ignore", most=64)
-    last = summary.drifts[0] if summary.drifts else None
-    differing = last.fields if last and not last.corrected and summary.state is RoleState.DRIFT else ()
+    differing = _find_differing(found) if summary.state is RoleState.DRIFT else frozenset[str]()
+    known = is_current(found) and differing is not None
     for name, declared, written, managed in _declared(spec):
+        if f"spec.{name}" in summary.left_out:
+            declared, written, managed = ("left out here: too long",), True, True
         if not managed:
             fit, observed = "unmanaged", "not managed"
-        elif name in differing:
+        elif known and differing and name in differing:
             fit, observed = "drift", "differs, and is left as it is"
         elif name in ignored:
             fit, observed = "ignored", "left to others (drift.ignore)"
+        elif not known or summary.state not in (RoleState.READY, RoleState.DRIFT):
+            fit, observed = "working", "not confirmed"
+        elif name == "password" and not passwords:
+            fit, observed = (
+                "ignored",
+                "applied; the controller "
+                + ("cannot notice changes on this server" if passwords is False else "may not notice changes"),
+            )
         elif summary.state is RoleState.READY:
             fit, observed = "ready", "as declared"
-        elif summary.state is RoleState.DRIFT:
-            fit, observed = "ready", "not reported as different"
         else:
-            fit, observed = "working", "not confirmed"
+            fit, observed = "ready", "not reported as different"
         yield FieldRow(name, declared, written, fit, observed)
+
+
+def _find_differing(found: Mapping[str, Any]) -> frozenset[str] | None:
+    """Returns the fields that the controller reports as different now, from the message of Ready. None: unknown.
+
+    The history does not tell: a drift in it may have been undone since, and a later one has other fields.
+    """
+    message = judge(found).message
+    listed = set(message.partition(REPORTED)[2].partition(";")[0].split(", "))
+    fields = {"role", "connectionSecret", *(name for name, *_ in _declared({}))}
+    states = [read_text(each, "reason", most=128) for each in read_maps(found, "status", "privileges", most=64)]
+    if "DriftReported" in states:
+        return frozenset({"privileges", *(listed if listed <= fields else ())})
+    return frozenset(listed) if listed <= fields else None
 
 
 def _declared(spec: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...], bool, bool]]:

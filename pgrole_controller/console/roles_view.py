@@ -64,7 +64,10 @@ class StateChoice:
 
 @dataclass(frozen=True, slots=True)
 class RolesPage:
-    """Rows `first` to `last` of `matching`, counted from 1. `total`: roles that the viewer may list."""
+    """Rows `first` to `last` of `matching`, counted from 1. `total`: roles that the viewer may list.
+
+    `shortened`: roles among them of which something is left out.
+    """
 
     query: RoleQuery
     rows: tuple[RoleSummary, ...]
@@ -77,6 +80,7 @@ class RolesPage:
     servers: tuple[str, ...]
     states: tuple[StateChoice, ...]
     sorts: tuple[tuple[str, str], ...]
+    shortened: int
 
     @property
     def one_server(self) -> bool:
@@ -124,6 +128,7 @@ def view_roles(query: RoleQuery, summaries: Sequence[RoleSummary]) -> RolesPage:
             if counts[state] or state == query.state
         ),
         sorts=tuple((value, words) for value, (words, _) in _SORTS.items()),
+        shortened=sum(bool(each.left_out) for each in summaries),
     )
 
 

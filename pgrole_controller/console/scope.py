@@ -4,7 +4,6 @@ RBAC has no question "which namespaces may I list": all namespaces are tried fir
 that the console was started with, and that the viewer may list.
 """
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 from pgrole_controller.kube.client import NAMESPACES, PGROLES, PGSERVERS, Client
 from pgrole_controller.kube.errors import ApiError, BadStream
+from pgrole_controller.kube.nesting import read_json
 from pgrole_controller.kube.resource import Resource
 from pgrole_controller.kube.store import mapping, sequence
 
@@ -22,6 +22,7 @@ TIMEOUT = 5.0  # seconds, for one request
 LONGEST_NAME = 256  # characters of a user's name
 
 REVIEWS = Resource("authentication.k8s.io", "v1", "selfsubjectreviews")
+ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 _DENIED = (403, 404)
 
@@ -32,6 +33,23 @@ class ViewScope:
 
     namespaces: tuple[str, ...] | None
     servers: bool
+
+
+async def may_still_list(client: Client, resource: Resource, namespace: str | None) -> bool:
+    """Asks without reading anything. Also True if the API server does not tell. Raises ApiError, KubeError."""
+    asked = {"group": resource.group, "resource": resource.plural, "verb": "list"}
+    body = {
+        "apiVersion": ACCESS_REVIEWS.api_version,
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": {**asked, **({} if namespace is None else {"namespace": namespace})}},
+    }
+    try:
+        answer = await client.request("POST", ACCESS_REVIEWS.path(), body=body, timeout=TIMEOUT)
+    except ApiError as error:
+        if error.status not in _DENIED:
+            raise
+        return True
+    return mapping(_parse(answer).get("status")).get("allowed") is not False
 
 
 def read_namespaces(text: str) -> tuple[str, ...]:
@@ -89,7 +107,7 @@ async def _listed_namespaces(client: Client) -> list[str]:
 
 def _parse(answer: bytes) -> dict[str, Any]:
     try:
-        return mapping(json.loads(answer))
+        return mapping(read_json(answer))
     except ValueError as error:
         message = f"the API server's answer is not JSON: {len(answer)} bytes"
         raise BadStream(message) from error

@@ -33,6 +33,8 @@ HEADERS = {
 }
 METHODS = frozenset({"GET", "HEAD", "POST"})
 TOKEN_HEADER = "X-Forwarded-Access-Token"  # noqa: S105 -- a header's name
+FORWARDED_HEADER = "X-Forwarded-For"
+_MOST_FORWARDED = 8  # headers
 _OWN_SITE = frozenset({"same-origin", "none"})
 
 
@@ -110,6 +112,33 @@ def address_of(request: web.Request) -> str:
     """The address of whoever opened the connection; empty if unknown."""
     peer = request.transport.get_extra_info("peername") if request.transport is not None else None
     return str(peer[0]) if isinstance(peer, tuple) else ""
+
+
+def client_of(request: web.Request, rules: RequestRules) -> str:
+    """The address of the client: of the connection, or as trusted proxies forwarded it. IPv6: of its /64 network.
+
+    Each proxy appends to X-Forwarded-For whom it heard, so only what trusted ones appended is believed, from the right.
+    """
+    address = address_of(request)
+    forwarded = ",".join(request.headers.getall(FORWARDED_HEADER, [])[:_MOST_FORWARDED]).split(",")
+    while forwarded and rules.trusts(address):
+        before = forwarded.pop().strip()
+        try:
+            ipaddress.ip_address(before)
+        except ValueError:
+            break
+        address = before
+    return _name_network(address)
+
+
+def _name_network(address: str) -> str:
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is None:
+        return str(ipaddress.ip_network((int(found) >> 64 << 64, 64)))
+    return str(getattr(found, "ipv4_mapped", None) or found)
 
 
 def bearer_token(request: web.Request) -> str | None:

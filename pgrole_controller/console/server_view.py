@@ -16,7 +16,7 @@ from pgrole_controller.console.json_reading import (
     read_text,
     read_texts,
 )
-from pgrole_controller.console.object_yaml import write_yaml
+from pgrole_controller.console.kept_fields import LEFT_OUT
 from pgrole_controller.console.remedies import ReasonAdvice, describe_outlook, find_server_remedy
 from pgrole_controller.console.role_summary import RoleState, RoleSummary, judge
 from pgrole_controller.console.role_view import ConditionView, read_conditions
@@ -87,7 +87,7 @@ class ServerView:
     databases: tuple[ServerDatabase, ...]
     databases_managed: bool
     chart: DriftChart
-    yaml: str
+    left_out: tuple[str, ...]
 
 
 def list_servers(snapshot: Snapshot, summaries: Sequence[RoleSummary]) -> tuple[ServerSummary, ...]:
@@ -105,6 +105,7 @@ def list_servers(snapshot: Snapshot, summaries: Sequence[RoleSummary]) -> tuple[
 def view_server(name: str, found: Mapping[str, Any], summaries: Sequence[RoleSummary], now: datetime) -> ServerView:
     spec, status = read_map(found, "spec"), read_map(found, "status")
     declared, ready = _count(summaries)
+    left_out = read_texts(found, LEFT_OUT, most=16)
     summary = _summarize(name, found, declared[name], ready[name])
     counts = read_counts([found], now)
     recent = count_by_hour((drift for each in summaries if each.server == name for drift in each.drifts), now)
@@ -123,11 +124,11 @@ def view_server(name: str, found: Mapping[str, Any], summaries: Sequence[RoleSum
         conditions=tuple(read_conditions(found)),
         facts=tuple(_facts(spec, status)),
         connection=tuple(_connection(spec, status)),
-        policy=tuple(_policy(spec)),
+        policy=() if "spec.allow" in left_out else tuple(_policy(spec)),
         databases=tuple(_databases(status)),
         databases_managed="databases" in spec,
         chart=chart,
-        yaml=write_yaml(found),
+        left_out=left_out,
     )
 
 

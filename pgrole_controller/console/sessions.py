@@ -34,11 +34,14 @@ MOST_ENDED = 200  # ended sessions whose reason is remembered
 LONGEST_SECONDS = 8 * 3600.0
 SWEEP_SECONDS = 1.0
 
-#: Maximum number of failed attempts to log in within a minute: of one address, and in total.
+#: Attempts to log in that fail: for one address and altogether, in a minute. After that, they are slowed down.
 MOST_FAILURES = 10
 MOST_FAILURES_IN_ALL = 60
 FAILURE_SECONDS = 60.0
-#: Maximum number of tokens checked concurrently.
+#: Seconds between two checks of those that are slowed down.
+SLOWED_SECONDS = 0.05
+MOST_WAITING = 100
+#: Tokens that are checked at once.
 MOST_CHECKS = 4
 
 #: Why a session ended, for its viewer.
@@ -82,7 +85,7 @@ class ViewerSession:
 
 
 class Failures:
-    """Limits failed attempts to log in. An attempt counts from its beginning. Times are in seconds of one clock."""
+    """Counts failed attempts to log in. An attempt counts from its beginning. Times are in seconds of one clock."""
 
     def __init__(self) -> None:
         self._since = 0.0
@@ -106,6 +109,39 @@ class Failures:
             self._by_address[address] -= 1
 
 
+class Lanes:
+    """Where attempts wait after too many failed. Addresses take turns, and attempts from one are in order.
+
+    A correct token waits for those before it, for MOST_WAITING turns at most. When so many wait, the newest attempt of
+    the address with the most of them is refused, so an address that floods the console delays no other.
+    """
+
+    def __init__(self) -> None:
+        self._turn = anyio.Lock()
+        self._by_address: dict[str, tuple[anyio.Lock, list[anyio.CancelScope]]] = {}
+
+    def __len__(self) -> int:
+        """Attempts that wait."""
+        return sum(len(waiting) for _, waiting in self._by_address.values())
+
+    async def wait(self, address: str) -> None:
+        """Returns when it is this attempt's turn. Raises Rejected."""
+        lane, waiting = self._by_address.setdefault(address, (anyio.Lock(), []))
+        with anyio.CancelScope() as scope:
+            waiting.append(scope)
+            try:
+                if len(self) > MOST_WAITING:
+                    max((each for _, each in self._by_address.values()), key=len)[-1].cancel()
+                async with lane, self._turn:  # locks are fair: one attempt of each address waits for a turn
+                    await anyio.sleep(SLOWED_SECONDS)
+            finally:
+                waiting.remove(scope)
+                if not waiting:
+                    self._by_address.pop(address, None)
+        if scope.cancelled_caught:
+            raise Rejected(429, "too many attempts to log in failed: wait a minute")
+
+
 class Sessions:
     def __init__(self, tasks: TaskGroup, api: ApiSource | None, namespaces: tuple[str, ...] = ()) -> None:
         """`api` None: no tokens are accepted. `namespaces`: tried for viewers who may not list PgRoles in all."""
@@ -119,6 +155,7 @@ class Sessions:
         self._scopes: dict[Viewer, anyio.CancelScope] = {}
         self._by_token: dict[bytes, Viewer] = {}
         self._failures = Failures()
+        self._lanes = Lanes()
         self._checks = anyio.Semaphore(MOST_CHECKS)
         self.ended: Callable[[], None] = lambda: None  # called after a session ended
 
@@ -150,19 +187,21 @@ class Sessions:
         return self._ended.get(self.digest(cookie), "")
 
     async def log_in(self, token: str, namespaces: tuple[str, ...], address: str) -> tuple[ViewerSession, str]:
-        """Returns the session and the content of its cookie. `address`: the client's. Raises Rejected."""
+        """Returns the session and what its cookie holds. `address`: whose failures are counted. Raises Rejected."""
         viewer = await self._admit(token, namespaces, address)
         return self.open(viewer)
 
-    async def of_header(self, token: str) -> ViewerSession:
-        """The session of a token that a trusted proxy sends with each request. Raises Rejected."""
+    async def of_header(self, token: str, address: str | None) -> ViewerSession:
+        """The session of a token that a trusted proxy sends with each request. `address`: of its client, if the proxy
+        names it. Raises Rejected.
+        """
         digest = self.digest(f"header {token}")
         session = self._sessions.get(digest)
         if session is not None:
             if anyio.current_time() < session.ends_at:
                 return session
             self.end(session)
-        viewer = await self._admit(token, (), None)
+        viewer = await self._admit(token, (), address)
         found = self._sessions.get(digest)
         return found if found is not None and found.viewer is viewer else self._open(viewer, digest)
 
@@ -213,11 +252,11 @@ class Sessions:
             del self._ended[next(iter(self._ended))]
 
     async def _admit(self, token: str, namespaces: tuple[str, ...], address: str | None) -> Viewer:
-        """`address`: whose failures count; None for those of a proxy, which acts for many."""
+        """`address`: whose failures are counted; None for a proxy that speaks for many and names none."""
         if self._api is None:
             raise Rejected(403, "this console accepts no tokens")
-        if self._failures.exceeded(address, anyio.current_time()):
-            raise Rejected(429, "too many attempts to log in failed: wait a minute")
+        if address is not None and self._failures.exceeded(address, anyio.current_time()):
+            await self._lanes.wait(address)
         if len(token) > LONGEST_TOKEN or not _TOKEN.match(token):
             self._failures.count(address)
             raise Rejected(401, "this is not a bearer token: paste it without spaces and line breaks")

@@ -9,13 +9,21 @@ from pgrole_controller.core.request import Key
 
 
 @dataclass(frozen=True, slots=True)
+class FetchedObject:
+    """An object that was read for one page. `answer`: as the API server sent it, or None; then `problem` says why."""
+
+    answer: bytes | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """What one viewer may see, at one moment.
 
     `roles` reads objects only when they are asked for: a page that shows one role parses one.
     """
 
-    roles: Mapping[Key, Mapping[str, Any]]  # PgRole objects as JSON, without managedFields
+    roles: Mapping[Key, Mapping[str, Any]]  # PgRole objects as `keep_fields` returns them
     servers: Mapping[str, Mapping[str, Any]]  # PgServer objects by name; empty if they are hidden
     servers_hidden: bool  # the viewer may not list PgServers
     namespaces: tuple[str, ...] | None  # None: all namespaces; otherwise those whose PgRoles the viewer may list
@@ -24,3 +32,4 @@ class Snapshot:
     viewer: str  # user name for the header; may be empty
     reading: bool = False  # the first list is incomplete: this is what arrived so far
     version: int = 0  # another number after each change
+    fetched: FetchedObject | None = None  # for a page with YAML

@@ -5,11 +5,14 @@ were sent the same bytes refer to the same bytes: who receives an object is deci
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
-from weakref import WeakValueDictionary
+from weakref import ref as weakref
 
+from pgrole_controller.console.kept_fields import BRIEF, keep_fields
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.store import Change, Store, Stored
+from pgrole_controller.kube.nesting import limit_depth
+from pgrole_controller.kube.store import Change, Store, Stored, pack
 from pgrole_controller.signals import Signal
 
 #: Objects of a list after which open pages show how many arrived.
@@ -18,23 +21,45 @@ PROGRESS = 1000
 Name = TypeVar("Name")
 
 
+#: Bytes of compressed objects after which more are kept in brief: of one viewer, and of all together.
+MOST_OF_VIEWER = 24 * 2**20
+MOST_IN_ALL = 96 * 2**20
+
+Identity = tuple[str, str, int]
+
+
 class SharedObjects:
-    """Holds no object by itself: what no viewer's store has any more is freed."""
+    """Holds no object by itself: what no viewer's store has any more is freed. `size`: bytes of all objects."""
 
     def __init__(self) -> None:
-        self._known: WeakValueDictionary[tuple[str, str], Stored] = WeakValueDictionary()
+        self._known: dict[Identity, weakref[Stored]] = {}
+        self.size = 0
 
     def __len__(self) -> int:
         return len(self._known)
 
     def share(self, new: Stored) -> Stored:
         """Returns an equal object that another store has, else the argument."""
-        identity = (new.uid, new.resource_version)
-        known = self._known.get(identity)
-        if known == new and known is not None:
-            return known
-        self._known[identity] = new
+        identity = (new.uid, new.resource_version, len(new.body))
+        reference = self._known.get(identity)
+        known = None if reference is None else reference()
+        if known is not None:
+            return known if known == new else new
+        self._known[identity] = weakref(new, lambda gone: self._forget(identity, gone))
+        self.size += identity[2]
         return new
+
+    def _forget(self, identity: Identity, gone: "weakref[Stored]") -> None:
+        self.size -= identity[2]
+        if self._known.get(identity) is gone:
+            del self._known[identity]
+
+
+@dataclass(slots=True)
+class ViewerRoom:
+    """Bytes that the stores of one viewer hold."""
+
+    used: int = 0
 
 
 class ViewedStore(Store):
@@ -43,9 +68,13 @@ class ViewedStore(Store):
     `begun`: set with the first object, or when there is none.
     """
 
-    def __init__(self, shared: SharedObjects, refused: Callable[[], None], progressed: Callable[[], None]) -> None:
+    def __init__(
+        self, shared: SharedObjects, room: ViewerRoom, refused: Callable[[], None], progressed: Callable[[], None]
+    ) -> None:
         """`progressed` is called for every PROGRESS objects of the first list, and at its end."""
         super().__init__()
+        self._room = room
+        self._used = 0  # bytes of the room, also those of a first list that has not ended
         self.begun = Signal()
         self._shared = shared
         self._refused = refused
@@ -61,9 +90,19 @@ class ViewedStore(Store):
         """Everything, or what arrived so far of the first list. Copy it before awaiting."""
         return self._arrived or dict(self.items())
 
+    def pack(self, obj: dict[str, Any], api_version: str, kind: str) -> Stored:
+        obj = limit_depth(obj)
+        packed = pack(keep_fields(obj), api_version=api_version, kind=kind)
+        size = len(packed.body)
+        if size > BRIEF // 4 and (self._room.used + size > MOST_OF_VIEWER or self._shared.size + size > MOST_IN_ALL):
+            return pack(keep_fields(obj, BRIEF), api_version=api_version, kind=kind)
+        return packed
+
     def share(self, new: Stored) -> Stored:
         shared = self._shared.share(new)
         if self.reading:
+            before = self._arrived.get(shared.key)
+            self._count(len(shared.body) - (len(before.body) if before is not None else 0))
             self._arrived[shared.key] = shared
             self.begun.set()
             if len(self._arrived) % PROGRESS == 0:
@@ -73,9 +112,26 @@ class ViewedStore(Store):
     def replace(self, everything: Iterable[Stored]) -> list[Change]:
         self._arrived = {}
         changes = super().replace(everything)
+        self._count(sum(len(stored.body) for _, stored in self.items()) - self._used)
         self.begun.set()
         self._progressed()
         return changes
+
+    def put(self, new: Stored, by: Key | None = None) -> Change | None:
+        change = super().put(new, by)
+        if change is not None:
+            self._count(len(new.body) - (len(change.old.body) if change.old is not None else 0))
+        return change
+
+    def remove(self, key: Key, uid: str, by: Key | None = None) -> Change | None:
+        change = super().remove(key, uid, by)
+        if change is not None and change.old is not None:
+            self._count(-len(change.old.body))
+        return change
+
+    def _count(self, size: int) -> None:
+        self._used += size
+        self._room.used += size
 
     def refuse(self, why: str) -> None:
         super().refuse(why)

@@ -2,7 +2,8 @@
 
 The watches run while the viewer looks: they begin with the first request and stop some minutes after the last one, when
 everything that was read is forgotten. What the viewer may see is asked again regularly, and a watch is renewed every
-minute, so a revoked right takes effect within that time.
+minute. Rights are asked for every RIGHTS_SECONDS, MOST_RIGHTS of them at a time: what the viewer may no longer list
+is forgotten at once.
 """
 
 import logging
@@ -13,12 +14,12 @@ from datetime import UTC, datetime
 import anyio
 
 from pgrole_controller.console.live import CONNECTION, PROGRESS, Live
-from pgrole_controller.console.scope import ViewScope, ask_name, find_scope
-from pgrole_controller.console.snapshot import Snapshot
-from pgrole_controller.console.viewed_objects import SharedObjects, ViewedObjects, ViewedStore
+from pgrole_controller.console.scope import ViewScope, ask_name, find_scope, may_still_list
+from pgrole_controller.console.snapshot import FetchedObject, Snapshot
+from pgrole_controller.console.viewed_objects import SharedObjects, ViewedObjects, ViewedStore, ViewerRoom
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import PGROLES, PGSERVERS, Client
-from pgrole_controller.kube.errors import ApiError, KubeError
+from pgrole_controller.kube.errors import AnswerTooLong, ApiError, KubeError
 from pgrole_controller.kube.reflector import WatchTiming, reflect
 from pgrole_controller.kube.store import Change, Stored
 from pgrole_controller.kube.transport import Reachability
@@ -30,6 +31,9 @@ IDLE_SECONDS = 600.0
 #: Interval of checks of the token, and while the API server does not answer, in seconds.
 CHECK_SECONDS = 10.0
 AWAY_SECONDS = 1.0
+#: Interval of checks of the viewer's rights, in seconds, and maximum number of rights in one check.
+RIGHTS_SECONDS = 5.0
+MOST_RIGHTS = 10
 #: Interval at which the scope is read again, and pause after a refusal, in seconds.
 SCOPE_SECONDS = 300.0
 REFUSED_SECONDS = 2.0
@@ -37,8 +41,19 @@ REFUSED_SECONDS = 2.0
 FIRST_SECONDS = 8.0
 REST_SECONDS = 0.05
 
+#: Bytes of one answer: a page of a list, which is halved if it is longer, or one object. etcd stores 1.5 MiB of each.
+LONGEST_ANSWER = 8 * 2**20
+FETCH_SECONDS = 10.0
+
 TIMING = WatchTiming(
-    page=250, watch_least=45.0, watch_most=60.0, backoff_first=0.2, backoff_most=5.0, list_timeout=30.0
+    page=250,
+    watch_least=45.0,
+    watch_most=60.0,
+    backoff_first=0.2,
+    backoff_most=5.0,
+    list_timeout=30.0,
+    line_limit=LONGEST_ANSWER,
+    page_limit=LONGEST_ANSWER,
 )
 
 Connect = Callable[[Reachability], AbstractAsyncContextManager[Client]]
@@ -86,10 +101,14 @@ class Viewer:
         self._connect = connect
         self._wanted = wanted
         self._shared = shared
+        self._room = ViewerRoom()
+        self._client: Client | None = None  # while the watches run
         self._connection = ViewedConnection(lambda: self.live.note(CONNECTION))
         self._scope: ViewScope | None = None
         self._roles: list[ViewedStore] = []
         self._servers: ViewedStore | None = None
+        self._lost: ViewScope | None = None  # of which a review denied a part
+        self._reviewed = True
         self._known = Signal()
         self._rescope = Signal()
         self._used = Signal()
@@ -137,6 +156,23 @@ class Viewer:
             version=self.live.version,
         )
 
+    async def fetch(self, path: str) -> FetchedObject:
+        """Reads one object whole, with the viewer's own token. `path`: of the API."""
+        if self._client is None:
+            return FetchedObject(None, "The console is connecting to the API server. Load the page again.")
+        try:
+            return FetchedObject(await self._client.request("GET", path, timeout=FETCH_SECONDS, most=LONGEST_ANSWER))
+        except ApiError as error:
+            if error.status == 403:
+                return FetchedObject(None, "You may not get this object. Ask for the right to get it.")
+            if error.status == 404:
+                return FetchedObject(None, "The object does not exist. It may have been deleted.")
+            return FetchedObject(None, f"The API server answers with an error: {error.status} {error.reason}.")
+        except AnswerTooLong:
+            return FetchedObject(None, f"The object is longer than {LONGEST_ANSWER // 2**20} MiB.")
+        except KubeError:
+            return FetchedObject(None, "The API server does not answer. The page is loaded again when it does.")
+
     async def run(self) -> None:
         """Runs until cancelled."""
         while True:
@@ -147,6 +183,7 @@ class Viewer:
                     await self._wait_until_idle()
                     tasks.cancel_scope.cancel()
             finally:
+                self._client = None
                 self._forget()
             self._used.clear()
             log.info("watches stopped: viewer is idle", extra={"viewer": self.name})
@@ -159,12 +196,15 @@ class Viewer:
 
     async def _follow(self) -> None:
         async with self._connect(self._connection) as client, anyio.create_task_group() as tasks:
+            self._client = client
             tasks.start_soon(self._check, client)
             while True:
                 self._rescope.clear()
                 scope = await self._ask_scope(client)
                 if scope != self._scope:
                     self._forget()
+                if scope == self._lost:  # reviews deny what lists grant: an authorizer that cannot tell
+                    self._reviewed = False
                 await self._watch(client, scope)
 
     async def _check(self, client: Client) -> None:
@@ -203,8 +243,32 @@ class Viewer:
             if self._servers is not None:
                 watches.start_soon(self._reflect_servers, client, self._servers)
             self._known.set()
+            if self._reviewed:
+                watches.start_soon(self._check_rights, client, scope, watches.cancel_scope)
             await self._wait_for_new_scope(client, scope)
             watches.cancel_scope.cancel()
+
+    async def _check_rights(self, client: Client, scope: ViewScope, watching: anyio.CancelScope) -> None:
+        """Notices a right that was lost before a watch does, which the API server ends only after its time."""
+        rights = [(PGROLES, place) for place in self._places(scope)]
+        if scope.servers:
+            rights.append((PGSERVERS, None))
+        while rights:
+            await anyio.sleep(RIGHTS_SECONDS)
+            asked = rights[:MOST_RIGHTS]
+            rights = rights[MOST_RIGHTS:] + asked
+            for resource, place in asked:
+                try:
+                    held = await may_still_list(client, resource, place)
+                except KubeError as error:
+                    log.debug("rights not checked", extra={"viewer": self.name, "error": str(error)})
+                    break
+                if not held:
+                    log.info("right revoked", extra={"viewer": self.name, "resource": resource.plural})
+                    self._lost = scope
+                    self._forget()
+                    watching.cancel()
+                    return
 
     async def _wait_for_new_scope(self, client: Client, scope: ViewScope) -> None:
         while True:
@@ -220,7 +284,7 @@ class Viewer:
         return (None,) if scope.namespaces is None else scope.namespaces
 
     def _store(self) -> ViewedStore:
-        return ViewedStore(self._shared, self._rescope.set, lambda: self.live.note(PROGRESS))
+        return ViewedStore(self._shared, self._room, self._rescope.set, lambda: self.live.note(PROGRESS))
 
     async def _reflect(self, client: Client, store: ViewedStore, namespace: str | None) -> None:
         await reflect(client, PGROLES, store, self._note_role, namespace=namespace, timing=TIMING)

@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from html import escape
 from typing import Protocol
@@ -27,6 +27,7 @@ from pgrole_controller.console.security import (
     add_headers,
     address_of,
     bearer_token,
+    client_of,
     is_from_elsewhere,
 )
 from pgrole_controller.console.sessions import Rejected, Sessions, ViewerSession, to_bytes
@@ -63,6 +64,9 @@ class Pages(Protocol):
 
     @property
     def static(self) -> Mapping[str, tuple[str, bytes]]: ...
+
+    def find_object(self, path: str) -> str | None:
+        """Returns the API's path of the object that a page shows whole; None if it shows none."""
 
     def render(self, question: PageQuestion, snapshot: Snapshot) -> tuple[int, str]: ...
 
@@ -208,17 +212,22 @@ class ConsoleServer:
                 if fragment:
                     raise web.HTTPUnauthorized
                 return _redirect("/login")
+            snapshot = viewer.snapshot()
+            if path := self._pages.find_object(request.path):
+                snapshot = replace(snapshot, fetched=await viewer.fetch(path))
             question = PageQuestion(request.path, dict(request.query), session.csrf, datetime.now(UTC), fragment)
-            render = functools.partial(self._pages.render, question, viewer.snapshot())
+            render = functools.partial(self._pages.render, question, snapshot)
             status, html = await anyio.to_thread.run_sync(render, limiter=self._renders)
         return _page(status, html)
 
     async def _session(self, request: web.Request) -> ViewerSession | None:
         """The session of the token that a trusted proxy sent, else of the cookie. Raises Rejected."""
-        if self._sessions.accepts_tokens and self._policy.trusts(address_of(request)):
+        peer = address_of(request)
+        if self._sessions.accepts_tokens and self._policy.trusts(peer):
             token = bearer_token(request)
             if token:
-                return await self._sessions.of_header(token)
+                client = client_of(request, self._policy)
+                return await self._sessions.of_header(token, None if client == peer else client)
         cookie = request.cookies.get(self._cookie)
         return self._sessions.find(cookie) if cookie else None
 
@@ -245,9 +254,12 @@ class ConsoleServer:
             return self._login_form(request, "the form has expired: try again", 403)
         namespaces = read_namespaces(form.get("namespaces", "")[:LONGEST_QUERY])
         try:
-            _, content = await self._sessions.log_in(form.get("token", "").strip(), namespaces, address_of(request))
+            client = client_of(request, self._policy)
+            _, content = await self._sessions.log_in(form.get("token", "").strip(), namespaces, client)
         except Rejected as error:
-            return self._login_form(request, str(error), error.status)
+            response = self._login_form(request, str(error), error.status)
+            response.force_close()  # the next attempt queues for a connection behind those of others
+            return response
         response = _redirect("/")
         self._set_cookie(response, self._cookie, content)
         response.del_cookie(self._form_cookie, secure=True, httponly=True, samesite="Strict")

@@ -23,6 +23,7 @@ from anyio.abc import TaskGroup
 from pgrole_controller import metrics
 from pgrole_controller.api import reading
 from pgrole_controller.controller.background import Background
+from pgrole_controller.controller.cluster_id import read_cluster_id_until
 from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.declaration import ControllerConfig
 from pgrole_controller.controller.decline import decline
@@ -44,11 +45,12 @@ from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.kube.client import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, SECRETS, Client, Resource
-from pgrole_controller.kube.election import Elector, Term
-from pgrole_controller.kube.errors import ApiError, BadStream, KubeError, Unreachable
+from pgrole_controller.kube.election import Elector
+from pgrole_controller.kube.errors import KubeError
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.reflector import reflect
-from pgrole_controller.kube.store import Change, Store, parse
+from pgrole_controller.kube.store import Change, Store
+from pgrole_controller.kube.term import Term
 from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
@@ -62,8 +64,6 @@ EVENT_SECONDS = 0.5
 
 #: How often the controller checks whether everything is listed again, in seconds.
 RELIST_SECONDS = 0.1
-
-_CLUSTER_ID_NAMESPACE = "kube-system"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ async def run(config: Config) -> None:
             async with Client.connect(
                 config.kubeconfig, context=config.context, strict_tls=config.strict_tls
             ) as client:
-                cluster = config.cluster or await _read_cluster_id_until(asked, client)
+                cluster = config.cluster or await read_cluster_id_until(asked, client)
                 if cluster is not None:
                     await _run_terms(config, client, cluster, health, asked)
         except KubeError as error:
@@ -145,43 +145,6 @@ async def _await_signal(asked: anyio.Event) -> None:
         async for number in signals:
             log.info("asked to stop", extra={"signal": number.name})
             asked.set()
-
-
-async def _read_cluster_id_until(asked: anyio.Event, client: Client) -> str | None:
-    """Reads the cluster's id. Returns None if the process is asked to stop before the API server has answered."""
-    cluster: str | None = None
-
-    async def read() -> None:
-        nonlocal cluster
-        cluster = await _read_cluster_id(client)
-        tasks.cancel_scope.cancel()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(read)
-        await asked.wait()
-        tasks.cancel_scope.cancel()
-    return cluster
-
-
-async def _read_cluster_id(client: Client) -> str:
-    while True:
-        try:
-            answer = await client.request("GET", NAMESPACES.path(name=_CLUSTER_ID_NAMESPACE), timeout=10.0)
-            uid: str = parse(answer)["metadata"]["uid"]
-        except ApiError as error:
-            if error.status in (401, 403, 404):
-                raise CannotStart(
-                    f"the cluster's id is not readable (the uid of namespace {_CLUSTER_ID_NAMESPACE}): {error}. "
-                    f"Grant get on it, or set --cluster-id"
-                ) from error
-            if error.status not in (408, 429) and error.status < 500:
-                raise
-            log.warning("API server does not answer yet", extra={"error": str(error)})
-        except (Unreachable, BadStream) as error:
-            log.warning("API server not reached", extra={"error": str(error)})
-        else:
-            return uid
-        await anyio.sleep(1.0)
 
 
 async def _load_models() -> None:

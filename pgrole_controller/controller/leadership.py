@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from pgrole_controller.kube.election import Term
+from pgrole_controller.kube.term import Term
 from pgrole_controller.postgres.fence import Candidate
 from pgrole_controller.signals import Signal
 

@@ -87,21 +87,14 @@ async def reconcile(
         and (one := _find(key, memory.read_back, server, objects, declared.server_policy))
     ]
     known_keys = {one.target.key for one in known}
-    results = await _reconcile(
-        [key for key in keys if key not in known_keys],
-        declared,
-        server,
-        objects,
-        session,
-        memory,
-        prepared,
-    )
+    unknown = [key for key in keys if key not in known_keys]
+    results = await _reconcile(unknown, declared, server, objects, session, memory, prepared) if unknown else []
     if known:
         same, others = await _compare(known, session, objects.contests)
         for key in others:
             memory.read_back.forget(key)
         results += same
-        results += await _reconcile(others, declared, server, objects, session, memory)
+        results += await _reconcile(others, declared, server, objects, session, memory) if others else []
     return results
 
 

@@ -32,7 +32,7 @@ from pgrole_controller.core.status import Outcome, StatusDetails, build_status, 
 from pgrole_controller.kube.client import PGROLES, Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.server_side_apply import apply_status, unchanged
-from pgrole_controller.kube.store import Store, Stored, mapping
+from pgrole_controller.kube.store import Store, Stored, mapping, whole
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 WRITERS = 12
 
 #: Maximum number of objects whose status is remembered as current: most are reconciled again soon.
-STANDING = 256
+STANDING = 512
 
 #: Timeout of one write, in seconds.
 WRITE_SECONDS = 10.0
@@ -205,7 +205,7 @@ class StatusWriter:
     def _stands(self, pending: PendingStatus) -> bool:
         """Whether there is nothing to write."""
         try:
-            return _has_status(pending.stored) and self._compose(pending) is None
+            return _reports_generation(pending.stored) and self._compose(pending) is None
         except Exception:  # noqa: BLE001 -- contained where it is written
             return False
 
@@ -290,8 +290,9 @@ def _without_later_fields(status: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _has_status(stored: Stored) -> bool:
-    return bool(stored.object().get("status"))
+def _reports_generation(stored: Stored) -> bool:
+    """Whether status is of the object's generation: if not, it must be written, whatever it says."""
+    return whole(mapping(stored.object().get("status")).get("observedGeneration")) == generation_of(stored)
 
 
 def standing_fields(fields: tuple[str, ...], outcome: Outcome) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pgrole_controller.core.decision import decide
-from pgrole_controller.core.diff import Change, Create, GrantMembership, Rename
-from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.diff import Change, Create, GrantMembership, Rename, RevokeMembership
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy, Reached, References
 from pgrole_controller.core.role import POWERS, Role
@@ -65,7 +65,60 @@ def simulate(
             break
         created |= found
         references = _add_roles(existing, created)
-    return Simulation(decisions, created, references)
+    return Simulation(refuse_circles(decisions, existing, created), created, references)
+
+
+def refuse_circles(
+    decisions: Sequence[Plan | PgRoleError], existing: References, created: Mapping[str, Role]
+) -> tuple[Plan | PgRoleError, ...]:
+    """Finds new memberships that PostgreSQL rejects, because the role to join is a member of the one that joins."""
+    revoking = any(
+        isinstance(change, RevokeMembership) for one in decisions if isinstance(one, Plan) for change in one.changes
+    )
+    joined: dict[str, list[str]] = {}
+    judged: list[Plan | PgRoleError] = []
+    for one in decisions:
+        if isinstance(one, PgRoleError):
+            judged.append(one)
+            continue
+        now, late = split_late(one.changes, created)
+        for change in (*now, *late):
+            if not isinstance(change, GrantMembership):
+                continue
+            group = change.membership.role
+            if not _leads(group, one.role_name, joined, {} if revoking else existing.reached, created):
+                joined.setdefault(one.role_name, []).append(group)
+                continue
+            error = Refused(
+                Reason.INVALID_SPEC,
+                f'spec.memberOf: PostgreSQL rejects the membership: role "{group}" is a member of role '
+                f'"{one.role_name}"',
+            )
+            judged.append(_keep(replace(one, changes=now), error) if change in late else error)
+            break
+        else:
+            judged.append(one)
+    return tuple(judged)
+
+
+def _leads(
+    start: str,
+    goal: str,
+    joined: Mapping[str, Sequence[str]],
+    reached: Mapping[str, Sequence[Reached]],
+    created: Mapping[str, Role],
+) -> bool:
+    """Whether `start` is a member of `goal`, directly or not, by memberships that exist or were planned before."""
+    left, seen = [start], set[str]()
+    while left:
+        name = left.pop()
+        if name == goal:
+            return True
+        if name not in seen:
+            seen.add(name)
+            left += joined.get(name, ())
+            left += () if name in created else (one.name for one in reached.get(name, ()))
+    return False
 
 
 def split_late(changes: Sequence[Change], created: Mapping[str, Role]) -> tuple[tuple[Change, ...], tuple[Change, ...]]:

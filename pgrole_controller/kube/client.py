@@ -1,6 +1,5 @@
 """Requests to the API server: kubernetes_asyncio configures and authenticates, answers stay raw bytes."""
 
-import json
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -14,7 +13,8 @@ import anyio
 from pgrole_controller import __version__
 from pgrole_controller.kube import credentials
 from pgrole_controller.kube.credentials import ConfigException
-from pgrole_controller.kube.errors import ApiError, BadStream, NotConfigured, Unreachable
+from pgrole_controller.kube.errors import AnswerTooLong, ApiError, BadStream, NotConfigured, Unreachable
+from pgrole_controller.kube.nesting import limit_depth, read_json
 from pgrole_controller.kube.resource import (
     CONFIGMAPS,
     EVENTS,
@@ -186,10 +186,11 @@ class Client:
         content_type: str | None = None,
         accept: str = JSON,
         timeout: float = REQUEST_TIMEOUT,  # noqa: ASYNC109 - aiohttp's own: it closes the connection, too
+        most: int = LIMIT,
     ) -> bytes:
-        """Returns the body of a successful answer. `timeout` is in seconds, for the whole request.
+        """Returns the body of a successful answer, of `most` bytes. `timeout` is in seconds, for the whole request.
 
-        Raises ApiError, Unreachable.
+        Raises ApiError, Unreachable (AnswerTooLong among them).
         """
         if method != "GET" and not self._may_write():
             raise Unreachable(f"{method} {path}: not sent, another process leads")
@@ -199,7 +200,7 @@ class Client:
             response = await self._send(method, path, query, headers, limits, body)
             latency.status = response.status
             async with _Released(response):
-                return await _read(response, method, path)
+                return await _read(response, method, path, most)
 
     @asynccontextmanager
     async def stream(
@@ -293,27 +294,35 @@ class _Released:
             self._response.close()
 
 
-async def _read(response: aiohttp.ClientResponse, method: str, path: str) -> bytes:
+async def _read(response: aiohttp.ClientResponse, method: str, path: str, most: int) -> bytes:
     if not 200 <= response.status <= 299:
         raise await _refusal(response, method, path)
+    chunks: list[bytes] = []
+    size = 0
     try:
-        return await response.read()
+        while chunk := await response.content.readany():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > most:
+                message = f"{method} {path}: the answer is longer than {most:,} bytes"
+                raise AnswerTooLong(message)
     except _TRANSPORT as error:
         raise _unreachable(method, path, error) from error
+    return b"".join(chunks)
 
 
 async def _refusal(response: aiohttp.ClientResponse, method: str, path: str) -> ApiError:
     """Converts an answer into an error. A body that is not a Status (from a proxy) becomes the message, truncated."""
     try:
-        text = (await response.content.read(65_536)).decode(errors="replace")
+        text = await response.content.read(65_536)
     except _TRANSPORT as error:
         raise _unreachable(method, path, error) from error
     try:
-        status = json.loads(text)
+        status = read_json(text)
     except ValueError:
         status = None
     return read_status(
-        status if isinstance(status, dict) else {"message": text.strip()[:500]},
+        status if isinstance(status, dict) else {"message": text.decode(errors="replace").strip()[:500]},
         code=response.status,
         retry_after=_seconds(response.headers.get("Retry-After")),
     )
@@ -321,6 +330,7 @@ async def _refusal(response: aiohttp.ClientResponse, method: str, path: str) -> 
 
 def read_status(status: Mapping[str, Any], *, code: int | None = None, retry_after: float | None = None) -> ApiError:
     """Converts a Status object, from an answer's body or an ERROR event, into an ApiError."""
+    status = limit_depth(status)
     given = status.get("code")
     number = code if code is not None else given if isinstance(given, int) else 500
     details = status.get("details")

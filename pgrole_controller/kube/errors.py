@@ -5,6 +5,7 @@
     KubeError
      ├─ NotConfigured    no API server is configured, or the configuration is unusable; the message lists the choices
      ├─ Unreachable      no (complete) answer: refused, reset, timed out, TLS, no credentials
+     │   └─ AnswerTooLong   more bytes than the request accepts
      ├─ ApiError         an answer that is not a success: status, reason, message, retry_after
      └─ BadStream        a watch sent something that is not an event
 """
@@ -19,6 +20,10 @@ class NotConfigured(KubeError):
 
 
 class Unreachable(KubeError):
+    pass
+
+
+class AnswerTooLong(Unreachable):
     pass
 
 
@@ -45,3 +50,8 @@ class ApiError(KubeError):
 
 class BadStream(KubeError):
     pass
+
+
+def is_away(error: Exception) -> bool:
+    """Tells whether no API server answered, or only an overloaded one."""
+    return not isinstance(error, ApiError) or error.status in (408, 429) or error.status >= 500

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pgrole_controller.kube.errors import AnswerTooLong
 from pgrole_controller.kube.resource import Resource
 from pgrole_controller.kube.store import mapping, parse, sequence
 
@@ -17,10 +18,16 @@ async def list_pages(
     client: "Client", resource: Resource, namespace: str | None, query: Mapping[str, str] | None = None
 ) -> AsyncIterator[list[dict[str, Any]]]:
     """The objects of a namespace (None: all), a page at a time. Raises ApiError, Unreachable, BadStream."""
-    token = ""
+    token, limit = "", PAGE
     while True:
-        asked = {"limit": str(PAGE), **(query or {})} | ({"continue": token} if token else {})
-        answer = parse(await client.request("GET", resource.path(namespace), query=asked))
+        asked = {"limit": str(limit), **(query or {})} | ({"continue": token} if token else {})
+        try:
+            answer = parse(await client.request("GET", resource.path(namespace), query=asked))
+        except AnswerTooLong:
+            if limit == 1 or "limit" in (query or {}):
+                raise
+            limit //= 2
+            continue
         yield [mapping(one) for one in sequence(answer.get("items"))]
         token = str(mapping(answer.get("metadata")).get("continue") or "")
         if not token:

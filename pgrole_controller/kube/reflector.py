@@ -11,7 +11,6 @@ answers any request. Refusals are recorded in the store.
 Caveat: several changes that occur while no watch is open are announced as one.
 """
 
-import json
 import logging
 import math
 import random
@@ -25,9 +24,10 @@ import anyio
 from pgrole_controller import metrics
 from pgrole_controller.core.backoff import Backoff, Streak
 from pgrole_controller.kube.client import LIMIT, Client, LineTooLong, read_status
-from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
+from pgrole_controller.kube.errors import AnswerTooLong, ApiError, BadStream, Unreachable
+from pgrole_controller.kube.nesting import read_json
 from pgrole_controller.kube.resource import JSON, Resource
-from pgrole_controller.kube.store import Listener, Store, Stored, is_older, pack, pack_metadata
+from pgrole_controller.kube.store import Listener, Store, Stored, is_older, pack_metadata
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,9 @@ _PASSING = (408, 410, 429)  # answers below 500 where the request is not at faul
 
 @dataclass(frozen=True, slots=True)
 class WatchTiming:
-    """Seconds, except `page` (objects) and `line_limit` (bytes)."""
+    """Seconds, except `page` (objects), `page_limit` and `line_limit` (bytes). A page that is larger is asked for in
+    smaller ones.
+    """
 
     page: int = 500
     watch_least: float = 300.0
@@ -52,6 +54,7 @@ class WatchTiming:
     retry_after_most: float = 300.0
     list_timeout: float = 60.0
     line_limit: int = LIMIT
+    page_limit: int = LIMIT
 
 
 DEFAULT: Final = WatchTiming()
@@ -193,11 +196,19 @@ class _Reflection:
     async def _pages(self, limit: int) -> tuple[str, list[Stored]]:
         listed: list[Stored] = []
         query = {**self._selected, "limit": str(limit)}
+        in_one = True  # whether one answer may have everything
         while True:
             try:
                 page = await self._page(query)
+            except AnswerTooLong:
+                if limit == 1:
+                    raise
+                in_one = False
+                limit //= 2
+                query["limit"] = str(limit)
+                continue
             except ApiError as error:
-                if error.status != 410 or "continue" not in query:
+                if error.status != 410 or "continue" not in query or not in_one:
                     raise
                 # The continue token expired: list everything in one answer, like client-go.
                 listed.clear()
@@ -231,15 +242,16 @@ class _Reflection:
         return items
 
     def _pack(self, obj: dict[str, Any], api_version: str = "", kind: str = "") -> Stored:
-        return pack_metadata(obj) if self._metadata_only else pack(obj, api_version=api_version, kind=kind)
+        return pack_metadata(obj) if self._metadata_only else self._store.pack(obj, api_version, kind)
 
     async def _page(self, query: dict[str, str]) -> dict[str, Any]:
         accept = METADATA_LIST if self._metadata_only else JSON
         timeout = self._timing.list_timeout
-        text = await self._client.request("GET", self._path, query=query, accept=accept, timeout=timeout)
+        most = self._timing.page_limit
+        text = await self._client.request("GET", self._path, query=query, accept=accept, timeout=timeout, most=most)
         self._store.last_contact = self._clock()
         try:
-            page = json.loads(text)
+            page = read_json(text)
         except ValueError as error:
             message = f"the list is not JSON: {error}"
             raise BadStream(message) from error
@@ -291,7 +303,7 @@ class _Reflection:
     def _take(self, line: bytes) -> None:
         """Handles one event. Raises BadStream, _Expired, ApiError."""
         try:
-            event = json.loads(line)
+            event = read_json(line)
             kind, obj = event["type"], event["object"]
             metadata = obj.get("metadata") or {}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -299,7 +311,8 @@ class _Reflection:
         if kind == "ERROR":
             raise read_status(obj)
         version = metadata.get("resourceVersion")
-        if not isinstance(version, str) or kind not in {"ADDED", "MODIFIED", "DELETED", "BOOKMARK"}:
+        known = isinstance(kind, str) and kind in {"ADDED", "MODIFIED", "DELETED", "BOOKMARK"}
+        if not isinstance(version, str) or not known:
             raise BadStream(self._quote(line))
         if self._version is not None and is_older(version, than=self._version):
             message = "resourceVersions went backwards: the API server was restored"

@@ -3,7 +3,6 @@
 The content never appears in an error, a log message or a representation.
 """
 
-import json
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, BadStream, KubeError, Unreachable
+from pgrole_controller.kube.nesting import read_json
 from pgrole_controller.kube.resource import JSON, SECRETS
 from pgrole_controller.kube.server_side_apply import MANAGER
 from pgrole_controller.kube.store import LAST_APPLIED, OWN_PREFIX, Stored, pack_metadata
@@ -276,7 +276,7 @@ def _take(answer: bytes) -> Secret:
 def _parse(answer: bytes) -> Secret | None:
     """Returns None if the answer is not a Secret: a JSONDecodeError would carry the whole text."""
     try:
-        whole = json.loads(answer)
+        whole = read_json(answer)
         metadata = whole["metadata"]
         annotations = metadata.get("annotations") or {}
         own_labels, own_annotations = (_find_own(metadata, kind) for kind in ("f:labels", "f:annotations"))

@@ -60,7 +60,13 @@ def unchanged(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> bool:
     Absent and null are equal. Conditions are compared by type in any order, and without lastTransitionTime, which only
     tells when `status` changed.
     """
-    return old is not None and (_encode(old) == _encode(new) or _meaning(old) == _meaning(new))
+    if old is None or _present(old) != _present(new):
+        return False
+    return _encode(old) == _encode(new) or _meaning(old) == _meaning(new)
+
+
+def _present(value: Mapping[str, Any]) -> set[str]:
+    return {name for name, item in value.items() if item is not None}
 
 
 #: Equal texts mean the same, at a tenth of the cost.

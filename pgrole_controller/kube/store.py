@@ -15,6 +15,7 @@ from pgrole_controller import metrics
 from pgrole_controller.core.connection_secret import HASH
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.errors import BadStream
+from pgrole_controller.kube.nesting import limit_depth, read_json
 from pgrole_controller.logs import describe_error
 from pgrole_controller.signals import Signal
 
@@ -127,9 +128,9 @@ def whole(value: object) -> int:
 def parse(answer: bytes) -> dict[str, Any]:
     """Parses an answer with one object. Raises BadStream: a proxy may answer 200 with an HTML page."""
     try:
-        parsed: dict[str, Any] = json.loads(answer)
+        parsed: dict[str, Any] = read_json(answer)
         _metadata_of(parsed)
-    except (ValueError, AttributeError, RecursionError) as error:
+    except (ValueError, AttributeError) as error:
         message = f"the API server's answer is not an object: {len(answer)} bytes"
         raise BadStream(message) from error
     return parsed
@@ -148,6 +149,7 @@ def pack(obj: dict[str, Any], *, api_version: str = "", kind: str = "") -> Store
         annotations.pop(LAST_APPLIED, None)
     if "kind" not in obj and kind:
         obj = {"apiVersion": api_version, "kind": kind, **obj}
+    obj = limit_depth(obj)
     identity, text = _identify(metadata), _write(obj)
     body = zlib.compress(text, level=1)
     _parsed.put(body, obj, len(text))
@@ -166,7 +168,7 @@ def pack_metadata(obj: dict[str, Any]) -> Stored:
     if HASH in annotations:
         kept["annotations"] = {HASH: annotations[HASH][:_HASH_KEPT]}
         kept["ownerReferences"] = (metadata.get("ownerReferences") or [])[:_OWNERS_KEPT]
-    kept = {name: value for name, value in kept.items() if value}
+    kept = limit_depth({name: value for name, value in kept.items() if value})
     return Stored(*_identify(metadata), _compress({"metadata": kept}) if kept else _NOTHING_KEPT)
 
 
@@ -236,6 +238,10 @@ class Store:
         """
         if listener not in self._listeners:
             self._listeners.append(listener)
+
+    def pack(self, obj: dict[str, Any], api_version: str, kind: str) -> Stored:
+        """Packs an object that was read, as `pack` does: a subclass may keep less of it."""
+        return pack(obj, api_version=api_version, kind=kind)
 
     def share(self, new: Stored) -> Stored:
         """Returns what to store for an object that was just read: a subclass may return an equal one that it has."""

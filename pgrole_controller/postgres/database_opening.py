@@ -67,7 +67,8 @@ async def _connect(endpoint: Endpoint, database: str) -> AsyncIterator[Connectio
     """Raises PgRoleError that is about the database where the database is at fault."""
     opened = False
     try:
-        async with connect(endpoint, "database") as connection:
+        # PostgreSQL would plan the large questions of each round again: that takes longer than to answer them
+        async with connect(endpoint, "database", plan_cache_mode="force_generic_plan") as connection:
             opened = True
             yield connection
     except PgRoleError as error:

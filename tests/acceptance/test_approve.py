@@ -14,6 +14,7 @@ from pgrole_controller.commands.approve import drift_of, set_approval
 from pgrole_controller.core.approval import APPROVE
 from pgrole_controller.core.errors import Refused
 from pgrole_controller.kube.client import Client
+from tests.acceptance.replicas import replicas
 from tests.acceptance.world import Database, Json, Kube, Stage, condition, is_ready, running, says
 
 
@@ -212,6 +213,31 @@ class TestOfItsOwn:
                 assert condition(obj, "Ready")["reason"] == "DriftReported"
                 await anyio.sleep(1.0)
                 assert (await database.role(role_name) or {})["rolcreatedb"]
+
+    async def test_an_approval_between_two_leaders_is_used_once(self, stage: Stage, role_name: str) -> None:
+        """The first one stops before it sees the annotation, the second corrects, and the first one continues."""
+        async with replicas(stage) as pair:
+            await pair.first.start()
+            await pair.first.leads()
+            await pair.second.start()
+            await pair.second.stands_by()
+            kube, database = pair.stage.kube, pair.database
+            digest = digest_of(await report(kube, database, role_name))
+            pair.first.pause()
+            await annotate(kube, f"{digest}/1")
+            await pair.second.leads()
+            await database.wait_role(role_name, lambda row: not row["rolcreatedb"], "corrected")
+            await kube.wait_for("app", lambda obj: is_handled(obj, f"{digest}/1") and is_ready(obj), "handled")
+            await database.execute(f"ALTER ROLE {role_name} CREATEDB")
+            pair.first.resume()
+            await pair.first.controller.wait_count("no longer leading", 1)
+            await kube.wait_for(
+                "app", lambda obj: is_handled(obj, f"{digest}/1") and digest_of(obj) == digest, "reported again"
+            )
+            await anyio.sleep(1.0)
+            assert (await database.role(role_name) or {})["rolcreatedb"]
+            claim = await database.claim(role_name) or {}
+            assert (claim["approve_handled"], claim["drift_count"]) == (f"{digest}/1", 1)
 
     async def test_where_claims_are_in_status_so_is_what_was_handled(self, stage: Stage, role_name: str) -> None:
         async with stage.database() as database:

@@ -5,6 +5,7 @@
 
 import itertools
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from tests.acceptance.scraped_metrics import scrape
 from tests.acceptance.servers import EVERYTHING, PgServers, pgservers
-from tests.acceptance.timed_controller import TimedController, staying_responsive
+from tests.acceptance.timed_controller import TimedController, check_calm, staying_responsive
 from tests.acceptance.world import Database, Json, Kube, condition, make_kube, open_database, remove, says
 from tests.servers import Servers
 
@@ -58,7 +59,7 @@ class AttackedServers:
 
 @dataclass(frozen=True, slots=True)
 class UnderAttack:
-    """A controller of its own for each attack, with its objects."""
+    """A controller with its objects: one for all attacks of a tenant, and one for the hostile servers."""
 
     attacked: AttackedServers
     kube: Kube
@@ -120,10 +121,8 @@ async def attacked(api_server: ApiServer, servers: Servers) -> AsyncIterator[Att
         yield AttackedServers(api_server, shared, other)
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def under_attack(
-    attacked: AttackedServers, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[UnderAttack]:
+@pytest_asyncio.fixture(scope="class", loop_scope="session")
+async def controlled(attacked: AttackedServers, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[UnderAttack]:
     kube = await make_kube(attacked.api)
     controller = TimedController(attacked.api, "", tmp_path_factory.mktemp("under_attack"))
     async with (
@@ -131,7 +130,6 @@ async def under_attack(
         open_database(attacked.shared.dsn()) as inside,
         open_database(attacked.other.dsn()) as beside,
     ):
-        await _forgive(inside)
         await declared.apply(SHARED, attacked.shared)
         await declared.apply(OTHER, attacked.other)
         await kube.apply_secret(TENANT, password=PASSWORD)
@@ -147,6 +145,16 @@ async def under_attack(
                 yield UnderAttack(attacked, kube, declared, controller, inside, beside)
         finally:
             await remove(kube)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def under_attack(controlled: UnderAttack) -> AsyncIterator[UnderAttack]:
+    """Calm before an attack, and within its limits after it."""
+    began = time.monotonic()
+    await _forgive(controlled.inside)
+    await controlled.kube.wait_all_ready(PATIENCE)
+    yield controlled
+    check_calm(controlled.controller, time.monotonic() - began)
 
 
 async def _forgive(database: Database) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import anyio
 
 _FIRST_SECONDS = 0.02
-_LAST_SECONDS = 0.1
+_LAST_SECONDS = 0.2
 #: Share of the time waited so far.
-_SHARE = 1 / 10
+_SHARE = 1 / 5
 
 
 class Attempts:

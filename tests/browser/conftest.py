@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Page, Request, ViewportSize, async_playwright
 
 from tests.browser.stand import BrowserStand, run_stand
 
@@ -20,7 +20,10 @@ ARGUMENTS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    # Else a process that no page uses starts beside each that one does.
+    "--disable-features=SpareRendererForSitePerProcess",
 )
+WIDE: ViewportSize = {"width": 1280, "height": 900}
 
 
 def find_chromium() -> str:
@@ -73,7 +76,7 @@ class Tab(BrowserTab):
 @asynccontextmanager
 async def new_page(browser: Browser) -> AsyncIterator[Page]:
     """A page with a profile of its own."""
-    context = await browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    context = await browser.new_context(viewport=WIDE, color_scheme="light")
     try:
         yield await context.new_page()
     finally:

@@ -3,15 +3,16 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio
 from aiohttp import web
 
-from pgrole_controller.console.pages import PageRequest, render, render_fragment, render_login
+from pgrole_controller.console.pages import ConsolePages, PageRequest, render, render_fragment, render_login
 from pgrole_controller.console.security import HEADERS
-from pgrole_controller.console.snapshot import Snapshot
+from pgrole_controller.console.snapshot import FetchedObject, Snapshot
 from pgrole_controller.console.template_files import static_files
+from pgrole_controller.core.request import Key
 from tests.browser.snapshots import NOW, typical
 
 
@@ -23,6 +24,7 @@ class BrowserStand:
     snapshot: Snapshot = field(default_factory=typical)
     asked: list[str] = field(default_factory=list)
     logged_in: bool = True
+    _pages: ConsolePages = field(default_factory=ConsolePages)
     _feeds: list[web.StreamResponse] = field(default_factory=list)
 
     async def publish(self, snapshot: Snapshot, *names: str) -> None:
@@ -38,8 +40,18 @@ class BrowserStand:
             raise web.HTTPUnauthorized if fragment else web.HTTPFound("/login")
         self.asked.append(f"{'fragment' if fragment else 'page'} {request.path_qs}")
         question = PageRequest(request.path, dict(request.query), "a-csrf-token", NOW)
-        page = (render_fragment if fragment else render)(question, self.snapshot)
+        snapshot = self.snapshot
+        if self._pages.find_object(request.path) is not None:
+            snapshot = replace(snapshot, fetched=self._fetch(request.path))
+        page = (render_fragment if fragment else render)(question, snapshot)
         return web.Response(text=page.html, status=page.status, content_type="text/html", headers=HEADERS)
+
+    def _fetch(self, path: str) -> FetchedObject:
+        _, section, *names, _ = path.split("/")
+        found = self.snapshot.servers.get(names[0]) if section == "servers" else self.snapshot.roles.get(Key(*names))
+        if found is None:
+            return FetchedObject(None, "The object does not exist. It may have been deleted.")
+        return FetchedObject(json.dumps(found).encode())
 
     async def send_events(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})

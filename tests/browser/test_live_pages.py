@@ -37,20 +37,20 @@ async def test_a_drift_appears_without_loading_the_page(tab: Tab) -> None:
 
 
 async def test_an_update_keeps_focus_scroll_selection_and_what_is_open(tab: Tab) -> None:
-    await open_live(tab, "/roles/shop/orders-app")
-    await tab.page.get_by_text("Show as YAML").click()
+    await open_live(tab, "/")
+    await tab.page.get_by_text("Numbers as a table").click()
     await tab.page.evaluate("""() => {
-        const heading = document.getElementById('fields');
+        const heading = document.getElementById('latest');
         getSelection().selectAllChildren(heading);
-        document.querySelector('#yaml summary').focus({preventScroll: true});
+        document.querySelector('#chart-table summary').focus({preventScroll: true});
         scrollTo(0, 700);
     }""")
     await tab.stand.publish(change_role(tab.stand.snapshot), f"role/{_APP}")
     await expect(tab.page.get_by_role("main")).to_contain_text("mallory")
-    assert await tab.page.evaluate("document.activeElement.textContent") == "Show as YAML"
-    assert await tab.page.evaluate("getSelection().toString()") == "Declared and observed"
+    assert await tab.page.evaluate("document.activeElement.textContent") == "Numbers as a table"
+    assert await tab.page.evaluate("getSelection().toString()") == "Latest drifts"
     assert await tab.page.evaluate("scrollY") > 0
-    assert await tab.page.evaluate("document.getElementById('yaml').open")
+    assert await tab.page.evaluate("document.getElementById('chart-table').open")
 
 
 async def test_an_update_is_announced_once(tab: Tab) -> None:

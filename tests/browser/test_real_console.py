@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Locator, expect
 
 from pgrole_controller.local.binaries import Binaries
 from tests.acceptance.world import open_database
@@ -146,3 +146,38 @@ async def test_pages_keep_what_they_show_while_the_api_server_is_away(
     await product.shop.apply("late", name="late_app", serverRef={"name": "main"})
     await expect(page.locator("tbody tr")).to_have_count(4)
     await expect(page.locator("tr", has_text="late_app")).to_contain_text("Ready")
+
+
+async def test_the_role_page_says_of_each_field_what_is_so_in_the_database(
+    page_of_all: BrowserTab, product: Product
+) -> None:
+    page = page_of_all.page
+
+    def field(name: str) -> Locator:
+        return page.locator(f'tr[data-key="field-{name}"]')
+
+    await product.shop.apply(
+        "watched", name="watched_app", serverRef={"name": "main"}, drift={"policy": "Report"}, connectionLimit=3
+    )
+    await product.shop.wait_all_ready()
+    await page_of_all.open("/roles/shop/watched")
+    await expect(field("createdb")).to_contain_text("as declared")
+    async with open_database(product.postgres.dsn()) as database:
+        await database.execute("ALTER ROLE watched_app CREATEDB")
+        await expect(field("createdb")).to_contain_text("differs, and is left as it is")
+        await database.execute("ALTER ROLE watched_app CONNECTION LIMIT 4")
+        await expect(field("connectionLimit")).to_contain_text("differs, and is left as it is")
+        await expect(field("createdb")).to_contain_text("differs, and is left as it is")
+        await database.execute("ALTER ROLE watched_app NOCREATEDB")
+        await expect(field("createdb")).to_contain_text("not reported as different")
+        await expect(field("connectionLimit")).to_contain_text("differs, and is left as it is")
+        await database.execute("ALTER ROLE watched_app CONNECTION LIMIT 3")
+        await expect(field("connectionLimit")).to_contain_text("as declared")
+    await page_of_all.open("/roles/shop/orders")
+    await product.postgres.stop()
+    try:
+        await expect(field("login")).to_contain_text("not confirmed")
+        await expect(page.get_by_role("main")).not_to_contain_text("as declared")
+    finally:
+        await product.postgres.start()
+    await expect(field("login")).to_contain_text("as declared")

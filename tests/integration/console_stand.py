@@ -26,6 +26,10 @@ class PlainPages:
 
     static: Mapping[str, tuple[str, bytes]] = {"live.js": ("text/javascript", b"'use strict';")}
 
+    def find_object(self, path: str) -> str | None:
+        """Shows an object below /whole, followed by its path in the API."""
+        return path.removeprefix("/whole") if path.startswith("/whole/") else None
+
     def render(self, question: PageQuestion, snapshot: Snapshot) -> tuple[int, str]:
         shown = {
             "path": question.path,
@@ -36,6 +40,8 @@ class PlainPages:
             "connected": snapshot.connected,
             "viewer": snapshot.viewer,
             "version": snapshot.version,
+            "fetched": None if snapshot.fetched is None else (snapshot.fetched.answer or b"").decode(),
+            "problem": None if snapshot.fetched is None else snapshot.fetched.problem,
         }
         form = f'<input name="csrf" value="{question.csrf}">'
         return 200, f"<main>{json.dumps(shown)}</main>{'' if question.fragment else form}"

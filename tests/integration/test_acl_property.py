@@ -1,5 +1,6 @@
 """Whatever anyone granted: one pass reaches the declarations and touches nothing else, and a second plan is empty."""
 
+import os
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, replace
@@ -314,7 +315,7 @@ async def test_any_history_and_any_declarations(
 
 @pytest.mark.slow
 @_CASES
-@settings(max_examples=300, deadline=None, suppress_health_check=_CHECKS)
+@settings(max_examples=int(os.environ.get("EXAMPLES", "80")), deadline=None, suppress_health_check=_CHECKS)
 async def test_many_histories_and_declarations(
     db: AclDatabase, history: list[str], reader: DatabasePrivileges, writer: DatabasePrivileges
 ) -> None:

@@ -8,6 +8,7 @@ import anyio
 import pytest
 import yarl
 
+from pgrole_controller.console import viewer
 from pgrole_controller.local.apiserver import ApiServer
 from tests.integration.console_stand import (
     DEADLINE,
@@ -110,6 +111,63 @@ async def test_a_right_that_is_lost_empties_the_page(
         await accounts.revoke(namespace, "leaver")
         shown = await shown_once(browser, lambda page: not page["roles"])
     assert shown["namespaces"] == []
+
+
+async def test_a_right_that_is_lost_empties_the_page_long_before_the_watch_ends(
+    api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(viewer, "RIGHTS_SECONDS", 0.2)
+    accounts = Accounts(api_server)
+    token = await accounts.create(namespace, sees=[namespace], name="revoked")
+    await declare_role(api_server, namespace, "app")
+    async with run_test_console(**of_token(api_server)) as console, console.browser() as browser:
+        assert await browser.log_in(token, namespace) == 303
+        assert (await browser.show())["roles"]
+        await accounts.revoke(namespace, "revoked")
+        assert viewer.TIMING.watch_least > DEADLINE
+        shown = await shown_once(browser, lambda page: not page["roles"])
+    assert shown["namespaces"] == []
+
+
+async def test_an_object_is_read_whole_when_it_is_asked_for_with_the_viewers_own_right(
+    api_server: ApiServer, namespace: str
+) -> None:
+    token = await Accounts(api_server).create(namespace, sees=[namespace])
+    await declare_role(api_server, namespace, "app")
+    path = f"/apis/pgrole.dev/v1alpha1/namespaces/{namespace}/pgroles/app"
+    obj = await api_server.request("GET", path)
+    obj["metadata"]["annotations"] = {"note": "x" * 200_000}
+    await api_server.request("PUT", path, obj)
+    async with run_test_console(**of_token(api_server)) as console, console.browser() as browser:
+        assert await browser.log_in(token, namespace) == 303
+        whole = await shown_once(browser, lambda page: bool(page["roles"]))
+        assert whole["fetched"] is None
+        assert "x" * 200_000 in (await browser.show(f"/whole{path}"))["fetched"]
+        assert "does not exist" in (await browser.show(f"/whole{path}-gone"))["problem"]
+        assert "may not get" in (await browser.show(f"/whole{path.replace(namespace, 'default')}"))["problem"]
+
+
+async def test_reviews_that_deny_what_lists_grant_are_not_asked_for_again(
+    api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+
+    async def deny(_client: object, _resource: object, place: str | None) -> bool:
+        asked.append(place)
+        return False
+
+    monkeypatch.setattr(viewer, "RIGHTS_SECONDS", 0.05)
+    monkeypatch.setattr(viewer, "may_still_list", deny)
+    token = await Accounts(api_server).create(namespace, sees=[namespace])
+    await declare_role(api_server, namespace, "app")
+    async with run_test_console(**of_token(api_server)) as console, console.browser() as browser:
+        assert await browser.log_in(token, namespace) == 303
+        with anyio.fail_after(DEADLINE):
+            while not asked:  # noqa: ASYNC110 - seen from outside only
+                await anyio.sleep(0.01)
+        await anyio.sleep(0.3)
+        assert (await browser.show())["roles"]
+    assert asked == [namespace]
 
 
 async def test_an_api_server_that_is_away_is_told_and_the_page_keeps_its_content(

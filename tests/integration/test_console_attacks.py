@@ -460,16 +460,13 @@ class TestTokens:
             assert await browser.log_in(token) == 401
             assert await browser.status("/") == 303
 
-    async def test_guessing_is_slowed_down(self, given: dict[str, Any]) -> None:
-        async with run_test_console(**given) as console, console.browser() as browser:
-            csrf = await browser.form_token()
-            answers = [
-                await browser.status("/login", "POST", data={"csrf": csrf, "token": f"guess{n}"})
-                for n in range(sessions.MOST_FAILURES + 2)
-            ]
-        assert answers == [401] * sessions.MOST_FAILURES + [429] * 2
+    async def test_guessing_is_slowed_down(self, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        waited: list[str] = []
 
-    async def test_guessing_at_once_is_slowed_down_too(self, given: dict[str, Any]) -> None:
+        async def wait(_: sessions.Lanes, address: str) -> None:
+            waited.append(address)
+
+        monkeypatch.setattr(sessions.Lanes, "wait", wait)
         async with run_test_console(**given) as console, console.browser() as browser:
             csrf = await browser.form_token()
             answers: list[int] = []
@@ -481,7 +478,46 @@ class TestTokens:
             async with anyio.create_task_group() as tasks:
                 for number in range(3 * sessions.MOST_FAILURES):
                     tasks.start_soon(guess, number)
-        assert (answers.count(401), answers.count(429)) == (sessions.MOST_FAILURES, 2 * sessions.MOST_FAILURES)
+        assert answers == [401] * 3 * sessions.MOST_FAILURES
+        assert waited == ["127.0.0.1"] * 2 * sessions.MOST_FAILURES
+
+    @pytest.mark.parametrize("forwarded", [False, True])
+    async def test_a_correct_token_gets_in_while_another_guesses_behind_the_same_proxy(
+        self,
+        given: dict[str, Any],
+        api_server: ApiServer,
+        namespace: str,
+        forwarded: bool,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        turns: list[str] = []
+        wait = sessions.Lanes.wait
+
+        async def note(lanes: sessions.Lanes, address: str) -> None:
+            turns.append(address)
+            await wait(lanes, address)
+
+        monkeypatch.setattr(sessions.Lanes, "wait", note)
+        token = await Accounts(api_server).create(namespace, sees=[namespace])
+        given |= {"trusted_proxies": ("127.0.0.0/8",)} if forwarded else {}
+        async with run_test_console(**given) as console:
+            attacker = console.browser(**{"X-Forwarded-For": "198.51.100.7"})
+            owner = console.browser(**{"X-Forwarded-For": "203.0.113.9"})
+            async with attacker as guesses, owner as browser, anyio.create_task_group() as tasks:
+                csrf = await guesses.form_token()
+
+                async def guess() -> None:
+                    while True:
+                        await guesses.status("/login", "POST", data={"csrf": csrf, "token": secrets.token_hex(8)})
+
+                for _ in range(30):
+                    tasks.start_soon(guess)
+                with anyio.fail_after(DEADLINE):
+                    while len(turns) < 40:  # noqa: ASYNC110 - seen from outside only
+                        await anyio.sleep(0.01)
+                    assert await browser.log_in(token, namespace) == 303
+                tasks.cancel_scope.cancel()
+        assert set(turns) == ({"198.51.100.7"} if forwarded else {"127.0.0.1"})
 
     async def test_a_token_is_not_sent_to_where_the_api_server_redirects(self) -> None:
         heard: list[bytes] = []

@@ -1,5 +1,6 @@
 """`export`: objects that declare what roles are and hold, so that applying them changes nothing."""
 
+import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -332,7 +333,7 @@ async def test_a_random_server_is_exported(
 
 @pytest.mark.slow
 @_CASES
-@settings(max_examples=100, deadline=None, suppress_health_check=_CHECKS)
+@settings(max_examples=int(os.environ.get("EXAMPLES", "25")), deadline=None, suppress_health_check=_CHECKS)
 async def test_many_random_servers_are_exported(
     pair: tuple[ObservedServer, ObservedServer], events: list[str], exact: bool
 ) -> None:

@@ -10,9 +10,12 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 import pytest
+from aiohttp import web
 
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import ApiError, Client, Unreachable
+from pgrole_controller.kube.errors import AnswerTooLong
+from pgrole_controller.kube.listing import list_objects
 from pgrole_controller.kube.reflector import WatchTiming, reflect
 from pgrole_controller.kube.resource import MERGE_PATCH, SECRETS, Resource
 from pgrole_controller.kube.secrets import read_secret, stored_of
@@ -720,4 +723,63 @@ async def test_secrets_are_asked_for_by_their_metadata_in_lists_watches_and_afte
             f"application/json;as={form};g=meta.k8s.io;v=v1" for form in forms
         ]
         assert secretive.requests[2].query["resourceVersion"] == "250"
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_list_that_is_too_long_is_asked_for_in_smaller_pages(fake: FakeApiServer, faked: Client) -> None:
+    for number in range(12):
+        fake.put("shop", f"w{number}", spec={"text": "x" * 10_000})
+    timing = WatchTiming(backoff_first=0.02, backoff_most=0.05, page=8, page_limit=25_000)
+    async with anyio.create_task_group() as tasks:
+        followed = Followed(tasks, faked, timing=timing)
+        await followed.synced()
+        assert len(followed.store) == 12
+        assert [one.query["limit"] for one in fake.requests[:3]] == ["8", "4", "2"]
+        tasks.cancel_scope.cancel()
+
+
+async def test_an_object_that_is_too_long_alone_is_reported(
+    fake: FakeApiServer, faked: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.put("shop", "w", spec={"text": "x" * 30_000})
+    async with anyio.create_task_group() as tasks:
+        Followed(tasks, faked, timing=WatchTiming(backoff_first=0.02, backoff_most=0.05, page=2, page_limit=25_000))
+        await until(lambda: fake.count("list") >= 4, "another attempt")
+        tasks.cancel_scope.cancel()
+    assert "the answer is longer than 25,000 bytes" in str([vars(one) for one in caplog.records])
+
+
+async def endless(request: web.Request) -> web.StreamResponse:
+    """An answer that never ends."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    while True:
+        await response.write(b"[" * 2**20)
+
+
+async def test_an_answer_without_end_is_given_up_with_the_request_in_the_error(
+    fake: FakeApiServer, faked: Client
+) -> None:
+    fake.always["list"] = endless
+    path = WIDGETS.path()
+    with anyio.fail_after(DEADLINE), pytest.raises(AnswerTooLong, match=f"GET {path}: .* longer than 67,108,864 bytes"):
+        await faked.request("GET", path)
+    with pytest.raises(AnswerTooLong):
+        await list_objects(faked, WIDGETS, None)
+
+
+async def test_objects_that_are_nested_too_deeply_delay_no_other(fake: FakeApiServer, faked: Client) -> None:
+    deep = b'{"a":' * 5_000 + b"1" + b"}" * 5_000
+    head = b'{"apiVersion":"example.dev/v1","kind":"Widget","metadata":{"namespace":"shop","name":"%s","uid":"%s",'
+    one = head % (b"a", b"a") + b'"resourceVersion":"300"},"spec":' + deep + b"}"
+    listed = b'{"kind":"WidgetList","metadata":{"resourceVersion":"300"},"items":[' + one + b"]}"
+    other = head % (b"b", b"b") + b'"resourceVersion":"301"},"spec":' + deep + b"}"
+    last = head % (b"c", b"c") + b'"resourceVersion":"302"}}'
+    events = [b'{"type":"ADDED","object":' + obj + b"}\n" for obj in (other, last)]
+    fake.always["list"] = plain(200, listed.decode())
+    fake.faults["watch"].append(say(b'{"type":[],"object":{"metadata":{"resourceVersion":"300"}}}\n'))
+    fake.faults["watch"].append(say(*events))
+    async with anyio.create_task_group() as tasks:
+        followed = Followed(tasks, faked)
+        await followed.saw(("a", *APPEARED), ("b", *APPEARED), ("c", *APPEARED))
         tasks.cancel_scope.cancel()

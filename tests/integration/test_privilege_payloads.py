@@ -324,7 +324,7 @@ async def test_a_flood_stops_no_one_elses_privileges(world: DatabaseWorkerWorld,
 async def test_a_flood_of_objects_stops_no_one_elses_privileges(
     world: DatabaseWorkerWorld, tenant: Tenant, name: str
 ) -> None:
-    await attack(world, tenant, FLOODS[name], times=20)
+    await attack(world, tenant, FLOODS[name], times=12)
 
 
 async def attack(world: DatabaseWorkerWorld, tenant: Tenant, flood: str, times: int = 1) -> None:
@@ -355,7 +355,7 @@ async def attack(world: DatabaseWorkerWorld, tenant: Tenant, flood: str, times: 
             note.encode()
         assert result.error is None
         if times > 1 and "TABLE" in flood:
-            await world.wait_may("SELECT", "app.flood_19_1000")
+            await world.wait_may("SELECT", f"app.flood_{times - 1}_1000")
 
 
 FORBIDDEN = (

@@ -7,7 +7,7 @@ from typing import cast
 import anyio
 import pytest
 
-from pgrole_controller.controller.app import _read_cluster_id
+from pgrole_controller.controller.cluster_id import read_cluster_id
 from pgrole_controller.controller.errors import CannotStart
 from pgrole_controller.kube.client import ApiError, Client, Unreachable
 from tests.timelapse import in_timelapse
@@ -30,7 +30,7 @@ class RefusingApi:
 
 async def read_from(*answers: Exception | bytes) -> str:
     with anyio.fail_after(DEADLINE):
-        return await _read_cluster_id(cast("Client", RefusingApi(answers)))
+        return await read_cluster_id(cast("Client", RefusingApi(answers)))
 
 
 @in_timelapse

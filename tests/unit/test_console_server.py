@@ -3,16 +3,31 @@
 import argparse
 import gc
 from contextlib import ExitStack
+from unittest.mock import Mock
 
+import anyio
+import anyio.lowlevel
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+from multidict import CIMultiDict
 
 from pgrole_controller.cli import main
+from pgrole_controller.console import sessions
 from pgrole_controller.console.arguments import add_console, read_arguments
 from pgrole_controller.console.live import MOST_FEEDS, Live, TooManyFeeds
 from pgrole_controller.console.scope import MOST_TRIED, read_namespaces
-from pgrole_controller.console.security import LOOPBACK, RequestRules, read_networks
-from pgrole_controller.console.sessions import FAILURE_SECONDS, MOST_FAILURES, MOST_FAILURES_IN_ALL, Failures
-from pgrole_controller.console.viewed_objects import PROGRESS, SharedObjects, ViewedObjects, ViewedStore
+from pgrole_controller.console.security import LOOPBACK, RequestRules, client_of, read_networks
+from pgrole_controller.console.sessions import (
+    FAILURE_SECONDS,
+    MOST_FAILURES,
+    MOST_FAILURES_IN_ALL,
+    MOST_WAITING,
+    Failures,
+    Lanes,
+    Rejected,
+)
+from pgrole_controller.console.viewed_objects import PROGRESS, SharedObjects, ViewedObjects, ViewedStore, ViewerRoom
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.store import pack
 from pgrole_controller.settings import WrongSetting
@@ -194,7 +209,7 @@ def test_objects_are_parsed_when_they_are_asked_for() -> None:
 
 def test_what_arrived_of_a_list_is_seen_before_its_end_and_replaced_by_the_whole() -> None:
     told: list[int] = []
-    store = ViewedStore(SharedObjects(), lambda: None, lambda: told.append(len(store.seen())))
+    store = ViewedStore(SharedObjects(), ViewerRoom(), lambda: None, lambda: told.append(len(store.seen())))
     items = [
         pack({"metadata": {"namespace": "shop", "name": f"app-{number}", "uid": f"u{number}", "resourceVersion": "1"}})
         for number in range(PROGRESS)
@@ -210,7 +225,89 @@ def test_what_arrived_of_a_list_is_seen_before_its_end_and_replaced_by_the_whole
 
 
 def test_a_refusal_forgets_what_arrived_of_a_list() -> None:
-    store = ViewedStore(SharedObjects(), lambda: None, lambda: None)
+    store = ViewedStore(SharedObjects(), ViewerRoom(), lambda: None, lambda: None)
     store.share(pack({"metadata": {"namespace": "shop", "name": "app", "uid": "u", "resourceVersion": "1"}}))
     store.refuse("forbidden")
     assert (dict(store.seen()), store.reading) == ({}, False)
+
+
+def a_request(peer: str, *forwarded: str) -> web.Request:
+    transport = Mock()
+    transport.get_extra_info.return_value = (peer, 4711)
+    protocol = Mock(transport=transport)
+    headers = CIMultiDict([("X-Forwarded-For", each) for each in forwarded])
+    return make_mocked_request("GET", "/", headers=headers, transport=transport, protocol=protocol)
+
+
+@pytest.mark.parametrize(
+    ("peer", "forwarded", "client"),
+    [
+        ("192.0.2.1", ["198.51.100.7"], "192.0.2.1"),  # anyone may write the header
+        ("10.1.0.1", [], "10.1.0.1"),
+        ("10.1.0.1", ["198.51.100.7"], "198.51.100.7"),
+        ("10.1.0.1", ["203.0.113.9, 198.51.100.7"], "198.51.100.7"),  # the client wrote the first one itself
+        ("10.1.0.1", ["203.0.113.9, 198.51.100.7, 10.1.0.2"], "198.51.100.7"),
+        ("10.1.0.1", ["203.0.113.9", "198.51.100.7"], "198.51.100.7"),
+        ("10.1.0.1", ["198.51.100.7, unknown"], "10.1.0.1"),
+        ("10.1.0.1", ["10.1.0.3,,10.1.0.2"], "10.1.0.2"),
+        ("::ffff:10.1.0.1", ["2001:db8:1:2:3::4"], "2001:db8:1:2::/64"),
+        ("::ffff:192.0.2.1", [], "192.0.2.1"),
+        ("", ["198.51.100.7"], ""),
+    ],
+)
+def test_the_client_is_whom_trusted_proxies_heard(peer: str, forwarded: list[str], client: str) -> None:
+    rules = RequestRules(LOOPBACK, None, read_networks(["10.1.0.0/16"]))
+    assert client_of(a_request(peer, *forwarded), rules) == client
+
+
+async def test_addresses_take_turns_and_attempts_from_one_are_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "SLOWED_SECONDS", 0.001)
+    lanes, order = Lanes(), []
+
+    async def attempt(address: str, number: int) -> None:
+        await lanes.wait(address)
+        order.append((address, number))
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(50):
+            tasks.start_soon(attempt, "attacker", number)
+        await anyio.lowlevel.checkpoint()
+        tasks.start_soon(attempt, "owner", 0)
+        await anyio.lowlevel.checkpoint()
+        assert len(lanes) > 40
+    assert order.index(("owner", 0)) <= 3
+    assert [number for address, number in order if address == "attacker"] == list(range(50))
+    assert len(lanes) == 0
+
+
+async def test_an_address_that_floods_the_lanes_delays_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "SLOWED_SECONDS", 0.001)
+    lanes, ends = Lanes(), []
+
+    async def attempt(address: str) -> None:
+        try:
+            await lanes.wait(address)
+        except Rejected as error:
+            ends.append((address, error.status))
+        else:
+            ends.append((address, 200))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3 * MOST_WAITING):
+            tasks.start_soon(attempt, "attacker")
+        for number in range(20):
+            tasks.start_soon(attempt, f"owner-{number}")
+    assert all((f"owner-{number}", 200) in ends for number in range(20))
+    assert ends.count(("attacker", 429)) >= 2 * MOST_WAITING
+    assert ends.count(("attacker", 200)) > 0
+    assert len(lanes) == 0
+
+
+async def test_an_attempt_that_is_given_up_leaves_its_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes = Lanes()
+    with anyio.move_on_after(0.001):
+        await lanes.wait("a")
+    assert len(lanes) == 0
+    monkeypatch.setattr(sessions, "SLOWED_SECONDS", 0.0)
+    with anyio.fail_after(5):
+        await lanes.wait("a")

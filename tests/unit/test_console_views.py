@@ -26,7 +26,9 @@ from pgrole_controller.console.snapshot import Snapshot
 from pgrole_controller.console.template_files import tell_distance
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.membership_graph import NodeKind
+from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.request import Key
+from pgrole_controller.core.status import of_read_back
 from tests.browser import snapshots
 from tests.browser.snapshots import NOW, SCRIPT, ago, drift, make_role, make_snapshot
 
@@ -418,3 +420,57 @@ def test_values_of_another_type_count_as_absent() -> None:
     assert read_number({"a": True}, "a") is None
     assert read_number({"a": 2**64}, "a") is None
     assert read_time({"a": "0001-01-01T00:00:00+14:00"}, "a") is None
+
+
+def observe(
+    message: str, reason: str = "DriftReported", passwords: bool | None = None, **status: Any
+) -> dict[str, str]:
+    """What the role's page says of each field that is managed."""
+    spec = {"password": {"generate": {}}, "privileges": [{"database": "d"}], "drift": {"policy": "Report"}}
+    key, found = make_role("shop", "app", reason, message, spec=spec, status=status)
+    found["metadata"]["generation"] = status.get("generation", 1)
+    return {row.name: row.observed for row in view_role(key, found, [], passwords).fields}
+
+
+def test_fields_differ_as_the_controller_reports_now_and_not_as_the_history_says() -> None:
+    history = [drift(ago(hours=1), "createdb", corrected=False)]
+    message = of_read_back(Plan("app", reported=("login", "memberOf"))).message
+    seen = observe(message, driftHistory=history)
+    differing = {name for name, words in seen.items() if words.startswith("differs")}
+    assert differing == {"login", "memberOf"}
+    assert seen["createdb"] == "not reported as different"
+
+
+def test_names_in_details_of_privileges_are_not_fields() -> None:
+    states = [{"database": "d", "ready": False, "reason": "DriftReported"}]
+    seen = observe(
+        f"{of_read_back(Plan('app', reported=('x',))).message[:-1]}login, SELECT on login", privileges=states
+    )
+    assert {name for name, words in seen.items() if words.startswith("differs")} == {"privileges"}
+
+
+def test_nothing_is_known_of_a_spec_that_was_not_processed_or_of_a_server_that_is_away() -> None:
+    outdated = observe(of_read_back(Plan("app", reported=("login",))).message, generation=2)
+    away = observe("cannot connect", "ServerNotReady")
+    assert {*outdated.values(), *away.values()} == {"not confirmed"}
+
+
+@pytest.mark.parametrize(
+    ("passwords", "words"),
+    [
+        (True, "as declared"),
+        (False, "applied; the controller cannot notice changes on this server"),
+        (None, "applied; the controller may not notice changes"),
+    ],
+)
+def test_a_password_is_as_declared_only_where_the_controller_reads_verifiers(
+    passwords: bool | None, words: str
+) -> None:
+    assert observe("the role matches the spec", "Reconciled", passwords)["password"] == words
+
+
+def test_a_list_without_roles_has_nothing_to_filter_and_names_no_namespace() -> None:
+    html = show("/roles", snapshots.without_rights()).html
+    assert "0 roles</p>" in html
+    assert "<form class" not in html.partition("<main")[2]
+    assert "<form class" in show("/roles", snapshots.typical()).html.partition("<main")[2]

@@ -56,9 +56,9 @@ def test_run_imports_nothing_that_it_does_not_need() -> None:
         "pgrole_controller.api.meta",
         "pgrole_controller.api.pgrole",
         "pgrole_controller.api.pgserver",
-        "pgrole_controller.claims.command",
-        "pgrole_controller.commands.output",
-        "pgrole_controller.console.command",
+        "pgrole_controller.claims",
+        "pgrole_controller.commands",
+        "pgrole_controller.console",
         "pgrole_controller.local",
         "prometheus_client.exposition",
         "pydantic",
@@ -70,6 +70,7 @@ def test_run_imports_nothing_that_it_does_not_need() -> None:
     code = f"""
 import sys
 import pgrole_controller.cli, pgrole_controller.controller.app
+pgrole_controller.cli.make_parser(only_run=True).parse_args(["run"])
 print(*(name for name in {unneeded} if name in sys.modules))
 """
     assert run(code) == ""

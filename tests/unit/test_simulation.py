@@ -7,12 +7,12 @@ import pytest
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide as really_decide
-from pgrole_controller.core.diff import Create, GrantMembership
+from pgrole_controller.core.diff import Create, GrantMembership, RevokeMembership
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, internal_error
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy, Reached, References
 from pgrole_controller.core.role import Membership, Role
-from pgrole_controller.core.simulation import SimulatedObject, Simulation, simulate, split_late
+from pgrole_controller.core.simulation import SimulatedObject, Simulation, refuse_circles, simulate, split_late
 from pgrole_controller.core.state import Desired, Observed, Server
 
 SERVER = Server(1, frozenset({"controller"}), "cluster", Address("host", 5432, "postgres", "disable"))
@@ -92,3 +92,26 @@ def test_memberships_in_new_roles_come_late() -> None:
     early, late = split_late(plan.changes, found.created)
     assert [type(change) for change in early] == [Create]
     assert [type(change) for change in late] == [GrantMembership]
+
+
+def test_the_last_membership_of_a_circle_among_new_roles_is_refused() -> None:
+    found = simulate([one("a", "b"), one("b", "c"), one("c", "a")], SERVER, internal_error)
+    assert [joined(found, place) for place in range(3)] == [["b"], ["c"], []]
+    last = found.decisions[2]
+    assert isinstance(last, Plan)
+    assert [type(change) for change in last.changes] == [Create]
+    assert (last.pending[0].reason, 'role "a" is a member of role "c"' in last.pending[0].message) == (
+        Reason.INVALID_SPEC,
+        True,
+    )
+
+
+def test_a_circle_through_an_existing_membership_is_refused_unless_the_plan_may_end_it() -> None:
+    references = References(reached={"group": (Reached("group"), Reached("app"))})
+    joins = Plan("app", changes=(GrantMembership("app", Membership("group")),))
+    (refused,) = refuse_circles([joins], references, {})
+    assert isinstance(refused, Refused)
+    assert 'role "group" is a member of role "app"' in refused.message
+    leaves = Plan("group", changes=(RevokeMembership("group", "app", ("postgres",)),))
+    assert refuse_circles([joins, leaves], references, {}) == (joins, leaves)
+    assert refuse_circles([Plan("other", changes=joins.changes)], references, {})[0] != refused

@@ -1,0 +1,52 @@
+"""The cluster's id: the uid of namespace kube-system, which tells its claims from those of other clusters."""
+
+import logging
+
+import anyio
+
+from pgrole_controller.controller.errors import CannotStart
+from pgrole_controller.kube.client import NAMESPACES, Client
+from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
+from pgrole_controller.kube.store import parse
+
+log = logging.getLogger(__name__)
+
+_NAMESPACE = "kube-system"
+
+
+async def read_cluster_id_until(asked: anyio.Event, client: Client) -> str | None:
+    """Reads the cluster's id. Returns None if the process is asked to stop before the API server has answered."""
+    cluster: str | None = None
+
+    async def read() -> None:
+        nonlocal cluster
+        cluster = await read_cluster_id(client)
+        tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read)
+        await asked.wait()
+        tasks.cancel_scope.cancel()
+    return cluster
+
+
+async def read_cluster_id(client: Client) -> str:
+    """Tries again while the API server does not answer. Raises CannotStart if it refuses, and ApiError."""
+    while True:
+        try:
+            answer = await client.request("GET", NAMESPACES.path(name=_NAMESPACE), timeout=10.0)
+            uid: str = parse(answer)["metadata"]["uid"]
+        except ApiError as error:
+            if error.status in (401, 403, 404):
+                raise CannotStart(
+                    f"the cluster's id is not readable (the uid of namespace {_NAMESPACE}): {error}. "
+                    f"Grant get on it, or set --cluster-id"
+                ) from error
+            if error.status not in (408, 429) and error.status < 500:
+                raise
+            log.warning("API server does not answer yet", extra={"error": str(error)})
+        except (Unreachable, BadStream) as error:
+            log.warning("API server not reached", extra={"error": str(error)})
+        else:
+            return uid
+        await anyio.sleep(1.0)

@@ -1,0 +1,117 @@
+"""core.acl_screening: after a change, the roles that need a decision, and no decision for the others."""
+
+import random
+
+from pgrole_controller.core.acl import AclEntry, DatabaseObject, ObjectId, ObjectKind, ObservedAcl
+from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.acl_screening import PrivilegeTerms, find_differing
+from pgrole_controller.core.grantee import (
+    Access,
+    DatabasePrivileges,
+    Grantee,
+    ObjectPrivileges,
+    PrivilegePolicy,
+    PrivilegeRule,
+    SchemaAccess,
+)
+from pgrole_controller.core.observed_database import ObservedDatabase
+from pgrole_controller.core.privilege_policy import DatabaseFacts
+from pgrole_controller.core.request import Key
+
+OWNER, STRANGER = 20_000, 20_001
+FACTS = DatabaseFacts("orders", 180_000, frozenset({10}))
+OPEN = PrivilegePolicy(databases=("*",))
+RULED = PrivilegePolicy((PrivilegeRule(privileges=frozenset({"SELECT", "USAGE"})),), ("*",))
+CLOSED = PrivilegePolicy(databases=())
+
+_DECLARED = (
+    DatabasePrivileges("orders", schemas=(SchemaAccess("app", frozenset({Access.READ})),)),
+    DatabasePrivileges("orders", schemas=(SchemaAccess("app", frozenset({Access.WRITE}), ("t_1",)),)),
+    DatabasePrivileges(
+        "orders", objects=(ObjectPrivileges(ObjectKind.TABLE, "app", ("t_0",), frozenset({"SELECT"}), ("id",)),)
+    ),
+    DatabasePrivileges(
+        "orders", objects=(ObjectPrivileges(ObjectKind.SCHEMA, "", ("app",), frozenset({"USAGE", "CREATE"})),)
+    ),
+    DatabasePrivileges("orders", on_database=frozenset({"CONNECT"}), unmanaged=("app",)),
+    None,
+)
+
+
+def _grantee(number: int, chance: random.Random) -> Grantee:
+    declared = chance.choice(_DECLARED)
+    return Grantee(
+        Key("shop", f"r{number}"),
+        f"uid{number}",
+        1,
+        f"r{number}",
+        30_000 + number,
+        {} if declared is None else {"orders": declared},
+        {"orders": (_DECLARED[1],)} if declared is None else {},
+        chance.choice((OPEN, OPEN, RULED, CLOSED)),
+        frozenset({OWNER}) if chance.random() < 0.8 else frozenset(),
+        suspended=chance.random() < 0.1,
+        report_only=chance.random() < 0.1,
+    )
+
+
+def _acl(number: int, grantees: list[Grantee], chance: random.Random) -> ObservedAcl:
+    kind = chance.choice((ObjectKind.TABLE, ObjectKind.TABLE, ObjectKind.SCHEMA, ObjectKind.DATABASE))
+    catalog, schema, name, some = {
+        ObjectKind.TABLE: ("pg_class", "app", f"t_{number}", ("SELECT", "INSERT", "UPDATE", "DELETE")),
+        ObjectKind.SCHEMA: ("pg_namespace", "app", "app", ("USAGE", "CREATE")),
+        ObjectKind.DATABASE: ("pg_database", "", chance.choice(("orders", "other")), ("CONNECT",)),
+    }[kind]
+    owner = chance.choice((OWNER, OWNER, STRANGER, grantees[0].oid))
+    entries = []
+    for one in grantees:
+        privileges = chance.choice(((), (), some[:1], some[:1], some, chance.sample(some, 1)))
+        entries += [
+            AclEntry(one.oid, owner, "owner", privilege, chance.random() < 0.05, "id" if chance.random() < 0.03 else "")
+            for privilege in privileges
+        ]
+    found = DatabaseObject(ObjectId(catalog, 40_000 + number), kind, schema, name, owner, "owner")
+    return ObservedAcl(found, tuple(entries))
+
+
+def _screen(grantees: list[Grantee], observed: ObservedDatabase) -> list[Grantee]:
+    equal: dict[PrivilegeTerms, PrivilegeTerms] = {}
+    pairs = []
+    for one in grantees:
+        terms = PrivilegeTerms.of(one, "orders")
+        pairs.append((one, equal.setdefault(terms, terms)))
+    return [one for one, _ in find_differing(pairs, observed)]
+
+
+def test_whoever_is_left_out_needs_no_decision() -> None:
+    left_out = 0
+    for seed in range(300):
+        chance = random.Random(seed)
+        grantees = [_grantee(number, chance) for number in range(6)]
+        acls = tuple(_acl(number, grantees, chance) for number in range(chance.randint(1, 3)))
+        observed = ObservedDatabase(FACTS, acls, complete=False)
+        differing = _screen(grantees, observed)
+        for one in grantees:
+            if one in differing:
+                continue
+            left_out += 1
+            decision = decide_privileges(one, observed, one.digest_of("orders"), new_objects=frozenset())
+            if one.policy is CLOSED:  # the database is refused, whatever is read of it
+                assert (decision.changes, decision.drift, decision.reported) == ((), (), ())
+            else:
+                assert decision == PrivilegeDecision(confirmed=decision.confirmed), (seed, one, acls)
+    assert left_out > 200
+
+
+def test_one_of_many_that_holds_something_else_is_found() -> None:
+    chance = random.Random(1)
+    grantees = [_grantee(number, chance) for number in range(20)]
+    readers = [
+        Grantee(one.key, one.uid, 1, one.role_name, one.oid, {"orders": _DECLARED[0]}, {}, OPEN, frozenset({OWNER}))
+        for one in grantees
+    ]
+    table = DatabaseObject(ObjectId("pg_class", 40_000), ObjectKind.TABLE, "app", "t_0", OWNER, "owner")
+    held = [AclEntry(one.oid, OWNER, "owner", "SELECT") for one in readers[1:]]
+    held.append(AclEntry(readers[7].oid, OWNER, "owner", "DELETE"))
+    observed = ObservedDatabase(FACTS, (ObservedAcl(table, tuple(held)),), complete=False)
+    assert _screen(readers, observed) == [readers[0], readers[7]]

@@ -1,0 +1,50 @@
+"""doctor: servers are checked at the same time, and their findings are in the order of the servers."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from unittest.mock import Mock
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from pgrole_controller.commands import doctor
+from pgrole_controller.core.finding import Finding, FindingState
+
+
+async def test_servers_are_checked_at_once_within_a_limit_and_listed_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"server-{number:02}" for number in range(20)]
+    running, most = 0, 0
+
+    @asynccontextmanager
+    async def open_cluster(_: object) -> AsyncIterator[None]:
+        yield None
+
+    async def find_servers(*_: object) -> list[Any]:
+        found = [Mock() for _ in names]
+        for server, name in zip(found, names, strict=True):
+            server.name = name
+        return found
+
+    async def check_server(server: Any, *_: object) -> list[Finding]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _step in range(1 + 3 * (len(names) - names.index(server.name))):  # the first ones take longest
+            await anyio.lowlevel.checkpoint()
+        running -= 1
+        return [Finding(server.name, "connection", FindingState.OK, "reached")]
+
+    class NoChecks:
+        def __init__(self, *_: object) -> None: ...
+
+        async def run(self) -> None: ...
+
+    monkeypatch.setattr(doctor, "open_cluster", open_cluster)
+    monkeypatch.setattr(doctor, "ClusterChecks", NoChecks)
+    monkeypatch.setattr(doctor, "_find_servers", find_servers)
+    monkeypatch.setattr(doctor, "check_server", check_server)
+    findings = await doctor.examine(Mock(dsn=None, server=None), None)
+    assert [finding.area for finding in findings] == names
+    assert most == doctor.MOST_AT_ONCE == 8
