@@ -156,8 +156,8 @@ class PrivilegeMemory:
             self._roles[key].missed = missed
 
     def settle(self, unfinished: Mapping[Key, frozenset[ObjectId]], *, everyone: bool) -> None:
-        """At the end of a round: these roles were granted what new objects need, except on these objects. `everyone`: no
-        other role needs anything on new objects.
+        """At the end of a round: these roles were granted what new objects need, except on these objects.
+        `everyone`: no other role needs anything on new objects.
         """
         for key, objects in unfinished.items():
             role = self._roles[key]
