@@ -69,7 +69,7 @@ class DatabaseWorkerWorld:
         )
         self.suspended = False
         self.oid = 0
-        self.other, self.other_oid = role.replace("reader", "other"), 0
+        self.other, self.other_oid = role.replace("reader", "second"), 0
 
     def declare(self, *schemas: SchemaAccess, report_only: bool = False) -> Grantee:
         declared = DatabasePrivileges(self.database, schemas=schemas)
@@ -160,7 +160,7 @@ async def make_world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorl
     home = await asyncpg.connect(server.dsn())
     await home.execute(f"CREATE DATABASE {name}")
     await home.execute(
-        f"CREATE ROLE {name}_reader; CREATE ROLE {name}_other; CREATE ROLE {name}_alice LOGIN SUPERUSER PASSWORD 'a'"
+        f"CREATE ROLE {name}_reader; CREATE ROLE {name}_second; CREATE ROLE {name}_alice LOGIN SUPERUSER PASSWORD 'a'"
     )
     hand = await asyncpg.connect(server.dsn(database=name))
     await hand.execute(
@@ -172,7 +172,7 @@ async def make_world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorl
     yield made
     await made.hand.close()
     await made.home.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-    await made.home.execute(f"DROP ROLE {name}_reader, {name}_other; DROP ROLE {name}_alice")
+    await made.home.execute(f"DROP ROLE {name}_reader, {name}_second; DROP ROLE {name}_alice")
     await made.home.close()
 
 
