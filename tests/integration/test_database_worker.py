@@ -434,6 +434,27 @@ async def test_objects_that_came_while_a_role_was_suspended_or_ignored_are_no_dr
     assert result.reported == ()
 
 
+async def test_objects_that_came_while_a_role_was_suspended_at_a_restart_are_no_drift(
+    world: DatabaseWorkerWorld,
+) -> None:
+    plain = world.declare(READ, report_only=True)
+    async with world.working():
+        await world.wait_settled()
+    await world.hand.execute("CREATE TABLE app.before (id int)")
+    world.grantees.publish(SERVER, replace(plain, suspended=True))
+    other = world.declare_other(READ)
+    async with world.working():
+        await world.wait_may("SELECT", "app.before", role=other)
+        await world.hand.execute("CREATE TABLE app.after (id int)")
+        await world.wait_may("SELECT", "app.after", role=other)
+        assert not await world.may("SELECT", "app.before")
+        world.grantees.publish(SERVER, plain)
+        await world.wait_may("SELECT", "app.before")
+        await world.wait_may("SELECT", "app.after")
+        result = await world.wait_settled()
+    assert result.reported == ()
+
+
 async def test_a_new_table_is_granted_beside_a_reported_drift_that_stays(world: DatabaseWorkerWorld) -> None:
     world.declare(READ, report_only=True)
     async with world.working():
