@@ -42,7 +42,7 @@ from pgrole_controller.core.privilege_difference import PrivilegeDifference, phr
 from pgrole_controller.core.privilege_news import announce_drift, announce_extension, describe_drift
 from pgrole_controller.core.privilege_result import Culprit, PrivilegeDrift, PrivilegeResult
 from pgrole_controller.core.request import Key
-from pgrole_controller.postgres.acl_apply import Statement
+from pgrole_controller.postgres.acl_transaction import Statement
 from pgrole_controller.postgres.acl_verification import AclRepair
 from pgrole_controller.postgres.database_session import DatabaseSession
 from pgrole_controller.postgres.ddl_events import EVERYTHING, Look, Scope

@@ -34,8 +34,9 @@ from pgrole_controller.core.grantee import (
 from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.request import Key
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres.acl_apply import AclDialect, apply_acls
+from pgrole_controller.postgres.acl_apply import apply_acls
 from pgrole_controller.postgres.acl_catalog import read_acls, read_database, read_named_acls
+from pgrole_controller.postgres.acl_transaction import AclDialect
 from pgrole_controller.postgres.acl_verification import AclRepair
 from tests.integration.acl_support import ROLES, AclDatabase, acl_database, anywhere
 
