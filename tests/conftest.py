@@ -4,7 +4,7 @@ import os
 import secrets
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from pgrole_controller.local.manifests import apply_crds, create_namespace
 from pgrole_controller.local.postgres import PostgresServer, find_programs
 from tests import k3s
 from tests.acceptance.order import goes_alone
+from tests.api_server_pool import ApiServerPool
 from tests.initialised import initialised
 from tests.servers import DEFAULT, Servers, missing_docker, read_choice
 
@@ -141,6 +142,24 @@ async def api_server(shared_binaries: Binaries | None) -> AsyncIterator[ApiServe
     async with k3s.api_server(shared_binaries) as server:
         await apply_crds(server)
         yield server
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def api_servers(binaries: Binaries) -> AsyncIterator[ApiServerPool]:
+    """API servers for tests that need one without CRDs, or change all namespaces, definitions or rights."""
+    pool = ApiServerPool(binaries)
+    yield pool
+    await pool.close()
+
+
+@asynccontextmanager
+async def lent(request: pytest.FixtureRequest, pool: ApiServerPool) -> AsyncIterator[ApiServer]:
+    """One of them for a fixture: after a failed test, nobody else gets it."""
+    failed = request.session.testsfailed
+    async with pool.lend() as server:
+        yield server
+        if request.session.testsfailed > failed:
+            pool.abandon(server)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

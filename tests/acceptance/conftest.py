@@ -14,7 +14,7 @@ from tests import k3s
 from tests.acceptance import forks
 from tests.acceptance.namespace_pool import NamespacePool
 from tests.acceptance.order import place
-from tests.acceptance.service_account import Refusals, serving
+from tests.acceptance.service_account import Refusals, check_none_refused
 from tests.acceptance.two_teams import TwoTeams, open_two_teams
 from tests.acceptance.world import (
     Controller,
@@ -26,6 +26,8 @@ from tests.acceptance.world import (
     open_database,
     running,
 )
+from tests.api_server_pool import ApiServerPool
+from tests.conftest import lent
 from tests.servers import Servers
 
 
@@ -62,11 +64,12 @@ async def api_server(api_server: ApiServer, refusals: Refusals) -> ApiServer:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def own_api_server(binaries: Binaries) -> AsyncIterator[ApiServer]:
+async def own_api_server(request: pytest.FixtureRequest, api_servers: ApiServerPool) -> AsyncIterator[ApiServer]:
     """For one module, with the CRDs: it changes all namespaces or the CRDs, or needs a second API server."""
-    async with serving(binaries) as server:
+    async with lent(request, api_servers) as server:
         await apply_crds(server)
         yield server
+        check_none_refused(server)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -84,7 +84,12 @@ async def serving(binaries: Binaries) -> AsyncIterator[ApiServer]:
     """Runs an API server that one test may break; once ready, it must deny ServiceAccounts nothing."""
     async with run_api_server(binaries=binaries, audit=True) as server:
         yield server
-        _check_none(list(server.audit.refused(server.audit.ready_from)))
+        check_none_refused(server)
+
+
+def check_none_refused(server: ApiServer) -> None:
+    """Raises AssertionError if it denied a ServiceAccount anything since it was ready."""
+    _check_none(list(server.audit.refused(server.audit.ready_from)))
 
 
 def _check_none(refused: Sequence[AuditEntry]) -> None:

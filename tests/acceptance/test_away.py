@@ -11,13 +11,14 @@ import anyio
 import pytest
 
 from pgrole_controller.local.apiserver import ApiServer
-from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply_crds
 from pgrole_controller.local.process import reached
 from tests.acceptance.replicas import Replicas, replicas, side_by_side
+from tests.acceptance.service_account import serving
 from tests.acceptance.wire import Wire, wire
 from tests.acceptance.world import PATIENCE, Controller, Json, Kube, Stage, make_kube, running, says
+from tests.api_server_pool import ApiServerPool
 from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
@@ -199,8 +200,14 @@ async def test_one_that_cannot_reach_kubernetes_leaves_a_leader_that_can_in_peac
 
 
 async def test_an_api_server_that_is_killed_and_comes_back_interrupts_no_repair(
-    own_api_server: ApiServer, servers: Servers, stage: Stage, say: Say
+    binaries: Binaries, servers: Servers, stage: Stage, say: Say
 ) -> None:
+    async with serving(binaries) as server:
+        await apply_crds(server)
+        await api_server_is_killed(server, servers, stage, say)
+
+
+async def api_server_is_killed(own_api_server: ApiServer, servers: Servers, stage: Stage, say: Say) -> None:
     kube = await make_kube(own_api_server)
     folder = stage.folder / "own"
     folder.mkdir()
@@ -223,9 +230,11 @@ async def test_an_api_server_that_is_killed_and_comes_back_interrupts_no_repair(
             await kube.wait_all_ready()
 
 
-async def test_rights_that_are_taken_away_end_what_is_done_without_kubernetes(binaries: Binaries, stage: Stage) -> None:
+async def test_rights_that_are_taken_away_end_what_is_done_without_kubernetes(
+    api_servers: ApiServerPool, stage: Stage
+) -> None:
     """An administrator stops the controller this way."""
-    async with run_api_server(binaries=binaries, audit=True) as server:
+    async with api_servers.lend() as server:
         await apply_crds(server)
         kube = await make_kube(server)
         await rights_taken_away(Stage(kube, stage.postgres, stage.folder))

@@ -12,15 +12,15 @@ import yaml
 from pgrole_controller.commands.doctor import examine
 from pgrole_controller.core.finding import Finding, FindingState
 from pgrole_controller.local.apiserver import ApiServer
-from pgrole_controller.local.apiserver import api_server as run_api_server
-from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply, apply_crds, create_namespace
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.local.rights import RightsScope, install
 from tests.acceptance.servers import PgServers
 from tests.acceptance.world import GROUP, PATIENCE, Json, Kube
+from tests.api_server_pool import ApiServerPool
 from tests.commands import choose, run_command
+from tests.conftest import lent
 from tests.integration.look_support import by_check, states
 from tests.servers import Servers
 
@@ -32,9 +32,9 @@ CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def cluster(binaries: Binaries) -> AsyncIterator[ApiServer]:
+async def cluster(request: pytest.FixtureRequest, api_servers: ApiServerPool) -> AsyncIterator[ApiServer]:
     """Of its own, at first without CRDs: definitions and rights are taken away here."""
-    async with run_api_server(binaries=binaries) as server:
+    async with lent(request, api_servers) as server:
         await create_namespace(server, OWN)
         yield server
 

@@ -8,14 +8,15 @@ import pytest_asyncio
 
 from pgrole_controller import resources
 from pgrole_controller.local.apiserver import ApiServer, LocalApiError
-from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply, apply_crds, path_of, read_folder
 from pgrole_controller.local.process import reached
 from tests.acceptance.privileges import CONTROLLER_ROLE, PASSWORD, role_sql
-from tests.acceptance.service_account import OWN_NAMESPACE, serving
+from tests.acceptance.service_account import OWN_NAMESPACE, check_none_refused
 from tests.acceptance.shell import CommandShell, blocks, make_shell
 from tests.acceptance.team_objects import ROLES, SERVER, TeamObjects, open_team_objects
 from tests.acceptance.world import GROUP, PATIENCE, Database, running
+from tests.api_server_pool import ApiServerPool, list_metadata
+from tests.conftest import lent
 from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
@@ -25,8 +26,6 @@ RETAINED = set(ROLES) - {"passing"}
 CRDS = ("pgroles.pgrole.dev", "pgservers.pgrole.dev")
 #: So many lists in a row, half a second apart, are the same.
 AT_REST = 5
-#: What is not the controller's, or is gone by itself after an hour.
-_PASSING = ("/events/", "/componentstatuses/")
 
 #: Whose it is and what it says, of all that an installation could leave in a server, seen from the home database.
 CATALOGS = """
@@ -97,9 +96,9 @@ async def listed(server: ApiServer) -> set[str]:
 
     async def is_at_rest() -> bool:
         try:
-            found.append(await list_all(server))
+            found.append(set(await list_metadata(server)))
         except LocalApiError as error:
-            if error.status not in (404, 503):  # of a group that goes
+            if error.status not in (404, 429, 503):  # of a group that goes
                 raise
             found.clear()
         return len(found) >= AT_REST and all(one == found[-1] for one in found[-AT_REST:])
@@ -108,24 +107,12 @@ async def listed(server: ApiServer) -> set[str]:
     return found[-1]
 
 
-async def list_all(server: ApiServer) -> set[str]:
-    groups = (await server.request("GET", "/apis"))["groups"]
-    found = set()
-    for prefix in ("/api/v1", *(f"/apis/{group['preferredVersion']['groupVersion']}" for group in groups)):
-        for resource in (await server.request("GET", prefix))["resources"]:
-            if "list" in resource["verbs"]:
-                for obj in (await server.request("GET", f"{prefix}/{resource['name']}"))["items"]:
-                    metadata = obj["metadata"]
-                    place = f"namespaces/{metadata['namespace']}/" if "namespace" in metadata else ""
-                    found.add(f"{prefix}/{place}{resource['name']}/{metadata['name']}")
-    return {path for path in found if not any(word in path for word in _PASSING)}
-
-
 @pytest_asyncio.fixture(loop_scope="session")
-async def cluster(binaries: Binaries) -> AsyncIterator[ApiServer]:
+async def cluster(request: pytest.FixtureRequest, api_servers: ApiServerPool) -> AsyncIterator[ApiServer]:
     """An API server for one test, without the CRDs."""
-    async with serving(binaries) as server:
+    async with lent(request, api_servers) as server:
         yield server
+        check_none_refused(server)
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -8,10 +8,9 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.local.apiserver import ApiServer
-from pgrole_controller.local.apiserver import api_server as run_api_server
-from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.display import Display
-from tests.conftest import shown
+from tests.api_server_pool import ApiServerPool
+from tests.conftest import lent, shown
 from tests.deploy.programs import NoPrograms, Programs, find, find_krew, find_promtool
 
 
@@ -46,7 +45,7 @@ async def krew(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def cluster(binaries: Binaries) -> AsyncIterator[ApiServer]:
+async def cluster(request: pytest.FixtureRequest, api_servers: ApiServerPool) -> AsyncIterator[ApiServer]:
     """An API server for the tests of one module, without the CRDs."""
-    async with run_api_server(binaries=binaries) as server:
+    async with lent(request, api_servers) as server:
         yield server

@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from pgrole_controller.local.apiserver import ApiServer, LocalApiError, api_server
-from pgrole_controller.local.binaries import Binaries
+from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 from pgrole_controller.local.manifests import apply, apply_crds, create_namespace
+from tests.api_server_pool import ApiServerPool
 from tests.deploy.manifests import COMPONENTS, INSTALL, OVERLAYS, ROOT
 from tests.deploy.monitoring import definitions
 from tests.deploy.programs import Answer, Programs, run
@@ -191,9 +191,9 @@ async def test_what_restricted_does_not_ask_for_is_there_too(programs: Programs)
 
 @pytest.mark.parametrize("first", [("--server-side",), ()], ids=["server-side", "client-side"])
 async def test_install_yaml_installs_in_one_command_and_again_however_it_was_applied_first(
-    programs: Programs, binaries: Binaries, first: tuple[str, ...]
+    programs: Programs, api_servers: ApiServerPool, first: tuple[str, ...]
 ) -> None:
-    async with api_server(binaries=binaries) as server:
+    async with api_servers.lend() as server:
         for how in (first, ("--server-side",)):
             options = ("--kubeconfig", server.kubeconfig, "--warnings-as-errors")
             answer = await run(programs.kubectl, *options, "apply", *how, "-f", INSTALL)
@@ -201,9 +201,9 @@ async def test_install_yaml_installs_in_one_command_and_again_however_it_was_app
 
 
 async def test_install_yaml_goes_over_what_was_made_by_hand_for_the_release_before(
-    programs: Programs, binaries: Binaries
+    programs: Programs, api_servers: ApiServerPool
 ) -> None:
-    async with api_server(binaries=binaries) as server:
+    async with api_servers.lend() as server:
 
         async def kubectl(*arguments: str | Path, stdin: str = "") -> str:
             answer = await run(programs.kubectl, "--kubeconfig", server.kubeconfig, *arguments, stdin=stdin)

@@ -7,14 +7,16 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 import yaml
 
 from pgrole_controller import __version__
+from pgrole_controller.local.postgres import PostgresServer
 from tests.deploy.programs import Programs
 from tests.servers import Servers
 
@@ -100,14 +102,31 @@ def installed(built: Path, programs: Programs, krew: Path, tmp_path_factory: pyt
     return Installed(programs.kubectl, home, archive, environment)
 
 
-@pytest.fixture
-def program(built: Path, tmp_path: Path) -> Path:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def with_schema(installed: Installed, servers: Servers) -> AsyncIterator[PostgresServer]:
+    """A server with the schema that the plugin prints; its commands change nothing there."""
+    async with servers.run() as postgres:
+        schema = (await installed.run("sql")).out
+        psql = [str(postgres.psql), "-qX", "-v", "ON_ERROR_STOP=1", "-c", schema, postgres.dsn()]
+        assert (await run(psql, installed.environment)).code == 0
+        yield postgres
+
+
+@pytest.fixture(scope="module")
+def program(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The executable of the archive, unpacked."""
     [archive] = built.glob("*.tar.gz")
+    folder = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(archive) as packed:
         assert packed.getnames() == ["LICENSE", "kubectl-pgrole"]
-        packed.extractall(tmp_path, filter="data")
-    return tmp_path / "kubectl-pgrole"
+        packed.extractall(folder, filter="data")
+    return folder / "kubectl-pgrole"
+
+
+@pytest.fixture(scope="module")
+def used_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the first start of each Python leaves the build unpacked for those that follow."""
+    return tmp_path_factory.mktemp("used-home")
 
 
 def test_the_manifest_names_the_archive_with_its_checksum(built: Path) -> None:
@@ -133,13 +152,9 @@ async def test_kubectl_runs_it_under_its_own_name(installed: Installed) -> None:
 
 @pytest.mark.parametrize(("words", "codes", "says"), COMMANDS)
 async def test_its_commands_work_against_a_server(
-    installed: Installed, servers: Servers, words: tuple[str, ...], codes: tuple[int, ...], says: str
+    installed: Installed, with_schema: PostgresServer, words: tuple[str, ...], codes: tuple[int, ...], says: str
 ) -> None:
-    async with servers.run() as postgres:
-        schema = (await installed.run("sql")).out
-        psql = [str(postgres.psql), "-qX", "-v", "ON_ERROR_STOP=1", "-c", schema, postgres.dsn()]
-        assert (await run(psql, installed.environment)).code == 0
-        said = await installed.run(*words, PGROLE_DSN=postgres.dsn())
+    said = await installed.run(*words, PGROLE_DSN=with_schema.dsn())
     assert said.code in codes, said.err
     assert says in said.out
 
@@ -198,21 +213,21 @@ async def test_builds_that_are_not_used_any_more_are_removed(program: Path, tmp_
 
 
 @pytest.mark.parametrize("minor", [6, 8, 9, 10])
-async def test_an_older_python_says_what_is_needed(program: Path, tmp_path: Path, minor: int) -> None:
+async def test_an_older_python_says_what_is_needed(program: Path, used_home: Path, tmp_path: Path, minor: int) -> None:
     older = find_python(minor)
-    said = await run([older, str(program), "--version"], {"HOME": str(tmp_path), "PATH": str(tmp_path)})
+    said = await run([older, str(program), "--version"], {"HOME": str(used_home), "PATH": str(tmp_path)})
     assert said.code == 1
     assert said.err.startswith("kubectl pgrole: it needs Python 3.11 to 3.14, but ")
     (tmp_path / "python3.12").write_text("#!/bin/sh\nexit 127\n")  # as a version manager leaves them
     (tmp_path / "python3.12").chmod(0o755)
     (tmp_path / "python3.11").symlink_to(find_python(11))
-    said = await run([older, str(program), "--version"], {"HOME": str(tmp_path), "PATH": f"{tmp_path}:/bin"})
+    said = await run([older, str(program), "--version"], {"HOME": str(used_home), "PATH": f"{tmp_path}:/bin"})
     assert said == EndedProgram(0, f"kubectl pgrole {__version__}\n", "")
 
 
 @pytest.mark.parametrize("minor", [11, 12, 13, 14])
-async def test_each_python_that_it_names_runs_it(program: Path, tmp_path: Path, minor: int) -> None:
-    environment = {"HOME": str(tmp_path), "PATH": "/bin", "PGROLE_DSN": "postgresql://a:b@127.0.0.1:1/c"}
+async def test_each_python_that_it_names_runs_it(program: Path, used_home: Path, minor: int) -> None:
+    environment = {"HOME": str(used_home), "PATH": "/bin", "PGROLE_DSN": "postgresql://a:b@127.0.0.1:1/c"}
     said = await run([find_python(minor), str(program), "claims", "list"], environment)
     assert said.code == 1
     assert said.err.startswith("kubectl pgrole: "), said.err

@@ -10,9 +10,10 @@ import pytest_asyncio
 import yaml
 
 from pgrole_controller.api.pgserver import PgServer
-from pgrole_controller.local.apiserver import ApiServer, LocalApiError, api_server
-from pgrole_controller.local.binaries import Binaries
+from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 from pgrole_controller.local.manifests import apply, apply_crds, create_namespace, path_of
+from tests.api_server_pool import ApiServerPool
+from tests.conftest import lent
 from tests.deploy.manifests import CHART
 from tests.deploy.programs import Answer, Programs, run
 from tests.deploy.rendering import NAMESPACE, RELEASE, Json, of_kind, render_chart
@@ -30,9 +31,9 @@ PGSERVER = "/apis/pgrole.dev/v1alpha1/pgservers/default"
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def empty(binaries: Binaries) -> AsyncIterator[ApiServer]:
+async def empty(request: pytest.FixtureRequest, api_servers: ApiServerPool) -> AsyncIterator[ApiServer]:
     """An API server that nobody has installed anything on."""
-    async with api_server(binaries=binaries) as server:
+    async with lent(request, api_servers) as server:
         yield server
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import anyio
 
-from pgrole_controller.local.apiserver import ApiServer, api_server
-from pgrole_controller.local.binaries import Binaries, cache_directory
+from pgrole_controller.local.apiserver import ApiServer
+from pgrole_controller.local.binaries import cache_directory
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer
 from pgrole_controller.program import PLUGIN_COMPLETER, PLUGIN_EXECUTABLE
+from tests.api_server_pool import ApiServerPool
 from tests.deploy.programs import Programs
 from tests.docs.output import fits, only_looks
 from tests.docs.page import ROOT, Block, Command
@@ -94,11 +95,11 @@ class PageReader:
 
 @asynccontextmanager
 async def reader(
-    binaries: Binaries | None, servers: Servers, programs: Programs, folder: Path, files: Sequence[Block]
+    api_servers: ApiServerPool | None, servers: Servers, programs: Programs, folder: Path, files: Sequence[Block]
 ) -> AsyncIterator[PageReader]:
-    """Provides a new PostgreSQL, the page's files and, given `binaries`, a new cluster."""
+    """Provides a new PostgreSQL, the page's files and, given `api_servers`, an empty cluster."""
     async with AsyncExitStack() as stack:
-        server = None if binaries is None else await stack.enter_async_context(api_server(binaries=binaries))
+        server = None if api_servers is None else await stack.enter_async_context(api_servers.lend())
         postgres = await stack.enter_async_context(servers.run())
         place = _make_checkout(folder)
         environment = _environment(server, postgres, _make_programs(folder / "programs", programs, postgres), folder)

@@ -8,8 +8,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.postgres import DEFAULT_VERSION
+from tests.api_server_pool import ApiServerPool
 from tests.deploy.programs import Programs
 from tests.docs.cluster import DocumentedCluster
 from tests.docs.page import COMMANDS, ROOT, Block, pages, read_page
@@ -40,12 +40,12 @@ def needs_cluster(blocks: list[Block]) -> bool:
 @pytest.mark.since(DEFAULT_VERSION, "the pages show what the newest says")
 @pytest.mark.parametrize("page", RUN)
 async def test_every_command_of_the_page_does_what_it_says(
-    page: str, binaries: Binaries, servers: Servers, programs: Programs, tmp_path: Path
+    page: str, api_servers: ApiServerPool, servers: Servers, programs: Programs, tmp_path: Path
 ) -> None:
     files = [block for block in BLOCKS[page] if block.file is not None]
     for number, blocks in enumerate(parts(BLOCKS[page])):
         folder = tmp_path / str(number)
-        needed = binaries if needs_cluster(blocks) else None
+        needed = api_servers if needs_cluster(blocks) else None
         async with reader(needed, servers, programs, folder, files) as person:
             if person.server is None:
                 await person.prepare(BEFORE.get(page, ""))

@@ -1,0 +1,170 @@
+"""API servers that tests use one after another: starting one takes five times the CPU of emptying one.
+
+A borrower gets a server as after its start, without the CRDs, and may do anything through its API; whoever stops,
+freezes or kills one starts its own.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+
+from pgrole_controller.local.apiserver import ApiServer, Json, LocalApiError, RemoteApiServer
+from pgrole_controller.local.apiserver import api_server as run_api_server
+from pgrole_controller.local.audit import AuditLog
+from pgrole_controller.local.binaries import Binaries
+from pgrole_controller.local.kubeconfig import ADMIN
+
+_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_MERGE = "application/merge-patch+json"
+_EMPTY_SECONDS = 30.0
+_REST_SECONDS = 0.3
+#: The last namespace that the API server makes by itself after a start.
+_LAST = "/api/v1/namespaces/kube-node-lease"
+_CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/"
+_NAMESPACES = "/api/v1/namespaces/"
+#: No such group any more, or a storage that is about to go or come.
+_PASSING = (404, 429, 503)
+#: The API server writes these by itself.
+_OWN = ("/leases/", "/apiservices/", "/flowschemas/", "/prioritylevelconfigurations/")
+
+
+async def list_metadata(server: ApiServer) -> dict[str, Json]:
+    """Returns the metadata of every object, by path. Events are left out. Raises LocalApiError for a group that goes
+    meanwhile (404, 429, 503).
+    """
+    found: dict[str, Json] = {}
+    groups = (await server.request("GET", "/apis"))["groups"]
+    for prefix in ("/api/v1", *(f"/apis/{group['preferredVersion']['groupVersion']}" for group in groups)):
+        for resource in (await server.request("GET", prefix))["resources"]:
+            if "list" not in resource["verbs"] or resource["name"] in ("events", "componentstatuses"):
+                continue
+            answer = await server.request("GET", f"{prefix}/{resource['name']}", accept=_METADATA)
+            for obj in answer["items"] or ():
+                metadata = obj["metadata"]
+                place = f"namespaces/{metadata['namespace']}/" if "namespace" in metadata else ""
+                found[f"{prefix}/{place}{resource['name']}/{metadata['name']}"] = metadata
+    return found
+
+
+@dataclass(slots=True)
+class ApiServerPool:
+    """The API servers of one test process. Servers run until `close`."""
+
+    binaries: Binaries
+    _free: list["_PooledServer"] = field(default_factory=list)
+    _abandoned: set[str] = field(default_factory=set)
+    _started: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    def abandon(self, server: ApiServer) -> None:
+        """Does not lend it again, because a controller may still use it."""
+        self._abandoned.add(server.url)
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[ApiServer]:
+        """Lends an empty server with an audit log. One whose borrower raises is not lent again."""
+        pooled = self._free.pop() if self._free else await self._start()
+        async with pooled.opened() as server:
+            yield server
+        if pooled.server.url not in self._abandoned and await pooled.is_emptied():
+            self._free.append(pooled)
+        else:
+            await pooled.server.stop()
+
+    async def close(self) -> None:
+        await self._started.aclose()
+
+    async def _start(self) -> "_PooledServer":
+        server = await self._started.enter_async_context(run_api_server(binaries=self.binaries, audit=True))
+        return _PooledServer(server, {user: server.token_of(user) for user in server.users}, await _rest(server))
+
+
+@dataclass(frozen=True, slots=True)
+class _PooledServer:
+    """`tokens` are those of the users that it began with; `content` is what it has by itself, by path."""
+
+    server: ApiServer
+    tokens: dict[str, str]
+    content: dict[str, str]
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[ApiServer]:
+        """A client with its own kubeconfigs, which knows no ServiceAccount of an earlier borrower."""
+        audit = AuditLog(self.server.folder)
+        async with anyio.TemporaryDirectory(prefix="pgrole-borrowed-") as folder:
+            place, server = Path(folder), self.server
+            borrowed = RemoteApiServer(place, url=server.url, ca=server.ca, tokens=self.tokens, audit=audit)
+            borrowed.kubeconfig_of(ADMIN)
+            await borrowed.start()
+            audit.ready_from = audit.size
+            try:
+                yield borrowed
+            finally:
+                await borrowed.stop()
+
+    async def is_emptied(self) -> bool:
+        """Deletes what was added. Returns False if something stays, or what was there has changed."""
+        with anyio.move_on_after(_EMPTY_SECONDS):
+            while True:
+                try:
+                    found = await list_metadata(self.server)
+                except LocalApiError as error:
+                    if error.status not in _PASSING:
+                        raise
+                else:
+                    added = found.keys() - self.content.keys()
+                    if not added:
+                        return _versions(found) == self.content
+                    for path in sorted(added, key=_rank):
+                        await self._delete(path, found[path])
+                await anyio.sleep(_REST_SECONDS)
+        return False
+
+    async def _delete(self, path: str, metadata: Json) -> None:
+        if "/apiservices/" in path:  # goes with its definition
+            return
+        if metadata.get("finalizers") and not path.startswith(_CRDS):
+            await self._ask("PATCH", path, {"metadata": {"finalizers": None}}, _MERGE)
+        name = path.removeprefix(_NAMESPACES)
+        if "/" in name:
+            await self._ask("DELETE", path)
+            return
+        await self._ask("DELETE", f"{path}/events")
+        await self._ask("DELETE", path)
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}, "spec": {}}
+        await self._ask("PUT", f"{path}/finalize", body)
+
+    async def _ask(self, method: str, path: str, body: Json | None = None, content_type: str = "") -> None:
+        """The object may be gone, or about to."""
+        try:
+            await self.server.request(method, path, body, content_type=content_type or "application/json")
+        except LocalApiError as error:
+            if error.status not in (*_PASSING, 409):
+                raise
+
+
+def _rank(path: str) -> int:
+    """Definitions go after their objects, and namespaces last."""
+    is_namespace = path.startswith(_NAMESPACES) and "/" not in path.removeprefix(_NAMESPACES)
+    return 2 if is_namespace else int(path.startswith(_CRDS))
+
+
+def _versions(found: dict[str, Json]) -> dict[str, str]:
+    """Of each object, the version or, where the API server writes by itself, nothing."""
+    return {
+        path: "" if any(part in path for part in _OWN) else metadata["resourceVersion"]
+        for path, metadata in found.items()
+    }
+
+
+async def _rest(server: ApiServer) -> dict[str, str]:
+    """Returns what a server has once it has made what it makes by itself after a start."""
+    last: dict[str, str] = {}
+    while True:
+        now = _versions(await list_metadata(server))
+        if now == last and _LAST in now:
+            return now
+        last = now
+        await anyio.sleep(_REST_SECONDS)
