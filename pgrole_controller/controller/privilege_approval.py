@@ -35,7 +35,11 @@ def consider_approval(
     if not (grantee.report_only and decision.reported and is_whole and session.stores):
         return
     correction = decide_privileges(
-        replace(grantee, report_only=False), observed, one.applied.digest, new_objects=new_objects
+        replace(grantee, report_only=False),
+        observed,
+        one.applied.digest,
+        new_objects=new_objects,
+        awaited=one.role.awaited,
     )
     corrected = [difference for difference in decision.reported if difference not in correction.reported]
     if not corrected:

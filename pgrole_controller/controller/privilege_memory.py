@@ -4,10 +4,10 @@ Losing it with the process only makes it less exact which difference counts as d
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pgrole_controller.core.acl import ObjectId, ObservedAcl
+from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObservedAcl
 from pgrole_controller.core.acl_screening import PrivilegeTerms
 from pgrole_controller.core.approval import PrivilegeOffer
 from pgrole_controller.core.contest import FieldContest, Moment, notice, repair
@@ -30,9 +30,14 @@ class AppliedState:
 
 @dataclass(slots=True)
 class RoleMemory:
-    """Of one role. `contests`: by the role in whose name it is granted (`PrivilegeDifference.granted_by`), so that what
-    one sets back again and again delays no other repair. `pending`, `reported`, `confirmed`: of the last complete read.
-    `told`: what was announced as reported. `last_drifts`: as in PrivilegeResult. `offer`: what can be approved.
+    """What is known of one role. `contests`: by the role in whose name privileges are granted
+    (`PrivilegeDifference.granted_by`), so that a role that keeps reverting repairs delays no other repair. `pending`,
+    `reported`, `confirmed`: from the last complete read. `told`: what was announced as reported. `last_drifts`: as in
+    PrivilegeResult. `offer`: what can be approved.
+
+    `missed`: objects that were new when the role was granted nothing on them: it was suspended or ignored, or the grant
+    failed. None: not known, as before the role's first complete read. `awaited`: declared columns that did not exist at
+    the last complete read.
     """
 
     uid: str
@@ -45,6 +50,12 @@ class RoleMemory:
     told: frozenset[str] = frozenset()
     last_drifts: tuple[PrivilegeDrift, ...] = ()
     offer: PrivilegeOffer | None = None
+    missed: frozenset[ObjectId] | None = None
+    awaited: frozenset[tuple[ObjectId, str]] = frozenset()
+
+    def new_for(self, fresh: frozenset[ObjectId] | None) -> frozenset[ObjectId] | None:
+        """Objects that are new to this role. `fresh`: to the database. None: not known."""
+        return None if fresh is None or self.missed is None else fresh | self.missed
 
 
 @dataclass(slots=True)
@@ -61,6 +72,7 @@ class PrivilegeMemory:
     unrecorded: list[RecordedDrift] = field(default_factory=list)
     _roles: dict[Key, RoleMemory] = field(default_factory=dict)
     _kept: tuple[Grantee, ...] = ()
+    _resting: frozenset[Key] = frozenset()  # suspended or ignored: nothing is granted to these
     _reach: tuple[tuple[Grantee, ...], PrivilegeReach] | None = None
     _terms: dict[Key, tuple[Grantee, PrivilegeTerms]] = field(default_factory=dict)
     _equal: dict[PrivilegeTerms, PrivilegeTerms] = field(default_factory=dict)
@@ -83,6 +95,7 @@ class PrivilegeMemory:
         if some == self._kept:
             return
         self._kept = some
+        self._resting = frozenset(one.key for one in some if one.suspended or one.ignored)
         kept, roles = {one.key for one in some}, {one.oid for one in some}
         self._roles = {key: one for key, one in self._roles.items() if key in kept}
         self.applied = {oid: one for oid, one in self.applied.items() if oid in roles}
@@ -114,11 +127,12 @@ class PrivilegeMemory:
         return frozenset(key for key, one in self._roles.items() if one.pending or one.reported or one.failed)
 
     def note_objects(self, acls: Iterable[ObservedAcl], *, complete: bool) -> frozenset[ObjectId] | None:
-        """Returns the objects that did not exist, or had another name, at the last complete read; None if there was
-        none.
+        """Returns the objects that did not exist, or had another name or owner, at the last complete read; None if
+        there was none.
+
         `complete`: `acls` has every object that any role reaches.
         """
-        found = {one.object.id: hash((one.object.schema, one.object.name, one.object.arguments)) for one in acls}
+        found = {one.object.id: _identify(one.object) for one in acls}
         if self._known is None:
             self._known = found if complete else None
             return None
@@ -128,15 +142,29 @@ class PrivilegeMemory:
             self._fresh &= found.keys()
         else:
             self._known.update(found)
+        for key in self._resting:
+            role = self._roles.get(key)
+            if role is not None and role.missed is not None:
+                role.missed = frozenset((role.missed | self._fresh) & self._known.keys())
         return frozenset(self._fresh)
 
-    def add_new(self, objects: Iterable[ObjectId]) -> None:
-        """At the first complete read: these may have appeared since the declaration was applied."""
-        self._fresh.update(objects)
+    def begin_noting(self, key: Key, missed: frozenset[ObjectId]) -> None:
+        """After the role's first complete read: what it misses from now on is known. `missed`: objects that may have
+        appeared since its declaration was applied.
+        """
+        if key not in self._resting:
+            self._roles[key].missed = missed
 
-    def settle(self, unfinished: Iterable[ObjectId]) -> None:
-        """Notes that everything new objects need was granted, except on these."""
-        self._fresh &= set(unfinished)
+    def settle(self, unfinished: Mapping[Key, frozenset[ObjectId]], *, everyone: bool) -> None:
+        """At the end of a round: these roles were granted what new objects need, except on these objects.
+        `everyone`: no other role needs anything on new objects.
+        """
+        for key, objects in unfinished.items():
+            role = self._roles[key]
+            if role.missed is not None and key not in self._resting:
+                role.missed = (role.missed | self._fresh) & objects
+        if everyone:
+            self._fresh.clear()
 
     def next_check(self) -> float:
         """When a contested role is due, on the loop's clock."""
@@ -144,6 +172,11 @@ class PrivilegeMemory:
 
     def due_contests(self, now: float) -> frozenset[Key]:
         return frozenset(key for key, one in self._roles.items() if any(due <= now for due in _due(one)))
+
+
+def _identify(obj: DatabaseObject) -> int:
+    """Whoever owned an object held everything on it, and another owner may be one whose objects policy denied."""
+    return hash((obj.schema, obj.name, obj.arguments, obj.owner))
 
 
 def _due(role: RoleMemory) -> Iterator[float]:

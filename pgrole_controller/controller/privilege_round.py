@@ -42,7 +42,7 @@ from pgrole_controller.core.privilege_difference import PrivilegeDifference, phr
 from pgrole_controller.core.privilege_news import announce_drift, announce_extension, describe_drift
 from pgrole_controller.core.privilege_result import Culprit, PrivilegeDrift, PrivilegeResult
 from pgrole_controller.core.request import Key
-from pgrole_controller.postgres.acl_apply import Statement
+from pgrole_controller.postgres.acl_transaction import Statement
 from pgrole_controller.postgres.acl_verification import AclRepair
 from pgrole_controller.postgres.database_session import DatabaseSession
 from pgrole_controller.postgres.ddl_events import EVERYTHING, Look, Scope
@@ -85,6 +85,7 @@ async def run_round(
         results = await one_round.settle([one for one in grantees if one.key in partial], look)
         complete |= one_round.unclear
         results += await one_round.settle([one for one in grantees if one.key in complete], EVERYTHING | look)
+        memory.settle(one_round.unfinished, everyone=complete | partial >= everyone)
         await one_round.record_reported()
     return results
 
@@ -109,6 +110,7 @@ class _Round:
         self._now = Moment(anyio.current_time(), datetime.now(UTC))
         self._is_suspended = False
         self.unclear: set[Key] = set()  # a partial read did not suffice for a report on these
+        self.unfinished: dict[Key, frozenset[ObjectId]] = {}  # objects on which changes are left, by role
 
     async def settle(self, grantees: Sequence[Grantee], look: Look) -> list[PrivilegeResult]:
         if not grantees:
@@ -140,8 +142,15 @@ class _Round:
                 observed, stored = await self._read([one.grantee for one in some], look)
         if not complete:
             self.unclear = {one.grantee.key for one in every if one.decision.reported or one.decision.pending}
-        self._memory.settle([change.object.id for one in every for change in one.changes])
+        for one in every:
+            self._settle_role(one, complete=complete)
         return [self._result(one, complete=complete) for one in every if complete or one.touched]
+
+    def _settle_role(self, one: PrivilegeProgress, *, complete: bool) -> None:
+        self.unfinished[one.grantee.key] = unfinished = frozenset(change.object.id for change in one.changes)
+        if complete and not (one.grantee.suspended or one.grantee.ignored):
+            failed = {(obj, column) for obj, column in one.role.awaited if obj in unfinished}
+            one.role.awaited = one.decision.awaited | failed
 
     async def record_reported(self) -> None:
         """Records drifts that are only reported, each once, however many resyncs find it."""
@@ -198,20 +207,30 @@ class _Round:
         complete = observed.complete and len(some) == self._everyone
         new_objects = self._memory.note_objects(observed.acls, complete=complete)
         for one in some:
-            self._decide_one(one, observed, new_objects)
-        if new_objects is None and observed.complete:
-            known = await find_new_objects([one for one in some if one.error is None], observed, self._session)
-            self._memory.add_new(each for objects in known.values() for each in objects)
-            for one in some:
-                if one.grantee.key in known:
-                    self._decide_one(one, observed, known[one.grantee.key])
+            self._decide_one(one, observed, one.role.new_for(new_objects))
+        if observed.complete:
+            await self._decide_first(some, observed, new_objects)
         await self._attribute(some, observed)
+
+    async def _decide_first(
+        self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
+    ) -> None:
+        """Decides again about roles at their first complete read: the age of the objects tells which are new."""
+        some = [one for one in some if one.error is None and one.role.new_for(new_objects) is None]
+        known = await find_new_objects(some, observed, self._session)
+        for one in some:
+            key = one.grantee.key
+            self._memory.begin_noting(key, known.get(key, frozenset()))
+            if key in known:
+                self._decide_one(one, observed, (new_objects or frozenset()) | known[key])
 
     def _decide_one(
         self, one: PrivilegeProgress, observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
     ) -> None:
         try:
-            one.decision = decide_privileges(one.grantee, observed, one.applied.digest, new_objects=new_objects)
+            one.decision = decide_privileges(
+                one.grantee, observed, one.applied.digest, new_objects=new_objects, awaited=one.role.awaited
+            )
             consider_approval(one, observed, new_objects, self._session)
             self._hold(one, complete=observed.complete)
         except Exception as error:  # noqa: BLE001 -- this role's error

@@ -18,7 +18,6 @@ from pgrole_controller.core.privilege_difference import (
     DifferenceLedger,
     PendingNames,
     PrivilegeDifference,
-    label_column,
 )
 from pgrole_controller.core.privilege_policy import Denial, why_not_granted
 
@@ -225,7 +224,7 @@ class AclComparison:
         if existing is None or column not in existing:
             # A pattern asks for the column only where it exists.
             if existing is None or wanted.has_literal(privilege, column):
-                self._pending.add_missing(label_column(obj, column))
+                self._pending.add_column(obj, column)
             return False
         return self._ledger.note_missing(PrivilegeDifference(privilege, obj, column, held=False), obj.id)
 

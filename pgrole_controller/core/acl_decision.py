@@ -21,6 +21,7 @@ from pgrole_controller.core.default_acl_decision import DefaultsComparison
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.object_patterns import (
+    POSTGRESQL_SCHEMAS,
     CompiledPrivileges,
     check_declarable,
     compile_privileges,
@@ -47,6 +48,7 @@ class PrivilegeDecision:
     - `pending`: Refused and at most one Waiting; everything else is applied nevertheless.
     - `reported`: differences that are not corrected.
     - `confirmed`: nothing is left that only a former declaration granted; False after a partial read.
+    - `awaited`: columns that are declared by name and do not exist, at most privilege_difference.MOST_AWAITED.
     """
 
     changes: tuple[AclChange, ...] = ()
@@ -56,6 +58,7 @@ class PrivilegeDecision:
     pending: tuple[PgRoleError, ...] = ()
     reported: tuple[PrivilegeDifference, ...] = ()
     confirmed: bool = False
+    awaited: frozenset[tuple[ObjectId, str]] = frozenset()
 
 
 def decide_privileges(
@@ -65,14 +68,15 @@ def decide_privileges(
     *,
     new_objects: frozenset[ObjectId] | None = None,
     granted_before: Collection[tuple[ObjectId, str]] = frozenset(),
+    awaited: Collection[tuple[ObjectId, str]] = frozenset(),
 ) -> PrivilegeDecision:
     """Compares what is declared with what is held.
 
     - `applied`: the digest last applied in this database; empty if none was.
     - `new_objects`: objects that appeared since then: privileges missing on them are not drift. The id of a new creator
       (pg_authid) or schema means the same for its default privileges. None: unknown; then a missing privilege is drift
-    only
-      if `granted_before` has it, as (object, privilege).
+      only if `granted_before` has it, as (object, privilege).
+    - `awaited`: columns that did not exist before: privileges missing on them are not drift.
     """
     database = observed.facts.database
     if grantee.suspended or database not in grantee.databases:
@@ -82,7 +86,11 @@ def decide_privileges(
         return PrivilegeDecision(pending=(refused,))
     current = applied == grantee.digest_of(database)
     ledger = DifferenceLedger(
-        current=current, report_only=grantee.report_only, new_objects=new_objects, granted_before=granted_before
+        current=current,
+        report_only=grantee.report_only,
+        new_objects=new_objects,
+        granted_before=granted_before,
+        awaited=awaited,
     )
     declared = grantee.declared.get(database)
     declaration = None if declared is None else compile_privileges(declared, observed.facts.version)
@@ -109,11 +117,12 @@ def decide_privileges(
         pending=(*([undeclarable] if undeclarable else []), *pending.errors()),
         reported=tuple(ledger.reported),
         confirmed=confirmed,
+        awaited=frozenset(pending.columns),
     )
 
 
 def _find_missing(declaration: CompiledPrivileges, observed: ObservedDatabase, pending: PendingNames) -> None:
-    """Notes schemas and objects that are declared by exact names but do not exist."""
+    """Notes schemas and objects that are declared by exact names but do not exist, or are PostgreSQL's own."""
     names = list(declaration.literal_names())
     for one in names:
         if one.kind is ObjectKind.SCHEMA and one.schema not in observed.schemas:
@@ -137,4 +146,5 @@ def _find_missing(declaration: CompiledPrivileges, observed: ObservedDatabase, p
             ways = split_signature(one.name)
             found = any((one.schema, name, types or "") in routines for name, types in ways if types is not None)
         if not found:
-            pending.add_missing(label_of(one.kind, one.schema, one.name))
+            add = pending.add_of_postgresql if one.schema in POSTGRESQL_SCHEMAS else pending.add_missing
+            add(label_of(one.kind, one.schema, one.name))

@@ -33,8 +33,11 @@ ACCESS: Mapping[Access, Mapping[ObjectKind, frozenset[str]]] = {
     for access, given in ((Access.READ, _READ), (Access.WRITE, _WRITE), (Access.EXECUTE, _EXECUTE))
 }
 
+#: Schemas that PostgreSQL was initialized with, except public. Of their objects, only those of extensions are managed.
+POSTGRESQL_SCHEMAS = frozenset({"pg_catalog", "information_schema"})
+
 #: Schemas whose objects are never matched by a pattern.
-SYSTEM_SCHEMAS = frozenset({"pgrole", "pg_catalog", "information_schema"})
+SYSTEM_SCHEMAS = POSTGRESQL_SCHEMAS | {"pgrole"}
 
 #: Prefixes of schemas that belong to sessions, or to PostgreSQL's storage.
 TEMPORARY_SCHEMAS = ("pg_temp_", "pg_toast")

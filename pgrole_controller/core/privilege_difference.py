@@ -10,6 +10,8 @@ from pgrole_controller.core.privilege_policy import Denial
 
 #: Maximum number of differences that a message names before it counts the rest.
 MOST_NAMED = 5
+#: Missing columns that are remembered for one role.
+MOST_AWAITED = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +78,13 @@ class DifferenceLedger:
         report_only: bool,
         new_objects: frozenset[ObjectId] | None,
         granted_before: Collection[tuple[ObjectId, str]],
+        awaited: Collection[tuple[ObjectId, str]] = (),
     ) -> None:
         self._current = current
         self._left = report_only
         self._new_objects = new_objects
         self._granted_before = granted_before
+        self._awaited = awaited
         self.drift: list[PrivilegeDifference] = []
         self.extended: list[PrivilegeDifference] = []
         self.reported: list[PrivilegeDifference] = []
@@ -93,18 +97,20 @@ class DifferenceLedger:
 
     def note_missing(self, difference: PrivilegeDifference, *where: ObjectId) -> bool:
         """Notes a declared privilege that is not held. Returns whether to grant it. It is not drift if any object of
-        `where` is
-        new.
+        `where` is new, or its column.
         """
         if not self._current:
             return True
-        if self._new_objects is None:
+        is_new = (where[0], difference.column) in self._awaited
+        if is_new:
+            drifted = False
+        elif self._new_objects is None:
             drifted = (where[0], difference.privilege) in self._granted_before
         else:
             drifted = self._new_objects.isdisjoint(where)
         if drifted:
             self._add_drift(difference)
-        elif self._left and self._new_objects is None:
+        elif self._left and self._new_objects is None and not is_new:
             self.reported.append(difference)
         else:
             self.extended.append(difference)
@@ -127,11 +133,23 @@ class PendingNames:
     def __init__(self, database: str) -> None:
         self._database = database
         self._missing: dict[str, None] = {}
+        self._of_postgresql: dict[str, None] = {}
+        self.columns: set[tuple[ObjectId, str]] = set()
         self._denied: dict[str, list[str]] = {}
         self._counts: Counter[str] = Counter()
 
     def add_missing(self, what: str) -> None:
         self._missing[what] = None
+
+    def add_of_postgresql(self, what: str) -> None:
+        """An object in a schema of PostgreSQL that no extension created there."""
+        self._of_postgresql[what] = None
+
+    def add_column(self, obj: DatabaseObject, column: str) -> None:
+        """A column that does not exist."""
+        self.add_missing(label_column(obj, column))
+        if len(self.columns) < MOST_AWAITED:
+            self.columns.add((obj.id, column))
 
     def add_denied(self, denial: Denial) -> None:
         self._counts[denial.remedy] += 1
@@ -139,12 +157,17 @@ class PendingNames:
             self._denied.setdefault(denial.remedy, []).append(denial.what)
 
     def errors(self) -> tuple[PgRoleError, ...]:
-        """Returns Refused for each remedy, and one Waiting for everything that does not exist."""
+        """Returns Refused for each remedy and for PostgreSQL's own objects, and one Waiting for what does not exist."""
         where = f'spec.privileges: database "{self._database}"'
         found: list[PgRoleError] = []
         for remedy, named in self._denied.items():
             what = _enumerate(named, self._counts[remedy])
             found.append(Refused(Reason.NOT_ALLOWED, f"{where}: the server's policy does not allow {what}: {remedy}"))
+        if self._of_postgresql:
+            what = _enumerate(list(self._of_postgresql)[:MOST_NAMED], len(self._of_postgresql))
+            remedy = "remove it from spec, and list a predefined role in memberOf, or have a superuser grant it"
+            message = f"{where}: {what}: privileges on PostgreSQL's own objects are not managed: {remedy}"
+            found.append(Refused(Reason.INVALID_SPEC, message))
         if self._missing:
             what = _enumerate(list(self._missing)[:MOST_NAMED], len(self._missing))
             message = f"{where}: waiting for {what}: the privileges are granted when it exists"

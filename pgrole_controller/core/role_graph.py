@@ -149,8 +149,7 @@ class ChainSearch:
     """Finds the chains from any role to one holder. Reads the part of the graph that leads to the holder once.
 
     Finds each chain of roles once: `SET ROLE` names the first role from which all further memberships inherit, but
-    never the
-    subject. `itself`: SET ROLE must name the holder, because its SUPERUSER attribute is not inherited.
+    never the subject. `itself`: SET ROLE must name the holder, because its SUPERUSER attribute is not inherited.
     """
 
     def __init__(self, graph: RoleGraph, holder: int, *, itself: bool = False) -> None:

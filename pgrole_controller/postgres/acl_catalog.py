@@ -2,11 +2,13 @@
 
 Every read works on distinct ACLs: PostgreSQL groups the objects by schema, kind, owner and ACL, and parses each ACL
 once. So few rows arrive, whatever the number of objects, and those that concern no declaration and no grantee never do.
+A row has the names of its objects, though: a read of a large database is answered in portions, in one snapshot.
 
 Names are sent as bytes: in a database of encoding SQL_ASCII they need not be UTF-8 (`rows.Row.text`).
 """
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cmp_to_key
@@ -45,6 +47,13 @@ _PG_AUTHID = 1260
 #: Number of objects parsed without a pause, in which tasks of other servers run.
 _AT_ONCE = 2000
 
+#: Maximum number of objects of one answer: at most 72 bytes each if they have few owners and ACLs, which
+#: `framing.VOLUME` and the longest row allow.
+PORTION_OBJECTS = 100_000
+#: Maximum number of routines whose arguments one answer has, and of tables with columns.
+_ARGUMENTS, _TABLES_WITH_COLUMNS = 50_000, 10_000
+_LAST_OID = 0xFFFF_FFFF
+
 #: Maximum number of values of search_path read, and of characters of each (sql/privileges/facts.sql).
 _MOST_PATHS, _LONGEST_PATH = 1000, 2000
 
@@ -61,9 +70,8 @@ async def read_database(
     `creators`: roles that declarations name. `with_columns`: whether declarations name columns of this table.
     """
     async with _one_snapshot(connection):
-        row = await fetch_row(connection, "", "SELECT pg_catalog.pg_current_snapshot()::text AS snapshot")
         schemas = await read_schemas(connection)
-        acls = await _read_acls(connection, grantees, schemas, touched)
+        snapshot, acls = await _read_acls(connection, grantees, schemas, touched)
         facts, roles = await read_facts(connection, creators)
         tables = [one.object.id.oid for one in acls if one.object.id.catalog == "pg_class" and with_columns(one.object)]
         observed = ObservedDatabase(
@@ -74,7 +82,7 @@ async def read_database(
             schemas=frozenset(schemas.values()),
             columns=await read_columns(connection, tables),
         )
-    return row.get("snapshot", str), observed
+    return snapshot, observed
 
 
 async def read_acls(connection: Connection, grantees: Collection[int], touched: SchemaFilter) -> list[ObservedAcl]:
@@ -84,18 +92,23 @@ async def read_acls(connection: Connection, grantees: Collection[int], touched: 
     grantee, but not objects of PostgreSQL itself. Raises PgRoleError.
     """
     async with _one_snapshot(connection):
-        return await _read_acls(connection, grantees, await read_schemas(connection), touched)
+        return (await _read_acls(connection, grantees, await read_schemas(connection), touched))[1]
 
 
 async def _read_acls(
     connection: Connection, grantees: Collection[int], schemas: Mapping[int, str], touched: SchemaFilter
-) -> list[ObservedAcl]:
-    columns = await _read_column_entries(connection, grantees)
+) -> tuple[str, list[ObservedAcl]]:
+    """Reads portions of the objects, so that an answer never becomes too large; returns the snapshot's text, too."""
+    row = await fetch_row(connection, "", queries.privileges("portions"), PORTION_OBJECTS)
     relations = [oid for oid, name in schemas.items() if touched(name, ObjectKind.TABLE)]
     routines = [oid for oid, name in schemas.items() if touched(name, ObjectKind.ROUTINE)]
     query = _query(connection, "objects", "every_object")
-    arguments = (list(grantees), relations, routines, list(columns))
-    return (await _read_objects(connection, query, arguments, grantees, columns=columns))[0]
+    found: list[ObservedAcl] = []
+    for after, end in itertools.pairwise([0, *row.some("ends", int), _LAST_OID]):
+        columns = await _read_column_entries(connection, grantees, after=after, end=end)
+        arguments = (list(grantees), relations, routines, list(columns), after, end)
+        found += (await _read_objects(connection, query, arguments, grantees, columns=columns))[0]
+    return row.get("snapshot", str), found
 
 
 async def read_recent_acls(
@@ -132,14 +145,16 @@ async def read_named_acls(
     oids: Collection[int] = (),
     names: Collection[str] = (),
     touched: SchemaFilter | None = None,
+    tables: Collection[int] = (),
 ) -> list[ObservedAcl]:
     """As `read_acls`, for objects with these oids, in whichever catalog, or these names, in whichever schema.
 
     `touched` None: in all schemas. Columns can be newer than their tables. The duration does not depend on the number
-    of
-    objects in the database.
+    of objects in the database. `tables`: of the oids, those that had entries on columns. Other tables' columns are not
+    searched if only the table's owner holds something on them, which pg_shdepend does not tell.
     """
-    query, arguments = _query(connection, "objects", "named_objects"), _named_arguments(grantees, oids, names)
+    query = _query(connection, "objects", "named_objects")
+    arguments = _named_arguments(grantees, oids, names, tables)
     return (await _read_objects(connection, query, arguments, grantees, touched=touched))[0]
 
 
@@ -152,10 +167,12 @@ async def read_named_acls_and(
     return await _read_objects(connection, query, arguments, grantees)
 
 
-def _named_arguments(grantees: Collection[int], oids: Collection[int], names: Collection[str]) -> tuple[object, ...]:
+def _named_arguments(
+    grantees: Collection[int], oids: Collection[int], names: Collection[str], tables: Collection[int] = ()
+) -> tuple[object, ...]:
     searched = [name.encode(errors="surrogateescape")[:63] for name in names]
     valid = [name.decode() for name in searched if _is_utf8(name)]  # no statement that we were sent has another one
-    return list(grantees), None, None, [], sorted(oids), sorted(valid)
+    return list(grantees), None, None, sorted(tables), sorted(oids), sorted(valid)
 
 
 def _is_utf8(name: bytes) -> bool:
@@ -172,12 +189,13 @@ async def read_schemas(connection: Connection) -> dict[int, str]:
     return {row.get("oid", int): row.text("name") for row in rows}
 
 
-async def read_columns(connection: Connection, tables: Collection[int]) -> dict[ObjectId, frozenset[str]]:
+async def read_columns(connection: Connection, tables: Sequence[int]) -> dict[ObjectId, frozenset[str]]:
     """Reads the columns of those of these relations that exist."""
-    if not tables:
-        return {}
-    rows = await fetch(connection, "look_for_columns", _query(connection, "column_names"), list(tables))
-    return {ObjectId("pg_class", row.get("relation", int)): frozenset(row.texts("columns")) for row in rows}
+    found: dict[ObjectId, frozenset[str]] = {}
+    for some in _portions(tables, _TABLES_WITH_COLUMNS):
+        rows = await fetch(connection, "look_for_columns", _query(connection, "column_names"), some)
+        found |= {ObjectId("pg_class", row.get("relation", int)): frozenset(row.texts("columns")) for row in rows}
+    return found
 
 
 async def read_defaults(connection: Connection, grantees: Collection[int]) -> list[DefaultAcl]:
@@ -246,6 +264,10 @@ def _schemas_of(search_path: str) -> Iterable[str]:
         return ()
 
 
+def _portions(oids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    return (oids[start : start + size] for start in range(0, len(oids), size))
+
+
 def _query(connection: Connection, name: str, objects: str = "") -> str:
     raw = connection.get_settings().server_encoding == "SQL_ASCII"
     return queries.privileges(name, objects=objects, raw=raw)
@@ -283,11 +305,15 @@ async def _read_column_entries(
     grantees: Collection[int],
     *,
     tables: Sequence[int] | None = None,
+    after: int = 0,
+    end: int = _LAST_OID,
 ) -> dict[int, tuple[list[AclEntry], set[int]]]:
-    """Entries of the grantees on columns, and the columns' versions, by oid of the table."""
+    """Entries of the grantees on columns, and the columns' versions, by oid of the table. `tables` None: all with an
+    oid above `after`, up to `end`.
+    """
     found: dict[int, tuple[list[AclEntry], set[int]]] = {}
     query = _query(connection, "columns")
-    for row in await fetch(connection, "look_for_column_privileges", query, list(grantees), tables):
+    for row in await fetch(connection, "look_for_column_privileges", query, list(grantees), tables, after, end):
         entries = [
             replace(entry, column=column)
             for column, entry in pair(row, row.texts("columns"), list(read_entries(row)), "columns")
@@ -333,10 +359,11 @@ async def _read_objects(
 
 
 async def _read_arguments(connection: Connection, oids: Sequence[int]) -> dict[int, str]:
-    if not oids:
-        return {}
-    rows = await fetch(connection, "look_for_arguments", _query(connection, "arguments"), oids)
-    return {row.get("oid", int): row.text("arguments") for row in rows}
+    found: dict[int, str] = {}
+    for some in _portions(oids, _ARGUMENTS):
+        rows = await fetch(connection, "look_for_arguments", _query(connection, "arguments"), some)
+        found |= {row.get("oid", int): row.text("arguments") for row in rows}
+    return found
 
 
 async def _read_members(connection: Connection) -> frozenset[ObjectId]:

@@ -23,7 +23,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transien
 from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privilege_result import Culprit
-from pgrole_controller.postgres.acl_apply import AclDialect, AppliedAcls, Statement, apply_acls
+from pgrole_controller.postgres.acl_apply import AppliedAcls, apply_acls
 from pgrole_controller.postgres.acl_attribution import read_culprits_of
 from pgrole_controller.postgres.acl_catalog import (
     ask_facts,
@@ -37,6 +37,7 @@ from pgrole_controller.postgres.acl_catalog import (
     read_schemas,
 )
 from pgrole_controller.postgres.acl_fingerprint import Fingerprints
+from pgrole_controller.postgres.acl_transaction import AclDialect, Statement
 from pgrole_controller.postgres.acl_verification import AclRepair
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Connection

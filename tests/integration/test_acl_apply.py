@@ -11,10 +11,11 @@ import pytest_asyncio
 from pgrole_controller.core.acl import DECLARABLE, AclChange, AclEntry, DefaultAclChange, ObservedAcl
 from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres.acl_apply import AclDialect, AppliedAcls, apply_acls
+from pgrole_controller.postgres.acl_apply import AppliedAcls, apply_acls
 from pgrole_controller.postgres.acl_catalog import read_acls, read_columns, read_defaults
 from pgrole_controller.postgres.acl_checks import NOT_AS_EXPECTED, prepare_checks
 from pgrole_controller.postgres.acl_script import render_repairs
+from pgrole_controller.postgres.acl_transaction import AclDialect
 from pgrole_controller.postgres.acl_verification import AclRepair
 from pgrole_controller.postgres.fence import Fence
 from tests.integration.acl_support import ROLES, AclDatabase, acl_database, anywhere, held, named

@@ -1,13 +1,16 @@
 """postgres/acl_catalog.py and sql/privileges: which privileges of a database are read, and which are not."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.acl import DECLARABLE, TABLE_KINDS, AclEntry, ObjectId, ObjectKind
+from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres import acl_catalog
 from pgrole_controller.postgres.acl_catalog import (
     read_acls,
     read_columns,
@@ -347,3 +350,34 @@ async def test_a_full_read_has_everything_in_one_snapshot(db: AclDatabase) -> No
     assert {one.object.kind for one in observed.acls} >= {*TABLE_KINDS, ObjectKind.DATABASE, ObjectKind.SCHEMA}
     assert len({one.object.id for one in observed.acls}) == len(observed.acls)
     assert isinstance(table, ObjectId)
+
+
+async def test_several_portions_have_what_one_has(db: AclDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    await db.run(
+        "CREATE TYPE app.mood AS ENUM ('glad'); GRANT USAGE ON TYPE app.mood TO {reader};"
+        "CREATE TABLE app.more (id int, name text); GRANT SELECT (id), UPDATE (name) ON app.more TO {reader};"
+        "CREATE SCHEMA late; CREATE TABLE late.last (id int); GRANT SELECT (id) ON late.last TO {reader};"
+        "CREATE FUNCTION late.fn(int) RETURNS int LANGUAGE sql AS 'SELECT 1';"
+        "GRANT USAGE ON LANGUAGE plpgsql TO {reader}"
+    )
+    queries: list[str] = []
+
+    async def read(portion: int) -> ObservedDatabase:
+        monkeypatch.setattr(acl_catalog, "PORTION_OBJECTS", portion)
+        queries.clear()
+        with db.connection.query_logger(lambda one: queries.append(one.query)):
+            found = (await read_database(db.connection, db.grantees("reader"), (), anywhere, lambda _: True))[1]
+        return replace(found, acls=sorted(found.acls, key=lambda one: one.object.id))
+
+    whole = await read(100_000)
+    assert _count_answers(queries) == 1
+    labels = {one.object.label for one in whole.acls if one.entries}
+    assert {"type app.mood", "table app.more", "table late.last", "language plpgsql"} <= labels
+    objects = sum(one.object.id.catalog in ("pg_class", "pg_proc") for one in whole.acls)
+    for portion in (1, 2, 3, objects - 1, objects, objects + 1):
+        assert await read(portion) == whole, portion
+        assert _count_answers(queries) == objects // portion + 1
+
+
+def _count_answers(queries: Collection[str]) -> int:
+    return sum(one.startswith("WITH object") for one in queries)

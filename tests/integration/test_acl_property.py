@@ -9,7 +9,7 @@ from itertools import product
 import asyncpg
 import pytest
 import pytest_asyncio
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from pgrole_controller.core.acl import (
@@ -34,8 +34,9 @@ from pgrole_controller.core.grantee import (
 from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.request import Key
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres.acl_apply import AclDialect, apply_acls
-from pgrole_controller.postgres.acl_catalog import read_acls, read_database
+from pgrole_controller.postgres.acl_apply import apply_acls
+from pgrole_controller.postgres.acl_catalog import read_acls, read_database, read_named_acls
+from pgrole_controller.postgres.acl_transaction import AclDialect
 from pgrole_controller.postgres.acl_verification import AclRepair
 from tests.integration.acl_support import ROLES, AclDatabase, acl_database, anywhere
 
@@ -70,6 +71,11 @@ _TARGETS = [
     *(f"USAGE ON SCHEMA {schema}" for schema in SCHEMAS),
     *(f"SELECT ON ALL TABLES IN SCHEMA {schema}" for schema in SCHEMAS),
 ]
+_OWNED = [
+    *(f"TABLE {schema}.{name}" for name in ("one", "two") for schema in SCHEMAS),
+    *(f"{kind}.{name}" for kind, name in (("VIEW hr", "view"), ("SEQUENCE hr", "seq"), ("FUNCTION hr", "fn"))),
+    *(f"SCHEMA {schema}" for schema in SCHEMAS),
+]
 _BY = ("RESET ROLE", *(f"SET ROLE {{{role}}}" for role in ("delegate", "reader", "writer", "owner")))
 _TO = ("{reader}", "{writer}", "{delegate}", "{stranger}", "PUBLIC")
 
@@ -91,9 +97,8 @@ _EVENTS = st.one_of(
     ),
     st.builds("REVOKE {} FROM {}".format, st.sampled_from(_TARGETS), st.sampled_from(_TO)),
     st.builds(
-        "ALTER TABLE {}.{} OWNER TO {}".format,
-        st.sampled_from(SCHEMAS),
-        st.sampled_from(("one", "two")),
+        "ALTER {} OWNER TO {}".format,
+        st.sampled_from(_OWNED),
         st.sampled_from(("{heir}", "{reader}", "{delegate}", "{owner}")),
     ),
     st.builds(
@@ -178,7 +183,11 @@ async def _begin(db: AclDatabase, history: Iterable[str]) -> None:
 
 
 async def _everything(db: AclDatabase) -> dict[ObjectId, ObservedAcl]:
-    return {one.object.id: one for one in await read_acls(db.connection, [PUBLIC, *db.oids.values()], anywhere)}
+    grantees = [PUBLIC, *db.oids.values()]
+    found = await read_acls(db.connection, grantees, anywhere)
+    tables = [one.object.id.oid for one in found if one.object.kind in TABLE_KINDS]
+    found += await read_named_acls(db.connection, grantees, tables, tables=tables)
+    return {one.object.id: one for one in found}
 
 
 def _entries(acls: Iterable[ObservedAcl]) -> set[Held]:
@@ -301,12 +310,30 @@ def _check_outside(
     assert all(one.grantor in given for one in lost), lost
 
 
+_NOTHING = DatabasePrivileges(database="")
+_OWN_COLUMNS = {
+    "history": [
+        "GRANT UPDATE (id, name) ON hr.one TO {reader}",
+        "ALTER TABLE hr.one OWNER TO {reader}",
+        "GRANT UPDATE (id, name) ON hr.one TO {writer}",
+    ],
+    "reader": _NOTHING,
+    "writer": _NOTHING,
+}
+
 _CASES = given(history=st.lists(_EVENTS, min_size=4, max_size=14), reader=_DECLARED, writer=_DECLARED)
 _CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
 @_CASES
-@settings(max_examples=12, deadline=None, suppress_health_check=_CHECKS, derandomize=True, phases=[Phase.generate])
+@example(**_OWN_COLUMNS)
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=_CHECKS,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+)
 async def test_any_history_and_any_declarations(
     db: AclDatabase, history: list[str], reader: DatabasePrivileges, writer: DatabasePrivileges
 ) -> None:

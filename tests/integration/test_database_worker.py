@@ -16,6 +16,7 @@ from pgrole_controller.controller.database_worker import DatabaseContext, Databa
 from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.server_config import ServerConfig
+from pgrole_controller.core.acl import ObjectKind
 from pgrole_controller.core.approval import read_approval
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
@@ -24,6 +25,7 @@ from pgrole_controller.core.grantee import (
     Access,
     DatabasePrivileges,
     Grantee,
+    ObjectPrivileges,
     PrivilegePolicy,
     PrivilegeRule,
     SchemaAccess,
@@ -67,6 +69,7 @@ class DatabaseWorkerWorld:
         )
         self.suspended = False
         self.oid = 0
+        self.other, self.other_oid = role.replace("reader", "second"), 0
 
     def declare(self, *schemas: SchemaAccess, report_only: bool = False) -> Grantee:
         declared = DatabasePrivileges(self.database, schemas=schemas)
@@ -75,6 +78,15 @@ class DatabaseWorkerWorld:
         )
         self.grantees.publish(SERVER, grantee)
         return grantee
+
+    def declare_other(self, *schemas: SchemaAccess) -> str:
+        """A second role with privileges; returns its name."""
+        declared = DatabasePrivileges(self.database, schemas=schemas)
+        key = Key(KEY.namespace, "other")
+        self.grantees.publish(
+            SERVER, Grantee(key, "uid-2", 1, self.other, self.other_oid, {self.database: declared}, policy=POLICY)
+        )
+        return self.other
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[DatabaseWorker]:
@@ -122,12 +134,13 @@ class DatabaseWorkerWorld:
         digest = grantee.digest_of(self.database)
         return await self.wait(lambda result: result.digest == digest and result.error is None)
 
-    async def may(self, privilege: str, table: str) -> bool:
-        return bool(await self.hand.fetchval("SELECT has_table_privilege($1, $2, $3)", self.role, table, privilege))
+    async def may(self, privilege: str, table: str, role: str = "") -> bool:
+        query = "SELECT has_table_privilege($1, $2, $3)"
+        return bool(await self.hand.fetchval(query, role or self.role, table, privilege))
 
-    async def wait_may(self, privilege: str, table: str, *, expected: bool = True) -> None:
+    async def wait_may(self, privilege: str, table: str, *, expected: bool = True, role: str = "") -> None:
         async def is_so() -> bool:
-            return await self.may(privilege, table) is expected
+            return await self.may(privilege, table, role) is expected
 
         assert await reached(is_so, DEADLINE), f"{privilege} on {table} did not become {expected}; {self.result}"
 
@@ -146,17 +159,20 @@ async def make_world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorl
     name = f"n{secrets.token_hex(4)}"
     home = await asyncpg.connect(server.dsn())
     await home.execute(f"CREATE DATABASE {name}")
-    await home.execute(f"CREATE ROLE {name}_reader; CREATE ROLE {name}_alice LOGIN SUPERUSER PASSWORD 'a'")
+    await home.execute(
+        f"CREATE ROLE {name}_reader; CREATE ROLE {name}_second; CREATE ROLE {name}_alice LOGIN SUPERUSER PASSWORD 'a'"
+    )
     hand = await asyncpg.connect(server.dsn(database=name))
     await hand.execute(
         "CREATE SCHEMA app; CREATE TABLE app.orders (id int, total int); CREATE TABLE app.items (id int)"
     )
     made = DatabaseWorkerWorld(server, name, home, hand, f"{name}_reader")
-    made.oid = await home.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", made.role)
+    query = "SELECT oid FROM pg_roles WHERE rolname = $1"
+    made.oid, made.other_oid = await home.fetchval(query, made.role), await home.fetchval(query, made.other)
     yield made
     await made.hand.close()
     await made.home.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-    await made.home.execute(f"DROP ROLE {name}_reader; DROP ROLE {name}_alice")
+    await made.home.execute(f"DROP ROLE {name}_reader, {name}_second; DROP ROLE {name}_alice")
     await made.home.close()
 
 
@@ -400,6 +416,98 @@ async def test_suspended_and_report_only(world: DatabaseWorkerWorld) -> None:
         result = await world.wait(lambda result: bool(result.reported))
         assert result.reported == ("UPDATE on table app.orders was granted",)
         assert await world.may("UPDATE", "app.orders")
+
+
+async def test_objects_that_came_while_a_role_was_suspended_or_ignored_are_no_drift(world: DatabaseWorkerWorld) -> None:
+    plain = world.declare(READ, report_only=True)
+    async with world.working():
+        await world.wait_settled()
+        for number, resting in enumerate((replace(plain, suspended=True), replace(plain, ignored=True))):
+            world.grantees.publish(SERVER, resting)
+            other = world.declare_other(READ)
+            await world.hand.execute(f"CREATE TABLE app.meanwhile{number} (id int)")
+            await world.wait_may("SELECT", f"app.meanwhile{number}", role=other)
+            assert not await world.may("SELECT", f"app.meanwhile{number}")
+            world.grantees.publish(SERVER, plain)
+            await world.wait_may("SELECT", f"app.meanwhile{number}")
+        result = await world.wait_settled()
+    assert result.reported == ()
+
+
+async def test_objects_that_came_while_a_role_was_suspended_at_a_restart_are_no_drift(
+    world: DatabaseWorkerWorld,
+) -> None:
+    plain = world.declare(READ, report_only=True)
+    async with world.working():
+        await world.wait_settled()
+    await world.hand.execute("CREATE TABLE app.before (id int)")
+    world.grantees.publish(SERVER, replace(plain, suspended=True))
+    other = world.declare_other(READ)
+    async with world.working():
+        await world.wait_may("SELECT", "app.before", role=other)
+        await world.hand.execute("CREATE TABLE app.after (id int)")
+        await world.wait_may("SELECT", "app.after", role=other)
+        assert not await world.may("SELECT", "app.before")
+        world.grantees.publish(SERVER, plain)
+        await world.wait_may("SELECT", "app.before")
+        await world.wait_may("SELECT", "app.after")
+        result = await world.wait_settled()
+    assert result.reported == ()
+
+
+async def test_a_new_table_is_granted_beside_a_reported_drift_that_stays(world: DatabaseWorkerWorld) -> None:
+    world.declare(READ, report_only=True)
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        await world.wait(lambda result: bool(result.reported))
+        told = world.news()
+        await world.hand.execute("CREATE TABLE app.invoices (id int)")
+        await world.wait_may("SELECT", "app.invoices")
+
+        async def is_told() -> bool:
+            told.extend(world.news())
+            return News.PRIVILEGES_EXTENDED in {reason for reason, _ in told}
+
+        assert await reached(is_told, DEADLINE)
+        result = world.result
+    assert result is not None
+    assert result.reported == ("UPDATE on table app.orders was granted",)
+    assert result.drift_count == 0
+    assert News.DRIFT_CORRECTED not in {reason for reason, _ in told}
+
+
+async def test_a_new_table_is_no_drift_for_a_role_that_waits_for_something_else(world: DatabaseWorkerWorld) -> None:
+    world.declare_other(READ)
+    world.declare(READ, SchemaAccess("absent", frozenset({Access.READ})), report_only=True)
+    async with world.working():
+        await world.wait(lambda result: result.error is not None)
+        await world.hand.execute("CREATE TABLE app.invoices (id int)")
+        await world.wait_may("SELECT", "app.invoices")
+        assert world.result is not None
+        assert world.result.reported == ()
+
+
+async def test_a_declared_column_that_is_added_and_a_table_whose_owner_changes_are_no_drift(
+    world: DatabaseWorkerWorld,
+) -> None:
+    column = ObjectPrivileges(ObjectKind.TABLE, "app", ("orders",), frozenset({"UPDATE"}), ("note",))
+    declared = DatabasePrivileges(world.database, schemas=(READ,), objects=(column,))
+    plain = replace(world.declare(READ, report_only=True), declared={world.database: declared})
+    world.grantees.publish(SERVER, plain)
+    async with world.working():
+        await world.wait(lambda result: result.error is not None)
+        await world.hand.execute("ALTER TABLE app.orders ADD COLUMN note text")
+        result = await world.wait_settled()
+        assert result.reported == ()
+        query = "SELECT has_column_privilege($1, 'app.orders', 'note', 'UPDATE')"
+        assert await world.hand.fetchval(query, world.role)
+        await world.hand.execute(f"ALTER TABLE app.items OWNER TO {world.role}; CREATE TABLE app.others (id int)")
+        await world.wait_may("SELECT", "app.others")
+        await world.hand.execute("ALTER TABLE app.items OWNER TO postgres")
+        await world.wait_may("SELECT", "app.items")
+        result = await world.wait_settled()
+    assert result.reported == ()
 
 
 async def test_what_something_else_sets_back_again_and_again_is_slowed_down(world: DatabaseWorkerWorld) -> None:

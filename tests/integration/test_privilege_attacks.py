@@ -24,9 +24,9 @@ from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.privilege_reach import PrivilegeReach
 from pgrole_controller.core.request import Key
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres import acl_apply
-from pgrole_controller.postgres.acl_apply import AclDialect, AppliedAcls, apply_acls
+from pgrole_controller.postgres.acl_apply import AppliedAcls, apply_acls
 from pgrole_controller.postgres.acl_catalog import read_database
+from pgrole_controller.postgres.acl_transaction import AclDialect, AclTransactions
 from pgrole_controller.postgres.acl_verification import AclRepair
 from tests.integration.acl_support import AclDatabase, acl_database
 from tests.servers import Servers
@@ -407,15 +407,15 @@ async def test_nothing_is_granted_on_what_took_the_name_meanwhile(
         ),
     )
     one = grantee(db, declared, "owner", rules=None)
-    verify = acl_apply._Pass._find_stale
+    verify = AclTransactions._find_stale
 
-    async def verify_and_swap(self: acl_apply._Pass, repairs: Sequence[AclRepair]) -> object:
+    async def verify_and_swap(self: AclTransactions, repairs: Sequence[AclRepair]) -> object:
         stale = await verify(self, repairs)
-        monkeypatch.setattr(acl_apply._Pass, "_find_stale", verify)
+        monkeypatch.setattr(AclTransactions, "_find_stale", verify)
         await db.run(SWAPS[name])
         return stale
 
-    monkeypatch.setattr(acl_apply._Pass, "_find_stale", verify_and_swap)
+    monkeypatch.setattr(AclTransactions, "_find_stale", verify_and_swap)
     await settle(db, one)
     rows = await db.beside.fetch("""
         SELECT format('%s of %s for %s', x.name, x.owner::regrole, a.grantee::regrole) AS found

@@ -337,6 +337,30 @@ class TestPending:
         assert decision.changes == ()
         assert "column app.orders.id" in str(decision.pending[0])
 
+    def test_objects_of_postgresql_cannot_be_declared(self) -> None:
+        routine = ObjectPrivileges(ObjectKind.ROUTINE, "pg_catalog", ("pg_ls_dir(text)",), frozenset({"EXECUTE"}))
+        observed = observe((TABLE, ()))
+        observed = replace(observed, schemas=observed.schemas | {"pg_catalog"})
+        (refused,) = decide(grantee(of_objects(routine)), observed).pending
+        assert refused.reason is Reason.INVALID_SPEC
+        assert "routine pg_catalog.pg_ls_dir(text)" in refused.message
+        of_extension = replace(
+            make("pg_ls_dir", ObjectKind.ROUTINE, arguments="text"), schema="pg_catalog", extension=True
+        )
+        found = replace(observe((of_extension, ())), schemas=observed.schemas)
+        assert not any(one.reason is Reason.INVALID_SPEC for one in decide(grantee(of_objects(routine)), found).pending)
+
+    def test_an_added_column_is_new(self) -> None:
+        declared = replace(grantee(of_objects(table("INSERT", "id"))), report_only=True)
+        applied = declared.digest_of("orders")
+        before = decide_privileges(declared, observe((TABLE, ()), columns=("no",)), applied, new_objects=frozenset())
+        assert before.awaited == {(TABLE.id, "id")}
+        after = decide_privileges(
+            declared, observe((TABLE, ()), columns=("id",)), applied, new_objects=frozenset(), awaited=before.awaited
+        )
+        assert texts(after) == ["GRANT INSERT (id) ON TABLE app.orders TO reader"]
+        assert (after.drift, after.reported) == ((), ())
+
     def test_a_message_names_five_objects_and_counts_the_rest(self) -> None:
         declared = of_objects(*(table("SELECT", name=f"t{at}") for at in range(7)))
         foreign = [(make(f"f{at}", owner=STRANGER, oid=20001 + at), ()) for at in range(7)]

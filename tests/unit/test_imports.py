@@ -262,3 +262,20 @@ except aiohttp.ClientConnectorCertificateError:
     print("refused")
 """
     assert run(code, SSL_CERT_FILE=str(other.chain), SSL_CERT_DIR="/nowhere") == "refused"
+
+
+@pytest.mark.parametrize("name", ["main", "complete_for_kubectl"])
+def test_an_interrupt_during_the_imports_ends_a_command_without_a_word(name: str) -> None:
+    code = f"""
+import os, signal, sys
+from pgrole_controller import __main__
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pgrole_controller.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+signal.signal(signal.SIGINT, signal.default_int_handler)
+__main__.{name}()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -25,7 +25,7 @@ def main() -> None:
     except OSError as error:
         sys.exit(f"kubectl pgrole: cannot unpack {archive}: {error}")
     sys.path[0] = str(folder)  # in place of the archive, before all that is installed for this Python
-    from pgrole_controller.cli import main as run
+    from pgrole_controller.__main__ import main as run
 
     run()
 

@@ -1,4 +1,5 @@
--- Tables, views, sequences, routines, schemas and the database with these oids or names, found by index. $4 as in objects.sql.
+-- Tables, views, sequences, routines, schemas and the database with these oids or names, found by index.
+-- $4 as in objects.sql; their columns may have an ACL, even if it names only the owner.
 -- $5 oid[] oids in any of the catalogs   $6 name[] names in any schema
 SELECT
     'pg_class'::regclass::oid AS catalog, c.oid, c.relnamespace AS schema, c.relkind AS kind, c.relowner AS owner,
@@ -7,7 +8,7 @@ SELECT
     EXISTS (
         SELECT FROM pg_catalog.pg_depend AS m WHERE m.classid = 'pg_class'::regclass AND m.objid = c.oid AND m.deptype = 'e'
     ) AS extension,
-    EXISTS (
+    c.oid = ANY ($4::oid[]) OR EXISTS (
         SELECT
         FROM pg_catalog.pg_shdepend AS s
         WHERE s.dbid = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())

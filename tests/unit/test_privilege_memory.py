@@ -1,0 +1,105 @@
+"""controller/privilege_memory: which objects are new to which role."""
+
+from dataclasses import replace
+
+from pgrole_controller.controller.privilege_memory import PrivilegeMemory, RoleMemory
+from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObservedAcl
+from pgrole_controller.core.request import Key
+from tests.unit.test_acl_decision import STRANGER, grantee, make
+
+NOTHING = frozenset[ObjectId]()
+OLD, NEW, FAILING = make("old", oid=1), make("new", oid=2), make("failing", oid=3)
+READER = grantee()
+OTHER = replace(READER, key=Key("shop", "other"), uid="uid-2")
+
+
+def only(one: DatabaseObject) -> frozenset[ObjectId]:
+    return frozenset({one.id})
+
+
+def read(memory: PrivilegeMemory, *objects: DatabaseObject) -> frozenset[ObjectId] | None:
+    return memory.note_objects([ObservedAcl(one, ()) for one in objects], complete=True)
+
+
+def remember(memory: PrivilegeMemory, *, suspended: bool = False) -> RoleMemory:
+    """Publishes both roles, the first perhaps suspended, and returns the first one's memory."""
+    memory.keep_only([replace(READER, suspended=suspended), OTHER])
+    return memory.role(READER.key, READER.uid, "digest")
+
+
+def begin() -> tuple[PrivilegeMemory, RoleMemory]:
+    """After the first complete read of the database and both roles."""
+    memory = PrivilegeMemory()
+    role = remember(memory)
+    memory.role(OTHER.key, OTHER.uid, "digest")
+    assert read(memory, OLD) is None
+    for one in (READER, OTHER):
+        memory.begin_noting(one.key, NOTHING)
+    memory.settle({READER.key: NOTHING, OTHER.key: NOTHING}, everyone=True)
+    return memory, role
+
+
+def test_a_new_object_stays_new_to_the_role_whose_grant_failed() -> None:
+    memory, role = begin()
+    other = memory.role(OTHER.key, OTHER.uid, "digest")
+    assert read(memory, OLD, FAILING) == only(FAILING)
+    memory.settle({READER.key: only(FAILING), OTHER.key: NOTHING}, everyone=True)
+    fresh = memory.note_objects([], complete=False)
+    assert role.new_for(fresh) == only(FAILING)
+    assert other.new_for(fresh) == NOTHING
+    memory.settle({READER.key: NOTHING}, everyone=False)
+    assert role.new_for(NOTHING) == NOTHING
+
+
+def test_a_failed_repair_makes_no_object_new() -> None:
+    memory, role = begin()
+    read(memory, OLD, NEW)
+    memory.settle({READER.key: only(OLD)}, everyone=True)
+    assert role.new_for(NOTHING) == NOTHING
+
+
+def test_a_role_that_needed_no_decision_missed_nothing() -> None:
+    memory, role = begin()
+    read(memory, OLD, NEW)
+    memory.settle({OTHER.key: NOTHING}, everyone=True)
+    assert role.new_for(memory.note_objects([], complete=False)) == NOTHING
+
+
+def test_objects_stay_new_until_a_round_considers_every_role() -> None:
+    memory, role = begin()
+    read(memory, OLD, NEW)
+    memory.settle({OTHER.key: NOTHING}, everyone=False)
+    assert role.new_for(memory.note_objects([], complete=False)) == only(NEW)
+
+
+def test_a_suspended_role_misses_what_comes_while_it_is_looked_at_or_not() -> None:
+    memory, role = begin()
+    remember(memory, suspended=True)
+    read(memory, OLD, NEW)
+    memory.settle({READER.key: NOTHING, OTHER.key: NOTHING}, everyone=True)
+    read(memory, OLD, NEW, FAILING)
+    memory.settle({OTHER.key: NOTHING}, everyone=True)
+    read(memory, OLD, NEW)
+    remember(memory)
+    assert role.new_for(NOTHING) == only(NEW)
+    memory.settle({READER.key: NOTHING}, everyone=True)
+    assert role.new_for(NOTHING) == NOTHING
+
+
+def test_what_is_new_to_a_role_is_not_known_before_its_first_complete_read_while_it_is_active() -> None:
+    memory = PrivilegeMemory()
+    role = remember(memory, suspended=True)
+    assert role.new_for(read(memory, OLD)) is None
+    memory.begin_noting(READER.key, NOTHING)
+    memory.settle({READER.key: NOTHING}, everyone=True)
+    assert role.new_for(read(memory, OLD)) is None
+    remember(memory)
+    memory.begin_noting(READER.key, only(OLD))
+    assert role.new_for(read(memory, OLD)) == only(OLD)
+
+
+def test_an_object_with_another_owner_or_name_is_new() -> None:
+    memory, _ = begin()
+    assert read(memory, make("old", oid=1, owner=STRANGER)) == only(OLD)
+    memory.settle({}, everyone=True)
+    assert read(memory, make("renamed", oid=1, owner=STRANGER)) == only(OLD)
