@@ -29,7 +29,7 @@ WAY_OUT = "spec.deletionPolicy: Retain"
 MakeDatabase = Callable[[str], Awaitable[Database]]
 
 #: Something waits for a lock while it empties a role.
-HELD = """SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'pgrole-controller disown'
+HELD = """SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'pgrole-controller reassign'
           AND wait_event_type = 'Lock' AND datname = {})"""
 
 

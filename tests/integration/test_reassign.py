@@ -144,7 +144,7 @@ async def reached(connection: Connection, query: str, *arguments: object) -> Non
             await anyio.sleep(0.01)
 
 
-WAITS = """SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'pgrole-controller disown'
+WAITS = """SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'pgrole-controller reassign'
                           AND wait_event_type = 'Lock')"""
 
 # What a role can own: made by it in schema s, or made by a superuser and given to it.
