@@ -172,7 +172,7 @@ async def leader_is_killed(say: Say, how: How, own: Stage) -> None:
         say(f"away ({how}), leader killed: the gap", gap)
         assert gap < 20.0 + SLACK
         # It has seen no Secret: of the password, it knows only what the database held at its first read.
-        await pair.second.controller.wait_log(f"looked  object={own.kube.namespace}/secured")
+        await pair.second.controller.wait_log(f"decision made  object={own.kube.namespace}/secured")
         await pair.database.execute("ALTER ROLE secured PASSWORD 'guessed again'")
         await pair.database.wait_password("secured", "first password")
         assert pair.writers(logged) == ["first", "second"]
