@@ -107,7 +107,9 @@ BY_DEFAULT = {
         ('default privileges of creator "@b_app"', "createdBy"),
     ),
     "a catalog": PrivilegeAttack(
-        on("pg_catalog", "pg_authid", "SELECT"), ("waiting for table pg_catalog.pg_authid",), "PrivilegePending"
+        on("pg_catalog", "pg_authid", "SELECT"),
+        ("table pg_catalog.pg_authid", "privileges on PostgreSQL's own objects are not managed"),
+        "InvalidSpec",
     ),
     "the controller's own schema": PrivilegeAttack(
         on("pgrole", "ddl_event", "INSERT"), ("pgrole.ddl_event", "schema pgrole belongs to the controller")
