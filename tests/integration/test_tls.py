@@ -155,7 +155,7 @@ async def test_doctor_reads_the_end_of_a_verified_certificate(trial: TlsTrial) -
     assert verified.verified
     assert verified.expires is not None
     assert abs(verified.expires - ends) < timedelta(hours=1)
-    assert "certificate ends at" in judge_encryption("s", verified, "verify-full", datetime.now(UTC)).text
+    assert "certificate expires at" in judge_encryption("s", verified, "verify-full", datetime.now(UTC)).text
     async with diagnosing(trial.endpoint("require")) as connection:
         unverified = await read_server_facts(connection)
     assert (unverified.encrypted, unverified.verified, unverified.expires) == (True, False, None)
