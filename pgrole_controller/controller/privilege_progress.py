@@ -1,6 +1,6 @@
 """What is known of one role during a round in one database, and how its drift is summarized, stored and restored."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -12,7 +12,8 @@ from pgrole_controller.core.contest import describe_field
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.privilege_difference import PrivilegeDifference
-from pgrole_controller.core.privilege_result import Culprit, Evidence, PrivilegeDrift, PrivilegeNews
+from pgrole_controller.core.privilege_result import Culprit, Evidence, PrivilegeDrift, PrivilegeNews, PrivilegeResult
+from pgrole_controller.postgres.stored_state import StoredState
 
 #: What one culprit did: the drift as it is reported, its differences, and the culprit with everything that is known.
 CulpritDrift = tuple[PrivilegeDrift, tuple[PrivilegeDifference, ...], Culprit]
@@ -61,11 +62,31 @@ class PrivilegeProgress:
         return bool(self.changes or self.default_changes)
 
 
+def is_verified(some: Iterable[PrivilegeProgress]) -> bool:
+    """Whether the transactions that changed these roles' privileges read all of them back."""
+    return not any(one.error is not None or one.default_changes for one in some)
+
+
 def object_of(difference: PrivilegeDifference) -> ObjectId | None:
     return None if difference.object is None else difference.object.id
 
 
-def restore_drift(stored: Mapping[str, object] | None) -> tuple[PrivilegeDrift, ...]:
+def restore_applied(one: PrivilegeProgress, stored: StoredState, remembered: Mapping[int, AppliedState]) -> None:
+    """Takes over what was last applied. `remembered`, by oid: where the database stores nothing."""
+    oid = one.grantee.oid
+    if not stored.stores:
+        one.applied = remembered.get(oid, AppliedState())
+        return
+    found = stored.find(oid)
+    if found is None or found.holder != one.grantee.uid:
+        one.applied = AppliedState()
+        return
+    one.applied = AppliedState(found.digest, found.drift_count, found.approve_handled)
+    if not one.role.last_drifts:
+        one.role.last_drifts = _restore_drift(found.last_drift)
+
+
+def _restore_drift(stored: Mapping[str, object] | None) -> tuple[PrivilegeDrift, ...]:
     """The drift that `shorten_drift` stored; none if another version stored it."""
     match stored:
         case {"time": str(time), "words": [*words], "count": int(count), "login": str(login), "proof": str(proof)}:
@@ -98,3 +119,24 @@ def find_error(one: PrivilegeProgress, database: str) -> PgRoleError | None:
         return one.error
     refused = [error for error in one.role.pending if isinstance(error, Refused)]
     return next(iter([*refused, *one.role.pending]), None)
+
+
+def build_result(one: PrivilegeProgress, database: str) -> PrivilegeResult:
+    """Returns what to report about the role, and notes whether its round failed."""
+    role, error = one.role, find_error(one, database)
+    role.failed = error is not None
+    return PrivilegeResult(
+        one.grantee.key,
+        one.grantee.uid,
+        database,
+        role.digest,
+        error,
+        confirmed=role.confirmed and error is None,
+        drift_count=one.applied.drift_count,
+        last_drifts=role.last_drifts,
+        reported=role.reported,
+        news=tuple(one.news),
+        offer=role.offer,
+        approve_handled=one.applied.approve_handled,
+        unfit=role.offer is not None and one.grantee.approval.is_open(one.applied.approve_handled),
+    )

@@ -23,9 +23,10 @@ from pgrole_controller.controller.privilege_attribution import find_culprits
 from pgrole_controller.controller.privilege_memory import AppliedState, PrivilegeMemory, hold, note_repair
 from pgrole_controller.controller.privilege_progress import (
     PrivilegeProgress,
-    find_error,
+    build_result,
+    is_verified,
     object_of,
-    restore_drift,
+    restore_applied,
     shorten_drift,
 )
 from pgrole_controller.controller.privilege_restart import find_new_objects
@@ -120,7 +121,7 @@ class _Round:
         every = some = [self._begin(one) for one in (grantees if complete else self._differing(grantees, observed))]
         for last in (*(False,) * (PASSES - 1), True):
             for one in some:
-                self._restore(one, stored)
+                restore_applied(one, stored, self._memory.applied)
             await self._decide(some, observed)
             if not any(one.has_changes or one.needs_storing for one in some):
                 break
@@ -132,7 +133,7 @@ class _Round:
                 break
             else:
                 await self._apply(some, observed)
-                if not complete and _is_verified(some):
+                if not complete and is_verified(some):
                     break
                 some = [one for one in some if one.has_changes]
                 if not some:
@@ -179,19 +180,6 @@ class _Round:
         observed, stored = await self._session.read([one.oid for one in grantees], reach, look)
         self._is_suspended = stored.suspended
         return observed, stored
-
-    def _restore(self, one: PrivilegeProgress, stored: StoredState) -> None:
-        oid = one.grantee.oid
-        if not stored.stores:
-            one.applied = self._memory.applied.get(oid, AppliedState())
-            return
-        found = stored.find(oid)
-        if found is None or found.holder != one.grantee.uid:
-            one.applied = AppliedState()
-            return
-        one.applied = AppliedState(found.digest, found.drift_count, found.approve_handled)
-        if not one.role.last_drifts:
-            one.role.last_drifts = restore_drift(found.last_drift)
 
     def _differing(self, grantees: Sequence[Grantee], observed: ObservedDatabase) -> list[Grantee]:
         """Those about whom what was read decides something."""
@@ -383,28 +371,12 @@ class _Round:
                 )
 
     def _result(self, one: PrivilegeProgress, *, complete: bool) -> PrivilegeResult:
-        role, decision, database = one.role, one.decision, self._session.database
         if complete:
+            role, decision = one.role, one.decision
             self._announce_reported(one)
             role.pending, role.reported = decision.pending, phrases(decision.reported)
             role.confirmed = decision.confirmed
-        error = find_error(one, database)
-        role.failed = error is not None
-        return PrivilegeResult(
-            one.grantee.key,
-            one.grantee.uid,
-            database,
-            role.digest,
-            error,
-            confirmed=role.confirmed and error is None,
-            drift_count=one.applied.drift_count,
-            last_drifts=role.last_drifts,
-            reported=role.reported,
-            news=tuple(one.news),
-            offer=role.offer,
-            approve_handled=one.applied.approve_handled,
-            unfit=role.offer is not None and one.grantee.approval.is_open(one.applied.approve_handled),
-        )
+        return build_result(one, self._session.database)
 
     def _announce_reported(self, one: PrivilegeProgress) -> None:
         """Drift that is left as it is, once."""
@@ -419,11 +391,6 @@ class _Round:
         one.role.told = frozenset(difference.words for difference in one.decision.reported)
         if drifts:
             one.role.last_drifts = tuple(drifts)
-
-
-def _is_verified(some: Iterable[PrivilegeProgress]) -> bool:
-    """Whether the transactions that changed these roles' privileges read all of them back."""
-    return not any(one.error is not None or one.default_changes for one in some)
 
 
 def _where_changed(some: Iterable[PrivilegeProgress]) -> Look:
