@@ -44,8 +44,7 @@ _ATTEMPTS = 5
 @dataclass(frozen=True, slots=True)
 class ReportedDrift:
     """What one PgRole reports and can be approved. `changes`: by database, in words. The texts are the controller's,
-    for
-    people; the command does not rely on their form.
+    for people; the command does not rely on their form.
     """
 
     namespace: str
@@ -66,8 +65,7 @@ class ReportedDrift:
 @dataclass(frozen=True, slots=True)
 class Progress:
     """What the controller has reported about an approval. `left`: subjects not yet corrected, in words; `offered`:
-    some of the
-    approved drift is still reported.
+    some of the approved drift is still reported.
     """
 
     left: tuple[str, ...]

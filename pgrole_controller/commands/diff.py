@@ -42,8 +42,7 @@ def _run(options: argparse.Namespace, choice: ServerChoice) -> int:
 
 async def diff_cluster(choice: ServerChoice, namespace: str | None, names: Sequence[str] = ()) -> PlanReport:
     """Compares the PgRoles of a namespace (None: of all), or those with these names in it. Raises WrongSetting,
-    PgRoleError,
-    ApiError, Unreachable, NotConfigured.
+    PgRoleError, ApiError, Unreachable, NotConfigured.
     """
     async with open_cluster(choice) as client:
         view = await read_cluster(client, None if namespace is None else {namespace}, required=True)

@@ -30,8 +30,7 @@ async def check_server(
     config: ServerConfig, login: str | None, databases: tuple[str, ...] | None, cluster: str | None
 ) -> list[Finding]:
     """Checks one server. `login`: the controller's role, if another role logs in. `databases`: with managed
-    privileges, if
-    the cluster says. `cluster`: id in claims.
+    privileges, if the cluster says. `cluster`: id in claims.
     """
     area = f"server {config.name}"
     checks = CheckList(area)

@@ -71,8 +71,7 @@ def name_objects(role_names: Iterable[str]) -> dict[str, str]:
     selection.
 
     Uses a role's own name where Kubernetes accepts it; otherwise a name derived from it, with a digest where two would
-    be
-    equal.
+    be equal.
     """
     names = list(role_names)
     found = {name: name for name in names if is_object_name(name) and name not in _RESERVED}

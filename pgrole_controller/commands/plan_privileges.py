@@ -29,8 +29,7 @@ _AT_ONCE = 4
 @dataclass(frozen=True, slots=True)
 class PlannedGrantee:
     """A role to compare. `exists` False: its oid is a placeholder, and it holds nothing yet. `recorded`: databases
-    whose
-    declaration its claim already holds, so that it was probably applied.
+    whose declaration its claim already holds, so that it was probably applied.
     """
 
     grantee: Grantee
@@ -62,8 +61,7 @@ async def plan_privileges(
     endpoint: Endpoint, some: Sequence[PlannedGrantee], existing: frozenset[str], created: Mapping[str, int]
 ) -> PrivilegesPlan:
     """`existing`: databases. `created`: placeholders of the roles that the plan creates, by name. A database that
-    cannot be read
-    is an error of the objects that name it.
+    cannot be read is an error of the objects that name it.
     """
     found: dict[Key, list[PlannedPrivileges]] = {one.grantee.key: [] for one in some}
     by_database: dict[str, list[PlannedGrantee]] = {}

@@ -54,8 +54,7 @@ async def plan_server(
     """Returns what would happen to these objects of one server.
 
     `asked`: only these are reported; the others are their rivals. Never raises PgRoleError: an error of the server
-    becomes
-    one of each object.
+    becomes one of each object.
     """
     try:
         if config.endpoint is None:

@@ -1,8 +1,7 @@
 """Limits on connections: how many exist, how long one may take to send a request, and what answers a malformed one.
 
 aiohttp bounds the size of a request's head but not the time that a client takes to send it: a client that sends one
-byte
-a second would hold a connection forever.
+byte a second would hold a connection forever.
 """
 
 import asyncio

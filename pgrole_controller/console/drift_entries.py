@@ -30,8 +30,7 @@ class DriftEntry:
     """One drift of a role, or of its privileges in `database`. Unknown texts are empty.
 
     `fields`: of spec. `details`: what happened, one phrase each. `proof`: as in status. `by_role`: the role that the
-    session
-    acted as, if it is not `login`.
+    session acted as, if it is not `login`.
     """
 
     time: datetime

@@ -69,8 +69,7 @@ RELIST_SECONDS = 0.1
 @dataclass(frozen=True, slots=True)
 class ElectionConfig:
     """Leader election. `lease`: name of a Lease in the controller's own namespace. `identity`: name of this process
-    for
-    people; a suffix makes it unique.
+    for people; a suffix makes it unique.
     """
 
     lease: str
@@ -80,8 +79,7 @@ class ElectionConfig:
 @dataclass(frozen=True, slots=True)
 class Config:
     """What to run. `server`: the one of PGROLE_DSN. `cluster` None: the uid of namespace kube-system. `namespace`: the
-    only
-    one whose PgRoles are reconciled. `election` None: no other process works for this cluster.
+    only one whose PgRoles are reconciled. `election` None: no other process works for this cluster.
     """
 
     server: ServerConfig | None
@@ -233,8 +231,7 @@ class _RunningController:
 
     async def _relist_when_back(self) -> None:
         """Lists everything again when Kubernetes is back: a watch can be cut off without an error and miss what was
-        declared
-        meanwhile.
+        declared meanwhile.
         """
         while True:
             await self._leadership.confirmed_again()
@@ -367,8 +364,7 @@ class _RunningController:
 
 class LookupThreads(ThreadPoolExecutor):
     """Runs name lookups in threads of their own; the loop accepts no other executor. The process does not wait for
-    them at
-    its end.
+    them at its end.
     """
 
     def submit(self, call: Callable[..., Any], /, *arguments: object, **named: object) -> Future[Any]:

@@ -64,8 +64,7 @@ Value = TypeVar("Value")
 
 class Attributor:
     """Finds and records the causes of drift on one server, across its sessions. `on_found` is called with the key of
-    each
-    drift whose cause was found.
+    each drift whose cause was found.
     """
 
     def __init__(self, config: Callable[[], ServerConfig], cluster: str, on_found: Callable[[Key], None]) -> None:

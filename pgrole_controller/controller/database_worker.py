@@ -71,8 +71,7 @@ class DatabaseContext:
 
 class DatabaseWorker:
     """`mode` None: no session. `trouble`: why there is none. `why`: why the session does not use Events. `stores`: it
-    has a
-    session, and the database has its part of schema pgrole.
+    has a session, and the database has its part of schema pgrole.
     """
 
     def __init__(self, database: str, context: DatabaseContext) -> None:

@@ -75,8 +75,7 @@ async def _add_endings(
     ends: Mapping[int, tuple[int, str]], observations: list[Observed | PgRoleError], session: Session
 ) -> None:
     """Reads what depends on the roles to be dropped, who uses them, and their new owners. `ends`: oid of the role and
-    name
-    of the new owner, by place.
+    name of the new owner, by place.
     """
     for place, ending in zip(ends, await session.read_drop_states(list(ends.values())), strict=True):
         observed = observations[place]

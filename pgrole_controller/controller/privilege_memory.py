@@ -61,9 +61,8 @@ class RoleMemory:
 @dataclass(slots=True)
 class PrivilegeMemory:
     """`applied`: by oid of the role, where the database stores nothing. `repaired_at`: when the last correction of a
-    drift
-    was committed, on the loop's clock. `recorded`: drifts were written that the home database lacks. `unrecorded`:
-    reported drifts that are not yet written.
+    drift was committed, on the loop's clock. `recorded`: drifts were written that the home database lacks.
+    `unrecorded`: reported drifts that are not yet written.
     """
 
     applied: dict[int, AppliedState] = field(default_factory=dict)

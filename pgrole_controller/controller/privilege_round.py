@@ -68,8 +68,7 @@ async def run_round(
     suspended: Callable[[], bool],
 ) -> list[PrivilegeResult]:
     """Reads what `look` asks for, for all roles, and everything for the roles of `keys`. Raises PgRoleError if the
-    session
-    fails.
+    session fails.
     """
     memory.keep_only(grantees)
     everyone = frozenset(one.key for one in grantees)

@@ -43,11 +43,9 @@ class Queue:
         """Waits until a key of the server is due, and begins the reconciles of the due keys, at most `limit`.
 
         Before `calm_until`, on the loop's clock, nothing begins unless a drift is due. Each reconcile must be ended
-        with `done`,
-        also by a cancelled caller: until then its key is not reconciled again. Returns nothing when the queue is
-        closed. If
-        `take` itself is cancelled, no reconcile has begun. Raises RuntimeError while another caller waits for the same
-        server.
+        with `done`, also by a cancelled caller: until then its key is not reconciled again. Returns nothing when the
+        queue is closed. If `take` itself is cancelled, no reconcile has begun. Raises RuntimeError while another caller
+        waits for the same server.
         """
         await anyio.lowlevel.checkpoint()
         while not self._closed:
@@ -101,8 +99,7 @@ class Queue:
 
     async def _wait(self, server: str, calm_until: float) -> None:
         """Waits until something changes for the server, or its next delayed key is due. Keys that are already due wait
-        for a drift
-        or for `calm_until`.
+        for a drift or for `calm_until`.
         """
         if server in self._waiting:
             message = f"another waits for server {server!r}"

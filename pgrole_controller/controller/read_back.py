@@ -1,9 +1,8 @@
 """Remembers what was read back after a change, so that the next reconciles can compare instead of deciding again.
 
 The controller reads a role that it changed twice more: when the change's own NOTIFY arrives, and after two seconds.
-Mostly
-nothing differs by then. These reconciles read the object, its policy and the role again; if all of it is equal, so is
-the decision.
+Mostly nothing differs by then. These reconciles read the object, its policy and the role again; if all of it is equal,
+so is the decision.
 
 Guarantees: each of them reads from the database everything that a reconcile reads about the role; any difference leads
 to a full reconcile.

@@ -22,13 +22,10 @@ class ServerConfig:
     """A declared server.
 
     `address`: where applications reach it. `endpoint` None: the controller cannot connect, because of `problem`.
-    `mode`: how
-    changes are detected; in mode Poll, every `interval` seconds. `lapsed`: the Secret or ConfigMap that `endpoint` was
-    made
-    from no longer exists (`problem`): the current session continues, but no new one begins. `databases` None: no
-    connection
-    to any database but the home database. `age`: creationTimestamp, then uid; decides between two declarations of one
-    server. `generation`: of the PgServer.
+    `mode`: how changes are detected; in mode Poll, every `interval` seconds. `lapsed`: the Secret or ConfigMap that
+    `endpoint` was made from no longer exists (`problem`): the current session continues, but no new one begins.
+    `databases` None: no connection to any database but the home database. `age`: creationTimestamp, then uid; decides
+    between two declarations of one server. `generation`: of the PgServer.
     """
 
     name: str

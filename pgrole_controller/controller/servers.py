@@ -142,8 +142,7 @@ class ServerWorkers:
 
     async def _declare(self, name: str) -> ServerConfig | None:
         """Returns the declaration as last read, unless a version changed since or it could not be used. None if the
-        PgServer was
-        deleted while others were read.
+        PgServer was deleted while others were read.
         """
         stored = self._observed.pgservers.get(Key("", name))
         if stored is None:
@@ -166,8 +165,7 @@ class ServerWorkers:
 
     def _keep(self, declared: ServerConfig, known: ServerConfig) -> ServerConfig:
         """A server whose credentials cannot be read now keeps those that it has. Missing credentials serve only the
-        current
-        session, and are forgotten with it.
+        current session, and are forgotten with it.
         """
         if declared.problem is None or known.endpoint is None:
             return declared

@@ -127,8 +127,7 @@ def _is_status_only(change: Change) -> bool:
 
 def _is_own_doing(change: Change) -> bool:
     """Whether only what this process wrote for the object differs: its status, its finalizer. Another change may have
-    come
-    between the last read and the answer to the write.
+    come between the last read and the answer to the write.
     """
     if change.by != change.key or change.old is None or change.new is None:
         return False

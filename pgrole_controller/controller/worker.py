@@ -106,8 +106,7 @@ class ServerWorker:
 
     def declare(self, server: ServerConfig) -> None:
         """Takes the current declaration. Reconnects if it changes how to connect, and reconciles every object if it
-        changes the
-        policy.
+        changes the policy.
         """
         before, self.keeper.server = self.server, server
         if before.resync_seconds != server.resync_seconds:
@@ -160,8 +159,7 @@ class ServerWorker:
 
     async def _refresh_grantees(self) -> None:
         """Reconciles the objects with privileges after claims of deleted objects were released: the namespace may no
-        longer be
-        allowed to grant privileges on what such a role owns.
+        longer be allowed to grant privileges on what such a role owns.
         """
         while True:
             await self._claims_released.wait()

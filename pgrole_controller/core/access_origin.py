@@ -1,8 +1,7 @@
 """Where a privilege comes from: which PgRole declares it, and since when a role has had it.
 
 PostgreSQL stores no time of a grant. But a catalog row has granted the same since it was last written. So a role has
-had
-a privilege at least since the last change of the rows on its path: the object's ACL and the memberships.
+had a privilege at least since the last change of the rows on its path: the object's ACL and the memberships.
 """
 
 from collections.abc import Mapping

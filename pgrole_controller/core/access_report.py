@@ -58,8 +58,7 @@ class Surroundings:
 @dataclass(frozen=True, slots=True)
 class NamedObjects:
     """Objects with the same owner and ACL. `names`: of the first of them, routines with their arguments. `unnamed`:
-    number of
-    further objects, for which it is unknown whether a PgRole declares them.
+    number of further objects, for which it is unknown whether a PgRole declares them.
     """
 
     acl: AccessObject

@@ -101,8 +101,7 @@ class ObservedAcl:
     """One object with the ACL entries of the requested grantees, columns included.
 
     `seen`: digest of owner and whole ACL; a repair verifies that it has not changed. `xmin`: transactions that last
-    wrote the
-    rows with the ACLs (a table's own row, and those of its columns), newest first.
+    wrote the rows with the ACLs (a table's own row, and those of its columns), newest first.
     """
 
     object: DatabaseObject

@@ -1,9 +1,8 @@
 """Decides which privileges of a role are granted and revoked in one database, and which differences are drift.
 
 A declared database is exact: undeclared privileges of the role are revoked, whoever granted them. Exceptions are what
-the
-role owns, objects of extensions, schemas that the declaration does not manage, and kinds that cannot be declared. In a
-database that only a former declaration lists, only what that declaration granted is revoked.
+the role owns, objects of extensions, schemas that the declaration does not manage, and kinds that cannot be declared.
+In a database that only a former declaration lists, only what that declaration granted is revoked.
 """
 
 from collections.abc import Collection

@@ -97,9 +97,8 @@ def digest_role_drift(
     """Returns the digest of a role's reported drift.
 
     `place`: identifies object, role and declaration. `observed`: the role's values by field. `password_key`: the digest
-    of
-    the verifier set last, which only the claim has. It distinguishes one observed password from another, and no one who
-    reads the resulting digest can test guesses of a password.
+    of the verifier set last, which only the claim has. It distinguishes one observed password from another, and no one
+    who reads the resulting digest can test guesses of a password.
     """
     described = [_canonical(one, password_key) for one in changes]
     return _digest("role", [_canonical(tuple(place), ""), described, _canonical(dict(observed), password_key)])
@@ -109,8 +108,7 @@ def digest_privilege_drift(
     place: Sequence[object], changes: Iterable[AclChange], default_changes: Iterable[DefaultAclChange]
 ) -> str:
     """Returns the digest of what would be granted and revoked in one database. `place`: identifies object, role,
-    database and
-    declaration.
+    database and declaration.
     """
     described = [
         [

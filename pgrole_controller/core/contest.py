@@ -72,9 +72,8 @@ class FieldContest:
     """What is known of one field.
 
     `repairs`: times of the last ones, at most `LIMIT`, oldest first. `count`: number of repairs since `began`. `seen`:
-    when it
-    last drifted. `delay`: how long a repair is held back, 0.0 while the field is not contested. `until`: when the next
-    repair may happen, None once it has.
+    when it last drifted. `delay`: how long a repair is held back, 0.0 while the field is not contested. `until`: when
+    the next repair may happen, None once it has.
     """
 
     repairs: tuple[Moment, ...]
@@ -130,8 +129,7 @@ class Contest:
     """What is known of one object, by field.
 
     `generation`: of the spec. `password_task`: the task whose password was held back; running it again unchanged would
-    bring
-    nothing new.
+    bring nothing new.
     """
 
     generation: int
@@ -274,8 +272,7 @@ def without_held(plan: Plan, held: frozenset[str], system_identifier: int) -> Pl
     """Returns the plan of a drift without the changes of these fields.
 
     Until a missing or renamed role is repaired, nothing else about it can be changed. So a held-back creation holds
-    back
-    everything, and a held-back rename is made together with any repair that is not held back.
+    back everything, and a held-back rename is made together with any repair that is not held back.
     """
     changes = tuple(change for change in plan.changes if change.field not in held or isinstance(change, Rename))
     if ("role" in held and plan.oid is None) or all(isinstance(change, Rename) for change in changes):

@@ -66,8 +66,7 @@ class DefaultsComparison:
         complete: bool,
     ) -> None:
         """`roles`, `schemas`: existing ones. `schema_ids`: as far as known. `complete`: creators that are not in
-        `roles` do not
-        exist.
+        `roles` do not exist.
         """
         allowed: dict[_Place, frozenset[str]] = {}
         denied: dict[_Place, frozenset[str]] = {}

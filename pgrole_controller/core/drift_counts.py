@@ -1,8 +1,7 @@
 """Drifts by hour in the last day, for a PgServer's status.
 
 The status outlives a process, but a process counts drifts first. So the counts of a process are added to what the
-status
-held when the process first wrote it.
+status held when the process first wrote it.
 """
 
 from collections.abc import Mapping

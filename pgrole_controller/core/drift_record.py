@@ -97,8 +97,7 @@ def _size(described: Mapping[str, Any]) -> int:
 
 def extend_history(previous: Sequence[Mapping[str, Any]], records: Iterable[DriftRecord]) -> list[dict[str, Any]]:
     """Returns status.driftHistory, newest first: the previous entries, and those of these drifts that are new or whose
-    cause
-    is new.
+    cause is new.
     """
     history = {_identity(entry): dict(entry) for entry in previous}
     for record in records:

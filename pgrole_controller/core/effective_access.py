@@ -55,8 +55,7 @@ _RANK = {source: place for place, source in enumerate(Source)}
 @dataclass(frozen=True, slots=True)
 class AccessObject:
     """An object with its whole ACL; if it has none, that of acldefault. Includes entries of columns. `count`: number
-    of
-    objects of its kind and schema, with the same owner and ACL, that it stands for.
+    of objects of its kind and schema, with the same owner and ACL, that it stands for.
     """
 
     object: DatabaseObject
@@ -76,8 +75,7 @@ class Route:
 @dataclass(frozen=True, slots=True)
 class EffectivePrivilege:
     """A privilege that a role has. `column` is empty for the whole object. `routes`: the shortest first, at most
-    MOST_ROUTES
-    of `total`. `grantable`: the role may grant it to others.
+    MOST_ROUTES of `total`. `grantable`: the role may grant it to others.
     """
 
     privilege: str

@@ -1,11 +1,9 @@
 """Reduces a plan to what is allowed while Kubernetes is unreachable.
 
 The controller then maintains what was applied before and does nothing else: a database should not depend on Kubernetes
-to
-enforce its roles, but the known state may be outdated. The claim records the generations last acted on, so a drift is
-repaired only if they equal what this process knows. Nothing is created for the first time, adopted, dropped, handed
-over,
-released or generated, and no Secret is read.
+to enforce its roles, but the known state may be outdated. The claim records the generations last acted on, so a drift
+is repaired only if they equal what this process knows. Nothing is created for the first time, adopted, dropped, handed
+over, released or generated, and no Secret is read.
 """
 
 from dataclasses import replace

@@ -134,8 +134,7 @@ def _chunks(values: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
 
 def _rank(changes: Sequence[AclChange]) -> list[int]:
     """Returns the place of each change in the order: privileges that a delegate granted are revoked before the
-    delegate's own
-    grant option, then owners' grants are revoked, and then everything else is granted.
+    delegate's own grant option, then owners' grants are revoked, and then everything else is granted.
     """
     delegated: dict[ObjectId, list[int]] = defaultdict(list)
     for index, change in enumerate(changes):

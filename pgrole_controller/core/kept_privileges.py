@@ -111,8 +111,7 @@ def _is_confirmed(desired: Desired, grantee: Grantee, database: str) -> bool:
 
 def keep_privileges(plan: Plan, desired: Desired, observed: Observed, server: Server) -> Plan:
     """Adds to the plan what the claim should hold, if it differs: new declarations at once, and without former ones as
-    soon
-    as their database has confirmed that nothing of them remains.
+    soon as their database has confirmed that nothing of them remains.
     """
     claim, declared = observed.claim, desired.privileges or {}
     kept = claim.privileges if claim else NOTHING

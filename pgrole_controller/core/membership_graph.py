@@ -228,8 +228,7 @@ def render_dot(graph: MembershipGraph) -> str:
 
 def _quote(text: str) -> str:
     """Quotes a text. DOT has one escape in quotes, but labels interpret backslashes, so these are doubled. All line
-    breaks
-    are ours.
+    breaks are ours.
     """
     lines = (make_legible(line).replace("\\", "\\\\").replace('"', '\\"') for line in text.split("\n"))
     return '"' + "\\n".join(lines) + '"'

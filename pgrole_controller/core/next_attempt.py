@@ -24,8 +24,7 @@ CONFLICT_SECONDS = 0.5
 
 class WriteError(Enum):
     """GONE: the object does not exist. CONFLICT: another write came first. UNREACHABLE: no answer, or this process
-    does not
-    lead. REFUSED: the API server refused.
+    does not lead. REFUSED: the API server refused.
     """
 
     GONE = "gone"
@@ -49,11 +48,9 @@ class Ending:
     """How a reconcile ended.
 
     `outcome`: what status reports; None: nothing yet. `prepared`: the prerequisite of the next reconcile is done, or
-    the
-    reconcile was interrupted. `decided`: the role was read, and no error prevented a decision. `gone`: the object does
-    not
-    exist, or may be deleted. `unconfirmed`: the role was changed, or compared with a password that was read some time
-    ago.
+    the reconcile was interrupted. `decided`: the role was read, and no error prevented a decision. `gone`: the object
+    does not exist, or may be deleted. `unconfirmed`: the role was changed, or compared with a password that was read
+    some time ago.
     `rotation_in`: seconds until the password is replaced, None: never.
     """
 

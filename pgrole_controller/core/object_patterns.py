@@ -103,8 +103,7 @@ class _Part:
     """What a declaration wants on the objects of one kind in one schema.
 
     `always`: on every object. `access`: on every object except those whose name matches; `by_access`: unions of these,
-    by
-    the ones that apply. Names of routines are by (name, arguments), where arguments None means every overload.
+    by the ones that apply. Names of routines are by (name, arguments), where arguments None means every overload.
     """
 
     always: Wanted
@@ -299,8 +298,7 @@ def split_signature(text: str) -> list[tuple[str, str | None]]:
     """Returns the ways to read a declared routine: its name and normalized arguments, None for every overload.
 
     A name may contain parentheses. Only one way can match an existing routine, since PostgreSQL quotes types whose
-    names
-    contain parentheses.
+    names contain parentheses.
     """
     if not (text.endswith(")") and "(" in text):
         return [(text, None)]

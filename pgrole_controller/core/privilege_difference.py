@@ -67,8 +67,7 @@ class DifferenceLedger:
     """Notes each difference as drift, extension or neither, and decides whether to correct it.
 
     Before the declaration is applied (`current` False), no difference is drift. Under `report_only` drift is not
-    corrected,
-    but privileges on new objects are granted.
+    corrected, but privileges on new objects are granted.
     """
 
     def __init__(

@@ -29,8 +29,7 @@ def add_privileges(outcome: Outcome, privileges: GrantedPrivileges, expected: Se
     """Returns the outcome of role and privileges.
 
     `expected`: databases in which privileges are, or were, declared. The role's own outcome takes precedence. The
-    databases'
-    workers retry failures there.
+    databases' workers retry failures there.
     """
     if not expected or not (outcome.ready or outcome.reason is Reason.DRIFT_REPORTED):
         return outcome

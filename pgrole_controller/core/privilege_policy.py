@@ -2,8 +2,7 @@
 
 Without rules, the objects of a namespace may declare privileges on what the namespace's own roles own: privileges that
 they could grant by logging in as the owner. Some privileges give more than they seem to. On other owners' objects,
-these
-need exact names on both sides, in the declaration and in the rule.
+these need exact names on both sides, in the declaration and in the rule.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,8 +31,7 @@ class DatabaseFacts:
     - `superusers`: oids of roles with SUPERUSER.
     - `own_roles`: oids of the controller's own roles.
     - `search_path_schemas`: schemas in the search_path of the database, a role or a routine, and schemas with the name
-      of a
-      role, because of "$user". `public` is implied. `search_paths_cut`: there are more of them.
+      of a role, because of "$user". `public` is implied. `search_paths_cut`: there are more of them.
     """
 
     database: str
@@ -164,8 +162,7 @@ def _allowing(
 
 def _is_owner_allowed(rule: PrivilegeRule, owner: int, owner_name: str, facts: DatabaseFacts) -> bool:
     """Tells whether a rule names the owner. Superusers, PostgreSQL's own roles and the controller's roles need their
-    exact
-    names: a pattern such as `shop_*` is meant for a team's roles.
+    exact names: a pattern such as `shop_*` is meant for a team's roles.
     """
     if rule.owned_by is None:
         return True

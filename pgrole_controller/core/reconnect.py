@@ -2,8 +2,7 @@
 
 A server that restarts is back within seconds and announces nothing. So during the first minute of an outage, the
 controller tries as often as is cheap for the server. After that, and while the server answers with an error, the
-back-off
-doubles. The caller passes times, in seconds of any one monotonic clock.
+back-off doubles. The caller passes times, in seconds of any one monotonic clock.
 """
 
 from dataclasses import dataclass

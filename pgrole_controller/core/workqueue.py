@@ -151,8 +151,7 @@ class Schedule:
 
     def done(self, key: Key, now: float, result: NextAttempt) -> str | None:
         """Ends the reconcile of a key. Returns the server for which the key waits again; None when it is at rest.
-        Raises
-        LookupError if no reconcile of the key is in progress.
+        Raises LookupError if no reconcile of the key is in progress.
         """
         entry = self._entries.get(key)
         if entry is None or entry.item is None:

@@ -53,8 +53,7 @@ def postpone() -> PgRoleError:
 
 async def explain(connection: Connection, error: PgRoleError, repair: AclRepair, version: int) -> PgRoleError:
     """Returns the error to report on the object that declares the privileges. `version`: server_version_num. Raises
-    PgRoleError
-    if the connection is lost.
+    PgRoleError if the connection is lost.
     """
     label, code = repair.observed.object.label, sqlstate(error)
     said = str(getattr(error.__cause__, "message", "")) or error.message

@@ -23,8 +23,7 @@ def render_repairs(repairs: Sequence[AclRepair], version: int, opening: Iterable
     """Returns the message; empty if a message cannot make these changes.
 
     `version`: server_version_num. `opening` and `ending` belong to the same transaction. Raises ValueError for a change
-    that
-    has no statement.
+    that has no statement.
     """
     if not repairs:
         return ";\n".join([*opening, *ending])

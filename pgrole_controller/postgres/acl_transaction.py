@@ -116,8 +116,7 @@ class AclTransactions:
 
     async def _transact_at_once(self, repairs: Sequence[AclRepair], *, extra: bool) -> bool:
         """Runs one transaction in one round trip. Returns False if nothing was changed, because these objects need
-        more than one
-        message, or because the failed object must be found.
+        more than one message, or because the failed object must be found.
         """
         storing = extra and not (self.errors or self.default_errors)
         ending = self._extra if storing else ()
@@ -222,8 +221,7 @@ class AclTransactions:
 
     async def _verify(self, repairs: Sequence[AclRepair]) -> None:
         """Reads the ACLs back. Grants again what a revoke took along, e.g. by CASCADE. Raises PgRoleError if an object
-        does not
-        have the privileges that it should.
+        does not have the privileges that it should.
         """
         if not repairs:
             return

@@ -115,8 +115,7 @@ async def read_role_xmins(connection: Connection, oid: int) -> tuple[int, ...]:
     """Reads the transactions that last wrote the role's rows, latest first.
 
     Until a drift is repaired, they are those of the drift. Without the right to read pg_authid, only those of
-    memberships,
-    settings and comment. Raises PgRoleError.
+    memberships, settings and comment. Raises PgRoleError.
     """
     rows = await fetch(connection, "role_xmins", _query("role_rows"), oid, seconds=_SECONDS)
     if first(await fetch(connection, "role_xmins", _query("sees_roles"), seconds=_SECONDS)).get("sees", bool):

@@ -186,8 +186,7 @@ async def test_a_schema_put_in_the_place_of_ours_is_never_called(stage: Stage) -
 
 async def usurp(database: Database, tenant: "asyncpg.Connection[asyncpg.Record]") -> bool:
     """An administrator drops our schema, and the tenant creates one in which every part records its callers. Returns
-    False if
-    ours was back first.
+    False if ours was back first.
     """
     await database.drop_schema()
     leave = "BEGIN INSERT INTO public.trace VALUES (current_user); RETURN NULL; END"

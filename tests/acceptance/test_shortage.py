@@ -1,6 +1,5 @@
 """A server runs out of disk or connections: the controller reports it, continues as far as possible, and delays no
-other
-server.
+other server.
 """
 
 import re
