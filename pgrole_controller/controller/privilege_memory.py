@@ -94,7 +94,7 @@ class PrivilegeMemory:
         if some == self._kept:
             return
         self._kept = some
-        self._resting = frozenset(one.key for one in some if one.suspended or one.ignored)
+        self._resting = frozenset(one.key for one in some if one.rests)
         kept, roles = {one.key for one in some}, {one.oid for one in some}
         self._roles = {key: one for key, one in self._roles.items() if key in kept}
         self.applied = {oid: one for oid, one in self.applied.items() if oid in roles}

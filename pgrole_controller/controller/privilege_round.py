@@ -148,7 +148,7 @@ class _Round:
 
     def _settle_role(self, one: PrivilegeProgress, *, complete: bool) -> None:
         self.unfinished[one.grantee.key] = unfinished = frozenset(change.object.id for change in one.changes)
-        if complete and not (one.grantee.suspended or one.grantee.ignored):
+        if complete and not one.grantee.rests:
             failed = {(obj, column) for obj, column in one.role.awaited if obj in unfinished}
             one.role.awaited = one.decision.awaited | failed
 

@@ -111,6 +111,11 @@ class Grantee:
     _digests: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
+    def rests(self) -> bool:
+        """Suspended or ignored: the role is granted nothing on new objects."""
+        return self.suspended or self.ignored
+
+    @property
     def databases(self) -> frozenset[str]:
         return frozenset(self.declared) | frozenset(self.former)
 
