@@ -268,7 +268,12 @@ async def _enter(
     with own_limits() as limits:
         try:
             connection: Connection = await asyncpg.connect(
-                **arguments, timeout=seconds, command_timeout=COMMAND_SECONDS, server_settings=settings
+                **arguments,
+                timeout=seconds,
+                command_timeout=COMMAND_SECONDS,
+                # a drift after a quiet hour is repaired with statements that are still prepared
+                max_cached_statement_lifetime=0,
+                server_settings=settings,
             )
         except BaseException as error:
             limits.abandon()

@@ -319,6 +319,22 @@ async def test_a_server_that_has_no_room_for_another_connection_says_so(postgres
         await admin.execute(f"DROP ROLE {name}")
 
 
+async def test_a_statement_stays_prepared_however_long_nothing_happens(
+    postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = "SELECT prepare_time FROM pg_prepared_statements WHERE statement LIKE '%prepare_time%'"
+    loop, later = asyncio.get_running_loop(), 0.0
+    time = loop.time
+    monkeypatch.setattr(loop, "time", lambda: time() + later)
+    async with connect(Endpoint(postgres_server.dsn()), "test") as connection:
+        prepared = await connection.fetchval(query)
+        later = 24 * 3600.0
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # timers that were due have run
+        assert await connection.fetchval(query) == prepared
+        later = 0.0
+
+
 async def test_what_the_server_refuses_is_said_without_secrets(postgres_server: PostgresServer) -> None:
     for endpoint, words in (
         (endpoint_of(postgres_server, password=SECRET), "rejects the controller's credentials"),
