@@ -117,9 +117,9 @@ class PrivilegeMemory:
             known = self._terms[grantee.key] = grantee, self._equal.setdefault(terms, terms)
         return known[1]
 
-    def has_contests(self, key: Key) -> bool:
+    def is_contested(self, key: Key) -> bool:
         known = self._roles.get(key)
-        return known is not None and bool(known.contests)
+        return known is not None and any(contest.contested for contest in known.contests.values())
 
     def unsettled(self) -> frozenset[Key]:
         """Returns the roles for which a partial read does not suffice."""

@@ -187,7 +187,7 @@ class _Round:
         memory, database = self._memory, self._session.database
         differing = find_differing([(one, memory.terms(one, database)) for one in grantees], observed)
         keys = {one.key for one, _ in differing}
-        return [one for one in grantees if one.key in keys or memory.has_contests(one.key)]
+        return [one for one in grantees if one.key in keys or memory.is_contested(one.key)]
 
     async def _decide(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
         # Objects that only some roles reach are no reason to forget those of the others.

@@ -10,7 +10,7 @@ from pgrole_controller.core.acl import ObjectKind
 from pgrole_controller.core.acl_comparison import AclComparison
 from pgrole_controller.core.grantee import DatabasePrivileges, Grantee, PrivilegePolicy
 from pgrole_controller.core.object_patterns import compile_privileges
-from pgrole_controller.core.observed_database import ObservedDatabase
+from pgrole_controller.core.observed_database import NOTHING_HELD, HeldByRole, ObservedDatabase
 from pgrole_controller.core.privilege_difference import DifferenceLedger, PendingNames
 
 
@@ -33,32 +33,36 @@ def find_differing(
     """Leaves out roles that hold exactly what they declare on each of these objects, and may declare it. Pass the same
     PrivilegeTerms for roles with equal ones. Default privileges are not looked at.
     """
-    known: dict[int, Sequence[frozenset[str] | None]] = {}
+    known: dict[int, Sequence[_Screen]] = {}
     differing = []
     for grantee, terms in grantees:
-        exact = known.get(id(terms))
-        if exact is None:
-            exact = known[id(terms)] = _find_exact(grantee, terms, observed)
-        if _differs(grantee.oid, observed, exact):
+        expected = known.get(id(terms))
+        if expected is None:
+            expected = known[id(terms)] = _find_expected(grantee, terms, observed)
+        if any(one.differs(grantee.oid) for one in expected):
             differing.append((grantee, terms))
     return differing
 
 
-def _find_exact(grantee: Grantee, terms: PrivilegeTerms, observed: ObservedDatabase) -> Sequence[frozenset[str] | None]:
-    """As `AclComparison.find_exact`, for each object."""
+@dataclass(frozen=True, slots=True)
+class _Screen:
+    """What a role may hold on one object without being looked at. `exact`: as `AclComparison.find_exact`."""
+
+    owner: int
+    held: HeldByRole
+    exact: frozenset[str] | None
+
+    def differs(self, role: int) -> bool:
+        return role != self.owner and (self.exact is None or self.held.get(role, NOTHING_HELD)[1] != self.exact)
+
+
+def _find_expected(grantee: Grantee, terms: PrivilegeTerms, observed: ObservedDatabase) -> Sequence[_Screen]:
     facts = observed.facts
     declaration = None if terms.declared is None else compile_privileges(terms.declared, facts.version)
     ledger = DifferenceLedger(current=True, report_only=True, new_objects=frozenset(), granted_before=frozenset())
     comparison = AclComparison(grantee, observed, declaration, ledger, PendingNames(facts.database))
-    return [comparison.find_exact(acl.object) for acl in observed.acls]
-
-
-def _differs(oid: int, observed: ObservedDatabase, exact: Sequence[frozenset[str] | None]) -> bool:
-    for acl, privileges in zip(observed.acls, exact, strict=True):
-        obj = acl.object
-        if obj.owner == oid or (obj.kind is ObjectKind.DATABASE and obj.name != observed.facts.database):
-            continue
-        held = observed.entries_of(acl, oid)[1]
-        if held is None or held != privileges:
-            return True
-    return False
+    return [
+        _Screen(acl.object.owner, observed.held_by_role(acl), comparison.find_exact(acl.object))
+        for acl in observed.acls
+        if acl.object.kind is not ObjectKind.DATABASE or acl.object.name == facts.database
+    ]

@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 from pgrole_controller.core.acl import AclEntry, DefaultAcl, ObjectId, ObservedAcl
 from pgrole_controller.core.privilege_policy import DatabaseFacts
 
+#: By role: its entries, and their privileges if no entry is of a column or has a grant option.
+HeldByRole = Mapping[int, tuple[Sequence[AclEntry], frozenset[str] | None]]
+NOTHING_HELD: tuple[tuple[AclEntry, ...], frozenset[str]] = ((), frozenset())
+
 
 @dataclass(frozen=True, slots=True)
 class ObservedDatabase:
@@ -27,12 +31,14 @@ class ObservedDatabase:
     schemas: frozenset[str] = frozenset()
     complete: bool = True
     columns: Mapping[ObjectId, frozenset[str]] = field(default_factory=dict)
-    _by_grantee: dict[int, dict[int, tuple[list[AclEntry], frozenset[str] | None]]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _by_grantee: dict[int, HeldByRole] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def entries_of(self, acl: ObservedAcl, grantee: int) -> tuple[Sequence[AclEntry], frozenset[str] | None]:
-        """Returns the grantee's entries, and their privileges if no entry is of a column or has a grant option.
+        """Returns the grantee's entries, and their privileges if no entry is of a column or has a grant option."""
+        return self.held_by_role(acl).get(grantee, NOTHING_HELD)
+
+    def held_by_role(self, acl: ObservedAcl) -> HeldByRole:
+        """As `entries_of`, for each grantee that has entries.
 
         Objects with the same ACL share the tuple of entries, which is sorted by grantee once. `acls` keeps it alive, so
         its id stands for it.
@@ -43,12 +49,9 @@ class ObservedDatabase:
             for entry in acl.entries:
                 found.setdefault(entry.grantee, []).append(entry)
             known = self._by_grantee[id(acl.entries)] = {one: (some, _plain(some)) for one, some in found.items()}
-        return known.get(grantee, _NO_ENTRIES)
+        return known
 
 
 def _plain(entries: Sequence[AclEntry]) -> frozenset[str] | None:
     special = any(entry.column or entry.grantable for entry in entries)
     return None if special else frozenset(entry.privilege for entry in entries)
-
-
-_NO_ENTRIES: tuple[tuple[AclEntry, ...], frozenset[str]] = ((), frozenset())

@@ -12,11 +12,13 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller import metrics
+from pgrole_controller.controller import privilege_round
 from pgrole_controller.controller.database_worker import DatabaseContext, DatabaseWorker
 from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.acl import ObjectKind
+from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.approval import read_approval
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
@@ -216,6 +218,27 @@ async def test_corrects_a_grant_and_names_who_made_it(world: DatabaseWorkerWorld
     assert history is not None
     assert history["corrected"]
     assert history["login"] == world.alice
+
+
+async def test_a_change_is_decided_about_for_the_roles_that_it_concerns_alone(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided: list[str] = []
+
+    def decide(grantee: Grantee, *arguments: Any, **options: Any) -> PrivilegeDecision:
+        decided.append(grantee.role_name)
+        return decide_privileges(grantee, *arguments, **options)
+
+    world.declare(READ)
+    other = world.declare_other(READ)
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute(f"GRANT DELETE ON app.orders TO {other}")
+        await world.wait_may("DELETE", "app.orders", expected=False, role=other)
+        monkeypatch.setattr(privilege_round, "decide_privileges", decide)
+        await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+        await world.wait(lambda result: result.drift_count == 1)
+    assert decided == [world.role]
 
 
 async def test_extends_to_new_tables_of_any_creator(world: DatabaseWorkerWorld) -> None:

@@ -1,9 +1,11 @@
 """controller/privilege_memory: which objects are new to which role."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
-from pgrole_controller.controller.privilege_memory import PrivilegeMemory, RoleMemory
+from pgrole_controller.controller.privilege_memory import PrivilegeMemory, RoleMemory, hold, note_repair
 from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObservedAcl
+from pgrole_controller.core.contest import LIMIT, Moment
 from pgrole_controller.core.request import Key
 from tests.unit.test_acl_decision import STRANGER, grantee, make
 
@@ -103,3 +105,15 @@ def test_an_object_with_another_owner_or_name_is_new() -> None:
     assert read(memory, make("old", oid=1, owner=STRANGER)) == only(OLD)
     memory.settle({}, everyone=True)
     assert read(memory, make("renamed", oid=1, owner=STRANGER)) == only(OLD)
+
+
+def test_a_role_is_contested_only_while_its_repairs_are_held_back() -> None:
+    memory, role = begin()
+    now = Moment(100.0, datetime(2026, 1, 1, tzinfo=UTC))
+    for _ in range(LIMIT):
+        note_repair(role, now, ["alice"])
+        hold(role, now, (), complete=False)
+    assert not memory.is_contested(READER.key)
+    assert hold(role, now, ("alice",), complete=False) == {"alice"}
+    assert memory.is_contested(READER.key)
+    assert not memory.is_contested(OTHER.key)
