@@ -107,10 +107,9 @@ def _cpu(pids: Iterable[int]) -> float:
 
 
 def _private(pid: int) -> float:
-    """Private memory in MiB that no other process has, of a backend."""
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
-    pages = dict(re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE))
-    return (int(pages["Private_Clean"]) + int(pages["Private_Dirty"])) / 1024
+    """Memory of a backend in MiB. Pages of shared_buffers do not count, even if no other process has mapped them."""
+    text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return int(re.findall(r"^RssAnon:\s+(\d+) kB$", text, re.MULTILINE)[0]) / 1024
 
 
 async def _wal(client: Connection, pids: Sequence[int]) -> int:
