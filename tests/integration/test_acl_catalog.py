@@ -1,5 +1,6 @@
 """postgres/acl_catalog.py and sql/privileges: which privileges of a database are read, and which are not."""
 
+import json
 from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 from itertools import pairwise
@@ -10,7 +11,7 @@ import pytest_asyncio
 from pgrole_controller.core.acl import DECLARABLE, TABLE_KINDS, AclEntry, ObjectId, ObjectKind
 from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres import acl_catalog
+from pgrole_controller.postgres import acl_catalog, queries
 from pgrole_controller.postgres.acl_catalog import (
     read_acls,
     read_columns,
@@ -278,6 +279,33 @@ async def test_objects_are_read_by_oid_and_by_name_in_every_schema(db: AclDataba
     assert labels(found) == {"table app.t", "table other.t", "routine app.t()", "sequence app.s"}
     found = await read_named_acls(db.connection, reader, names=["t"], touched=lambda schema, _: schema == "other")
     assert labels(found) == {"table other.t"}
+
+
+async def test_what_is_read_about_one_object_does_not_grow_with_their_number(db: AclDatabase) -> None:
+    """With a plan for any arguments, as the controller's connections use, and statistics older than the objects."""
+
+    async def count_pages() -> int:
+        oid = await db.beside.fetchval("SELECT 'app.t'::regclass::oid")
+        async with db.beside.transaction():
+            await db.beside.execute("SET LOCAL plan_cache_mode = force_generic_plan")
+            await db.beside.execute(f"PREPARE reads AS {queries.privileges('objects', objects='named_objects')}")
+            query = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE reads ('{}', NULL, NULL, '{}', '{%s}', '{}')"
+            (explained,) = json.loads(await db.beside.fetchval(query % oid))
+            await db.beside.execute("DEALLOCATE reads")
+        plan = explained["Plan"]
+        return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+    before = await count_pages()
+    await db.run(
+        """
+        DO $$ BEGIN FOR n IN 1..1500 LOOP
+            EXECUTE format('CREATE TABLE app.many_%s (id int)', n);
+            EXECUTE format('GRANT SELECT (id) ON app.many_%s TO {reader}', n);
+            EXECUTE format('CREATE FUNCTION app.many_%s() RETURNS int LANGUAGE sql AS $f$ SELECT 1 $f$', n);
+        END LOOP; END $$
+        """
+    )
+    assert await count_pages() < before + 20
 
 
 async def test_the_digest_tells_owner_and_acl(db: AclDatabase) -> None:

@@ -1,5 +1,6 @@
 -- Tables, views, sequences, routines, schemas and the database with these oids or names, found by index.
 -- $4 as in objects.sql; their columns may have an ACL, even if it names only the owner.
+-- OFFSET 0, and oids as bigint: a plan for any arguments uses indexes all the same, instead of reading a catalog once.
 -- $5 oid[] oids in any of the catalogs   $6 name[] names in any schema
 SELECT
     'pg_class'::regclass::oid AS catalog, c.oid, c.relnamespace AS schema, c.relkind AS kind, c.relowner AS owner,
@@ -7,34 +8,38 @@ SELECT
     c.oid = ANY ($4::oid[]) AS apart, c.relname AS name, c.xmin AS version,
     EXISTS (
         SELECT FROM pg_catalog.pg_depend AS m WHERE m.classid = 'pg_class'::regclass AND m.objid = c.oid AND m.deptype = 'e'
+        OFFSET 0
     ) AS extension,
     c.oid = ANY ($4::oid[]) OR EXISTS (
         SELECT
         FROM pg_catalog.pg_shdepend AS s
         WHERE s.dbid = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
           AND s.classid = 'pg_class'::regclass AND s.objid = c.oid AND s.objsubid > 0
+        OFFSET 0
     ) AS with_columns
 FROM pg_catalog.pg_class AS c
 WHERE (c.oid = ANY ($5::oid[]) OR c.relname = ANY ($6::name[]))
-  AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND c.oid >= 16384 AND c.relpersistence <> 't'
+  AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND c.oid::bigint >= 16384 AND c.relpersistence <> 't'
 UNION ALL
 SELECT
     'pg_proc'::regclass, p.oid, p.pronamespace, p.prokind, p.proowner, p.proacl, 'f', p.prosecdef, false, p.proname, p.xmin,
     EXISTS (
         SELECT FROM pg_catalog.pg_depend AS m WHERE m.classid = 'pg_proc'::regclass AND m.objid = p.oid AND m.deptype = 'e'
+        OFFSET 0
     ),
     false
 FROM pg_catalog.pg_proc AS p
-WHERE (p.oid = ANY ($5::oid[]) OR p.proname = ANY ($6::name[])) AND p.oid >= 16384
+WHERE (p.oid = ANY ($5::oid[]) OR p.proname = ANY ($6::name[])) AND p.oid::bigint >= 16384
 UNION ALL
 SELECT 'pg_namespace'::regclass, n.oid, n.oid, 'n', n.nspowner, n.nspacl, 'n', false, true, n.nspname, n.xmin,
     EXISTS (
         SELECT FROM pg_catalog.pg_depend AS m WHERE m.classid = 'pg_namespace'::regclass AND m.objid = n.oid AND m.deptype = 'e'
+        OFFSET 0
     ),
     false
 FROM pg_catalog.pg_namespace AS n
 WHERE (n.oid = ANY ($5::oid[]) OR n.nspname = ANY ($6::name[]))
-  AND (n.oid >= 16384 OR n.nspname = 'public') AND n.nspname !~ '^pg_(temp|toast)'
+  AND (n.oid::bigint >= 16384 OR n.nspname = 'public') AND n.nspname !~ '^pg_(temp|toast)'
 UNION ALL
 SELECT 'pg_database'::regclass, d.oid, 0, 'd', d.datdba, d.datacl, 'd', false, true, d.datname, d.xmin, false, false
 FROM pg_catalog.pg_database AS d

@@ -1,35 +1,46 @@
 -- Tables, views, sequences, routines, schemas and the database, if recent transactions wrote their rows; and relations that get
 -- rows of their own: those with a column whose row a recent transaction wrote, and $4 as in objects.sql.
+-- OFFSET 0: few objects are found, so what is asked about each is found by index, instead of reading a catalog once.
 -- $5 int age of the oldest of these transactions   $6 text the oldest of these transactions, 64 bits, if $5 is NULL
 WITH oldest AS (SELECT coalesce($5::int, age($6::text::xid8::xid)) AS age)
 SELECT
     'pg_class'::regclass::oid AS catalog, c.oid, c.relnamespace AS schema, c.relkind AS kind, c.relowner AS owner,
     c.relacl AS acl, CASE c.relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END AS initial, false AS security_definer,
-    k.relation IS NOT NULL OR c.oid = ANY ($4::oid[]) AS apart, c.relname AS name, c.xmin AS version,
+    k.apart, c.relname AS name, c.xmin AS version,
     EXISTS (
         SELECT FROM pg_catalog.pg_depend AS m WHERE m.classid = 'pg_class'::regclass AND m.objid = c.oid AND m.deptype = 'e'
+        OFFSET 0
     ) AS extension,
     EXISTS (
         SELECT
         FROM pg_catalog.pg_shdepend AS s
         WHERE s.dbid = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
           AND s.classid = 'pg_class'::regclass AND s.objid = c.oid AND s.objsubid > 0
+        OFFSET 0
     ) AS with_columns
-FROM pg_catalog.pg_class AS c
-LEFT JOIN (
-    SELECT DISTINCT s.objid AS relation
-    FROM pg_catalog.pg_shdepend AS s
-    JOIN pg_catalog.pg_attribute AS a ON a.attrelid = s.objid AND a.attnum = s.objsubid AND NOT a.attisdropped
-    WHERE s.dbid = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
-      AND s.classid = 'pg_class'::regclass AND s.objsubid > 0 AND age(a.xmin) <= (SELECT o.age FROM oldest AS o)
-) AS k ON k.relation = c.oid
-WHERE (age(c.xmin) <= (SELECT o.age FROM oldest AS o) OR k.relation IS NOT NULL OR c.oid = ANY ($4::oid[]))
-  AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND c.oid >= 16384 AND c.relpersistence <> 't'
+FROM (
+    SELECT f.oid, bool_or(f.apart) AS apart
+    FROM (
+        SELECT r.oid, false AS apart FROM pg_catalog.pg_class AS r WHERE age(r.xmin) <= (SELECT o.age FROM oldest AS o)
+        UNION ALL
+        SELECT s.objid, true
+        FROM pg_catalog.pg_shdepend AS s
+        JOIN pg_catalog.pg_attribute AS a ON a.attrelid = s.objid AND a.attnum = s.objsubid AND NOT a.attisdropped
+        WHERE s.dbid = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
+          AND s.classid = 'pg_class'::regclass AND s.objsubid > 0 AND age(a.xmin) <= (SELECT o.age FROM oldest AS o)
+        UNION ALL
+        SELECT t.oid, true FROM unnest($4::oid[]) AS t (oid)
+    ) AS f
+    GROUP BY f.oid
+) AS k
+JOIN pg_catalog.pg_class AS c ON c.oid = k.oid
+WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND c.oid >= 16384 AND c.relpersistence <> 't'
 UNION ALL
 SELECT
     'pg_proc'::regclass, p.oid, p.pronamespace, p.prokind, p.proowner, p.proacl, 'f', p.prosecdef, false, p.proname, p.xmin,
     EXISTS (
         SELECT FROM pg_catalog.pg_depend AS m WHERE m.classid = 'pg_proc'::regclass AND m.objid = p.oid AND m.deptype = 'e'
+        OFFSET 0
     ),
     false
 FROM pg_catalog.pg_proc AS p
@@ -38,6 +49,7 @@ UNION ALL
 SELECT 'pg_namespace'::regclass, n.oid, n.oid, 'n', n.nspowner, n.nspacl, 'n', false, true, n.nspname, n.xmin,
     EXISTS (
         SELECT FROM pg_catalog.pg_depend AS m WHERE m.classid = 'pg_namespace'::regclass AND m.objid = n.oid AND m.deptype = 'e'
+        OFFSET 0
     ),
     false
 FROM pg_catalog.pg_namespace AS n
