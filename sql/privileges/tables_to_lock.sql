@@ -18,6 +18,7 @@ SELECT
           AND NOT EXISTS (
               SELECT FROM pg_catalog.pg_description AS d
               WHERE (d.objoid, d.classoid, d.objsubid) = (c.oid, 'pg_catalog.pg_class'::regclass, 0)
+              OFFSET 0 -- by index
           )
     ) AS others
 FROM pg_catalog.pg_class AS c
