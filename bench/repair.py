@@ -120,6 +120,9 @@ async def measure_floor(stand: BenchStand, pause: float) -> Floor:
     return Floor(*(Quantiles.of(each).p50 for each in zip(*took, strict=True)))
 
 
+#: Seconds within which a repair is noticed, too.
+_BOTH_SECONDS = 0.5
+
 #: Seconds over which the next drift is spread: longer than the watch pauses at any size, so that every phase occurs.
 PHASES = 0.25
 
@@ -185,16 +188,16 @@ async def _drift(
     await client.execute(statement)
     began = time.time()
     with anyio.fail_after(_REPAIR_SECONDS):
-        heard = await listener.wait(1)
-        await listener.wait(2)
-        while True:
+        heard, counted = await listener.wait(1), count
+        while counted == count:
+            # If the role was read for another reason, the drift and its repair are one notification, after both.
+            with anyio.move_on_after(_BOTH_SECONDS):
+                await listener.wait(2)
             counted, repaired = await _claim(client, name)
-            if counted > count:
-                break
             await anyio.sleep(0.005)
     if counted != count + 1 or await client.fetchval(_CONTENT, name) != content:
         raise AssertionError(f"after {statement!r} the role is not as it was")
-    return began, heard, repaired
+    return began, min(heard, repaired), repaired
 
 
 async def _claim(client: Connection, name: str) -> tuple[int, float]:
