@@ -188,7 +188,7 @@ async def _drift(
     await client.execute(statement)
     began = time.time()
     with anyio.fail_after(_REPAIR_SECONDS):
-        heard, counted = await listener.wait(1), count
+        heard, counted, repaired = await listener.wait(1), count, 0.0
         while counted == count:
             # If the role was read for another reason, the drift and its repair are one notification, after both.
             with anyio.move_on_after(_BOTH_SECONDS):
