@@ -1,20 +1,22 @@
 -- Which of the referenced roles, parameters, extensions and databases exist? One row for each that does.
 -- `reached`: the roles that a role is directly or indirectly a member of, as far as policies need them: roles with powers, the
 -- roles of the hard rules, and names that match a pattern; at most 200 of them, since roles with CREATEROLE can create any
--- number.
+-- number. OFFSET 0: each is found by index, instead of reading all roles or memberships.
 -- $1 name[] roles to be a member of   $2 text[] parameters, in lower case   $3 name[] databases
 -- $4 bytea[] patterns of names, as for LIKE
 SELECT 'role' AS kind, g.rolname::text AS name, NULL AS context, (
     WITH RECURSIVE reached AS (
         SELECT g.oid AS roleid
         UNION
-        SELECT m.roleid FROM reached AS h JOIN pg_catalog.pg_auth_members AS m ON m.member = h.roleid
+        SELECT m.roleid
+        FROM reached AS h
+        CROSS JOIN LATERAL (SELECT i.roleid FROM pg_catalog.pg_auth_members AS i WHERE i.member = h.roleid OFFSET 0) AS m
     )
     SELECT textsend(json_agg(json_build_object('name', y.rolname, 'powers', y.powers, 'hard', y.hard) ORDER BY y.rolname)::text)
     FROM (
         SELECT x.rolname, p.powers, k.hard
         FROM reached AS h
-        JOIN pg_catalog.pg_roles AS x ON x.oid = h.roleid
+        CROSS JOIN LATERAL (SELECT i.* FROM pg_catalog.pg_roles AS i WHERE i.oid = h.roleid OFFSET 0) AS x
         CROSS JOIN LATERAL (
             SELECT array_remove(ARRAY[
                 CASE WHEN x.rolsuper THEN 'superuser' END, CASE WHEN x.rolcreaterole THEN 'createrole' END,

@@ -5,6 +5,7 @@
 -- not sent, and not even decompressed (octet_length and pg_column_size do not): then a comment is one zero byte, and the
 -- settings in one database are NULL. `put_off`: memberships and settings are omitted since they are, or may be, long; the
 -- role must be requested alone. So must one whose claim holds long privileges, which are NULL then.
+-- OFFSET 0: each row is found by index, whatever the statistics say, instead of reading all roles, claims or settings.
 -- Relations claim and verifier: sql/sources.
 -- $1 name[] role names ('' if the object was deleted)   $2 text[] namespaces   $3 text[] objects   $4 text cluster
 -- $5 bigint system identifier
@@ -35,10 +36,13 @@ SELECT
         WITH RECURSIVE reached AS (
             SELECT roleid FROM pg_catalog.pg_auth_members WHERE member = r.oid
             UNION
-            SELECT m.roleid FROM reached AS h JOIN pg_catalog.pg_auth_members AS m ON m.member = h.roleid
+            SELECT m.roleid
+            FROM reached AS h
+            CROSS JOIN LATERAL (SELECT i.roleid FROM pg_catalog.pg_auth_members AS i WHERE i.member = h.roleid OFFSET 0) AS m
         )
         SELECT textsend(x.rolname::text)
-        FROM reached AS h JOIN pg_catalog.pg_roles AS x ON x.oid = h.roleid
+        FROM reached AS h
+        CROSS JOIN LATERAL (SELECT i.* FROM pg_catalog.pg_roles AS i WHERE i.oid = h.roleid OFFSET 0) AS x
         WHERE x.rolsuper
            OR x.rolname IN (
                'pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files', 'pg_write_all_data'
@@ -80,7 +84,7 @@ SELECT
     ) AS former,
     current_setting('scram_iterations', true)::int AS scram_iterations, statement_timestamp() AS at
 FROM unnest($1::name[], $2::text[], $3::text[]) WITH ORDINALITY AS a (role_name, namespace, object, place)
-LEFT JOIN claim AS c ON c.role_name = a.role_name::text
+LEFT JOIN LATERAL (SELECT i.* FROM claim AS i WHERE i.role_name = a.role_name::text OFFSET 0) AS c ON true
 LEFT JOIN LATERAL (SELECT to_jsonb(c) AS claim OFFSET 0) AS g ON true -- computed once
 LEFT JOIN LATERAL (SELECT octet_length(g.claim ->> 'privileges') AS bytes) AS k ON true
 LEFT JOIN LATERAL (
@@ -91,7 +95,7 @@ LEFT JOIN LATERAL (
     FROM pg_catalog.pg_roles AS o
     WHERE o.oid = c.role_oid AND (c.system_identifier = $5) IS NOT FALSE AND o.rolname IS DISTINCT FROM a.role_name
 ) AS r ON true
-LEFT JOIN verifier AS v ON v.role = r.oid
+LEFT JOIN LATERAL (SELECT i.* FROM verifier AS i WHERE i.role = r.oid OFFSET 0) AS v ON true
 LEFT JOIN LATERAL (
     SELECT
         size.put_off,
@@ -109,7 +113,9 @@ LEFT JOIN LATERAL (
                     AND to_jsonb(m) ->> 'inherit_option' = 'false' AND to_jsonb(m) ->> 'set_option' = 'false'
                     AND NOT EXISTS (
                         SELECT FROM claim AS k
-                        WHERE k.role_oid = g.oid AND (k.system_identifier = $5) IS NOT FALSE AND k.released_at IS NULL
+                        WHERE k.role_oid = g.oid AND k.role_oid <> 0 AND (k.system_identifier = $5) IS NOT FALSE
+                          AND k.released_at IS NULL
+                        OFFSET 0
                     )
                 ) IS TRUE,
                 'passed_on', CASE WHEN current_setting('server_version_num')::int >= 160000 THEN ARRAY(
@@ -122,36 +128,47 @@ LEFT JOIN LATERAL (
             FROM (
                 SELECT i.* FROM pg_catalog.pg_auth_members AS i WHERE i.member = r.oid ORDER BY i.roleid LIMIT 1000
             ) AS m
-            JOIN pg_catalog.pg_roles AS g ON g.oid = m.roleid
-            LEFT JOIN pg_catalog.pg_roles AS b ON b.oid = m.grantor
+            CROSS JOIN LATERAL (SELECT i.* FROM pg_catalog.pg_roles AS i WHERE i.oid = m.roleid OFFSET 0) AS g
+            LEFT JOIN LATERAL (SELECT i.* FROM pg_catalog.pg_roles AS i WHERE i.oid = m.grantor OFFSET 0) AS b ON true
         ) END AS member_of,
         CASE WHEN NOT size.put_off THEN (
             -- an object can declare at most 64 settings of 1024 characters in each of 32 databases
             SELECT textsend(json_object_agg(
-                coalesce(d.datname::text, ''),
+                s.datname::text,
                 CASE WHEN s.bytes <= 600000 AND s.total <= 3000000 AND s.number <= 1000 THEN s.setconfig END
             )::text)
             FROM (
-                SELECT i.setdatabase, i.setconfig, c.bytes, c.number, sum(c.bytes) OVER (ORDER BY i.setdatabase) AS total
-                FROM pg_catalog.pg_db_role_setting AS i
+                SELECT
+                    i.setdatabase, i.setconfig, d.datname, c.bytes, c.number,
+                    sum(c.bytes) OVER (ORDER BY i.setdatabase) AS total
+                -- by index, which begins with the database
+                FROM (SELECT 0::oid AS oid, ''::name AS datname UNION ALL SELECT oid, datname FROM pg_catalog.pg_database) AS d
+                CROSS JOIN LATERAL (
+                    SELECT g.*
+                    FROM pg_catalog.pg_db_role_setting AS g
+                    WHERE g.setdatabase = d.oid AND g.setrole = r.oid
+                    OFFSET 0
+                ) AS i
                 CROSS JOIN LATERAL (
                     -- as JSON, in which they are sent: a control character takes six bytes
                     SELECT sum(octet_length(to_json(n.item)::text)) AS bytes, count(*) AS number
                     FROM unnest(CASE WHEN pg_column_size(i.setconfig) <= 300000 THEN i.setconfig END) AS n (item)
                 ) AS c
-                WHERE i.setrole = r.oid
                 ORDER BY i.setdatabase
                 LIMIT 1000
             ) AS s
-            LEFT JOIN pg_catalog.pg_database AS d ON d.oid = s.setdatabase
-            WHERE s.setdatabase = 0 OR d.oid IS NOT NULL
         ) END AS settings
     FROM (
         SELECT cardinality($1::name[]) > 1 AND (
             (
                 SELECT sum(pg_column_size(i.setconfig)) > 16384 OR bool_or(pg_column_compression(i.setconfig) IS NOT NULL)
-                FROM pg_catalog.pg_db_role_setting AS i
-                WHERE i.setrole = r.oid
+                FROM (SELECT 0::oid AS oid UNION ALL SELECT oid FROM pg_catalog.pg_database) AS d
+                CROSS JOIN LATERAL (
+                    SELECT g.setconfig
+                    FROM pg_catalog.pg_db_role_setting AS g
+                    WHERE g.setdatabase = d.oid AND g.setrole = r.oid
+                    OFFSET 0
+                ) AS i
             ) IS TRUE
             OR (
                 SELECT count(*) > 100

@@ -15,7 +15,7 @@ DECLARE
     claimed text := (
         SELECT c.role_name
         FROM pgrole.claim AS c
-        WHERE c.role_oid = role AND c.released_at IS NULL AND c.role_name <> called
+        WHERE c.role_oid = role AND c.role_oid <> 0 AND c.released_at IS NULL AND c.role_name <> called
           AND c.system_identifier = (SELECT f.system_identifier FROM pgrole.fingerprint AS f LIMIT 1)
     );
 BEGIN

@@ -22,8 +22,8 @@ DECLARE
     other      text := (
         SELECT c.role_name
         FROM pgrole.claim AS c, pg_control_system() AS s
-        WHERE c.role_oid = seen_oid AND c.system_identifier = s.system_identifier AND c.released_at IS NULL
-          AND c.role_name <> claimed_name
+        WHERE c.role_oid = seen_oid AND c.role_oid <> 0 AND c.system_identifier = s.system_identifier
+          AND c.released_at IS NULL AND c.role_name <> claimed_name
     );
 BEGIN
     IF oid_now IS DISTINCT FROM seen_oid THEN
@@ -60,7 +60,7 @@ BEGIN
         own := (SELECT a.oid FROM pg_authid AS a WHERE a.oid = own AND a.xmin = pg_current_xact_id()::xid);
         -- oids are reused: the role of the claim that had this oid was dropped
         UPDATE pgrole.claim AS c SET role_oid = 0
-        WHERE c.role_oid = own AND c.released_at IS NULL AND c.role_name <> claimed_name
+        WHERE c.role_oid = own AND c.role_oid <> 0 AND c.released_at IS NULL AND c.role_name <> claimed_name
           AND c.system_identifier = (SELECT s.system_identifier FROM pg_control_system() AS s);
     END IF;
     INSERT INTO pgrole.claim AS c (

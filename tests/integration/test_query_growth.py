@@ -1,0 +1,72 @@
+"""What is read to reconcile one role does not grow with the number of roles, claims, memberships and settings.
+
+Plans are those of the controller's sessions, for any arguments, with statistics older than the roles.
+"""
+
+import json
+
+import asyncpg
+import pytest
+
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres import queries
+
+_MANY = 4000
+_FEW_PAGES = 60
+
+_CREATE = f"""
+DO $$ BEGIN FOR n IN 1..{_MANY} LOOP
+    EXECUTE format('CREATE ROLE many_%s', n);
+    EXECUTE format('ALTER ROLE many_%s SET work_mem = ''2MB''', n);
+    EXECUTE format('GRANT app_group TO many_%s', n);
+    EXECUTE format('COMMENT ON ROLE many_%s IS ''one of many''', n);
+END LOOP; END $$;
+INSERT INTO pgrole.claim (role_name, role_oid, system_identifier, cluster, namespace, namespace_uid, object, object_uid)
+SELECT r.rolname, r.oid, s.system_identifier, 'c1', 'shop', 'n1', r.rolname, 'u' || r.oid
+FROM pg_roles AS r, pg_control_system() AS s
+WHERE r.rolname LIKE 'many%'
+"""
+
+
+async def _count_pages(connection: "asyncpg.Connection[asyncpg.Record]", query: str, arguments: str) -> int:
+    async with connection.transaction():
+        await connection.execute("SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL jit = off")
+        await connection.execute(f"PREPARE reads AS {query}")
+        for _ in range(2):  # the first fills the session's caches
+            explained = await connection.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE reads {arguments}")
+        await connection.execute("DEALLOCATE reads")
+    (one,) = json.loads(explained)
+    return int(one["Plan"]["Shared Hit Blocks"] + one["Plan"]["Shared Read Blocks"])
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+async def test_what_is_read_of_one_role(own_postgres: PostgresServer, *, analyzed: bool) -> None:
+    roles = queries.inspect_from("roles", claims="claims_in_database", verifiers="verifiers_by_schema")
+    connection = await asyncpg.connect(own_postgres.dsn())
+    try:
+        await connection.execute(queries.install())
+        await connection.execute(
+            "CREATE ROLE app_group; CREATE ROLE app LOGIN; GRANT app_group TO app; ALTER ROLE app SET work_mem = '3MB'"
+        )
+        system = await connection.fetchval("SELECT system_identifier FROM pg_control_system()")
+        oid = await connection.fetchval("SELECT 'app'::regrole::oid")
+
+        async def count_pages() -> dict[str, int]:
+            role = f"('{{app}}', '{{shop}}', '{{app}}', 'c1', {system})"
+            references = "('{app_group}', '{work_mem}', '{postgres}', '{}')"
+            expect = f"('app', 'app', {oid}, NULL)"
+            query = "SELECT pgrole.expect($1::text, $2::text, $3::oid, $4::text)"
+            return {
+                "roles": await _count_pages(connection, roles, role),
+                "references": await _count_pages(connection, queries.inspect("references"), references),
+                "expect": await _count_pages(connection, query, expect),
+            }
+
+        before = await count_pages()
+        await connection.execute(_CREATE)
+        if analyzed:
+            await connection.execute("ANALYZE")
+        after = await count_pages()
+    finally:
+        await connection.close()
+    assert {name: pages for name, pages in after.items() if pages > before[name] + _FEW_PAGES} == {}
