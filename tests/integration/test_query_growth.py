@@ -32,8 +32,9 @@ async def _count_pages(connection: "asyncpg.Connection[asyncpg.Record]", query: 
     async with connection.transaction():
         await connection.execute("SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL jit = off")
         await connection.execute(f"PREPARE reads AS {query}")
-        for _ in range(2):  # the first fills the session's caches
-            explained = await connection.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE reads {arguments}")
+        explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE reads {arguments}"
+        await connection.fetchval(explain)  # fills the session's caches
+        explained = await connection.fetchval(explain)
         await connection.execute("DEALLOCATE reads")
     (one,) = json.loads(explained)
     return int(one["Plan"]["Shared Hit Blocks"] + one["Plan"]["Shared Read Blocks"])
