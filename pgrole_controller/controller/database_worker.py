@@ -236,7 +236,7 @@ class DatabaseWorker:
 
     async def _work(self, session: DatabaseSession) -> None:
         resync_at = -math.inf
-        rest = 0.0
+        rest, prepared = 0.0, False
         while True:
             self._wake.clear()
             began = now = anyio.current_time()
@@ -247,6 +247,9 @@ class DatabaseWorker:
             if look.scope is not Scope.NOTHING or keys:
                 rest = 0.0
                 await self._round(session, look, keys)
+                if not prepared:
+                    prepared = True
+                    await session.prepare()
             else:
                 rest = min(max(2 * rest, _FIRST_REST), LONGEST_REST)
             due = min([resync_at, self._memory.next_check(), *(at for _, at in self._retries.values())])

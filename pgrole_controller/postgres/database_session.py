@@ -36,6 +36,7 @@ from pgrole_controller.postgres.acl_catalog import (
     read_recent_acls_and,
     read_schemas,
 )
+from pgrole_controller.postgres.acl_checks import prepare_checks
 from pgrole_controller.postgres.acl_fingerprint import Fingerprints
 from pgrole_controller.postgres.acl_transaction import AclDialect, Statement
 from pgrole_controller.postgres.acl_verification import AclRepair
@@ -175,6 +176,14 @@ class DatabaseSession:
             columns=await read_columns(connection, tables) if tables else {},
         )
         return observed, StoredState.of(row, stores=self.stores)
+
+    async def prepare(self) -> None:
+        """Has PostgreSQL plan what a repair needs: for the first one, that would take longer than running it. Raises
+        PgRoleError.
+        """
+        async with self.lock:
+            await self.read((), PrivilegeReach.of(self.database, ()), self.own_acl)
+            await prepare_checks(self.connection)
 
     async def read_older(self, asked: Collection[tuple[int, ObjectId]]) -> frozenset[tuple[int, ObjectId]]:
         """As `acl_catalog.read_older`. Raises PgRoleError."""

@@ -20,7 +20,9 @@ SELECT
     ) AS search_paths,
     ARRAY(
         SELECT textsend(n.nspname::text)
-        FROM pg_catalog.pg_namespace AS n JOIN pg_catalog.pg_roles AS r ON r.rolname = n.nspname
+        FROM pg_catalog.pg_namespace AS n
+        -- by index: a database has fewer schemas than a server has roles
+        WHERE EXISTS (SELECT FROM pg_catalog.pg_roles AS r WHERE r.rolname = n.nspname OFFSET 0)
     ) AS role_schemas,
     creators.oids AS creators, creators.names AS creator_names
 FROM (

@@ -241,6 +241,29 @@ async def test_a_change_is_decided_about_for_the_roles_that_it_concerns_alone(
     assert decided == [world.role]
 
 
+async def test_what_the_first_repair_needs_is_planned_before_it(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions: list[DatabaseSession] = []
+    serve = DatabaseWorker._serve
+
+    async def note(worker: DatabaseWorker, session: DatabaseSession) -> None:
+        sessions.append(session)
+        await serve(worker, session)
+
+    monkeypatch.setattr(DatabaseWorker, "_serve", note)
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+
+        async def is_planned() -> bool:
+            query = "SELECT FROM pg_prepared_statements WHERE statement LIKE '%$6 name[]%' AND generic_plans > 0"
+            async with sessions[0].lock:
+                return bool(await sessions[0].connection.fetch(query))
+
+        assert await reached(is_planned, DEADLINE)
+
+
 async def test_extends_to_new_tables_of_any_creator(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working():
