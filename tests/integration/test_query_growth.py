@@ -1,6 +1,7 @@
 """What is read to reconcile one role does not grow with the number of roles, claims, memberships and settings.
 
-Plans are those of the controller's sessions, for any arguments, with statistics older than the roles.
+Plans are for any arguments, as in the controller's sessions, but without their other settings, which prefer indexes;
+statistics may be older than the roles.
 """
 
 import json
