@@ -1,4 +1,6 @@
-"""Shared by the tests of sql/install: a listener for notifications, and the expected content of role_state."""
+"""Shared by the tests of sql/install and of questions: a listener for notifications, the expected content
+of role_state, and the pages that a query reads.
+"""
 
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -104,3 +106,16 @@ async def seen_home(dsn: str, *, before: str = "", after: str) -> AsyncIterator[
         await connection.execute(after)
     finally:
         await connection.close()
+
+
+async def count_pages_of(connection: "asyncpg.Connection[asyncpg.Record]", query: str, arguments: str) -> int:
+    """The pages that a query reads, with a plan for any arguments, once the session's caches are filled."""
+    async with connection.transaction():
+        await connection.execute("SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL jit = off")
+        await connection.execute(f"PREPARE reads AS {query}")
+        explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE reads {arguments}"
+        await connection.fetchval(explain)
+        explained = await connection.fetchval(explain)
+        await connection.execute("DEALLOCATE reads")
+    (one,) = json.loads(explained)
+    return int(one["Plan"]["Shared Hit Blocks"] + one["Plan"]["Shared Read Blocks"])

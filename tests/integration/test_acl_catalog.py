@@ -1,6 +1,5 @@
 """postgres/acl_catalog.py and sql/privileges: which privileges of a database are read, and which are not."""
 
-import json
 from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 from itertools import pairwise
@@ -22,6 +21,7 @@ from pgrole_controller.postgres.acl_catalog import (
     read_recent_acls,
 )
 from tests.integration.acl_support import AclDatabase, acl_database, anywhere, held, labels, named, nowhere
+from tests.integration.sql_support import count_pages_of
 from tests.servers import Servers
 
 #: One object of each kind that can be declared, by its name: kind, and its word in GRANT.
@@ -286,14 +286,8 @@ async def test_what_is_read_about_one_object_does_not_grow_with_their_number(db:
 
     async def count_pages() -> int:
         oid = await db.beside.fetchval("SELECT 'app.t'::regclass::oid")
-        async with db.beside.transaction():
-            await db.beside.execute("SET LOCAL plan_cache_mode = force_generic_plan")
-            await db.beside.execute(f"PREPARE reads AS {queries.privileges('objects', objects='named_objects')}")
-            query = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE reads ('{}', NULL, NULL, '{}', '{%s}', '{}')"
-            (explained,) = json.loads(await db.beside.fetchval(query % oid))
-            await db.beside.execute("DEALLOCATE reads")
-        plan = explained["Plan"]
-        return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+        query = queries.privileges("objects", objects="named_objects")
+        return await count_pages_of(db.beside, query, f"('{{}}', NULL, NULL, '{{}}', '{{{oid}}}', '{{}}')")
 
     before = await count_pages()
     await db.run(

@@ -1,16 +1,15 @@
-"""What is read to reconcile one role does not grow with the number of roles, claims, memberships and settings.
+"""Reconciling one role reads no more pages where there are many roles, claims, memberships and settings.
 
 Plans are for any arguments, as in the controller's sessions, but without their other settings, which prefer indexes;
 statistics may be older than the roles.
 """
-
-import json
 
 import asyncpg
 import pytest
 
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
+from tests.integration.sql_support import count_pages_of
 
 _MANY = 4000
 _FEW_PAGES = 60
@@ -27,18 +26,6 @@ SELECT r.rolname, r.oid, s.system_identifier, 'c1', 'shop', 'n1', r.rolname, 'u'
 FROM pg_roles AS r, pg_control_system() AS s
 WHERE r.rolname LIKE 'many%'
 """
-
-
-async def _count_pages(connection: "asyncpg.Connection[asyncpg.Record]", query: str, arguments: str) -> int:
-    async with connection.transaction():
-        await connection.execute("SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL jit = off")
-        await connection.execute(f"PREPARE reads AS {query}")
-        explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE reads {arguments}"
-        await connection.fetchval(explain)  # fills the session's caches
-        explained = await connection.fetchval(explain)
-        await connection.execute("DEALLOCATE reads")
-    (one,) = json.loads(explained)
-    return int(one["Plan"]["Shared Hit Blocks"] + one["Plan"]["Shared Read Blocks"])
 
 
 @pytest.mark.parametrize("analyzed", [False, True])
@@ -59,9 +46,9 @@ async def test_what_is_read_of_one_role(own_postgres: PostgresServer, *, analyze
             expect = f"('app', 'app', {oid}, NULL)"
             query = "SELECT pgrole.expect($1::text, $2::text, $3::oid, $4::text)"
             return {
-                "roles": await _count_pages(connection, roles, role),
-                "references": await _count_pages(connection, queries.inspect("references"), references),
-                "expect": await _count_pages(connection, query, expect),
+                "roles": await count_pages_of(connection, roles, role),
+                "references": await count_pages_of(connection, queries.inspect("references"), references),
+                "expect": await count_pages_of(connection, query, expect),
             }
 
         before = await count_pages()

@@ -1,6 +1,6 @@
 -- Tables, views, sequences, routines, schemas and the database with these oids or names, found by index.
 -- $4 as in objects.sql; their columns may have an ACL, even if it names only the owner.
--- OFFSET 0, and oids as bigint: a plan for any arguments uses indexes all the same, instead of reading a catalog once.
+-- OFFSET 0, and oids as bigint: a plan for any arguments looks up each object by index, instead of reading a whole catalog.
 -- $5 oid[] oids in any of the catalogs   $6 name[] names in any schema
 SELECT
     'pg_class'::regclass::oid AS catalog, c.oid, c.relnamespace AS schema, c.relkind AS kind, c.relowner AS owner,

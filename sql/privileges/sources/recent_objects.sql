@@ -1,6 +1,6 @@
 -- Tables, views, sequences, routines, schemas and the database, if recent transactions wrote their rows; and relations that get
 -- rows of their own: those with a column whose row a recent transaction wrote, and $4 as in objects.sql.
--- OFFSET 0: few objects are found, so what is asked about each is found by index, instead of reading a catalog once.
+-- OFFSET 0: PostgreSQL looks up each of the few objects by index, instead of reading a whole catalog.
 -- $5 int age of the oldest of these transactions   $6 text the oldest of these transactions, 64 bits, if $5 is NULL
 WITH oldest AS (SELECT coalesce($5::int, age($6::text::xid8::xid)) AS age)
 SELECT
