@@ -171,8 +171,9 @@ async def leader_is_killed(say: Say, how: How, own: Stage) -> None:
         gap = await pair.drift("app-1", PATIENCE * 2)
         say(f"away ({how}), leader killed: the gap", gap)
         assert gap < 20.0 + SLACK
-        # It has seen no Secret: of the password, it knows only what the database held at its first read.
+        # It has seen no Secret: of the password, it knows only what the database held when its first reconcile ended.
         await pair.second.controller.wait_log(f"decision made  object={own.kube.namespace}/secured")
+        await pair.second.controller.wait_log(f"reconcile ends  object={own.kube.namespace}/secured")
         await pair.database.execute("ALTER ROLE secured PASSWORD 'guessed again'")
         await pair.database.wait_password("secured", "first password")
         assert pair.writers(logged) == ["first", "second"]
