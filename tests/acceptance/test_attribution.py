@@ -102,10 +102,10 @@ async def test_a_role_drift_of_a_session_that_is_gone_has_no_author(stage: Stage
 async def test_a_reported_drift_has_one_row_whatever_number_of_resyncs_finds_it(stage: Stage) -> None:
     role = name_role()
     async with stage.database() as database, person(stage.postgres, "bob") as bob:
-        for _ in range(2):
+        for session in range(2):
             async with running(stage.controller()) as controller:
-                await stage.kube.apply("app", name=role, drift={"policy": "Report"})
-                if await database.fetchval("SELECT to_regrole($1) IS NULL", role):
+                if session == 0:
+                    await stage.kube.apply("app", name=role, drift={"policy": "Report"})
                     await stage.kube.wait_ready("app")
                     await bob.execute(f"ALTER ROLE {role} CREATEDB")
                 obj = await stage.kube.wait_for("app", caused_by("bob"), "bob caused it")

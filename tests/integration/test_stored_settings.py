@@ -1,7 +1,6 @@
 """Settings as roles store them: read as PostgreSQL reads them, whatever they are, and repaired."""
 
 import os
-import time
 import tracemalloc
 from collections.abc import AsyncIterator
 from typing import NamedTuple
@@ -25,11 +24,11 @@ from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.schema import SchemaState, install
 from pgrole_controller.postgres.session import Session
+from tests.cpu_time import within_a_callback
 from tests.integration.sql_support import seen
 from tests.servers import Servers
 
-#: In CPU time, of a loop that serves every server; and what one look may take of the pod's memory, in bytes.
-LONGEST_CALLBACK = 0.25
+#: What one look may take of the pod's memory, in bytes.
 MOST_MEMORY = 40_000_000
 
 GIANT = "'ALTER ROLE tenant SET search_path = ''' || repeat(chr(92), 40000000) || '''';"
@@ -222,9 +221,8 @@ async def check_drift_of_one(estate: SettingsEstate, before: dict[str, ObservedR
     """What was stored is drift of the tenant alone, read in little memory and time, and is set back."""
     tracemalloc.start()
     try:
-        began = time.process_time()
-        drifted = await see(estate)
-        assert time.process_time() - began < LONGEST_CALLBACK
+        with within_a_callback():
+            drifted = await see(estate)
         assert tracemalloc.get_traced_memory()[1] < MOST_MEMORY
     finally:
         tracemalloc.stop()
