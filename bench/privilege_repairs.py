@@ -28,10 +28,10 @@ _PAUSE = (0.05, 0.25)
 _UNCONTESTED = 60.0 / 5 / READERS * 1.2
 
 #: Whether the role holds the privilege, and when the row with the ACL was last written.
-_HOLDS = f"""
+_HOLDS = """
 SELECT has_table_privilege($1, c.oid, $3) AS holds,
        extract(epoch FROM pg_xact_commit_timestamp(c.xmin))::float8 AS written
-FROM pg_class AS c WHERE c.relname = $2 AND c.relnamespace = '{SCHEMA}'::regnamespace
+FROM pg_class AS c WHERE c.oid = to_regclass($2)
 """
 
 Drift = Callable[[Connection, str, str], Awaitable[object]]
@@ -95,7 +95,7 @@ async def measure_repairs(stand: PrivilegeStand, drift: Drift, drifts: int) -> Q
 
 async def _repaired(client: Connection, role: str, name: str) -> float:
     """When the privilege was revoked."""
-    return await _written(client, role, name, "DELETE", held=False)
+    return await _written(client, role, f"{SCHEMA}.{name}", "DELETE", held=False)
 
 
 async def _written(client: Connection, role: str, name: str, privilege: str, *, held: bool) -> float:
@@ -107,19 +107,21 @@ async def _written(client: Connection, role: str, name: str, privilege: str, *, 
             await anyio.sleep(_LOOK_SECONDS)
 
 
-async def measure_new_tables(stand: PrivilegeStand, tables: int) -> Quantiles:
-    """From the commit of CREATE TABLE, by a role that is not the schema's owner, until every reader may read it."""
+async def measure_new_tables(stand: PrivilegeStand, tables: int, schema: str = SCHEMA) -> Quantiles:
+    """From the commit of CREATE TABLE, by a role that is not the schema's owner, until every reader may read it: 60 of
+    `SCHEMA`, one of `PRIVATE`.
+    """
     took = []
     async with stand.connect() as client:
-        await client.execute(f"CREATE ROLE bench_creator; GRANT CREATE, USAGE ON SCHEMA {SCHEMA} TO bench_creator")
+        await client.execute(f"CREATE ROLE bench_creator; GRANT CREATE, USAGE ON SCHEMA {schema} TO bench_creator")
         await client.execute("SET ROLE bench_creator")
         for turn in range(tables):
-            name = f"new_{turn}"
-            await client.execute(f"CREATE TABLE {SCHEMA}.{name} (id int)")
+            name = f"{schema}.new_{turn}"
+            await client.execute(f"CREATE TABLE {name} (id int)")
             began = time.time()
-            took.append(await _written(client, reader(turn), name, "SELECT", held=True) - began)
+            took.append(await _written(client, reader(0), name, "SELECT", held=True) - began)
             await anyio.sleep(random.uniform(*_PAUSE))
-        await client.execute(f"DROP TABLE {', '.join(f'{SCHEMA}.new_{turn}' for turn in range(tables))}")
+        await client.execute("RESET ROLE; DROP OWNED BY bench_creator; DROP ROLE bench_creator")
     return Quantiles.of(took)
 
 

@@ -12,6 +12,8 @@ from bench.stand import BenchStand, Connection
 
 DATABASE = "bench_orders"
 SCHEMA = "app"
+#: Which only the first reader may read.
+PRIVATE = "private"
 OWNER = "bench_owner"
 
 #: So many roles, of which each drifts so rarely that nothing counts as a contest.
@@ -53,7 +55,8 @@ class PrivilegeStand:
             await home.execute(f"CREATE ROLE {OWNER}")
             await home.execute(f"CREATE DATABASE {DATABASE} OWNER {OWNER}")
         async with self.connect() as connection:
-            await connection.execute(f"CREATE SCHEMA {SCHEMA} AUTHORIZATION {OWNER}")
+            for schema in (SCHEMA, PRIVATE):
+                await connection.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {OWNER}")
             await connection.execute(f"SET ROLE {OWNER}")
             for first in range(0, self.tables, _AT_ONCE):
                 await connection.execute(_tables(first, min(first + _AT_ONCE, self.tables)))
@@ -67,7 +70,9 @@ class PrivilegeStand:
 
 
 def _spec(number: int) -> Spec:
-    privileges = [{"database": DATABASE, "onDatabase": ["CONNECT"], "schemas": [{"name": SCHEMA, "access": ["Read"]}]}]
+    names = (SCHEMA,) if number else (SCHEMA, PRIVATE)
+    schemas = [{"name": name, "access": ["Read"]} for name in names]
+    privileges = [{"database": DATABASE, "onDatabase": ["CONNECT"], "schemas": schemas}]
     return {"name": reader(number), "login": True, "privileges": privileges}
 
 
