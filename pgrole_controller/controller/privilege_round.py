@@ -7,13 +7,16 @@ everything was read back, by the transaction that changed it or after it.
 
 import json
 import logging
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import anyio
 
+from pgrole_controller.controller import large_rounds
 from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.large_rounds import group_changes, run_aside
 from pgrole_controller.controller.privilege_approval import (
     build_approval_statements,
     consider_approval,
@@ -31,7 +34,7 @@ from pgrole_controller.controller.privilege_progress import (
 )
 from pgrole_controller.controller.privilege_restart import find_new_objects
 from pgrole_controller.controller.server_config import ServerConfig
-from pgrole_controller.core.acl import AclChange, ObjectId
+from pgrole_controller.core.acl import ObjectId
 from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.acl_screening import find_differing
 from pgrole_controller.core.contest import Moment
@@ -44,7 +47,6 @@ from pgrole_controller.core.privilege_news import announce_drift, announce_exten
 from pgrole_controller.core.privilege_result import Culprit, PrivilegeDrift, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.acl_transaction import Statement
-from pgrole_controller.postgres.acl_verification import AclRepair
 from pgrole_controller.postgres.database_session import DatabaseSession
 from pgrole_controller.postgres.ddl_events import EVERYTHING, Look, Scope
 from pgrole_controller.postgres.drift_history import MOST_RECORDED, RecordedDrift, build_record_statement
@@ -83,8 +85,11 @@ async def run_round(
     async with session.lock:
         one_round = _Round(session, memory, config, cluster, suspended, everyone=len(everyone))
         results = await one_round.settle([one for one in grantees if one.key in partial], look)
-        complete |= one_round.unclear
-        results += await one_round.settle([one for one in grantees if one.key in complete], EVERYTHING | look)
+        complete |= one_round.unclear | {one.key for one in one_round.left}
+        waiting = [one for one in grantees if one.key in complete]
+        while waiting:
+            results += await one_round.settle(waiting, EVERYTHING | look)
+            waiting = one_round.left
         memory.settle(one_round.unfinished, everyone=complete | partial >= everyone)
         await one_round.record_reported()
     return results
@@ -109,22 +114,27 @@ class _Round:
         self._suspended = suspended
         self._now = Moment(anyio.current_time(), datetime.now(UTC))
         self._is_suspended = False
+        self.left: list[Grantee] = []  # of the last `settle`: not decided about, because of MOST_CHANGES
         self.unclear: set[Key] = set()  # a partial read did not suffice for a report on these
         self.unfinished: dict[Key, frozenset[ObjectId]] = {}  # objects on which changes are left, by role
 
     async def settle(self, grantees: Sequence[Grantee], look: Look) -> list[PrivilegeResult]:
+        self.left = []
         if not grantees:
             return []
         complete = look.scope is Scope.FULL
         observed, stored = await self._read(grantees, look)
         every = some = [self._begin(one) for one in (grantees if complete else self._differing(grantees, observed))]
-        for last in (*(False,) * (PASSES - 1), True):
+        for turn in range(1, PASSES + 1):
             for one in some:
                 restore_applied(one, stored, self._memory.applied)
-            await self._decide(some, observed)
+            number = await self._decide(some, observed, large_rounds.MOST_CHANGES if turn == 1 else sys.maxsize)
+            if number < len(some):
+                self.left = [one.grantee for one in some[number:]]
+                every = some = some[:number]
             if not any(one.has_changes or one.needs_storing for one in some):
                 break
-            if last:
+            if turn == PASSES:
                 self._give_up(some)
             elif (error := self._why_not(some)) is not None:
                 for one in some:
@@ -189,15 +199,21 @@ class _Round:
         keys = {one.key for one, _ in differing}
         return [one for one in grantees if one.key in keys or memory.is_contested(one.key)]
 
-    async def _decide(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
+    async def _decide(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase, most_changes: int) -> int:
+        """Returns the number of roles decided about, at least one, which together may have this number of changes."""
         # Objects that only some roles reach are no reason to forget those of the others.
         complete = observed.complete and len(some) == self._everyone
         new_objects = self._memory.note_objects(observed.acls, complete=complete)
-        for one in some:
-            self._decide_one(one, observed, one.role.new_for(new_objects))
+        changes = number = 0
+        while number < len(some) and changes < most_changes:
+            one = some[number]
+            await run_aside(observed, self._decide_one, one, observed, one.role.new_for(new_objects))
+            changes += len(one.changes)
+            number += 1
         if observed.complete:
-            await self._decide_first(some, observed, new_objects)
-        await self._attribute(some, observed)
+            await self._decide_first(some[:number], observed, new_objects)
+        await self._attribute(some[:number], observed)
+        return number
 
     async def _decide_first(
         self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
@@ -209,7 +225,8 @@ class _Round:
             key = one.grantee.key
             self._memory.begin_noting(key, known.get(key, frozenset()))
             if key in known:
-                self._decide_one(one, observed, (new_objects or frozenset()) | known[key])
+                new = (new_objects or frozenset()) | known[key]
+                await run_aside(observed, self._decide_one, one, observed, new)
 
     def _decide_one(
         self, one: PrivilegeProgress, observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
@@ -275,12 +292,7 @@ class _Round:
         return None
 
     async def _apply(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
-        acls = {one.object.id: one for one in observed.acls}
-        by_object: dict[ObjectId, list[AclChange]] = {}
-        for one in some:
-            for change in one.changes:
-                by_object.setdefault(change.object.id, []).append(change)
-        repairs = [AclRepair(acls[identity], tuple(changes)) for identity, changes in by_object.items()]
+        repairs = await run_aside(observed, group_changes, some, observed)
         defaults = [change for one in some for change in one.default_changes]
         session = self._session
         applied = await session.apply(repairs, defaults, [one.grantee.oid for one in some], self._extra(some))

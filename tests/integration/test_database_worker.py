@@ -1,6 +1,7 @@
 """controller.database_worker with a real database: it keeps what published roles declare, whatever others do."""
 
 import secrets
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller import metrics
-from pgrole_controller.controller import privilege_round
+from pgrole_controller.controller import large_rounds, privilege_round
 from pgrole_controller.controller.database_worker import DatabaseContext, DatabaseWorker
 from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.leadership import Leadership
@@ -239,6 +240,59 @@ async def test_a_change_is_decided_about_for_the_roles_that_it_concerns_alone(
         await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
         await world.wait(lambda result: result.drift_count == 1)
     assert decided == [world.role]
+
+
+async def test_more_changes_than_memory_is_meant_for_are_made_role_after_role(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(large_rounds, "MOST_CHANGES", 2)
+    decided: list[str] = []
+
+    def decide(grantee: Grantee, *arguments: Any, **options: Any) -> PrivilegeDecision:
+        decided.append(grantee.role_name)
+        return decide_privileges(grantee, *arguments, **options)
+
+    monkeypatch.setattr(privilege_round, "decide_privileges", decide)
+    world.declare(READ)
+    other = world.declare_other(READ)
+    async with world.working():
+        await world.wait_settled()
+        await world.wait_may("SELECT", "app.items", role=other)
+        assert decided[0] != decided[-1]
+        assert decided == sorted(decided, key=decided.index), "a role was decided about before the former one was done"
+        await world.hand.execute("CREATE TABLE app.one (); CREATE TABLE app.two (); CREATE TABLE app.three ()")
+        for role in (world.role, other):
+            await world.wait_may("SELECT", "app.three", role=role)
+            await world.wait_may("SELECT", "app.one", role=role)
+        await world.hand.execute(
+            f"GRANT DELETE ON app.one TO {world.role}, {other}; GRANT UPDATE ON app.two TO {other}"
+        )
+        for role in (world.role, other):
+            await world.wait_may("DELETE", "app.one", expected=False, role=role)
+        await world.wait_may("UPDATE", "app.two", expected=False, role=other)
+        result = await world.wait(lambda result: result.drift_count == 1)
+    assert result.error is None
+
+
+async def test_a_thread_decides_about_many_objects_and_the_loop_serves_others(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[threading.Thread] = set()
+
+    def decide(*arguments: Any, **options: Any) -> PrivilegeDecision:
+        threads.add(threading.current_thread())
+        return decide_privileges(*arguments, **options)
+
+    monkeypatch.setattr(privilege_round, "decide_privileges", decide)
+    monkeypatch.setattr(large_rounds, "MANY_OBJECTS", 1)
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+        await world.wait_may("DELETE", "app.orders", expected=False)
+        await world.wait(lambda result: result.drift_count == 1)
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 async def test_what_the_first_repair_needs_is_planned_before_it(
