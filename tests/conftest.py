@@ -14,7 +14,6 @@ import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
-from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
 
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.binaries import Binaries, find, find_present
@@ -22,7 +21,7 @@ from pgrole_controller.local.display import Display
 from pgrole_controller.local.manifests import apply_crds, create_namespace
 from pgrole_controller.local.postgres import PostgresServer, find_programs
 from tests import k3s
-from tests.acceptance.order import goes_alone, needs_api_server
+from tests.acceptance.order import goes_alone
 from tests.api_server_pool import ApiServerPool
 from tests.initialised import initialised
 from tests.servers import DEFAULT, Servers, missing_docker, read_choice
@@ -88,26 +87,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class _GroupedSchedule(LoadScopeScheduling):  # type: ignore[misc]
-    """Keeps a module, or a class of one, on one worker, except where tests wait long and share nothing.
-
-    Half of the workers begin with tests that need no API server. Each worker has its own, and tests that compute run
-    beside tests that wait.
-    """
-
-    def _assign_work_unit(self, node: WorkerController) -> None:
-        if int(node.gateway.id.removeprefix("gw")) >= self.numnodes // 2 + self.numnodes % 2:
-            computing = (scope for scope in self.workqueue if not needs_api_server(_path(scope)))
-            if first := next(computing, None):
-                self.workqueue.move_to_end(first, last=False)
-        super()._assign_work_unit(node)
+    """Keeps a module, or a class of one, on one worker, except where tests wait long and share nothing."""
 
     def _split_scope(self, nodeid: str) -> str:
         alone = nodeid.startswith("tests/docs/test_pages.py::") or goes_alone(nodeid)
         return nodeid if alone else nodeid.rsplit("::", 1)[0]
-
-
-def _path(scope: str) -> Path:
-    return _TESTS.parent / scope.partition("::")[0]
 
 
 @pytest.hookimpl(optionalhook=True)  # missing with -p no:xdist

@@ -1,7 +1,6 @@
 """Decides which modules parallel workers start with, and whose tests may be distributed."""
 
-from functools import cache
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 #: Their tests wait long and share nothing. Longest first.
 LONGEST = (
@@ -23,9 +22,3 @@ def goes_alone(nodeid: str) -> bool:
     """Tells whether a test may run apart from its module's other tests."""
     path = PurePath(nodeid.partition("::")[0])
     return path.parent.name == "acceptance" and path.stem in LONGEST and path.stem not in _TOGETHER
-
-
-@cache
-def needs_api_server(path: Path) -> bool:
-    """Tells whether a module's tests run against an API server; most of them wait more than they compute."""
-    return path.parent.name not in ("unit", "integration") or "api_server" in path.read_text(encoding="utf-8")
