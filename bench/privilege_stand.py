@@ -15,6 +15,8 @@ SCHEMA = "app"
 #: Which only the first reader may read.
 PRIVATE = "private"
 OWNER = "bench_owner"
+#: Who creates tables in the schemas, which are not its own.
+CREATOR = "bench_creator"
 
 #: So many roles, of which each drifts so rarely that nothing counts as a contest.
 READERS = 60
@@ -52,11 +54,12 @@ class PrivilegeStand:
     async def fill(self) -> None:
         """Creates the database with its tables; nobody may read them yet."""
         async with self.stand.connect() as home:
-            await home.execute(f"CREATE ROLE {OWNER}")
+            await home.execute(f"CREATE ROLE {OWNER}; CREATE ROLE {CREATOR}")
             await home.execute(f"CREATE DATABASE {DATABASE} OWNER {OWNER}")
         async with self.connect() as connection:
             for schema in (SCHEMA, PRIVATE):
                 await connection.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {OWNER}")
+                await connection.execute(f"GRANT CREATE, USAGE ON SCHEMA {schema} TO {CREATOR}")
             await connection.execute(f"SET ROLE {OWNER}")
             for first in range(0, self.tables, _AT_ONCE):
                 await connection.execute(_tables(first, min(first + _AT_ONCE, self.tables)))
