@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: In seconds of the thread's CPU, which do not depend on other load.
+#: In seconds of CPU, which do not depend on other load.
 LONGEST_CALLBACK = 0.25
 
 
@@ -15,10 +15,10 @@ def within_a_callback(what: str = "", callbacks: int = 1) -> Iterator[None]:
     meanwhile: after thousands of tests in one process, that alone takes as long.
     """
     gc.disable()
-    began = time.thread_time()
+    began = time.process_time()
     try:
         yield
     finally:
-        took = time.thread_time() - began
+        took = time.process_time() - began
         gc.enable()
         assert took < callbacks * LONGEST_CALLBACK, what

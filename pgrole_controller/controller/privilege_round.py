@@ -16,7 +16,6 @@ import anyio
 
 from pgrole_controller.controller import large_rounds
 from pgrole_controller.controller.errors import contain
-from pgrole_controller.controller.large_rounds import group_changes, run_aside
 from pgrole_controller.controller.privilege_approval import (
     build_approval_statements,
     consider_approval,
@@ -207,7 +206,7 @@ class _Round:
         changes = number = 0
         while number < len(some) and changes < most_changes:
             one = some[number]
-            await run_aside(observed, self._decide_one, one, observed, one.role.new_for(new_objects))
+            await large_rounds.run_aside(observed, self._decide_one, one, observed, one.role.new_for(new_objects))
             changes += len(one.changes)
             number += 1
         if observed.complete:
@@ -226,7 +225,7 @@ class _Round:
             self._memory.begin_noting(key, known.get(key, frozenset()))
             if key in known:
                 new = (new_objects or frozenset()) | known[key]
-                await run_aside(observed, self._decide_one, one, observed, new)
+                await large_rounds.run_aside(observed, self._decide_one, one, observed, new)
 
     def _decide_one(
         self, one: PrivilegeProgress, observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
@@ -292,7 +291,7 @@ class _Round:
         return None
 
     async def _apply(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
-        repairs = await run_aside(observed, group_changes, some, observed)
+        repairs = await large_rounds.run_aside(observed, large_rounds.group_changes, some, observed)
         defaults = [change for one in some for change in one.default_changes]
         session = self._session
         applied = await session.apply(repairs, defaults, [one.grantee.oid for one in some], self._extra(some))

@@ -11,9 +11,8 @@ from bench.isolation import read_status
 from pgrole_controller.local.apiserver import ApiServer
 from tests.acceptance.service_account import ServiceAccount
 from tests.acceptance.world import ExecutedController, running
+from tests.cpu_time import LONGEST_CALLBACK
 
-#: CPU seconds of one callback that would delay every server.
-CALLBACK_SECONDS = 0.25
 MEMORY_BYTES = 200 << 20
 LOG_BYTES_A_MINUTE = 5_000_000
 
@@ -55,7 +54,7 @@ def check_calm(controller: TimedController, seconds: float) -> None:
     """`seconds`: how long it has run; less than a minute counts as one for the log's limit."""
     assert controller.process.running, controller.process.failure("ended")
     longest = controller.callbacks[0]
-    assert longest["cpu"] < CALLBACK_SECONDS, f"{longest['name']}: {longest['cpu']:.3f} s\n{longest['stack']}"
+    assert longest["cpu"] < LONGEST_CALLBACK, f"{longest['name']}: {longest['cpu']:.3f} s\n{longest['stack']}"
     assert controller.memory < MEMORY_BYTES, f"{controller.memory >> 20} MiB"
     logged = controller.process.log.stat().st_size
     assert logged < LOG_BYTES_A_MINUTE * max(1.0, seconds / 60), f"{logged} bytes of log in {seconds:.0f} s"

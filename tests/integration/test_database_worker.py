@@ -221,22 +221,28 @@ async def test_corrects_a_grant_and_names_who_made_it(world: DatabaseWorkerWorld
     assert history["login"] == world.alice
 
 
-async def test_a_change_is_decided_about_for_the_roles_that_it_concerns_alone(
-    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def note_decisions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The roles decided about from now on, in order."""
     decided: list[str] = []
 
     def decide(grantee: Grantee, *arguments: Any, **options: Any) -> PrivilegeDecision:
         decided.append(grantee.role_name)
         return decide_privileges(grantee, *arguments, **options)
 
+    monkeypatch.setattr(privilege_round, "decide_privileges", decide)
+    return decided
+
+
+async def test_a_change_is_decided_about_for_the_roles_that_it_concerns_alone(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.declare(READ)
     other = world.declare_other(READ)
     async with world.working():
         await world.wait_settled()
         await world.hand.execute(f"GRANT DELETE ON app.orders TO {other}")
         await world.wait_may("DELETE", "app.orders", expected=False, role=other)
-        monkeypatch.setattr(privilege_round, "decide_privileges", decide)
+        decided = note_decisions(monkeypatch)
         await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
         await world.wait(lambda result: result.drift_count == 1)
     assert decided == [world.role]
@@ -246,13 +252,7 @@ async def test_more_changes_than_memory_is_meant_for_are_made_role_after_role(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(large_rounds, "MOST_CHANGES", 2)
-    decided: list[str] = []
-
-    def decide(grantee: Grantee, *arguments: Any, **options: Any) -> PrivilegeDecision:
-        decided.append(grantee.role_name)
-        return decide_privileges(grantee, *arguments, **options)
-
-    monkeypatch.setattr(privilege_round, "decide_privileges", decide)
+    decided = note_decisions(monkeypatch)
     world.declare(READ)
     other = world.declare_other(READ)
     async with world.working():
