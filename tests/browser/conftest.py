@@ -41,19 +41,25 @@ def find_chromium() -> str:
 
 @dataclass
 class BrowserTab:
-    """A page of the browser, and what it did wrong: `errors` of scripts and of the CSP, `strange` requests."""
+    """A page of the browser, and what it did wrong: `errors` of scripts and of the CSP, `strange` requests.
+
+    Chromium reports refused requests as errors, at any time after the answer: those of `refusals`, HTTP statuses, are
+    expected.
+    """
 
     page: Page
     url: str
     errors: list[str] = field(default_factory=list)
     strange: list[str] = field(default_factory=list)
+    refusals: set[int] = field(default_factory=lambda: {404})
 
     async def open(self, path: str) -> None:
         answer = await self.page.goto(self.url + path)
         assert answer is not None
 
     def note_message(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning") and "status of 404" not in message.text:
+        refused = any(f"status of {status}" in message.text for status in self.refusals)
+        if message.type in ("error", "warning") and not refused:
             self.errors.append(message.text)
 
     def note_request(self, request: Request) -> None:

@@ -122,8 +122,8 @@ async def open_tab(browser: Browser, url: str) -> AsyncIterator[BrowserTab]:
         tab = BrowserTab(page, url)
         tab.listen()
         yield tab
-    assert tab.errors == []
-    assert tab.strange == []
+    assert tab.errors == [], tab.errors
+    assert tab.strange == [], tab.strange
 
 
 async def sign_in(tab: BrowserTab, token: str, namespaces: str = "") -> None:

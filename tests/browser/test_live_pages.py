@@ -69,10 +69,10 @@ async def test_the_page_says_that_the_api_server_does_not_answer_and_when_it_doe
 
 async def test_a_session_that_ended_leads_to_the_login_page(tab: Tab) -> None:
     await open_live(tab, "/")
+    tab.refusals.add(401)
     tab.stand.logged_in = False
     await tab.stand.publish(tab.stand.snapshot, "connection")
     await expect(tab.page.get_by_role("heading", level=1)).to_have_text("Sign in")
-    tab.errors.clear()  # Chromium reports the answer 401
 
 
 async def test_a_page_is_shown_before_every_role_is_read_and_fills(tab: Tab) -> None:
