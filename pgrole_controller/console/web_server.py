@@ -334,6 +334,7 @@ def _notice(status: int, text: str, headers: Mapping[str, str] | None = None) ->
     body = (
         '<!doctype html><html lang="en"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<title>{title} · pgrole</title><link rel="stylesheet" href="/static/style.css">'
+        '<link rel="icon" href="/static/favicon.svg" type="image/svg+xml">'  # else browsers ask for another
         f'<main class="narrow"><h1>{title}</h1><p>{escape(text)}</p><p><a href="/">Overview</a></p></main>'
     )
     response = _page(status, body)

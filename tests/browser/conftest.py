@@ -60,7 +60,7 @@ class BrowserTab:
     def note_message(self, message: ConsoleMessage) -> None:
         refused = any(f"status of {status}" in message.text for status in self.refusals)
         if message.type in ("error", "warning") and not refused:
-            self.errors.append(message.text)
+            self.errors.append(f"{message.text} ({message.location['url']})")
 
     def note_request(self, request: Request) -> None:
         if not request.url.startswith((self.url, "about:", "data:")):
