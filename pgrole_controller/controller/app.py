@@ -43,7 +43,7 @@ from pgrole_controller.controller.servers import ServerStores, ServerWorkers
 from pgrole_controller.controller.sources import NO_SERVER, NamespaceSource, PgRoleSource, SecretSource
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.core.request import Key, Rank, Request, RequestReason
+from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, SECRETS, Client, Resource
 from pgrole_controller.kube.election import Elector
 from pgrole_controller.kube.errors import KubeError
@@ -175,7 +175,6 @@ class _RunningController:
         self._context = WorkerContext(
             self._objects, self._queue, endings, self._background, self._reporter, LiveServers(), leadership, Grantees()
         )
-        self._context.grantees.connect(lambda *_: None, self._enqueue_result)
         self._servers = ServerWorkers(
             client,
             self._observed,
@@ -184,7 +183,9 @@ class _RunningController:
             lambda declared: ServerWorker(declared, self._context),
             lambda name: self._source.enqueue_server(name),
         )
-        self._context.grantees.connect(self._servers.note_grantee, self._servers.note_privileges)
+        self._context.grantees.connect(
+            self._servers.note_grantee, self._servers.note_privileges, self._reporter.announce
+        )
         self._relisted = Signal()
         self._was_synced = False
         leadership.synced = self._is_synced
@@ -211,10 +212,6 @@ class _RunningController:
             tasks.start_soon(self._lose, tasks.cancel_scope)
             await self._run(asked)
             tasks.cancel_scope.cancel()
-
-    def _enqueue_result(self, server: str, key: Key) -> None:
-        """A database's worker has a new result about the role's privileges."""
-        self._queue.put(server, Request(key, RequestReason.PRIVILEGES, Rank.DEPENDENCY))
 
     def _is_synced(self) -> bool:
         """Whether everything declared has been listed once."""

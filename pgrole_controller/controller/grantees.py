@@ -1,8 +1,8 @@
 """The roles whose privileges are managed, by server, and the latest result of each in each database.
 
 Expected flow: a server's worker publishes a Grantee when the object owns its role and the claim holds the declaration;
-the workers of the databases read it, and report results; each result that differs from the last makes the server's
-worker reconcile the object again, which writes status and Events.
+the workers of the databases read it, and report results. A result that differs from the last makes the server's worker
+reconcile the object again, which writes status and Events; one that differs only in its news is announced at once.
 """
 
 from collections.abc import Callable
@@ -19,16 +19,19 @@ class Grantees:
         self._results: dict[tuple[str, Key], dict[str, PrivilegeResult]] = {}
         self._on_change: Callable[[str, Key, frozenset[str]], None] = lambda _server, _key, _databases: None
         self._on_result: Callable[[str, Key], None] = lambda _server, _key: None
+        self._on_news: Callable[[PrivilegeResult], None] = lambda _result: None
 
     def connect(
         self,
         on_change: Callable[[str, Key, frozenset[str]], None],
         on_result: Callable[[str, Key], None],
+        on_news: Callable[[PrivilegeResult], None],
     ) -> None:
         """`on_change(server, key, databases)`: was published or withdrawn, with its databases before and now.
-        `on_result(server, key)`: a database's worker has something new about it.
+        `on_result(server, key)`: a database's worker has something new about it, for status.
+        `on_news(result)`: it only has news, which nobody else announces.
         """
-        self._on_change, self._on_result = on_change, on_result
+        self._on_change, self._on_result, self._on_news = on_change, on_result, on_news
 
     def publish(self, server: str, grantee: Grantee) -> None:
         """Publishes a Grantee; does nothing if it is unchanged."""
@@ -80,6 +83,9 @@ class Grantees:
         if before is not None and before.news:
             result = replace(result, news=(*before.news, *result.news))
         if before == result:
+            return
+        if before is not None and before == replace(result, news=()):
+            self._on_news(result)
             return
         results[result.database] = result
         self._on_result(server, result.key)

@@ -19,7 +19,7 @@ from pgrole_controller.controller.status_writer import PendingStatus, StatusWrit
 from pgrole_controller.core.approval import tell_approval
 from pgrole_controller.core.errors import Reason, make_legible
 from pgrole_controller.core.plan import Action
-from pgrole_controller.core.privilege_result import News, PrivilegeNews
+from pgrole_controller.core.privilege_result import News, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import Outcome, of_error
 from pgrole_controller.kube.client import PGROLES, Client
@@ -79,6 +79,17 @@ class Reporter:
             self._record_action(result)
         except Exception as error:  # noqa: BLE001 -- one object's error
             self._report_unexpected(error, result)
+
+    def announce(self, result: PrivilegeResult) -> None:
+        """Records the Events about a result that only has news. Never raises."""
+        stored = self._store.get(result.key)
+        if stored is None or stored.uid != result.uid:
+            return
+        try:
+            for news in result.news:
+                self._record_news(stored, news)
+        except Exception as error:  # noqa: BLE001 -- one object's error
+            contain(error, result.key)
 
     def _take(self, result: Result) -> None:
         stored, outcome = result.target.stored, result.outcome

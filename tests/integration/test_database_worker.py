@@ -35,7 +35,7 @@ from pgrole_controller.core.grantee import (
 )
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.privilege_news import combine_drifts
-from pgrole_controller.core.privilege_result import Evidence, News, PrivilegeResult
+from pgrole_controller.core.privilege_result import Evidence, News, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
@@ -63,6 +63,7 @@ class DatabaseWorkerWorld:
     def __init__(self, server: PostgresServer, database: str, home: Connection, hand: Connection, role: str) -> None:
         self.server, self.database, self.home, self.hand, self.role = server, database, home, hand, role
         self.grantees = Grantees()
+        self.announced: list[PrivilegeNews] = []
         self.config = ServerConfig(
             SERVER,
             Endpoint(server.dsn()),
@@ -105,7 +106,11 @@ class DatabaseWorkerWorld:
             lambda: self.suspended,
         )
         worker = DatabaseWorker(self.database, context)
-        self.grantees.connect(lambda _server, key, _databases: worker.note_grantee(key), lambda _server, _key: None)
+        self.grantees.connect(
+            lambda _server, key, _databases: worker.note_grantee(key),
+            lambda _server, _key: None,
+            lambda result: self.announced.extend(result.news if result.key == KEY else ()),
+        )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(worker.run)
             yield worker
@@ -148,7 +153,8 @@ class DatabaseWorkerWorld:
         assert await reached(is_so, DEADLINE), f"{privilege} on {table} did not become {expected}; {self.result}"
 
     def news(self) -> list[tuple[News, str]]:
-        return [(one.reason, one.note) for one in self.grantees.take_news(SERVER, KEY)]
+        announced, self.announced = self.announced, []
+        return [(one.reason, one.note) for one in (*announced, *self.grantees.take_news(SERVER, KEY))]
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -21,9 +21,11 @@ class Heard:
         self.grantees = Grantees()
         self.changes: list[tuple[str, Key, frozenset[str]]] = []
         self.results: list[tuple[str, Key]] = []
+        self.announced: list[PrivilegeNews] = []
         self.grantees.connect(
             lambda server, key, databases: self.changes.append((server, key, databases)),
             lambda server, key: self.results.append((server, key)),
+            lambda result: self.announced.extend(result.news),
         )
 
 
@@ -101,6 +103,25 @@ def test_news_are_taken_once_and_none_is_lost_before(heard: Heard) -> None:
     assert heard.grantees.take_news("main", KEY) == (EXTENDED, other)
     assert heard.grantees.take_news("main", KEY) == ()
     assert heard.grantees.results("main", KEY)["orders"].confirmed
+
+
+def test_a_result_that_only_has_news_is_announced_without_a_reconcile(heard: Heard) -> None:
+    heard.grantees.publish("main", GRANTEE)
+    heard.grantees.report("main", RESULT)
+    heard.grantees.report("main", replace(RESULT, news=(EXTENDED,)))
+    heard.grantees.report("main", replace(RESULT, news=(EXTENDED,)))
+    assert heard.announced == [EXTENDED, EXTENDED]
+    assert heard.results == [("main", KEY)]
+    assert heard.grantees.take_news("main", KEY) == ()
+
+
+def test_news_wait_for_the_reconcile_that_a_result_before_them_asked_for(heard: Heard) -> None:
+    heard.grantees.publish("main", GRANTEE)
+    heard.grantees.report("main", replace(RESULT, news=(EXTENDED,)))
+    other = PrivilegeNews(News.PRIVILEGES_EXTENDED, "SELECT on table app.items")
+    heard.grantees.report("main", replace(RESULT, news=(other,)))
+    assert heard.announced == []
+    assert heard.grantees.take_news("main", KEY) == (EXTENDED, other)
 
 
 def test_the_result_of_a_database_that_is_not_named_any_more_goes_with_its_news(heard: Heard) -> None:
