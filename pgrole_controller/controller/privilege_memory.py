@@ -13,6 +13,8 @@ from pgrole_controller.core.approval import PrivilegeOffer
 from pgrole_controller.core.contest import FieldContest, Moment, notice, repair
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.grantee import Grantee
+from pgrole_controller.core.grantee_index import GranteeIndex
+from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privilege_result import PrivilegeDrift
 from pgrole_controller.core.request import Key
@@ -73,6 +75,7 @@ class PrivilegeMemory:
     _kept: tuple[Grantee, ...] = ()
     _resting: frozenset[Key] = frozenset()  # suspended or ignored: nothing is granted to these
     _reach: tuple[tuple[Grantee, ...], PrivilegeReach] | None = None
+    _index: GranteeIndex | None = None
     _terms: dict[Key, tuple[Grantee, PrivilegeTerms]] = field(default_factory=dict)
     _equal: dict[PrivilegeTerms, PrivilegeTerms] = field(default_factory=dict)
     _known: dict[ObjectId, int] | None = None
@@ -93,7 +96,7 @@ class PrivilegeMemory:
         some = tuple(grantees)
         if some == self._kept:
             return
-        self._kept = some
+        self._kept, self._index = some, None
         self._resting = frozenset(one.key for one in some if one.rests)
         kept, roles = {one.key for one in some}, {one.oid for one in some}
         self._roles = {key: one for key, one in self._roles.items() if key in kept}
@@ -108,6 +111,12 @@ class PrivilegeMemory:
         if self._reach is None or self._reach[0] != some:
             self._reach = some, PrivilegeReach.of(database, some)
         return self._reach[1]
+
+    def concerned(self, observed: ObservedDatabase) -> set[Key]:
+        """The roles that may hold something on an object that was read, or declare something for it."""
+        if self._index is None:
+            self._index = GranteeIndex(observed.facts.database, self._kept)
+        return self._index.concerned(observed)
 
     def terms(self, grantee: Grantee, database: str) -> PrivilegeTerms:
         """The same for all roles with equal ones."""

@@ -13,6 +13,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transien
 from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.privilege_difference import PrivilegeDifference
 from pgrole_controller.core.privilege_result import Culprit, Evidence, PrivilegeDrift, PrivilegeNews, PrivilegeResult
+from pgrole_controller.postgres.ddl_events import Look, Scope
 from pgrole_controller.postgres.stored_state import StoredState
 
 #: What one culprit did: the drift as it is reported, its differences, and the culprit with everything that is known.
@@ -65,6 +66,21 @@ class PrivilegeProgress:
 def is_verified(some: Iterable[PrivilegeProgress]) -> bool:
     """Whether the transactions that changed these roles' privileges read all of them back."""
     return not any(one.error is not None or one.default_changes for one in some)
+
+
+def where_changed(some: Iterable[PrivilegeProgress]) -> Look:
+    """What to read to see whether the changes of these roles were made."""
+    changed = list(some)
+    objects = frozenset(change.object.id for one in changed for change in one.changes)
+    return Look(Scope.NAMED, objects=objects, defaults=any(one.default_changes for one in changed))
+
+
+def give_up(some: Iterable[PrivilegeProgress], database: str) -> None:
+    for one in some:
+        if one.has_changes and one.error is None:
+            one.error = Transient(
+                Reason.PROGRESSING, f'privileges in database "{database}" keep changing while they are applied'
+            )
 
 
 def object_of(difference: PrivilegeDifference) -> ObjectId | None:

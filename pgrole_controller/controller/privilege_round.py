@@ -26,10 +26,12 @@ from pgrole_controller.controller.privilege_memory import AppliedState, Privileg
 from pgrole_controller.controller.privilege_progress import (
     PrivilegeProgress,
     build_result,
+    give_up,
     is_verified,
     object_of,
     restore_applied,
     shorten_drift,
+    where_changed,
 )
 from pgrole_controller.controller.privilege_restart import find_new_objects
 from pgrole_controller.controller.server_config import ServerConfig
@@ -123,7 +125,7 @@ class _Round:
             return []
         complete = look.scope is Scope.FULL
         observed, stored = await self._read(grantees, look)
-        every = some = [self._begin(one) for one in (grantees if complete else self._differing(grantees, observed))]
+        every = some = [self._begin(one) for one in await self._choose(grantees, observed)]
         for turn in range(1, PASSES + 1):
             for one in some:
                 restore_applied(one, stored, self._memory.applied)
@@ -134,7 +136,7 @@ class _Round:
             if not any(one.has_changes or one.needs_storing for one in some):
                 break
             if turn == PASSES:
-                self._give_up(some)
+                give_up(some, self._session.database)
             elif (error := self._why_not(some)) is not None:
                 for one in some:
                     one.error = error if one.has_changes else None
@@ -147,7 +149,7 @@ class _Round:
                 if not some:
                     break
                 if not complete:
-                    look = _where_changed(some)
+                    look = where_changed(some)
                 observed, stored = await self._read([one.grantee for one in some], look)
         if not complete:
             self.unclear = {one.grantee.key for one in every if one.decision.reported or one.decision.pending}
@@ -189,12 +191,14 @@ class _Round:
         self._is_suspended = stored.suspended
         return observed, stored
 
-    def _differing(self, grantees: Sequence[Grantee], observed: ObservedDatabase) -> list[Grantee]:
+    async def _choose(self, grantees: Sequence[Grantee], observed: ObservedDatabase) -> Sequence[Grantee]:
         """Those about whom what was read decides something."""
         if observed.defaults is not None:
-            return list(grantees)
-        memory, database = self._memory, self._session.database
-        differing = find_differing([(one, memory.terms(one, database)) for one in grantees], observed)
+            return grantees
+        memory = self._memory
+        concerned = memory.concerned(observed)
+        pairs = [(one, memory.terms(one, self._session.database)) for one in grantees if one.key in concerned]
+        differing = await large_rounds.run_aside(len(observed.acls) * len(pairs), find_differing, pairs, observed)
         keys = {one.key for one, _ in differing}
         return [one for one in grantees if one.key in keys or memory.is_contested(one.key)]
 
@@ -203,12 +207,14 @@ class _Round:
         # Objects that only some roles reach are no reason to forget those of the others.
         complete = observed.complete and len(some) == self._everyone
         new_objects = self._memory.note_objects(observed.acls, complete=complete)
-        changes = number = 0
+        changes, number, turns = 0, 0, large_rounds.Turns()
         while number < len(some) and changes < most_changes:
             one = some[number]
-            await large_rounds.run_aside(observed, self._decide_one, one, observed, one.role.new_for(new_objects))
+            new = one.role.new_for(new_objects)
+            await large_rounds.run_aside(len(observed.acls), self._decide_one, one, observed, new)
             changes += len(one.changes)
             number += 1
+            await turns.share()
         if observed.complete:
             await self._decide_first(some[:number], observed, new_objects)
         await self._attribute(some[:number], observed)
@@ -225,7 +231,7 @@ class _Round:
             self._memory.begin_noting(key, known.get(key, frozenset()))
             if key in known:
                 new = (new_objects or frozenset()) | known[key]
-                await large_rounds.run_aside(observed, self._decide_one, one, observed, new)
+                await large_rounds.run_aside(len(observed.acls), self._decide_one, one, observed, new)
 
     def _decide_one(
         self, one: PrivilegeProgress, observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
@@ -291,7 +297,7 @@ class _Round:
         return None
 
     async def _apply(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
-        repairs = await large_rounds.run_aside(observed, large_rounds.group_changes, some, observed)
+        repairs = await large_rounds.run_aside(len(observed.acls), large_rounds.group_changes, some, observed)
         defaults = [change for one in some for change in one.default_changes]
         session = self._session
         applied = await session.apply(repairs, defaults, [one.grantee.oid for one in some], self._extra(some))
@@ -372,14 +378,6 @@ class _Round:
             words=drift.words,
         )
 
-    def _give_up(self, some: Iterable[PrivilegeProgress]) -> None:
-        for one in some:
-            if one.has_changes and one.error is None:
-                one.error = Transient(
-                    Reason.PROGRESSING,
-                    f'privileges in database "{self._session.database}" keep changing while they are applied',
-                )
-
     def _result(self, one: PrivilegeProgress, *, complete: bool) -> PrivilegeResult:
         if complete:
             role, decision = one.role, one.decision
@@ -401,9 +399,3 @@ class _Round:
         one.role.told = frozenset(difference.words for difference in one.decision.reported)
         if drifts:
             one.role.last_drifts = tuple(drifts)
-
-
-def _where_changed(some: Iterable[PrivilegeProgress]) -> Look:
-    changed = list(some)
-    objects = frozenset(change.object.id for one in changed for change in one.changes)
-    return Look(Scope.NAMED, objects=objects, defaults=any(one.default_changes for one in changed))

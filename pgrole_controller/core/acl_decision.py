@@ -95,12 +95,14 @@ def decide_privileges(
     declaration = None if declared is None else compile_privileges(declared, observed.facts.version)
     pending = PendingNames(database)
     comparison = AclComparison(grantee, observed, declaration, ledger, pending)
-    for acl in observed.acls:
+    schemas = frozenset[str]() if declaration is None else declaration.schemas_among(observed.index.schemas)
+    for acl in observed.index.concerning(grantee.oid, schemas):
         comparison.compare(acl)
     defaults = DefaultsComparison(grantee, observed.facts, declaration, ledger, pending)
     if observed.defaults is not None:
-        schemas = {acl.object.name: acl.object.id for acl in observed.acls if acl.object.kind is ObjectKind.SCHEMA}
-        defaults.compare(observed.defaults, observed.roles, observed.schemas, schemas, complete=observed.complete)
+        own = observed.index.defaults_for(grantee.oid)
+        schema_ids = observed.index.schema_ids
+        defaults.compare(own, observed.roles, observed.schemas, schema_ids, complete=observed.complete)
     former_held = comparison.former_held or defaults.former_held
     confirmed = observed.complete and observed.defaults is not None and not former_held
     if grantee.ignored and current:
@@ -129,14 +131,10 @@ def _find_missing(declaration: CompiledPrivileges, observed: ObservedDatabase, p
     names = [one for one in names if one.kind is not ObjectKind.SCHEMA and one.schema in observed.schemas]
     if not names:
         return
-    schemas = {one.schema for one in names}
-    objects = {
-        (acl.object.kind, acl.object.schema, acl.object.name) for acl in observed.acls if acl.object.schema in schemas
-    }
+    some = [acl.object for acl in observed.index.in_schemas({one.schema for one in names})]
+    objects = {(one.kind, one.schema, one.name) for one in some}
     routines = {
-        (acl.object.schema, acl.object.name, normalize_arguments(acl.object.arguments))
-        for acl in observed.acls
-        if acl.object.kind is ObjectKind.ROUTINE and acl.object.schema in schemas
+        (one.schema, one.name, normalize_arguments(one.arguments)) for one in some if one.kind is ObjectKind.ROUTINE
     }
     for one in names:
         kinds = TABLE_KINDS if one.kind is ObjectKind.TABLE else (one.kind,)

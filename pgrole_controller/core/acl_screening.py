@@ -33,13 +33,13 @@ def find_differing(
     """Leaves out roles that hold exactly what they declare on each of these objects, and may declare it. Pass the same
     PrivilegeTerms for roles with equal ones. Default privileges are not looked at.
     """
-    known: dict[int, Sequence[_Screen]] = {}
+    known: dict[int, _Expected] = {}
     differing = []
     for grantee, terms in grantees:
         expected = known.get(id(terms))
         if expected is None:
             expected = known[id(terms)] = _find_expected(grantee, terms, observed)
-        if any(one.differs(grantee.oid) for one in expected):
+        if expected.differs(grantee.oid, observed):
             differing.append((grantee, terms))
     return differing
 
@@ -56,13 +56,28 @@ class _Screen:
         return role != self.owner and (self.exact is None or self.held.get(role, NOTHING_HELD)[1] != self.exact)
 
 
-def _find_expected(grantee: Grantee, terms: PrivilegeTerms, observed: ObservedDatabase) -> Sequence[_Screen]:
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What roles with the same terms may hold: `screens` on the database and in `schemas`, nothing elsewhere."""
+
+    schemas: frozenset[str]
+    screens: Sequence[_Screen]
+
+    def differs(self, role: int, observed: ObservedDatabase) -> bool:
+        return any(one.differs(role) for one in self.screens) or any(
+            acl.object.owner != role for acl in observed.index.held_outside(role, self.schemas)
+        )
+
+
+def _find_expected(grantee: Grantee, terms: PrivilegeTerms, observed: ObservedDatabase) -> _Expected:
     facts = observed.facts
     declaration = None if terms.declared is None else compile_privileges(terms.declared, facts.version)
     ledger = DifferenceLedger(current=True, report_only=True, new_objects=frozenset(), granted_before=frozenset())
     comparison = AclComparison(grantee, observed, declaration, ledger, PendingNames(facts.database))
-    return [
+    schemas = frozenset[str]() if declaration is None else declaration.schemas_among(observed.index.schemas)
+    screens = [
         _Screen(acl.object.owner, observed.held_by_role(acl), comparison.find_exact(acl.object))
-        for acl in observed.acls
+        for acl in observed.index.in_schemas(schemas)
         if acl.object.kind is not ObjectKind.DATABASE or acl.object.name == facts.database
     ]
+    return _Expected(schemas, screens)

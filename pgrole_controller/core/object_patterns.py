@@ -5,7 +5,7 @@ schema and kind is decided once for all objects of a schema.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -121,10 +121,18 @@ class CompiledPrivileges:
         self.declared = declared
         self._without = frozenset[str]() if version >= MAINTAIN_SINCE else frozenset({"MAINTAIN"})
         self._parts: dict[tuple[str, ObjectKind], _Part] = {}
-        self._schemas = [(_compile([one.schema]), one) for one in declared.schemas]
-        self._objects = [(_compile([one.schema]), one) for one in declared.objects]
-        self._unmanaged = _compile(declared.unmanaged) if declared.unmanaged else None
+        self._schemas = [(compile_patterns([one.schema]), one) for one in declared.schemas]
+        self._objects = [(compile_patterns([one.schema]), one) for one in declared.objects]
+        self._unmanaged = compile_patterns(declared.unmanaged) if declared.unmanaged else None
         self._left_alone: dict[str, bool] = {}
+        self._schema_names, self._schema_pattern = schema_patterns(declared)
+
+    def schemas_among(self, schemas: Collection[str]) -> frozenset[str]:
+        """Returns those of these schemas in which `wanted` may want something. Look-ups in `schemas` must be fast."""
+        literal = (name for name in self._schema_names if name in schemas)
+        if self._schema_pattern is None:
+            return frozenset(literal)
+        return frozenset((*literal, *filter(self._schema_pattern.fullmatch, schemas)))
 
     def wanted(self, obj: DatabaseObject) -> Wanted:
         """Returns what the declaration wants on this object; nothing for kinds that cannot be declared."""
@@ -182,13 +190,13 @@ class CompiledPrivileges:
             if kind is ObjectKind.SCHEMA:
                 always.append(_Wish(privileges, literal=access.schema == schema and not is_pattern(schema)))
             elif privileges and access.exceptions:
-                excepted.append((privileges, _compile(access.exceptions)))
+                excepted.append((privileges, compile_patterns(access.exceptions)))
             elif privileges:
                 always.append(_Wish(privileges))
         for matcher, one in self._objects:
             if one.kind is ObjectKind.SCHEMA and kind is ObjectKind.SCHEMA:
                 names = _schema_names(one)
-                if _compile(names).fullmatch(schema):
+                if compile_patterns(names).fullmatch(schema):
                     exact = schema in names and not is_pattern(schema)
                     always.append(_Wish(one.privileges & possible, literal=exact))
             elif covers(one.kind, kind) and kind is not ObjectKind.SCHEMA and matcher.fullmatch(schema):
@@ -216,6 +224,15 @@ def compile_privileges(declared: DatabasePrivileges, version: int) -> CompiledPr
     all roles.
     """
     return CompiledPrivileges(declared, version)
+
+
+def schema_patterns(declared: DatabasePrivileges) -> tuple[frozenset[str], re.Pattern[str] | None]:
+    """Returns the schemas in which a declaration may want something: exact names, and a pattern for others, if any."""
+    named = {one.schema for one in declared.schemas}
+    for one in declared.objects:
+        named.update(_schema_names(one) if one.kind is ObjectKind.SCHEMA else (one.schema,))
+    patterns = sorted(filter(is_pattern, named))
+    return frozenset(named.difference(patterns)), compile_patterns(patterns) if patterns else None
 
 
 def wanted(declared: DatabasePrivileges, obj: DatabaseObject, version: int) -> Wanted:
@@ -289,9 +306,9 @@ def _sort_names(
             elif arguments is None:
                 wide.append(name)
             else:
-                patterns.append((_compile([name]), _compile([arguments]), wish))
+                patterns.append((compile_patterns([name]), compile_patterns([arguments]), wish))
     if wide:
-        patterns.append((_compile(wide), None, wish))
+        patterns.append((compile_patterns(wide), None, wish))
 
 
 def split_signature(text: str) -> list[tuple[str, str | None]]:
@@ -349,7 +366,8 @@ def _combine(wishes: Iterable[tuple[_Wish, bool]]) -> Wanted:
     return Wanted(frozenset(privileges), columns, frozenset(literal), literal_columns)
 
 
-def _compile(patterns: Iterable[str]) -> re.Pattern[str]:
+def compile_patterns(patterns: Iterable[str]) -> re.Pattern[str]:
+    """Returns an expression whose `fullmatch` tells what `policy.matches` does, however many patterns there are."""
     return re.compile("|".join(map(_expression, patterns)) or r"(?!)", re.DOTALL)
 
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from pgrole_controller.core.acl import AclEntry, DefaultAcl, ObjectId, ObservedAcl
+from pgrole_controller.core.acl_index import AclIndex
 from pgrole_controller.core.privilege_policy import DatabaseFacts
 
 #: By role: its entries, and their privileges if no entry is of a column or has a grant option.
@@ -11,7 +13,7 @@ HeldByRole = Mapping[int, tuple[Sequence[AclEntry], frozenset[str] | None]]
 NOTHING_HELD: tuple[tuple[AclEntry, ...], frozenset[str]] = ((), frozenset())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ObservedDatabase:
     """What was read of one database for some grantees.
 
@@ -32,6 +34,11 @@ class ObservedDatabase:
     complete: bool = True
     columns: Mapping[ObjectId, frozenset[str]] = field(default_factory=dict)
     _by_grantee: dict[int, HeldByRole] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @cached_property
+    def index(self) -> AclIndex:
+        """Finds what concerns one grantee."""
+        return AclIndex(self.acls, self.defaults or ())
 
     def entries_of(self, acl: ObservedAcl, grantee: int) -> tuple[Sequence[AclEntry], frozenset[str] | None]:
         """Returns the grantee's entries, and their privileges if no entry is of a column or has a grant option."""

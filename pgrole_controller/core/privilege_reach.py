@@ -1,10 +1,12 @@
 """What declarations can concern in a database, so that the rest need not be read."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pgrole_controller.core.acl import TABLE_KINDS, DatabaseObject, ObjectKind
 from pgrole_controller.core.grantee import Access, DatabasePrivileges, Grantee
+from pgrole_controller.core.object_patterns import compile_patterns, is_pattern
 from pgrole_controller.core.policy import matches
 
 #: Maximum number of schemas with a cached answer.
@@ -23,6 +25,18 @@ class PrivilegeReach:
     with_columns: tuple[tuple[str, tuple[str, ...]], ...]
     creators: frozenset[str]
     _known: dict[tuple[str, bool], bool] = field(default_factory=dict)
+    _wide: dict[bool, re.Pattern[str]] = field(init=False)  # by whether of routines
+    _columns: dict[str, list[tuple[str, ...]]] = field(default_factory=dict, init=False)  # by name of the schema
+    _wide_columns: list[tuple[str, tuple[str, ...]]] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        both = {False: self.relations, True: self.routines}
+        self._wide = {routine: compile_patterns(filter(is_pattern, some)) for routine, some in both.items()}
+        for schema, names in self.with_columns:
+            if is_pattern(schema):
+                self._wide_columns.append((schema, names))
+            else:
+                self._columns.setdefault(schema, []).append(names)
 
     @classmethod
     def of(cls, database: str, grantees: Iterable[Grantee]) -> "PrivilegeReach":
@@ -50,7 +64,9 @@ class PrivilegeReach:
         if known is None:
             if len(self._known) >= _MOST_REMEMBERED:
                 self._known.clear()
-            known = self._known[schema, routine] = matches(schema, self.routines if routine else self.relations)
+            patterns = self.routines if routine else self.relations
+            known = schema in patterns or self._wide[routine].fullmatch(schema) is not None
+            self._known[schema, routine] = known
         return known
 
     def covers(self, objects: Iterable[DatabaseObject]) -> bool:
@@ -62,9 +78,10 @@ class PrivilegeReach:
 
     def has_columns(self, obj: DatabaseObject) -> bool:
         """Whether a declaration names columns of this object."""
-        return obj.kind in TABLE_KINDS and any(
-            matches(obj.schema, (schema,)) and matches(obj.name, names) for schema, names in self.with_columns
-        )
+        if obj.kind not in TABLE_KINDS:
+            return False
+        wide = (names for schema, names in self._wide_columns if matches(obj.schema, (schema,)))
+        return any(matches(obj.name, names) for names in (*self._columns.get(obj.schema, ()), *wide))
 
 
 def _declarations(database: str, grantees: Iterable[Grantee]) -> Iterable[DatabasePrivileges]:

@@ -159,20 +159,31 @@ async def read_named_acls(
 
 
 async def read_named_acls_and(
-    row: SingleRow, connection: Connection, grantees: Collection[int], oids: Collection[int], names: Collection[str]
+    row: SingleRow,
+    connection: Connection,
+    grantees: Collection[int],
+    oids: Collection[int],
+    names: Collection[str],
+    xid: int,
 ) -> tuple[list[ObservedAcl], Row]:
-    """As `read_named_acls`, with the answer to another question."""
-    query = row.beside(_query(connection, "objects", "named_objects"), parameters=6)
-    arguments = (*_named_arguments(grantees, oids, names), *row.arguments)
+    """As `read_named_acls`, with the answer to another question. Of the objects with these names, only those that this
+    transaction (64 bits) or a later one may have written; 0: all. Schemas often have tables of the same names.
+    """
+    query = row.beside(_query(connection, "objects", "named_objects"), parameters=7)
+    arguments = (*_named_arguments(grantees, oids, names, xid=xid), *row.arguments)
     return await _read_objects(connection, query, arguments, grantees)
 
 
 def _named_arguments(
-    grantees: Collection[int], oids: Collection[int], names: Collection[str], tables: Collection[int] = ()
+    grantees: Collection[int],
+    oids: Collection[int],
+    names: Collection[str],
+    tables: Collection[int] = (),
+    xid: int = 0,
 ) -> tuple[object, ...]:
     searched = [name.encode(errors="surrogateescape")[:63] for name in names]
     valid = [name.decode() for name in searched if _is_utf8(name)]  # no statement that we were sent has another one
-    return list(grantees), None, None, sorted(tables), sorted(oids), sorted(valid)
+    return list(grantees), None, None, sorted(tables), sorted(oids), sorted(valid), str(xid) if xid else None
 
 
 def _is_utf8(name: bytes) -> bool:

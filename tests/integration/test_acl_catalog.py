@@ -18,8 +18,10 @@ from pgrole_controller.postgres.acl_catalog import (
     read_defaults,
     read_facts,
     read_named_acls,
+    read_named_acls_and,
     read_recent_acls,
 )
+from pgrole_controller.postgres.single_row import SingleRow
 from tests.integration.acl_support import AclDatabase, acl_database, anywhere, held, labels, named, nowhere
 from tests.integration.sql_support import count_pages_of
 from tests.servers import Servers
@@ -281,13 +283,33 @@ async def test_objects_are_read_by_oid_and_by_name_in_every_schema(db: AclDataba
     assert labels(found) == {"table other.t"}
 
 
+async def test_of_the_objects_with_one_name_those_are_read_that_a_transaction_wrote(db: AclDatabase) -> None:
+    await db.run("CREATE SCHEMA other; CREATE TABLE other.t (id int); CREATE TABLE other.v (id int)")
+    await db.run("CREATE FUNCTION other.fn() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    reader, nothing = db.grantees("reader"), SingleRow("SELECT 1 AS one")
+
+    async def read_since(script: str) -> set[str]:
+        async with db.beside.transaction():
+            xid = int(await db.beside.fetchval("SELECT pg_current_xact_id()::text"))
+            await db.run(f"SAVEPOINT one; {script}; RELEASE one")
+        names = ("t", "v", "fn", "other")
+        return labels((await read_named_acls_and(nothing, db.connection, reader, (), names, xid))[0])
+
+    assert await read_since("GRANT SELECT ON other.t TO {reader}") == {"table other.t"}
+    assert await read_since("GRANT SELECT (id) ON other.v TO {reader}") == {"table other.v"}
+    assert await read_since("REVOKE SELECT (id) ON other.v FROM {reader}") == {"table other.v"}
+    assert await read_since("GRANT EXECUTE ON FUNCTION other.fn TO {reader}") == {"routine other.fn()"}
+    assert await read_since("GRANT USAGE ON SCHEMA other TO {reader}") == {"schema other"}
+    assert await read_since("SELECT 1") == set()
+
+
 async def test_what_is_read_about_one_object_does_not_grow_with_their_number(db: AclDatabase) -> None:
     """With a plan for any arguments, as the controller's connections use, and statistics older than the objects."""
 
     async def count_pages() -> int:
         oid = await db.beside.fetchval("SELECT 'app.t'::regclass::oid")
         query = queries.privileges("objects", objects="named_objects")
-        return await count_pages_of(db.beside, query, f"('{{}}', NULL, NULL, '{{}}', '{{{oid}}}', '{{}}')")
+        return await count_pages_of(db.beside, query, f"('{{}}', NULL, NULL, '{{}}', '{{{oid}}}', '{{t,fn}}', '1')")
 
     before = await count_pages()
     await db.run(

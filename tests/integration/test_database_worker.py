@@ -290,7 +290,7 @@ async def test_a_thread_decides_about_many_objects_and_the_loop_serves_others(
         return decide_privileges(*arguments, **options)
 
     monkeypatch.setattr(privilege_round, "decide_privileges", decide)
-    monkeypatch.setattr(large_rounds, "MANY_OBJECTS", 1)
+    monkeypatch.setattr(large_rounds, "MANY_COMPARISONS", 1)
     world.declare(READ)
     async with world.working():
         await world.wait_settled()

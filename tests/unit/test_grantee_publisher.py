@@ -220,6 +220,15 @@ class TestTheRolesOfTheNamespace:
         await scene.reconcile(target(key=OTHER), see({}, claim=other, named=named), SERVER, plan)
         assert [one.owned for one in scene.grantees.published("main")] == [{OID, OID + 1}]
 
+    async def test_all_published_roles_share_one_set(self, scene: GranteeScene) -> None:
+        """One of a thousand numbers for each of a thousand roles would take 64 MiB."""
+        await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
+        scene.session = GranteeSession(OID)
+        claim = Claim("app", OID, 7, owner(OTHER), digest(ROLE), privileges={"orders": (ORDERS,)})
+        await scene.reconcile(target(ORDERS, key=OTHER), see({}, claim=claim))
+        one, other = (one.owned for one in scene.grantees.published("main"))
+        assert one is other
+
 
 class TestTheResult:
     async def test_it_has_the_news_once_and_what_the_databases_answered(self, scene: GranteeScene) -> None:

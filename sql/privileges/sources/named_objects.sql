@@ -2,6 +2,8 @@
 -- $4 as in objects.sql; their columns may have an ACL, even if it names only the owner.
 -- OFFSET 0, and oids as bigint: a plan for any arguments looks up each object by index, instead of reading a whole catalog.
 -- $5 oid[] oids in any of the catalogs   $6 name[] names in any schema
+-- $7 text of the objects with these names, only those whose ACL, or a column's, this transaction (64 bits) or a later one may have
+-- written; NULL: all
 SELECT
     'pg_class'::regclass::oid AS catalog, c.oid, c.relnamespace AS schema, c.relkind AS kind, c.relowner AS owner,
     c.relacl AS acl, CASE c.relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END AS initial, false AS security_definer,
@@ -18,7 +20,16 @@ SELECT
         OFFSET 0
     ) AS with_columns
 FROM pg_catalog.pg_class AS c
-WHERE (c.oid = ANY ($5::oid[]) OR c.relname = ANY ($6::name[]))
+WHERE (
+    c.oid = ANY ($5::oid[]) OR (
+        c.relname = ANY ($6::name[]) AND (
+            $7::text IS NULL OR age(c.xmin) <= age($7::text::xid8::xid) OR EXISTS (
+                SELECT FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = c.oid AND age(a.xmin) <= age($7::text::xid8::xid)
+                OFFSET 0
+            )
+        )
+    )
+)
   AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND c.oid::bigint >= 16384 AND c.relpersistence <> 't'
 UNION ALL
 SELECT
@@ -29,7 +40,10 @@ SELECT
     ),
     false
 FROM pg_catalog.pg_proc AS p
-WHERE (p.oid = ANY ($5::oid[]) OR p.proname = ANY ($6::name[])) AND p.oid::bigint >= 16384
+WHERE (
+    p.oid = ANY ($5::oid[])
+    OR (p.proname = ANY ($6::name[]) AND ($7::text IS NULL OR age(p.xmin) <= age($7::text::xid8::xid)))
+) AND p.oid::bigint >= 16384
 UNION ALL
 SELECT 'pg_namespace'::regclass, n.oid, n.oid, 'n', n.nspowner, n.nspacl, 'n', false, true, n.nspname, n.xmin,
     EXISTS (
@@ -38,7 +52,10 @@ SELECT 'pg_namespace'::regclass, n.oid, n.oid, 'n', n.nspowner, n.nspacl, 'n', f
     ),
     false
 FROM pg_catalog.pg_namespace AS n
-WHERE (n.oid = ANY ($5::oid[]) OR n.nspname = ANY ($6::name[]))
+WHERE (
+    n.oid = ANY ($5::oid[])
+    OR (n.nspname = ANY ($6::name[]) AND ($7::text IS NULL OR age(n.xmin) <= age($7::text::xid8::xid)))
+)
   AND (n.oid::bigint >= 16384 OR n.nspname = 'public') AND n.nspname !~ '^pg_(temp|toast)'
 UNION ALL
 SELECT 'pg_database'::regclass, d.oid, 0, 'd', d.datdba, d.datacl, 'd', false, true, d.datname, d.xmin, false, false
