@@ -87,15 +87,15 @@ async def measure_repairs(stand: PrivilegeStand, drift: Drift, drifts: int) -> Q
             role, name = reader(turn), table(random.randrange(stand.tables))
             await drift(client, role, name)
             began = time.time()
-            took.append(await _repaired(client, role, name) - began)
+            took.append(await repaired(client, role, f"{SCHEMA}.{name}", "DELETE") - began)
             stand.stand.display.advance(f"{turn + 1} of {drifts} drifts")
             await anyio.sleep(random.uniform(*_PAUSE))
     return Quantiles.of(took)
 
 
-async def _repaired(client: Connection, role: str, name: str) -> float:
+async def repaired(client: Connection, role: str, name: str, privilege: str) -> float:
     """When the privilege was revoked."""
-    return await _written(client, role, f"{SCHEMA}.{name}", "DELETE", held=False)
+    return await _written(client, role, name, privilege, held=False)
 
 
 async def _written(client: Connection, role: str, name: str, privilege: str, *, held: bool) -> float:

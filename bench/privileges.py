@@ -30,12 +30,15 @@ from bench.privilege_repairs import (
     measure_repairs,
 )
 from bench.privilege_stand import PRIVATE, PrivilegeStand
+from bench.privilege_tenants import TABLES, TENANTS, TenantCosts, measure_tenants
 from bench.stand import stand
 from pgrole_controller.local.display import Display
 
 _DETECTION = "PGROLE_DATABASES_DETECTION"
 _IDLE_SECONDS = 15.0
 _POLLED_TABLES = 1_000
+#: Besides those of the tenants, whose figures are in the column of 1,000: of roles.
+_TENANT_TABLES = 10
 
 
 class PrivilegeLine(NamedTuple):
@@ -58,6 +61,8 @@ async def measure(sizes: Sizes, display: Display) -> list[PrivilegeLine]:
     for tables in sizes.tables:
         async with _filled(tables, "Auto", display) as of:
             lines += await _measure(of, sizes)
+    async with _filled(_TENANT_TABLES, "Auto", display) as of:
+        lines += _describe(await measure_tenants(of, sizes.drifts))
     async with _filled(_POLLED_TABLES, "Poll", display) as of:
         await of.stand.start_controller()
         await of.declare()
@@ -116,6 +121,15 @@ async def _measure(of: PrivilegeStand, sizes: Sizes) -> list[PrivilegeLine]:
     note("attributed to their transaction", f"{exact:,} of {drifts:,}", "all")
     note("start: CPU of the database's connection, ms", f"{await measure_full_read(of):.0f}", "≤ 50 at 10,000")
     return lines
+
+
+def _describe(costs: TenantCosts) -> list[PrivilegeLine]:
+    what = f"{TENANTS:,} roles, each with a schema of {TABLES} tables"
+    return [
+        PrivilegeLine(TENANTS, f"{what}: all Ready, s", f"{costs.ready:.1f}"),
+        PrivilegeLine(TENANTS, f"{what}: GRANT committed → revoked, ms", _three(costs.repairs)),
+        PrivilegeLine(TENANTS, f"{what}: controller's peak memory, MiB", f"{costs.peak:.0f}"),
+    ]
 
 
 def _three(of: Quantiles) -> str:

@@ -34,10 +34,10 @@ from pgrole_controller.controller.privilege_progress import (
     where_changed,
 )
 from pgrole_controller.controller.privilege_restart import find_new_objects
+from pgrole_controller.controller.privilege_screening import RoundScreening
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.acl import ObjectId
 from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
-from pgrole_controller.core.acl_screening import find_differing
 from pgrole_controller.core.contest import Moment
 from pgrole_controller.core.ddl import literal
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
@@ -115,6 +115,7 @@ class _Round:
         self._suspended = suspended
         self._now = Moment(anyio.current_time(), datetime.now(UTC))
         self._is_suspended = False
+        self._screening = RoundScreening(memory, session.database)
         self.left: list[Grantee] = []  # of the last `settle`: not decided about, because of MOST_CHANGES
         self.unclear: set[Key] = set()  # a partial read did not suffice for a report on these
         self.unfinished: dict[Key, frozenset[ObjectId]] = {}  # objects on which changes are left, by role
@@ -125,7 +126,7 @@ class _Round:
             return []
         complete = look.scope is Scope.FULL
         observed, stored = await self._read(grantees, look)
-        every = some = [self._begin(one) for one in await self._choose(grantees, observed)]
+        every = some = [self._begin(one) for one in await self._screening.choose(grantees, observed)]
         for turn in range(1, PASSES + 1):
             for one in some:
                 restore_applied(one, stored, self._memory.applied)
@@ -191,17 +192,6 @@ class _Round:
         self._is_suspended = stored.suspended
         return observed, stored
 
-    async def _choose(self, grantees: Sequence[Grantee], observed: ObservedDatabase) -> Sequence[Grantee]:
-        """Those about whom what was read decides something."""
-        if observed.defaults is not None:
-            return grantees
-        memory = self._memory
-        concerned = memory.concerned(observed)
-        pairs = [(one, memory.terms(one, self._session.database)) for one in grantees if one.key in concerned]
-        differing = await large_rounds.run_aside(len(observed.acls) * len(pairs), find_differing, pairs, observed)
-        keys = {one.key for one, _ in differing}
-        return [one for one in grantees if one.key in keys or memory.is_contested(one.key)]
-
     async def _decide(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase, most_changes: int) -> int:
         """Returns the number of roles decided about, at least one, which together may have this number of changes."""
         # Objects that only some roles reach are no reason to forget those of the others.
@@ -238,7 +228,12 @@ class _Round:
     ) -> None:
         try:
             one.decision = decide_privileges(
-                one.grantee, observed, one.applied.digest, new_objects=new_objects, awaited=one.role.awaited
+                one.grantee,
+                observed,
+                one.applied.digest,
+                new_objects=new_objects,
+                awaited=one.role.awaited,
+                differing=self._screening.select(one.grantee, observed),
             )
             consider_approval(one, observed, new_objects, self._session)
             self._hold(one, complete=observed.complete)

@@ -5,7 +5,7 @@ the role owns, objects of extensions, schemas that the declaration does not mana
 In a database that only a former declaration lists, only what that declaration granted is revoked.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pgrole_controller.core.acl import (
@@ -14,6 +14,7 @@ from pgrole_controller.core.acl import (
     DefaultAclChange,
     ObjectId,
     ObjectKind,
+    ObservedAcl,
 )
 from pgrole_controller.core.acl_comparison import AclComparison
 from pgrole_controller.core.default_acl_decision import DefaultsComparison
@@ -68,6 +69,7 @@ def decide_privileges(
     new_objects: frozenset[ObjectId] | None = None,
     granted_before: Collection[tuple[ObjectId, str]] = frozenset(),
     awaited: Collection[tuple[ObjectId, str]] = frozenset(),
+    differing: Sequence[ObservedAcl] | None = None,
 ) -> PrivilegeDecision:
     """Compares what is declared with what is held.
 
@@ -76,6 +78,7 @@ def decide_privileges(
       (pg_authid) or schema means the same for its default privileges. None: unknown; then a missing privilege is drift
       only if `granted_before` has it, as (object, privilege).
     - `awaited`: columns that did not exist before: privileges missing on them are not drift.
+    - `differing`: as `AclScreening.select`; None: every object is compared.
     """
     database = observed.facts.database
     if grantee.suspended or database not in grantee.databases:
@@ -95,8 +98,10 @@ def decide_privileges(
     declaration = None if declared is None else compile_privileges(declared, observed.facts.version)
     pending = PendingNames(database)
     comparison = AclComparison(grantee, observed, declaration, ledger, pending)
-    schemas = frozenset[str]() if declaration is None else declaration.schemas_among(observed.index.schemas)
-    for acl in observed.index.concerning(grantee.oid, schemas):
+    if differing is None:
+        schemas = frozenset[str]() if declaration is None else declaration.schemas_among(observed.index.schemas)
+        differing = observed.index.concerning(grantee.oid, schemas)
+    for acl in differing:
         comparison.compare(acl)
     defaults = DefaultsComparison(grantee, observed.facts, declaration, ledger, pending)
     if observed.defaults is not None:
@@ -131,7 +136,7 @@ def _find_missing(declaration: CompiledPrivileges, observed: ObservedDatabase, p
     names = [one for one in names if one.kind is not ObjectKind.SCHEMA and one.schema in observed.schemas]
     if not names:
         return
-    some = [acl.object for acl in observed.index.in_schemas({one.schema for one in names})]
+    some = [observed.acls[place].object for place in observed.index.in_schemas({one.schema for one in names})]
     objects = {(one.kind, one.schema, one.name) for one in some}
     routines = {
         (one.schema, one.name, normalize_arguments(one.arguments)) for one in some if one.kind is ObjectKind.ROUTINE

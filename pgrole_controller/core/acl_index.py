@@ -3,13 +3,13 @@
 A thousand roles with a schema each would else be a thousand times as many comparisons as there are objects.
 """
 
-from collections.abc import Collection, Iterable, KeysView, Sequence
+from collections.abc import Collection, Iterable, Iterator, KeysView, Sequence
 
 from pgrole_controller.core.acl import DefaultAcl, ObjectId, ObjectKind, ObservedAcl
 
 
 class AclIndex:
-    """Objects in the order in which they were read, by schema and by the roles in their ACLs. `schema_ids`: of the
+    """Objects by schema and by the roles in their ACLs. A place is an object's number in `acls`. `schema_ids`: of the
     schemas among the objects, by name.
     """
 
@@ -52,19 +52,26 @@ class AclIndex:
 
     def concerning(self, grantee: int, schemas: Iterable[str]) -> Sequence[ObservedAcl]:
         """The database, the objects of these schemas, and those on which the grantee holds something."""
-        return self._select([*self._of(schemas), *self._by_grantee.get(grantee, ())])
+        return self.select([*self._of(schemas), *self._by_grantee.get(grantee, ())])
 
-    def in_schemas(self, schemas: Iterable[str]) -> Sequence[ObservedAcl]:
-        """The database, and the objects of these schemas."""
-        return self._select(self._of(schemas))
+    def in_schemas(self, schemas: Iterable[str]) -> Sequence[int]:
+        """The places of the database, and of the objects of these schemas."""
+        return sorted(set[int]().union(*self._of(schemas)))
 
-    def held_outside(self, grantee: int, schemas: Collection[str]) -> Iterable[ObservedAcl]:
-        """Objects on which the grantee holds something, except those that `in_schemas` returns."""
+    def held_outside(self, grantee: int, schemas: Collection[str]) -> Iterator[int]:
+        """The places of objects on which the grantee holds something, except those that `in_schemas` returns."""
         for places in self._by_grantee.get(grantee, ()):
             for place in places:
-                acl = self._acls[place]
-                if acl.object.schema not in schemas and acl.object.kind is not ObjectKind.DATABASE:
-                    yield acl
+                obj = self._acls[place].object
+                if obj.schema not in schemas and obj.kind is not ObjectKind.DATABASE:
+                    yield place
+
+    def select(self, places: Iterable[Iterable[int]]) -> Sequence[ObservedAcl]:
+        """The objects at these places, in the order in which they were read."""
+        some = set[int]().union(*places)
+        if len(some) == len(self._acls):
+            return self._acls
+        return [self._acls[place] for place in sorted(some)]
 
     def defaults_for(self, grantee: int) -> Sequence[DefaultAcl]:
         """The default privileges that name the grantee."""
@@ -72,9 +79,3 @@ class AclIndex:
 
     def _of(self, schemas: Iterable[str]) -> list[list[int]]:
         return [self._databases, *(self._by_schema[name] for name in schemas if name in self._by_schema)]
-
-    def _select(self, some: Iterable[Sequence[int]]) -> Sequence[ObservedAcl]:
-        places = set[int]().union(*some)
-        if len(places) == len(self._acls):
-            return self._acls
-        return [self._acls[place] for place in sorted(places)]

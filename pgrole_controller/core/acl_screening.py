@@ -1,12 +1,13 @@
-"""Finds the roles whose privileges may differ from what they declare. After each change, all others need no decision.
+"""Finds the objects on which a role's privileges may differ from what it declares. All others need no decision.
 
-What is wanted on an object is found once for all roles with equal terms.
+What is wanted on an object is found once for all roles with equal terms, and what a role holds is looked up once for
+all objects with the same ACL.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 
-from pgrole_controller.core.acl import ObjectKind
+from pgrole_controller.core.acl import ObjectKind, ObservedAcl
 from pgrole_controller.core.acl_comparison import AclComparison
 from pgrole_controller.core.grantee import DatabasePrivileges, Grantee, PrivilegePolicy
 from pgrole_controller.core.object_patterns import compile_privileges
@@ -27,30 +28,33 @@ class PrivilegeTerms:
         return cls(grantee.declared.get(database), grantee.policy, grantee.owned)
 
 
-def find_differing(
-    grantees: Iterable[tuple[Grantee, PrivilegeTerms]], observed: ObservedDatabase
-) -> list[tuple[Grantee, PrivilegeTerms]]:
-    """Leaves out roles that hold exactly what they declare on each of these objects, and may declare it. Pass the same
-    PrivilegeTerms for roles with equal ones. Default privileges are not looked at.
+class AclScreening:
+    """Of the roles with privileges in one database, after one read. Pass the same PrivilegeTerms for roles with equal
+    ones. Default privileges are not looked at.
     """
-    known: dict[int, _Expected] = {}
-    differing = []
-    for grantee, terms in grantees:
-        expected = known.get(id(terms))
+
+    def __init__(self, observed: ObservedDatabase) -> None:
+        self.observed = observed
+        self._known: dict[int, _Expected] = {}
+
+    def select(self, grantee: Grantee, terms: PrivilegeTerms) -> Sequence[ObservedAcl]:
+        """Leaves out objects on which the role holds exactly what it declares, and may declare it."""
+        expected = self._known.get(id(terms))
         if expected is None:
-            expected = known[id(terms)] = _find_expected(grantee, terms, observed)
-        if expected.differs(grantee.oid, observed):
-            differing.append((grantee, terms))
-    return differing
+            expected = self._known[id(terms)] = _find_expected(grantee, terms, self.observed)
+        return self.observed.index.select(expected.find_differing(grantee.oid, self.observed))
 
 
 @dataclass(frozen=True, slots=True)
 class _Screen:
-    """What a role may hold on one object without being looked at. `exact`: as `AclComparison.find_exact`."""
+    """What a role may hold on objects with the same ACL without being looked at. `exact`: as
+    `AclComparison.find_exact`. `places`: of the objects, in `ObservedDatabase.acls`.
+    """
 
     owner: int
     held: HeldByRole
     exact: frozenset[str] | None
+    places: list[int] = field(default_factory=list)
 
     def differs(self, role: int) -> bool:
         return role != self.owner and (self.exact is None or self.held.get(role, NOTHING_HELD)[1] != self.exact)
@@ -61,12 +65,13 @@ class _Expected:
     """What roles with the same terms may hold: `screens` on the database and in `schemas`, nothing elsewhere."""
 
     schemas: frozenset[str]
-    screens: Sequence[_Screen]
+    screens: Collection[_Screen]
 
-    def differs(self, role: int, observed: ObservedDatabase) -> bool:
-        return any(one.differs(role) for one in self.screens) or any(
-            acl.object.owner != role for acl in observed.index.held_outside(role, self.schemas)
-        )
+    def find_differing(self, role: int, observed: ObservedDatabase) -> Iterator[Sequence[int]]:
+        """Yields places of objects."""
+        yield from (one.places for one in self.screens if one.differs(role))
+        acls = observed.acls
+        yield [place for place in observed.index.held_outside(role, self.schemas) if acls[place].object.owner != role]
 
 
 def _find_expected(grantee: Grantee, terms: PrivilegeTerms, observed: ObservedDatabase) -> _Expected:
@@ -75,9 +80,16 @@ def _find_expected(grantee: Grantee, terms: PrivilegeTerms, observed: ObservedDa
     ledger = DifferenceLedger(current=True, report_only=True, new_objects=frozenset(), granted_before=frozenset())
     comparison = AclComparison(grantee, observed, declaration, ledger, PendingNames(facts.database))
     schemas = frozenset[str]() if declaration is None else declaration.schemas_among(observed.index.schemas)
-    screens = [
-        _Screen(acl.object.owner, observed.held_by_role(acl), comparison.find_exact(acl.object))
-        for acl in observed.index.in_schemas(schemas)
-        if acl.object.kind is not ObjectKind.DATABASE or acl.object.name == facts.database
-    ]
-    return _Expected(schemas, screens)
+    screens: dict[tuple[int, int, frozenset[str] | None], _Screen] = {}
+    for place in observed.index.in_schemas(schemas):
+        acl = observed.acls[place]
+        obj = acl.object
+        if obj.kind is ObjectKind.DATABASE and obj.name != facts.database:
+            continue
+        exact = comparison.find_exact(obj)
+        key = obj.owner, id(acl.entries), exact
+        screen = screens.get(key)
+        if screen is None:
+            screen = screens[key] = _Screen(obj.owner, observed.held_by_role(acl), exact)
+        screen.places.append(place)
+    return _Expected(schemas, screens.values())

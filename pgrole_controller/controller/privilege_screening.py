@@ -1,0 +1,38 @@
+"""Which roles, and which objects of each, a round in one database has to decide about."""
+
+from collections.abc import Iterable, Sequence
+
+from pgrole_controller.controller import large_rounds
+from pgrole_controller.controller.privilege_memory import PrivilegeMemory
+from pgrole_controller.core.acl import ObservedAcl
+from pgrole_controller.core.acl_screening import AclScreening
+from pgrole_controller.core.grantee import Grantee
+from pgrole_controller.core.observed_database import ObservedDatabase
+from pgrole_controller.core.request import Key
+
+
+class RoundScreening:
+    """Keeps the screening of the last read, since most roles have equal terms."""
+
+    def __init__(self, memory: PrivilegeMemory, database: str) -> None:
+        self._memory = memory
+        self._database = database
+        self._last: AclScreening | None = None
+
+    async def choose(self, grantees: Sequence[Grantee], observed: ObservedDatabase) -> Sequence[Grantee]:
+        """The roles about which what was read decides something."""
+        if observed.complete or observed.defaults is not None:
+            return grantees
+        concerned = self._memory.concerned(observed)
+        some = [one for one in grantees if one.key in concerned]
+        keys = await large_rounds.run_aside(len(observed.acls) * len(some), self._find_differing, some, observed)
+        return [one for one in grantees if one.key in keys or self._memory.is_contested(one.key)]
+
+    def select(self, grantee: Grantee, observed: ObservedDatabase) -> Sequence[ObservedAcl]:
+        """The objects on which a decision about the role is needed."""
+        if self._last is None or self._last.observed is not observed:
+            self._last = AclScreening(observed)
+        return self._last.select(grantee, self._memory.terms(grantee, self._database))
+
+    def _find_differing(self, some: Iterable[Grantee], observed: ObservedDatabase) -> set[Key]:
+        return {one.key for one in some if self.select(one, observed)}
