@@ -165,12 +165,15 @@ async def read_named_acls_and(
     oids: Collection[int],
     names: Collection[str],
     xid: int,
+    *,
+    columns: bool,
 ) -> tuple[list[ObservedAcl], Row]:
     """As `read_named_acls`, with the answer to another question. Of the objects with these names, only those that this
-    transaction (64 bits) or a later one may have written; 0: all. Schemas often have tables of the same names.
+    transaction (64 bits) or a later one may have written, or, if `columns`, a column of; 0: all. Schemas often have
+    tables of the same names.
     """
-    query = row.beside(_query(connection, "objects", "named_objects"), parameters=7)
-    arguments = (*_named_arguments(grantees, oids, names, xid=xid), *row.arguments)
+    query = row.beside(_query(connection, "objects", "named_objects"), parameters=8)
+    arguments = (*_named_arguments(grantees, oids, names, xid=xid, columns=columns), *row.arguments)
     return await _read_objects(connection, query, arguments, grantees)
 
 
@@ -180,10 +183,13 @@ def _named_arguments(
     names: Collection[str],
     tables: Collection[int] = (),
     xid: int = 0,
+    *,
+    columns: bool = False,
 ) -> tuple[object, ...]:
     searched = [name.encode(errors="surrogateescape")[:63] for name in names]
     valid = [name.decode() for name in searched if _is_utf8(name)]  # no statement that we were sent has another one
-    return list(grantees), None, None, sorted(tables), sorted(oids), sorted(valid), str(xid) if xid else None
+    since = str(xid) if xid else None
+    return list(grantees), None, None, sorted(tables), sorted(oids), sorted(valid), since, columns
 
 
 def _is_utf8(name: bytes) -> bool:

@@ -161,7 +161,9 @@ class DatabaseSession:
             acls, row = await read_recent_acls_and(question, connection, grantees, look.xid, reach.touches)
         else:
             oids = [identity.oid for identity in look.objects]
-            acls, row = await read_named_acls_and(question, connection, grantees, oids, look.names, look.xid)
+            acls, row = await read_named_acls_and(
+                question, connection, grantees, oids, look.names, look.xid, columns=look.columns
+            )
         facts, roles = facts_of(row)
         tables = [
             one.object.id.oid for one in acls if one.object.id.catalog == "pg_class" and reach.has_columns(one.object)

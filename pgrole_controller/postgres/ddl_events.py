@@ -6,7 +6,7 @@ statements and names, so these only suggest where to look first: whatever they d
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import IntEnum
 
@@ -69,14 +69,15 @@ class Look:
     """What to read.
 
     `names` may belong to objects of any schema. `xid`: only rows that this transaction or a later one wrote (0: none).
-    `defaults`: also default privileges. `created`: objects that are new or were renamed. `since`: time of the first
-    change.
+    `columns`: these may be rows of columns. `defaults`: also default privileges. `created`: objects that are new or
+    were renamed. `since`: time of the first change.
     """
 
     scope: Scope = Scope.NOTHING
     names: frozenset[str] = frozenset()
     objects: frozenset[ObjectId] = frozenset()
     xid: int = 0
+    columns: bool = False
     defaults: bool = False
     created: frozenset[ObjectId] = frozenset()
     since: datetime | None = None
@@ -89,6 +90,7 @@ class Look:
             self.names | other.names,
             self.objects | other.objects,
             min(filter(None, (self.xid, other.xid)), default=0),
+            self.columns or other.columns,
             self.defaults or other.defaults,
             self.created | other.created,
             min(moments, default=None),
@@ -110,7 +112,9 @@ _DEFAULTS = "ALTER DEFAULT PRIVILEGES"
 _ONLY_REPORTED = frozenset({"TYPE", "DOMAIN", "LANGUAGE", "FOREIGN DATA WRAPPER", "FOREIGN SERVER", "LARGE OBJECT"})
 
 _STATEMENT = re.compile(r"\s*(?:grant|revoke)\b(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
-_EVERY = re.compile(r"\ball\s+(?:tables|sequences|functions|procedures|routines)\s+in\s+schema\b", re.IGNORECASE)
+_UNCERTAIN = re.compile(
+    r"\ball\s+(?:tables|sequences|functions|procedures|routines)\s+in\s+schema\b|/\*|--|u&", re.IGNORECASE
+)
 _NAME = re.compile(r'"(?P<quoted>(?:[^"]|"")+)"|(?P<plain>[^\W\d][\w$]*)')
 _MOST_NAMES = 100
 
@@ -118,9 +122,12 @@ _MOST_NAMES = 100
 def read_names(said: str) -> frozenset[str] | None:
     """Returns the names that a GRANT or REVOKE may be about, with all its other words; None if they cannot be
     determined.
+
+    A quote in a comment can hide a name. PostgreSQL folds other letters than those of ASCII as its encoding says, which
+    the text does not tell.
     """
     found = _STATEMENT.match(said)
-    if found is None or _EVERY.search(said) or "U&" in said or "u&" in said:
+    if found is None or not said.isascii() or _UNCERTAIN.search(said):
         return None
     names = set()
     for name in _NAME.finditer(found["rest"]):
@@ -133,9 +140,12 @@ def read_names(said: str) -> frozenset[str] | None:
 
 def choose(events: Iterable[CommittedCommand]) -> Look:
     """Returns what to read after these events."""
-    look = Look()
+    look, said = Look(), set[tuple[int, str]]()
     for event in events:
-        look |= _choose(event)
+        # An event trigger of others may grant more within a GRANT: its event has the text of the outer statement.
+        again = (event.xid, event.said) in said
+        said.add((event.xid, event.said))
+        look |= _choose(replace(event, said="") if again else event)
     return look
 
 
@@ -149,7 +159,8 @@ def _choose(event: CommittedCommand) -> Look:
         names = read_names(event.said) if event.said else None
         if names is None:
             return Look(Scope.RECENT, xid=event.xid, since=event.at)
-        return Look(Scope.NAMED, names=names, xid=event.xid, since=event.at)
+        # Only a list in parentheses names columns.
+        return Look(Scope.NAMED, names=names, xid=event.xid, columns="(" in event.said, since=event.at)
     if command == _DEFAULTS:
         return Look(Scope.NAMED, xid=event.xid, defaults=True, since=event.at)
     if event.object is None:

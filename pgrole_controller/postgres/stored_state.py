@@ -1,6 +1,6 @@
 """What one database stores: what was last applied for each role, and whether a superuser suspended all changes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pgrole_controller import resources
@@ -29,26 +29,30 @@ class StoredState:
 
     suspended: bool
     stores: bool
-    _rows: Mapping[int, Row]
+    _applied: Mapping[int, AppliedDigest]
 
     @classmethod
     def of(cls, row: Row, *, stores: bool) -> "StoredState":
         """`row`: of `ask_state`. Raises PgRoleError."""
-        rows = {one.get("role", int): one for one in row.objects("applied")} if stores else {}
-        return cls(row.get("suspended", bool), stores, rows)
+        return cls(row.get("suspended", bool), stores, dict(_read_applied(row)) if stores else {})
 
     def find(self, role: int) -> AppliedDigest | None:
-        """What was applied for the role with this oid. Raises PgRoleError."""
-        found = self._rows.get(role)
-        if found is None:
-            return None
-        return AppliedDigest(
-            found.get("holder", str),
-            found.get("digest", str),
-            found.get("drift_count", int),
-            found.find("last_drift", dict),
-            found.get("approve_handled", str),
-        )
+        """What was applied for the role with this oid."""
+        return self._applied.get(role)
+
+
+def _read_applied(row: Row) -> Iterator[tuple[int, AppliedDigest]]:
+    roles, drifts = row.some("roles", int), row.jsons("last_drifts")
+    columns = (
+        row.texts("holders"),
+        row.texts("digests"),
+        row.some("drift_counts", int),
+        [one if type(one) is dict else None for one in drifts] or [None] * len(roles),
+        row.texts("handled"),
+    )
+    if any(len(column) != len(roles) for column in columns):
+        raise row.wrong("roles")
+    return zip(roles, map(AppliedDigest, *columns), strict=True)
 
 
 def ask_state(roles: Sequence[int], home: str, *, stores: bool, drifts: bool) -> SingleRow:

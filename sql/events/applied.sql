@@ -1,16 +1,8 @@
--- What was last applied for these roles in this database, in an array of objects? And has a superuser suspended all changes, here
--- or in the home database? One row.
+-- What was last applied for these roles in this database, in parallel arrays? And has a superuser suspended all changes, here or
+-- in the home database? One row.
 -- $1 oid[] roles   $2 text the name of the home database   $3 boolean with the last drift of each
 SELECT
-    (
-        SELECT textsend(json_agg(json_build_object(
-            'role', a.role_oid::bigint, 'holder', a.holder, 'digest', a.digest, 'drift_count', a.drift_count,
-            'approve_handled', a.approve_handled,
-            'last_drift', CASE WHEN $3::boolean THEN a.last_drift END
-        ))::text)
-        FROM pgrole.applied AS a
-        WHERE a.role_oid = ANY ($1::oid[])
-    ) AS applied,
+    a.roles, a.holders, a.digests, a.drift_counts, a.handled, a.last_drifts,
     -- as sql/events/suspended.sql
     EXISTS (
         SELECT
@@ -28,3 +20,11 @@ SELECT
                 AND pg_catalog.lower(substr(c.setting, 16)) IN ('on', 'true', 'yes', '1')
           ) ELSE false END
     ) AS suspended
+FROM (
+    SELECT
+        array_agg(s.role_oid) AS roles, array_agg(textsend(s.holder)) AS holders, array_agg(textsend(s.digest)) AS digests,
+        array_agg(s.drift_count) AS drift_counts, array_agg(textsend(s.approve_handled)) AS handled,
+        array_agg(textsend(coalesce(s.last_drift::text, 'null'))) FILTER (WHERE $3::boolean) AS last_drifts
+    FROM pgrole.applied AS s
+    WHERE s.role_oid = ANY ($1::oid[])
+) AS a

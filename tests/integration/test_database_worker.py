@@ -301,6 +301,60 @@ async def test_a_thread_decides_about_many_objects_and_the_loop_serves_others(
     assert threading.main_thread() not in threads
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        *(f"GRANT /*{'x' * length}*/ DELETE ON app.orders TO {{role}}" for length in (900, 990, 1100, 9000)),
+        f"GRANT {'SELECT, ' * 122} DELETE ON app.orders TO {{role}}",
+        'GRANT /*"*/ DELETE ON app.orders TO {role} /*"*/',
+        'GRANT --"\n DELETE ON app.orders TO {role} --"',
+        'GRANT DELETE ON app."Ärger", app."orders" TO {role}',
+        "GRANT DELETE ON app.Ärger, app.ORDERS TO {role}",
+        "GRANT DELETE (id) ON app.orders TO {role}",
+        "GRANT UPDATE (id) ON app.orders TO {role}",
+    ],
+)
+async def test_a_grant_is_noticed_however_it_is_written(world: DatabaseWorkerWorld, statement: str) -> None:
+    """The event has the first 1,000 characters of its text, which only suggests where to look."""
+    await world.hand.execute('CREATE TABLE app."Ärger" (id int)')
+    world.declare(READ)
+    held = (
+        f"SELECT bool_or(a.attacl::text LIKE '%{world.role}=w%') FROM pg_attribute AS a WHERE attrelid = $1::regclass"
+    )
+    async with world.working():
+        await world.wait_settled()
+        try:
+            await world.hand.execute(statement.format(role=world.role))
+        except asyncpg.InvalidGrantOperationError:
+            assert "DELETE (id)" in statement
+        await world.wait_may("DELETE", "app.orders", expected=False)
+        await world.wait_may("DELETE", 'app."Ärger"', expected=False)
+
+        async def is_revoked() -> bool:
+            return not await world.hand.fetchval(held, "app.orders")
+
+        assert await reached(is_revoked, DEADLINE)
+
+
+async def test_what_a_foreign_event_trigger_grants_within_a_grant_is_noticed(world: DatabaseWorkerWorld) -> None:
+    await world.hand.execute(
+        f"""
+        CREATE FUNCTION app.more() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF current_query() LIKE '%items%' AND NOT has_table_privilege('{world.role}', 'app.orders', 'DELETE') THEN
+                GRANT DELETE ON app.orders TO {world.role};
+            END IF;
+        END $$;
+        CREATE EVENT TRIGGER more ON ddl_command_end WHEN TAG IN ('GRANT') EXECUTE FUNCTION app.more();
+        """
+    )
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute(f"GRANT DELETE ON app.items TO {world.role}")
+        await world.wait_may("DELETE", "app.items", expected=False)
+        await world.wait_may("DELETE", "app.orders", expected=False)
+
+
 async def test_what_the_first_repair_needs_is_planned_before_it(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,7 @@
 """postgres.ddl_events: which commands cause which reads."""
 
+from dataclasses import replace
+
 import pytest
 
 from pgrole_controller.core.acl import ObjectId
@@ -21,6 +23,10 @@ def command(tag: str, said: str = "", target: ObjectId | None = None, siblings: 
         ("GRANT EXECUTE ON ALL\n  ROUTINES IN SCHEMA app TO bob", None),
         ('GRANT SELECT ON U&"d\\0061t" TO bob', None),
         ("SELECT grant_it()", None),
+        ('GRANT /*"*/ SELECT ON orders TO bob /*"*/', None),
+        ('GRANT SELECT --"\n ON orders TO bob --"', None),
+        ("GRANT SELECT ON Ärger TO bob", None),
+        ('GRANT SELECT ON "caf\udce9" TO bob', None),
         ("GRANT SELECT ON " + ", ".join(f"t{number}" for number in range(200)) + " TO bob", None),
     ],
 )
@@ -33,6 +39,20 @@ def test_a_grant_with_its_text_reads_the_named_objects() -> None:
     assert look.scope is Scope.NAMED
     assert "orders" in look.names
     assert not look.created
+
+
+def test_a_text_that_two_events_of_a_transaction_share_names_the_objects_of_one_only() -> None:
+    event = CommittedCommand(7, "GRANT", said="GRANT SELECT ON app.orders TO bob", siblings=2)
+    assert choose([event, event]).scope is Scope.RECENT
+    assert choose([event, replace(event, xid=8)]).scope is Scope.NAMED
+    assert choose([event, replace(event, said="GRANT SELECT ON app.items TO bob")]).scope is Scope.NAMED
+
+
+@pytest.mark.parametrize(
+    ("said", "columns"), [("GRANT SELECT (id) ON t TO bob", True), ("GRANT SELECT ON t TO bob", False)]
+)
+def test_only_a_statement_with_parentheses_reads_columns(said: str, columns: bool) -> None:
+    assert command("GRANT", said).columns is columns
 
 
 def test_a_grant_without_its_text_reads_rows_written_since_its_transaction() -> None:

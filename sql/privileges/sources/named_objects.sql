@@ -2,8 +2,8 @@
 -- $4 as in objects.sql; their columns may have an ACL, even if it names only the owner.
 -- OFFSET 0, and oids as bigint: a plan for any arguments looks up each object by index, instead of reading a whole catalog.
 -- $5 oid[] oids in any of the catalogs   $6 name[] names in any schema
--- $7 text of the objects with these names, only those whose ACL, or a column's, this transaction (64 bits) or a later one may have
--- written; NULL: all
+-- $7 text of the objects with these names, only those whose ACL this transaction (64 bits) or a later one may have written; NULL: all
+-- $8 boolean or the ACL of one of its columns
 SELECT
     'pg_class'::regclass::oid AS catalog, c.oid, c.relnamespace AS schema, c.relkind AS kind, c.relowner AS owner,
     c.relacl AS acl, CASE c.relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END AS initial, false AS security_definer,
@@ -23,10 +23,10 @@ FROM pg_catalog.pg_class AS c
 WHERE (
     c.oid = ANY ($5::oid[]) OR (
         c.relname = ANY ($6::name[]) AND (
-            $7::text IS NULL OR age(c.xmin) <= age($7::text::xid8::xid) OR EXISTS (
+            $7::text IS NULL OR age(c.xmin) <= age($7::text::xid8::xid) OR ($8::boolean AND EXISTS (
                 SELECT FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = c.oid AND age(a.xmin) <= age($7::text::xid8::xid)
                 OFFSET 0
-            )
+            ))
         )
     )
 )
