@@ -15,6 +15,10 @@ from pgrole_controller.core.observed_database import NOTHING_HELD, HeldByRole, O
 from pgrole_controller.core.privilege_difference import DifferenceLedger, PendingNames
 
 
+#: Maximum number of objects remembered for all terms together, of 8 bytes each.
+MOST_PLACES = 2_000_000
+
+
 @dataclass(frozen=True, slots=True)
 class PrivilegeTerms:
     """What decides which privileges a role may hold in one database, besides its name and oid. Fields as in Grantee."""
@@ -35,13 +39,19 @@ class AclScreening:
 
     def __init__(self, observed: ObservedDatabase) -> None:
         self.observed = observed
-        self._known: dict[int, _Expected] = {}
+        self._known: dict[int, _EqualTerms] = {}
+        self._places = 0
 
     def select(self, grantee: Grantee, terms: PrivilegeTerms) -> Sequence[ObservedAcl]:
         """Leaves out objects on which the role holds exactly what it declares, and may declare it."""
         expected = self._known.get(id(terms))
         if expected is None:
-            expected = self._known[id(terms)] = _find_expected(grantee, terms, self.observed)
+            expected = _find_expected(grantee, terms, self.observed)
+            places = sum(len(one.places) for one in expected.screens)
+            if self._places + places > MOST_PLACES:
+                self._known, self._places = {}, 0
+            self._known[id(terms)] = expected
+            self._places += places
         return self.observed.index.select(expected.find_differing(grantee.oid, self.observed))
 
 
@@ -61,7 +71,7 @@ class _Screen:
 
 
 @dataclass(frozen=True, slots=True)
-class _Expected:
+class _EqualTerms:
     """What roles with the same terms may hold: `screens` on the database and in `schemas`, nothing elsewhere."""
 
     schemas: frozenset[str]
@@ -74,7 +84,7 @@ class _Expected:
         yield [place for place in observed.index.held_outside(role, self.schemas) if acls[place].object.owner != role]
 
 
-def _find_expected(grantee: Grantee, terms: PrivilegeTerms, observed: ObservedDatabase) -> _Expected:
+def _find_expected(grantee: Grantee, terms: PrivilegeTerms, observed: ObservedDatabase) -> _EqualTerms:
     facts = observed.facts
     declaration = None if terms.declared is None else compile_privileges(terms.declared, facts.version)
     ledger = DifferenceLedger(current=True, report_only=True, new_objects=frozenset(), granted_before=frozenset())
@@ -92,4 +102,4 @@ def _find_expected(grantee: Grantee, terms: PrivilegeTerms, observed: ObservedDa
         if screen is None:
             screen = screens[key] = _Screen(obj.owner, observed.held_by_role(acl), exact)
         screen.places.append(place)
-    return _Expected(schemas, screens.values())
+    return _EqualTerms(schemas, screens.values())

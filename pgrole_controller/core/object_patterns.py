@@ -86,7 +86,7 @@ class LiteralName:
 
 #: Maximum number of compiled declarations kept, and of schemas that each remembers.
 _MOST_COMPILED = 2000
-_MOST_REMEMBERED = 5000
+_MOST_REMEMBERED = 500
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from pgrole_controller.core import acl_screening
 from pgrole_controller.core.acl import AclEntry, DatabaseObject, ObjectId, ObjectKind, ObservedAcl
 from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.acl_index import AclIndex
@@ -136,6 +137,19 @@ def test_what_is_decided_does_not_depend_on_the_screening(monkeypatch: pytest.Mo
     half = len(decided) // 2
     assert decided[:half] == decided[half:]
     assert sum(bool(one.changes) for one in decided) > 200
+
+
+def test_what_is_remembered_of_many_different_terms_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acl_screening, "MOST_PLACES", 25)
+    chance = random.Random(1)
+    grantees = [_grantee(number, chance) for number in range(60)]
+    observed = ObservedDatabase(FACTS, tuple(_acl(number, grantees[:3], chance) for number in range(10)))
+    screening = AclScreening(observed)
+    kept = [PrivilegeTerms.of(one, "orders") for one in grantees]
+    selected = [len(screening.select(one, terms)) for one, terms in zip(grantees, kept, strict=True)]
+    assert 0 < sum(len(screen.places) for some in screening._known.values() for screen in some.screens) <= 25
+    monkeypatch.setattr(acl_screening, "MOST_PLACES", 10_000)
+    assert selected == [len(acls) for _, acls in _select(grantees, observed)]
 
 
 def test_whoever_differs_is_among_the_concerned() -> None:
