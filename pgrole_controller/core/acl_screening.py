@@ -14,7 +14,6 @@ from pgrole_controller.core.object_patterns import compile_privileges
 from pgrole_controller.core.observed_database import NOTHING_HELD, HeldByRole, ObservedDatabase
 from pgrole_controller.core.privilege_difference import DifferenceLedger, PendingNames
 
-
 #: Maximum number of objects remembered for all terms together, of 8 bytes each.
 MOST_PLACES = 2_000_000
 
@@ -72,8 +71,11 @@ class _Screen:
 
 @dataclass(frozen=True, slots=True)
 class _EqualTerms:
-    """What roles with the same terms may hold: `screens` on the database and in `schemas`, nothing elsewhere."""
+    """What roles with the same terms may hold: `screens` on the database and in `schemas`, nothing elsewhere. `terms`:
+    kept, since their id stands for them.
+    """
 
+    terms: PrivilegeTerms
     schemas: frozenset[str]
     screens: Collection[_Screen]
 
@@ -102,4 +104,4 @@ def _find_expected(grantee: Grantee, terms: PrivilegeTerms, observed: ObservedDa
         if screen is None:
             screen = screens[key] = _Screen(obj.owner, observed.held_by_role(acl), exact)
         screen.places.append(place)
-    return _EqualTerms(schemas, screens.values())
+    return _EqualTerms(terms, schemas, screens.values())
