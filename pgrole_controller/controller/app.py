@@ -41,8 +41,10 @@ from pgrole_controller.controller.server_config import LiveServers, ServerConfig
 from pgrole_controller.controller.server_reporter import ServerReporter
 from pgrole_controller.controller.servers import ServerStores, ServerWorkers
 from pgrole_controller.controller.sources import NO_SERVER, NamespaceSource, PgRoleSource, SecretSource
+from pgrole_controller.controller.telemetry import count_news
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, SECRETS, Client, Resource
 from pgrole_controller.kube.election import Elector
@@ -183,9 +185,7 @@ class _RunningController:
             lambda declared: ServerWorker(declared, self._context),
             lambda name: self._source.enqueue_server(name),
         )
-        self._context.grantees.connect(
-            self._servers.note_grantee, self._servers.note_privileges, self._reporter.announce
-        )
+        self._context.grantees.connect(self._servers.note_grantee, self._servers.note_privileges, self._announce)
         self._relisted = Signal()
         self._was_synced = False
         leadership.synced = self._is_synced
@@ -212,6 +212,13 @@ class _RunningController:
             tasks.start_soon(self._lose, tasks.cancel_scope)
             await self._run(asked)
             tasks.cancel_scope.cancel()
+
+    def _announce(self, server: str, result: PrivilegeResult) -> bool:
+        """A database's worker has nothing new about an object but news. Returns whether they were announced."""
+        announced = self._reporter.announce(result)
+        if announced:
+            count_news(server, result.news)
+        return announced
 
     def _is_synced(self) -> bool:
         """Whether everything declared has been listed once."""

@@ -19,17 +19,17 @@ class Grantees:
         self._results: dict[tuple[str, Key], dict[str, PrivilegeResult]] = {}
         self._on_change: Callable[[str, Key, frozenset[str]], None] = lambda _server, _key, _databases: None
         self._on_result: Callable[[str, Key], None] = lambda _server, _key: None
-        self._on_news: Callable[[PrivilegeResult], None] = lambda _result: None
+        self._on_news: Callable[[str, PrivilegeResult], bool] = lambda _server, _result: False
 
     def connect(
         self,
         on_change: Callable[[str, Key, frozenset[str]], None],
         on_result: Callable[[str, Key], None],
-        on_news: Callable[[PrivilegeResult], None],
+        on_news: Callable[[str, PrivilegeResult], bool],
     ) -> None:
         """`on_change(server, key, databases)`: was published or withdrawn, with its databases before and now.
         `on_result(server, key)`: a database's worker has something new about it, for status.
-        `on_news(result)`: it only has news, which nobody else announces.
+        `on_news(server, result)`: only its news are new. Returns whether they were announced; else `on_result` follows.
         """
         self._on_change, self._on_result, self._on_news = on_change, on_result, on_news
 
@@ -84,8 +84,7 @@ class Grantees:
             result = replace(result, news=(*before.news, *result.news))
         if before == result:
             return
-        if before is not None and before == replace(result, news=()):
-            self._on_news(result)
+        if before is not None and before == replace(result, news=()) and self._on_news(server, result):
             return
         results[result.database] = result
         self._on_result(server, result.key)

@@ -64,13 +64,14 @@ class RoleMemory:
 class PrivilegeMemory:
     """`applied`: by oid of the role, where the database stores nothing. `repaired_at`: when the last correction of a
     drift was committed, on the loop's clock. `recorded`: drifts were written that the home database lacks.
-    `unrecorded`: reported drifts that are not yet written.
+    `unrecorded`: reported drifts that are not yet written. `with_columns`: oids of tables with declared columns.
     """
 
     applied: dict[int, AppliedState] = field(default_factory=dict)
     repaired_at: float = -math.inf
     recorded: bool = False
     unrecorded: list[RecordedDrift] = field(default_factory=list)
+    with_columns: frozenset[int] = frozenset()
     _roles: dict[Key, RoleMemory] = field(default_factory=dict)
     _kept: tuple[Grantee, ...] = ()
     _resting: frozenset[Key] = frozenset()  # suspended or ignored: nothing is granted to these
@@ -115,7 +116,7 @@ class PrivilegeMemory:
     def concerned(self, observed: ObservedDatabase) -> set[Key]:
         """The roles that may hold something on an object that was read, or declare something for it."""
         if self._index is None:
-            self._index = GranteeIndex(observed.facts.database, self._kept)
+            self._index = GranteeIndex(observed.facts, self._kept)
         return self._index.concerned(observed)
 
     def terms(self, grantee: Grantee, database: str) -> PrivilegeTerms:
@@ -155,6 +156,11 @@ class PrivilegeMemory:
             if role is not None and role.missed is not None:
                 role.missed = frozenset((role.missed | self._fresh) & self._known.keys())
         return frozenset(self._fresh)
+
+    def note_columns(self, observed: ObservedDatabase, *, complete: bool) -> None:
+        """`complete`: as in `note_objects`."""
+        found = frozenset(one.oid for one in observed.columns)
+        self.with_columns = found if complete else self.with_columns | found
 
     def begin_noting(self, key: Key, missed: frozenset[ObjectId]) -> None:
         """After the role's first complete read: what it misses from now on is known. `missed`: objects that may have

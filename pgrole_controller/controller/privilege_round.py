@@ -188,7 +188,10 @@ class _Round:
 
     async def _read(self, grantees: Sequence[Grantee], look: Look) -> tuple[ObservedDatabase, StoredState]:
         reach = self._memory.reach(grantees, self._session.database)
-        observed, stored = await self._session.read([one.oid for one in grantees], reach, look)
+        self._screening.forget()
+        with_columns = self._memory.with_columns
+        observed, stored = await self._session.read([one.oid for one in grantees], reach, look, with_columns)
+        self._memory.note_columns(observed, complete=observed.complete and len(grantees) == self._everyone)
         self._is_suspended = stored.suspended
         return observed, stored
 
@@ -216,7 +219,9 @@ class _Round:
         """Decides again about roles at their first complete read: the age of the objects tells which are new."""
         some = [one for one in some if one.error is None and one.role.new_for(new_objects) is None]
         known = await find_new_objects(some, observed, self._session)
+        turns = large_rounds.Turns()
         for one in some:
+            await turns.share()
             key = one.grantee.key
             self._memory.begin_noting(key, known.get(key, frozenset()))
             if key in known:

@@ -23,9 +23,8 @@ class RoundScreening:
         """The roles about which what was read decides something."""
         if observed.complete or observed.defaults is not None:
             return grantees
-        concerned = self._memory.concerned(observed)
-        some = [one for one in grantees if one.key in concerned]
-        keys = await large_rounds.run_aside(len(observed.acls) * len(some), self._find_differing, some, observed)
+        comparisons = len(observed.acls) * len(grantees)
+        keys = await large_rounds.run_aside(comparisons, self._find_differing, grantees, observed)
         return [one for one in grantees if one.key in keys or self._memory.is_contested(one.key)]
 
     def select(self, grantee: Grantee, observed: ObservedDatabase) -> Sequence[ObservedAcl]:
@@ -34,5 +33,16 @@ class RoundScreening:
             self._last = AclScreening(observed)
         return self._last.select(grantee, self._memory.terms(grantee, self._database))
 
-    def _find_differing(self, some: Iterable[Grantee], observed: ObservedDatabase) -> set[Key]:
-        return {one.key for one in some if self.select(one, observed)}
+    def forget(self) -> None:
+        """Before a read: what was read before need not be kept."""
+        self._last = None
+
+    def _find_differing(self, grantees: Iterable[Grantee], observed: ObservedDatabase) -> set[Key]:
+        concerned = self._memory.concerned(observed)
+        return {one.key for one in grantees if one.key in concerned and self._differs(one, observed)}
+
+    def _differs(self, grantee: Grantee, observed: ObservedDatabase) -> bool:
+        try:
+            return bool(self.select(grantee, observed))
+        except Exception:  # noqa: BLE001 -- the decision meets it again, as this role's error
+            return True

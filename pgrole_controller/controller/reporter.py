@@ -80,16 +80,19 @@ class Reporter:
         except Exception as error:  # noqa: BLE001 -- one object's error
             self._report_unexpected(error, result)
 
-    def announce(self, result: PrivilegeResult) -> None:
-        """Records the Events about a result that only has news. Never raises."""
+    def announce(self, result: PrivilegeResult) -> bool:
+        """Records the Events about a result of which only the news are new. Returns False if nothing was recorded: the
+        object is gone, or so many Events wait that a reconcile should report it later. Never raises.
+        """
         stored = self._store.get(result.key)
-        if stored is None or stored.uid != result.uid:
-            return
+        if stored is None or stored.uid != result.uid or self._recorder.crowded:
+            return False
         try:
             for news in result.news:
                 self._record_news(stored, news)
         except Exception as error:  # noqa: BLE001 -- one object's error
             contain(error, result.key)
+        return True
 
     def _take(self, result: Result) -> None:
         stored, outcome = result.target.stored, result.outcome

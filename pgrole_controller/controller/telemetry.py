@@ -18,7 +18,7 @@ import anyio
 from pgrole_controller import metrics
 from pgrole_controller.controller.result import Result
 from pgrole_controller.core.drift_counts import HourlyDrifts
-from pgrole_controller.core.privilege_result import News
+from pgrole_controller.core.privilege_result import News, PrivilegeNews
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import Outcome
 from pgrole_controller.core.workqueue import WorkItem
@@ -85,8 +85,7 @@ class BatchMetrics:
         count_ending(self._server, result)
         for field in result.corrected:
             metrics.DRIFTS.labels(self._server, field, "corrected").inc()
-        for news in result.news:
-            _count_news(self._server, news.reason)
+        count_news(self._server, result.news)
         if result.changed_at is None:
             return
         item = self._items[result.key]
@@ -124,12 +123,14 @@ class DriftCounts:
             self.counted = self.counted.add(now, corrected=corrected, reported=reported).since(now)
 
 
-def _count_news(server: str, reason: News) -> None:
-    if reason is News.PRIVILEGES_EXTENDED:
-        metrics.PRIVILEGES_EXTENDED.labels(server).inc()
-    else:
-        action = "corrected" if reason is News.DRIFT_CORRECTED else "reported"
-        metrics.DRIFTS.labels(server, "privileges", action).inc()
+def count_news(server: str, some: Iterable[PrivilegeNews]) -> None:
+    """Counts what is announced."""
+    for news in some:
+        if news.reason is News.PRIVILEGES_EXTENDED:
+            metrics.PRIVILEGES_EXTENDED.labels(server).inc()
+        else:
+            action = "corrected" if news.reason is News.DRIFT_CORRECTED else "reported"
+            metrics.DRIFTS.labels(server, "privileges", action).inc()
 
 
 def count_ending(server: str, result: Result) -> None:

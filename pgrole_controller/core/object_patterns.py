@@ -115,7 +115,9 @@ class _Part:
 
 
 class CompiledPrivileges:
-    """A compiled declaration, for many objects. `version`: server_version_num."""
+    """A compiled declaration, for many objects. `version`: server_version_num. `schema_names`, `schema_pattern`: of the
+    schemas in which it may want something; None: only those with these names.
+    """
 
     def __init__(self, declared: DatabasePrivileges, version: int) -> None:
         self.declared = declared
@@ -125,14 +127,14 @@ class CompiledPrivileges:
         self._objects = [(compile_patterns([one.schema]), one) for one in declared.objects]
         self._unmanaged = compile_patterns(declared.unmanaged) if declared.unmanaged else None
         self._left_alone: dict[str, bool] = {}
-        self._schema_names, self._schema_pattern = schema_patterns(declared)
+        self.schema_names, self.schema_pattern = _schema_patterns(declared)
 
     def schemas_among(self, schemas: Collection[str]) -> frozenset[str]:
         """Returns those of these schemas in which `wanted` may want something. Look-ups in `schemas` must be fast."""
-        literal = (name for name in self._schema_names if name in schemas)
-        if self._schema_pattern is None:
+        literal = (name for name in self.schema_names if name in schemas)
+        if self.schema_pattern is None:
             return frozenset(literal)
-        return frozenset((*literal, *filter(self._schema_pattern.fullmatch, schemas)))
+        return frozenset((*literal, *filter(self.schema_pattern.fullmatch, schemas)))
 
     def wanted(self, obj: DatabaseObject) -> Wanted:
         """Returns what the declaration wants on this object; nothing for kinds that cannot be declared."""
@@ -226,7 +228,7 @@ def compile_privileges(declared: DatabasePrivileges, version: int) -> CompiledPr
     return CompiledPrivileges(declared, version)
 
 
-def schema_patterns(declared: DatabasePrivileges) -> tuple[frozenset[str], re.Pattern[str] | None]:
+def _schema_patterns(declared: DatabasePrivileges) -> tuple[frozenset[str], re.Pattern[str] | None]:
     """Returns the schemas in which a declaration may want something: exact names, and a pattern for others, if any."""
     named = {one.schema for one in declared.schemas}
     for one in declared.objects:

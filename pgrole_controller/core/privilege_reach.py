@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from pgrole_controller.core.acl import TABLE_KINDS, DatabaseObject, ObjectKind
 from pgrole_controller.core.grantee import Access, DatabasePrivileges, Grantee
@@ -25,13 +26,10 @@ class PrivilegeReach:
     with_columns: tuple[tuple[str, tuple[str, ...]], ...]
     creators: frozenset[str]
     _known: dict[tuple[str, bool], bool] = field(default_factory=dict)
-    _wide: dict[bool, re.Pattern[str]] = field(init=False)  # by whether of routines
     _columns: dict[str, list[tuple[str, ...]]] = field(default_factory=dict, init=False)  # by name of the schema
     _wide_columns: list[tuple[str, tuple[str, ...]]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        both = {False: self.relations, True: self.routines}
-        self._wide = {routine: compile_patterns(filter(is_pattern, some)) for routine, some in both.items()}
         for schema, names in self.with_columns:
             if is_pattern(schema):
                 self._wide_columns.append((schema, names))
@@ -65,7 +63,7 @@ class PrivilegeReach:
             if len(self._known) >= _MOST_REMEMBERED:
                 self._known.clear()
             patterns = self.routines if routine else self.relations
-            known = schema in patterns or self._wide[routine].fullmatch(schema) is not None
+            known = schema in patterns or _compile_wide(patterns).fullmatch(schema) is not None
             self._known[schema, routine] = known
         return known
 
@@ -82,6 +80,12 @@ class PrivilegeReach:
             return False
         wide = (names for schema, names in self._wide_columns if matches(obj.schema, (schema,)))
         return any(matches(obj.name, names) for names in (*self._columns.get(obj.schema, ()), *wide))
+
+
+@lru_cache(maxsize=64)
+def _compile_wide(patterns: frozenset[str]) -> re.Pattern[str]:
+    """Of the patterns that are not names. Thousands take a tenth of a second."""
+    return compile_patterns(filter(is_pattern, patterns))
 
 
 def _declarations(database: str, grantees: Iterable[Grantee]) -> Iterable[DatabasePrivileges]:

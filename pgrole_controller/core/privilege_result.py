@@ -75,7 +75,7 @@ class PrivilegeResult:
     - `drift_count`: corrected in this database since the role was first applied there.
     - `last_drifts`: of the last round with drift in this database, one for each culprit, the latest last. `reported`:
       what differs now and is not changed, in words.
-    - `news`: since the last result of this key; whoever takes the result announces it.
+    - `news`: since the last result of this key, to be announced once.
     - `offer`: what of `reported` a person can approve. `approve_handled`: the approval by which drift was corrected
       last. `unfit`: the object's annotation approves something else.
     """

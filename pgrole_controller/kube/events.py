@@ -107,6 +107,12 @@ class Recorder:
         except (anyio.WouldBlock, anyio.ClosedResourceError, anyio.BrokenResourceError):
             self._drop(occurrence, "the queue is full or closed")
 
+    @property
+    def crowded(self) -> bool:
+        """Whether half of the occurrences that may wait do: what can be recorded later should be."""
+        waiting = self._send.statistics()
+        return waiting.current_buffer_used * 2 >= waiting.max_buffer_size
+
     def close(self) -> None:
         """Accepts nothing more; `run` returns once everything queued is written."""
         self._send.close()

@@ -120,22 +120,29 @@ async def read_recent_acls(
 ) -> list[ObservedAcl]:
     """As `read_acls`, of the objects whose ACL a recent transaction may have written.
 
-    `age`: of the oldest of these, in transactions. `tables`: always read. Pass those with declared columns: a column
-    whose last privilege was revoked is found in no catalog but pg_attribute, which is not searched.
+    `age`: of the oldest of these, in transactions. `tables`: whose columns are looked at. Pass those with declared
+    columns: a column whose last privilege was revoked is found in no catalog but pg_attribute, which is not searched.
     """
     query = _query(connection, "objects", "recent_objects")
-    arguments = (list(grantees), None, None, sorted(tables), age, None)
+    arguments = (list(grantees), None, None, sorted(tables), age, None, False)
     return (await _read_objects(connection, query, arguments, grantees, touched=touched))[0]
 
 
 async def read_recent_acls_and(
-    row: SingleRow, connection: Connection, grantees: Collection[int], xid: int, touched: SchemaFilter
+    row: SingleRow,
+    connection: Connection,
+    grantees: Collection[int],
+    xid: int,
+    touched: SchemaFilter,
+    tables: Collection[int],
+    *,
+    database: bool,
 ) -> tuple[list[ObservedAcl], Row]:
     """As `read_recent_acls`, of what this transaction (64 bits) and later ones may have written; with the answer to
-    another question.
+    another question. `database`: also the database itself, whenever it was written.
     """
-    query = row.beside(_query(connection, "objects", "recent_objects"), parameters=6)
-    arguments = (list(grantees), None, None, [], None, str(xid), *row.arguments)
+    query = row.beside(_query(connection, "objects", "recent_objects"), parameters=7)
+    arguments = (list(grantees), None, None, sorted(tables), None, str(xid), database, *row.arguments)
     return await _read_objects(connection, query, arguments, grantees, touched=touched)
 
 
@@ -169,8 +176,8 @@ async def read_named_acls_and(
     columns: bool,
 ) -> tuple[list[ObservedAcl], Row]:
     """As `read_named_acls`, with the answer to another question. Of the objects with these names, only those that this
-    transaction (64 bits) or a later one may have written, or, if `columns`, a column of; 0: all. Schemas often have
-    tables of the same names.
+    transaction (64 bits) or a later one may have written; with `columns` also those with a column that it may have. 0:
+    all. Schemas often have tables of the same names.
     """
     query = row.beside(_query(connection, "objects", "named_objects"), parameters=8)
     arguments = (*_named_arguments(grantees, oids, names, xid=xid, columns=columns), *row.arguments)

@@ -143,9 +143,10 @@ class DatabaseSession:
             raise refusing_connections(self.database)
 
     async def read(
-        self, grantees: Sequence[int], reach: PrivilegeReach, look: Look
+        self, grantees: Sequence[int], reach: PrivilegeReach, look: Look, with_columns: Collection[int] = ()
     ) -> tuple[ObservedDatabase, StoredState]:
-        """The privileges of these roles, as much as `look` asks for, and what is stored about them. Raises PgRoleError.
+        """The privileges of these roles, as much as `look` asks for, and what is stored about them. `with_columns`:
+        oids of known tables with declared columns. Raises PgRoleError.
 
         Reads by name and by oid need no common snapshot: each repair verifies the objects that it changes.
         """
@@ -158,7 +159,15 @@ class DatabaseSession:
         question = ask_state(grantees, self.home, stores=self.stores, drifts=False)
         question = question.and_one(ask_facts(connection, reach.creators))
         if look.scope is Scope.RECENT:
-            acls, row = await read_recent_acls_and(question, connection, grantees, look.xid, reach.touches)
+            acls, row = await read_recent_acls_and(
+                question,
+                connection,
+                grantees,
+                look.xid,
+                reach.touches,
+                with_columns,
+                database=bool(look.objects & self.own_acl.objects),
+            )
         else:
             oids = [identity.oid for identity in look.objects]
             acls, row = await read_named_acls_and(

@@ -26,6 +26,8 @@ from pgrole_controller.postgres.rows import Row, fetch, fetch_row, first
 
 #: A transaction with this many events has an incomplete list (sql/database).
 CUT = 100
+#: A text with this many characters is incomplete (sql/database).
+MOST_SAID = 1000
 #: An answer with this many events is incomplete (sql/events/new.sql).
 MOST_EVENTS = 1000
 #: Maximum number of events deleted at once (pgrole.prune_events).
@@ -113,7 +115,7 @@ _ONLY_REPORTED = frozenset({"TYPE", "DOMAIN", "LANGUAGE", "FOREIGN DATA WRAPPER"
 
 _STATEMENT = re.compile(r"\s*(?:grant|revoke)\b(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
 _UNCERTAIN = re.compile(
-    r"\ball\s+(?:tables|sequences|functions|procedures|routines)\s+in\s+schema\b|/\*|--|u&", re.IGNORECASE
+    r"\ball\s+(?:tables|sequences|functions|procedures|routines)\s+in\s+schema\b|/\*|--|u&|'", re.IGNORECASE
 )
 _NAME = re.compile(r'"(?P<quoted>(?:[^"]|"")+)"|(?P<plain>[^\W\d][\w$]*)')
 _MOST_NAMES = 100
@@ -123,8 +125,8 @@ def read_names(said: str) -> frozenset[str] | None:
     """Returns the names that a GRANT or REVOKE may be about, with all its other words; None if they cannot be
     determined.
 
-    A quote in a comment can hide a name. PostgreSQL folds other letters than those of ASCII as its encoding says, which
-    the text does not tell.
+    A quote in a comment or a string can hide a name. Whether PostgreSQL folds letters outside of ASCII depends on the
+    encoding, which the text does not tell.
     """
     found = _STATEMENT.match(said)
     if found is None or not said.isascii() or _UNCERTAIN.search(said):
@@ -200,6 +202,9 @@ class EventReader:
         )
         self._rows = [row for row in rows if row.find("id", int) is not None]
         look = choose(map(_read_command, self._rows))
+        if look.xid:
+            # An older transaction that was still running may have overwritten a row since, without an event of its own.
+            look = replace(look, xid=min(look.xid, _oldest_running(self.snapshot)))
         self.snapshot = first(rows).get("snapshot", str)
         return EVERYTHING | look if len(self._rows) >= MOST_EVENTS else look
 
@@ -221,14 +226,20 @@ class EventReader:
         return {one: find_culprit_of(one, events[one.xmin]) for one in rows if one.xmin in events}
 
 
+def _oldest_running(snapshot: str) -> int:
+    """The id of the oldest transaction that had not ended when the snapshot was taken."""
+    return int(snapshot.partition(":")[0])
+
+
 def _read_command(row: Row) -> CommittedCommand:
+    said = row.find_text("said") or ""
     catalog, oid = _CATALOGS.get(row.find("class", int) or 0), row.get("object", int)
     return CommittedCommand(
         xid=row.get("xid", int),
         command=row.get("command", str),
         kind=row.get("kind", str),
         object=None if catalog is None or not oid else ObjectId(catalog, oid),
-        said=row.find_text("said") or "",
+        said=said if len(said) < MOST_SAID else "",
         at=row.get("at", datetime),
         siblings=row.get("count", int),
     )

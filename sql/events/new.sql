@@ -12,8 +12,7 @@ LEFT JOIN LATERAL (
     SELECT
         d.id, d.xid::text::bigint AS xid, d.command, coalesce(left(d.kind, 63), '') AS kind, d.class,
         coalesce(d.object::text::bigint, 0) AS object, d.at,
-        -- one of 1,000 characters was cut
-        decode(replace(CASE WHEN length(left(d.said, 1000)) < 1000 THEN d.said ELSE '' END, '\', '\\'), 'escape') AS said,
+        decode(replace(left(coalesce(d.said, ''), 1000), '\', '\\'), 'escape') AS said,
         left(d.tag, 63) AS tag,
         decode(replace(coalesce(l.rolname, d.session)::text, '\', '\\'), 'escape') AS login,
         decode(

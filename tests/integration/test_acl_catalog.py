@@ -269,6 +269,10 @@ async def test_a_recent_read_finds_what_changed_since(db: AclDatabase) -> None:
     assert await recent(4) == names
     tables = [await db.beside.fetchval("SELECT 'app.m'::regclass::oid")]
     found = await read_recent_acls(db.connection, reader, 1, nowhere, tables)
+    assert "m" not in {one.object.name for one in found}
+    await db.run("GRANT SELECT (id) ON app.m TO {reader}")
+    await db.run("REVOKE SELECT (id) ON app.m FROM {reader}")
+    found = await read_recent_acls(db.connection, reader, 1, nowhere, tables)
     assert "m" in {one.object.name for one in found}
 
 

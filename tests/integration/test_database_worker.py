@@ -35,6 +35,7 @@ from pgrole_controller.core.grantee import (
 )
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.privilege_news import combine_drifts
+from pgrole_controller.core.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privilege_result import Evidence, News, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.local.postgres import PostgresServer
@@ -42,6 +43,7 @@ from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.database_session import LONGEST_PAUSE_SECONDS, DatabaseSession
+from pgrole_controller.postgres.ddl_events import Look, Scope
 from tests.servers import Servers
 
 DEADLINE = 20.0
@@ -109,12 +111,16 @@ class DatabaseWorkerWorld:
         self.grantees.connect(
             lambda _server, key, _databases: worker.note_grantee(key),
             lambda _server, _key: None,
-            lambda result: self.announced.extend(result.news if result.key == KEY else ()),
+            self._announce,
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(worker.run)
             yield worker
             tasks.cancel_scope.cancel()
+
+    def _announce(self, _server: str, result: PrivilegeResult) -> bool:
+        self.announced.extend(result.news if result.key == KEY else ())
+        return True
 
     @property
     def alice(self) -> str:
@@ -186,6 +192,19 @@ async def make_world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorl
 
 
 READ = SchemaAccess("app", frozenset({Access.READ}))
+
+
+def note_sessions(monkeypatch: pytest.MonkeyPatch) -> list[DatabaseSession]:
+    """Returns a list to which each session of a worker is added."""
+    sessions: list[DatabaseSession] = []
+    serve = DatabaseWorker._serve
+
+    async def note(worker: DatabaseWorker, session: DatabaseSession) -> None:
+        sessions.append(session)
+        await serve(worker, session)
+
+    monkeypatch.setattr(DatabaseWorker, "_serve", note)
+    return sessions
 
 
 async def test_grants_what_is_declared_and_nothing_else(world: DatabaseWorkerWorld) -> None:
@@ -336,6 +355,68 @@ async def test_a_grant_is_noticed_however_it_is_written(world: DatabaseWorkerWor
         assert await reached(is_revoked, DEADLINE)
 
 
+@pytest.mark.parametrize(
+    "statement", ["{0} /**/", 'REVOKE SELECT ("größe") ON app.people FROM {1}', "DO $$ BEGIN {0}; END $$"]
+)
+async def test_a_column_that_is_revoked_from_its_last_grantee_is_noticed(
+    world: DatabaseWorkerWorld, statement: str
+) -> None:
+    """Only the column's row tells it, since the table's is not written."""
+    await world.hand.execute('CREATE TABLE app.people (id int, "größe" int)')
+    columns = ObjectPrivileges(ObjectKind.TABLE, "app", ("people",), frozenset({"SELECT"}), ("id", "größe"))
+    declared = DatabasePrivileges(world.database, objects=(columns,))
+    grantee = Grantee(KEY, "uid-1", 1, world.role, world.oid, {world.database: declared}, policy=POLICY)
+    world.grantees.publish(SERVER, grantee)
+    held = "SELECT bool_and(has_column_privilege($1, 'app.people', c, 'SELECT')) FROM unnest(ARRAY['id', 'größe']) AS c"
+
+    async def is_held() -> bool:
+        return bool(await world.hand.fetchval(held, world.role))
+
+    async with world.working():
+        await world.wait_settled()
+        assert await is_held()
+        await world.hand.execute(statement.format(f"REVOKE SELECT (id) ON app.people FROM {world.role}", world.role))
+        assert await reached(is_held, DEADLINE)
+        await world.wait(lambda result: result.drift_count == 1)
+
+
+@pytest.mark.parametrize("comment", ["", "/**/"])
+async def test_a_grant_is_noticed_though_an_older_transaction_wrote_the_row_since(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, comment: str
+) -> None:
+    sessions = note_sessions(monkeypatch)
+    world.declare(READ)
+    older = await asyncpg.connect(world.server.dsn(database=world.database))
+    try:
+        async with world.working():
+            await world.wait_settled()
+            await older.execute("BEGIN; SELECT pg_current_xact_id()")
+            async with sessions[0].lock:  # nothing is read before both have committed
+                await world.hand.execute(f"GRANT {comment} DELETE ON app.items TO {world.role}")
+                await older.execute("TRUNCATE app.items; COMMIT")
+            await world.wait_may("DELETE", "app.items", expected=False)
+    finally:
+        await older.close()
+
+
+async def test_a_read_of_what_is_recent_has_the_database_itself_if_it_is_asked_for(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No event tells of GRANT ON DATABASE: the home database's worker does."""
+    sessions = note_sessions(monkeypatch)
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        (session,) = sessions
+        await world.hand.execute(f"GRANT TEMPORARY ON DATABASE {world.database} TO {world.other}")
+        xid = 1 + int(await world.hand.fetchval("SELECT pg_current_xact_id()::text"))
+        reach = PrivilegeReach.of(world.database, ())
+        for look, found in ((session.own_acl, True), (Look(), False)):
+            async with session.lock:
+                observed, _ = await session.read([world.oid], reach, look | Look(Scope.RECENT, xid=xid))
+            assert any(one.object.kind is ObjectKind.DATABASE for one in observed.acls) is found
+
+
 async def test_what_a_foreign_event_trigger_grants_within_a_grant_is_noticed(world: DatabaseWorkerWorld) -> None:
     await world.hand.execute(
         f"""
@@ -358,14 +439,7 @@ async def test_what_a_foreign_event_trigger_grants_within_a_grant_is_noticed(wor
 async def test_what_the_first_repair_needs_is_planned_before_it(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sessions: list[DatabaseSession] = []
-    serve = DatabaseWorker._serve
-
-    async def note(worker: DatabaseWorker, session: DatabaseSession) -> None:
-        sessions.append(session)
-        await serve(worker, session)
-
-    monkeypatch.setattr(DatabaseWorker, "_serve", note)
+    sessions = note_sessions(monkeypatch)
     world.declare(READ)
     async with world.working():
         await world.wait_settled()

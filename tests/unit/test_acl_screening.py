@@ -158,7 +158,7 @@ def test_whoever_differs_is_among_the_concerned() -> None:
         chance = random.Random(seed)
         grantees = [_grantee(number, chance) for number in range(6)]
         observed = ObservedDatabase(FACTS, (_acl(0, grantees[:2], chance),), complete=False)
-        concerned = GranteeIndex("orders", grantees).concerned(observed)
+        concerned = GranteeIndex(FACTS, grantees).concerned(observed)
         assert {one.key for one in _screen(grantees, observed)} <= concerned
         left_out += len(grantees) - len(concerned)
     assert left_out > 200

@@ -22,11 +22,17 @@ class Heard:
         self.changes: list[tuple[str, Key, frozenset[str]]] = []
         self.results: list[tuple[str, Key]] = []
         self.announced: list[PrivilegeNews] = []
+        self.crowded = False
         self.grantees.connect(
             lambda server, key, databases: self.changes.append((server, key, databases)),
             lambda server, key: self.results.append((server, key)),
-            lambda result: self.announced.extend(result.news),
+            self._announce,
         )
+
+    def _announce(self, _server: str, result: PrivilegeResult) -> bool:
+        if not self.crowded:
+            self.announced.extend(result.news)
+        return not self.crowded
 
 
 @pytest.fixture
@@ -113,6 +119,16 @@ def test_a_result_that_only_has_news_is_announced_without_a_reconcile(heard: Hea
     assert heard.announced == [EXTENDED, EXTENDED]
     assert heard.results == [("main", KEY)]
     assert heard.grantees.take_news("main", KEY) == ()
+
+
+def test_news_that_cannot_be_announced_now_are_left_to_a_reconcile(heard: Heard) -> None:
+    heard.grantees.publish("main", GRANTEE)
+    heard.grantees.report("main", RESULT)
+    heard.crowded = True
+    heard.grantees.report("main", replace(RESULT, news=(EXTENDED,)))
+    assert heard.announced == []
+    assert heard.results == [("main", KEY)] * 2
+    assert heard.grantees.take_news("main", KEY) == (EXTENDED,)
 
 
 def test_news_wait_for_the_reconcile_that_a_result_before_them_asked_for(heard: Heard) -> None:

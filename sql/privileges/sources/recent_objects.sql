@@ -2,6 +2,7 @@
 -- rows of their own: those with a column whose row a recent transaction wrote, and $4 as in objects.sql.
 -- OFFSET 0: PostgreSQL looks up each of the few objects by index, instead of reading a whole catalog.
 -- $5 int age of the oldest of these transactions   $6 text the oldest of these transactions, 64 bits, if $5 is NULL
+-- $7 boolean the database in any case
 WITH oldest AS (SELECT coalesce($5::int, age($6::text::xid8::xid)) AS age)
 SELECT
     'pg_class'::regclass::oid AS catalog, c.oid, c.relnamespace AS schema, c.relkind AS kind, c.relowner AS owner,
@@ -29,7 +30,12 @@ FROM (
         WHERE s.dbid = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
           AND s.classid = 'pg_class'::regclass AND s.objsubid > 0 AND age(a.xmin) <= (SELECT o.age FROM oldest AS o)
         UNION ALL
-        SELECT t.oid, true FROM unnest($4::oid[]) AS t (oid)
+        SELECT t.oid, true
+        FROM unnest($4::oid[]) AS t (oid)
+        WHERE EXISTS (
+            SELECT FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = t.oid AND age(a.xmin) <= (SELECT o.age FROM oldest AS o)
+            OFFSET 0
+        )
     ) AS f
     GROUP BY f.oid
 ) AS k
@@ -58,4 +64,4 @@ WHERE age(n.xmin) <= (SELECT o.age FROM oldest AS o)
 UNION ALL
 SELECT 'pg_database'::regclass, d.oid, 0, 'd', d.datdba, d.datacl, 'd', false, true, d.datname, d.xmin, false, false
 FROM pg_catalog.pg_database AS d
-WHERE age(d.xmin) <= (SELECT o.age FROM oldest AS o) AND d.datname = current_database()
+WHERE ($7::boolean OR age(d.xmin) <= (SELECT o.age FROM oldest AS o)) AND d.datname = current_database()
