@@ -1,13 +1,12 @@
 """Many roles in one database, each with a schema of its own whose tables have the same names: what drift costs then."""
 
 import random
-import re
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import anyio
 
+from bench.isolation import read_status
 from bench.objects import Spec, make
 from bench.observe import Quantiles
 from bench.privilege_repairs import repaired
@@ -44,7 +43,7 @@ async def measure_tenants(stand: PrivilegeStand, drifts: int) -> TenantCosts:
             began = time.time()
             ended = await repaired(client, f"bench_tenant_{number}", f"tenant_{number}.t_1", "TRUNCATE")
             took.append(ended - began)
-    return TenantCosts(made.seconds, Quantiles.of(took), _peak(stand.stand.controller.pid))
+    return TenantCosts(made.seconds, Quantiles.of(took), read_status(stand.stand.controller.pid, "VmHWM") / 2**20)
 
 
 def _schema(number: int) -> str:
@@ -57,8 +56,3 @@ def _spec(number: int) -> Spec:
     schemas = [{"name": f"tenant_{number}", "access": ["Read", "Write"]}]
     privileges = [{"database": DATABASE, "onDatabase": ["CONNECT"], "schemas": schemas}]
     return {"name": f"bench_tenant_{number}", "login": True, "privileges": privileges}
-
-
-def _peak(pid: int) -> float:
-    text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    return int(re.findall(r"^VmHWM:\s+(\d+) kB$", text, re.MULTILINE)[0]) / 1024

@@ -191,7 +191,6 @@ class _Round:
         self._screening.forget()
         with_columns = self._memory.with_columns
         observed, stored = await self._session.read([one.oid for one in grantees], reach, look, with_columns)
-        self._memory.note_columns(observed, complete=observed.complete and len(grantees) == self._everyone)
         self._is_suspended = stored.suspended
         return observed, stored
 
@@ -200,6 +199,7 @@ class _Round:
         # Objects that only some roles reach are no reason to forget those of the others.
         complete = observed.complete and len(some) == self._everyone
         new_objects = self._memory.note_objects(observed.acls, complete=complete)
+        self._memory.note_columns(observed, complete=complete)
         changes, number, turns = 0, 0, large_rounds.Turns()
         while number < len(some) and changes < most_changes:
             one = some[number]

@@ -20,7 +20,7 @@ class RoundScreening:
         self._last: AclScreening | None = None
 
     async def choose(self, grantees: Sequence[Grantee], observed: ObservedDatabase) -> Sequence[Grantee]:
-        """The roles about which what was read decides something."""
+        """Returns the roles that need a decision after this read."""
         if observed.complete or observed.defaults is not None:
             return grantees
         comparisons = len(observed.acls) * len(grantees)
@@ -28,13 +28,13 @@ class RoundScreening:
         return [one for one in grantees if one.key in keys or self._memory.is_contested(one.key)]
 
     def select(self, grantee: Grantee, observed: ObservedDatabase) -> Sequence[ObservedAcl]:
-        """The objects on which a decision about the role is needed."""
+        """Returns the objects on which the role may differ from its declaration."""
         if self._last is None or self._last.observed is not observed:
             self._last = AclScreening(observed)
         return self._last.select(grantee, self._memory.terms(grantee, self._database))
 
     def forget(self) -> None:
-        """Before a read: what was read before need not be kept."""
+        """Frees the last screening, with what was read for it."""
         self._last = None
 
     def _find_differing(self, grantees: Iterable[Grantee], observed: ObservedDatabase) -> set[Key]:

@@ -124,7 +124,7 @@ class DriftCounts:
 
 
 def count_news(server: str, some: Iterable[PrivilegeNews]) -> None:
-    """Counts what is announced."""
+    """Counts announced news."""
     for news in some:
         if news.reason is News.PRIVILEGES_EXTENDED:
             metrics.PRIVILEGES_EXTENDED.labels(server).inc()

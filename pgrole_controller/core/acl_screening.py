@@ -1,4 +1,4 @@
-"""Finds the objects on which a role's privileges may differ from what it declares. All others need no decision.
+"""Finds the objects on which a role's privileges may differ from its declaration. No other object needs a decision.
 
 What is wanted on an object is found once for all roles with equal terms, and what a role holds is looked up once for
 all objects with the same ACL.
@@ -42,7 +42,7 @@ class AclScreening:
         self._places = 0
 
     def select(self, grantee: Grantee, terms: PrivilegeTerms) -> Sequence[ObservedAcl]:
-        """Leaves out objects on which the role holds exactly what it declares, and may declare it."""
+        """Returns the objects on which the role may differ from its declaration, or declares what it may not."""
         expected = self._known.get(id(terms))
         if expected is None:
             expected = _find_expected(grantee, terms, self.observed)

@@ -84,7 +84,7 @@ class PrivilegeReach:
 
 @lru_cache(maxsize=64)
 def _compile_wide(patterns: frozenset[str]) -> re.Pattern[str]:
-    """Of the patterns that are not names. Thousands take a tenth of a second."""
+    """Compiles the patterns that are not plain names; thousands take 0.1 s."""
     return compile_patterns(filter(is_pattern, patterns))
 
 

@@ -109,7 +109,7 @@ class Recorder:
 
     @property
     def crowded(self) -> bool:
-        """Whether half of the occurrences that may wait do: what can be recorded later should be."""
+        """Whether the queue is half full: callers that can wait should record later."""
         waiting = self._send.statistics()
         return waiting.current_buffer_used * 2 >= waiting.max_buffer_size
 

@@ -22,7 +22,7 @@ from pgrole_controller.postgres.acl_attribution import MOST_EVENTS as MOST_EXPLA
 from pgrole_controller.postgres.acl_attribution import read_event
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
-from pgrole_controller.postgres.rows import Row, fetch, fetch_row, first
+from pgrole_controller.postgres.rows import Row, Unreadable, fetch, fetch_row, first
 
 #: A transaction with this many events has an incomplete list (sql/database).
 CUT = 100
@@ -36,6 +36,7 @@ PRUNED_AT_ONCE = 10_000
 _SECONDS = 5.0
 #: A row has so many bits of the transaction's id.
 _XID = 2**32 - 1
+_LONGEST_XID = len(str(2**64 - 1))
 
 
 class Scope(IntEnum):
@@ -204,7 +205,7 @@ class EventReader:
         look = choose(map(_read_command, self._rows))
         if look.xid:
             # An older transaction that was still running may have overwritten a row since, without an event of its own.
-            look = replace(look, xid=min(look.xid, _oldest_running(self.snapshot)))
+            look = replace(look, xid=_oldest_running(self.snapshot))
         self.snapshot = first(rows).get("snapshot", str)
         return EVERYTHING | look if len(self._rows) >= MOST_EVENTS else look
 
@@ -227,8 +228,13 @@ class EventReader:
 
 
 def _oldest_running(snapshot: str) -> int:
-    """The id of the oldest transaction that had not ended when the snapshot was taken."""
-    return int(snapshot.partition(":")[0])
+    """Returns the id of the oldest transaction that had not ended when the snapshot was taken, at most that of any
+    event since. Raises Unreadable.
+    """
+    xmin = snapshot.partition(":")[0]
+    if not (xmin.isdecimal() and len(xmin) <= _LONGEST_XID):
+        raise Unreadable("column snapshot", Reason.SERVER_NOT_READY)
+    return int(xmin)
 
 
 def _read_command(row: Row) -> CommittedCommand:

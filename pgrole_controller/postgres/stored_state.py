@@ -37,7 +37,7 @@ class StoredState:
         return cls(row.get("suspended", bool), stores, dict(_read_applied(row)) if stores else {})
 
     def find(self, role: int) -> AppliedDigest | None:
-        """What was applied for the role with this oid."""
+        """Returns what was last applied for the role with this oid; None if nothing was."""
         return self._applied.get(role)
 
 

@@ -43,8 +43,7 @@ def find_chromium() -> str:
 class BrowserTab:
     """A page of the browser, and what it did wrong: `errors` of scripts and of the CSP, `strange` requests.
 
-    Chromium reports refused requests as errors, at any time after the answer: those of `refusals`, HTTP statuses, are
-    expected.
+    `refusals`: HTTP statuses that the test expects. Chromium reports them as errors, at any time after the answer.
     """
 
     page: Page

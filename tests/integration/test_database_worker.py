@@ -329,7 +329,6 @@ async def test_a_thread_decides_about_many_objects_and_the_loop_serves_others(
         'GRANT --"\n DELETE ON app.orders TO {role} --"',
         'GRANT DELETE ON app."Ärger", app."orders" TO {role}',
         "GRANT DELETE ON app.Ärger, app.ORDERS TO {role}",
-        "GRANT DELETE (id) ON app.orders TO {role}",
         "GRANT UPDATE (id) ON app.orders TO {role}",
     ],
 )
@@ -342,10 +341,7 @@ async def test_a_grant_is_noticed_however_it_is_written(world: DatabaseWorkerWor
     )
     async with world.working():
         await world.wait_settled()
-        try:
-            await world.hand.execute(statement.format(role=world.role))
-        except asyncpg.InvalidGrantOperationError:
-            assert "DELETE (id)" in statement
+        await world.hand.execute(statement.format(role=world.role))
         await world.wait_may("DELETE", "app.orders", expected=False)
         await world.wait_may("DELETE", 'app."Ärger"', expected=False)
 

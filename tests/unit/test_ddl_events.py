@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from pgrole_controller.core.acl import ObjectId
+from pgrole_controller.postgres import ddl_events
 from pgrole_controller.postgres.ddl_events import CUT, EVERYTHING, CommittedCommand, Look, Scope, choose, read_names
+from pgrole_controller.postgres.rows import Unreadable
 
 TABLE = ObjectId("pg_class", 20000)
 
@@ -87,3 +89,10 @@ def test_combined_looks_read_everything_since_the_first() -> None:
     assert "a" in both.names
     assert TABLE in both.objects
     assert (both | EVERYTHING).scope is Scope.FULL
+
+
+@pytest.mark.parametrize("snapshot", ["", "x:8:", "-7:8:", f"{'9' * 5000}:8:"])
+def test_a_snapshot_that_is_none_is_the_servers_fault(snapshot: str) -> None:
+    assert ddl_events._oldest_running("7:9:8") == 7
+    with pytest.raises(Unreadable):
+        ddl_events._oldest_running(snapshot)
