@@ -60,6 +60,8 @@ _DEADLINE = 3.0
 _GREETING_SECONDS = 5.0
 #: Where events are in place: seconds between two fingerprints, in case a trigger was disabled.
 BACKSTOP_SECONDS = 60.0
+#: While nothing may be written, how often to see whether an administrator removed the cause.
+BLOCKED_SECONDS = 5.0
 #: In Poll: how much of the time is spent on fingerprints, and the longest time between two, in seconds: one that was
 #: slow because the machine was busy says little about the next.
 _POLLING_SHARE = 0.02
@@ -312,7 +314,7 @@ class DatabaseSession:
         """Ends the session when someone dropped, disabled or installed the event triggers or the schema."""
         before = _summary(self.installation)
         while True:
-            await anyio.sleep(BACKSTOP_SECONDS)
+            await anyio.sleep(BACKSTOP_SECONDS if self.blocked is None else min(BLOCKED_SECONDS, BACKSTOP_SECONDS))
             async with self.lock:
                 found = await inspect_database(self.connection)
             if _summary(found) != before:

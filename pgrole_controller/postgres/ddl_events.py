@@ -7,7 +7,6 @@ statements and names, so these only suggest where to look first: whatever they d
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from enum import IntEnum
 
 import anyio
@@ -63,7 +62,6 @@ class CommittedCommand:
     kind: str = ""
     object: ObjectId | None = None
     said: str = ""
-    at: datetime | None = None
     siblings: int = 1
 
 
@@ -72,8 +70,7 @@ class Look:
     """What to read.
 
     `names` may belong to objects of any schema. `xid`: only rows that this transaction or a later one wrote (0: none).
-    `columns`: these may be rows of columns. `defaults`: also default privileges. `created`: objects that are new or
-    were renamed. `since`: time of the first change.
+    `columns`: these may be rows of columns. `defaults`: also default privileges.
     """
 
     scope: Scope = Scope.NOTHING
@@ -82,12 +79,9 @@ class Look:
     xid: int = 0
     columns: bool = False
     defaults: bool = False
-    created: frozenset[ObjectId] = frozenset()
-    since: datetime | None = None
 
     def __or__(self, other: "Look") -> "Look":
         """Returns everything that either reads."""
-        moments = [one.since for one in (self, other) if one.since is not None]
         return Look(
             max(self.scope, other.scope),
             self.names | other.names,
@@ -95,8 +89,6 @@ class Look:
             min(filter(None, (self.xid, other.xid)), default=0),
             self.columns or other.columns,
             self.defaults or other.defaults,
-            self.created | other.created,
-            min(moments, default=None),
         )
 
 
@@ -104,8 +96,6 @@ EVERYTHING = Look(Scope.FULL)
 
 _CATALOGS = {1247: "pg_type", 1255: "pg_proc", 1259: "pg_class", 2615: "pg_namespace"}
 
-#: Commands after which an object can match a declaration that it did not match before.
-_CREATING = ("CREATE ", "SELECT INTO", "IMPORT FOREIGN SCHEMA")
 #: Commands whose effect on names and owners reaches objects that have no event of their own.
 _FAR_REACHING = ("DROP", "ALTER SCHEMA", "CREATE SCHEMA", "ALTER EXTENSION", "CREATE EXTENSION", "REASSIGN OWNED")
 #: Commands that change ACLs and name no object.
@@ -155,22 +145,20 @@ def choose(events: Iterable[CommittedCommand]) -> Look:
 def _choose(event: CommittedCommand) -> Look:
     command = event.command.upper()
     if event.siblings >= CUT or command.startswith(_FAR_REACHING):
-        return Look(Scope.FULL, xid=event.xid, since=event.at)
+        return Look(Scope.FULL, xid=event.xid)
     if command in _GRANTING:
         if event.kind.upper() in _ONLY_REPORTED:
-            return Look(Scope.FULL, xid=event.xid, since=event.at)
+            return Look(Scope.FULL, xid=event.xid)
         names = read_names(event.said) if event.said else None
         if names is None:
-            return Look(Scope.RECENT, xid=event.xid, since=event.at)
+            return Look(Scope.RECENT, xid=event.xid)
         # Only a list in parentheses names columns.
-        return Look(Scope.NAMED, names=names, xid=event.xid, columns="(" in event.said, since=event.at)
+        return Look(Scope.NAMED, names=names, xid=event.xid, columns="(" in event.said)
     if command == _DEFAULTS:
-        return Look(Scope.NAMED, xid=event.xid, defaults=True, since=event.at)
+        return Look(Scope.NAMED, xid=event.xid, defaults=True)
     if event.object is None:
-        return Look(Scope.RECENT, xid=event.xid, since=event.at)
-    objects = frozenset({event.object})
-    created = objects if command.startswith((*_CREATING, "ALTER ")) else frozenset()
-    return Look(Scope.NAMED, objects=objects, xid=event.xid, created=created, since=event.at)
+        return Look(Scope.RECENT, xid=event.xid)
+    return Look(Scope.NAMED, objects=frozenset({event.object}), xid=event.xid)
 
 
 @dataclass(slots=True)
@@ -246,7 +234,6 @@ def _read_command(row: Row) -> CommittedCommand:
         kind=row.get("kind", str),
         object=None if catalog is None or not oid else ObjectId(catalog, oid),
         said=said if len(said) < MOST_SAID else "",
-        at=row.get("at", datetime),
         siblings=row.get("count", int),
     )
 

@@ -376,6 +376,36 @@ async def test_a_column_that_is_revoked_from_its_last_grantee_is_noticed(
         await world.wait(lambda result: result.drift_count == 1)
 
 
+@pytest.mark.parametrize(
+    "statement", ["ALTER TABLE app.bills OWNER TO {role}", "ALTER TABLE app.bills SET SCHEMA {schema}"]
+)
+async def test_the_sequences_of_a_table_follow_it(world: DatabaseWorkerWorld, statement: str) -> None:
+    """ALTER TABLE has an event about the table alone."""
+    hand, schema = world.hand, f"{world.role}_away"
+    await hand.execute(f"CREATE SCHEMA {schema}")
+    await hand.execute("CREATE TABLE app.bills (id serial, n int GENERATED ALWAYS AS IDENTITY)")
+    if "OWNER" in statement:
+        await hand.execute(f"ALTER TABLE app.bills OWNER TO {world.role}")
+        statement = "ALTER TABLE app.bills OWNER TO postgres"  # with the ownership goes the right to use them
+        wanted = SchemaAccess("app", frozenset({Access.WRITE}))
+    else:
+        wanted = SchemaAccess(schema, frozenset({Access.WRITE}))
+    held = (
+        "SELECT bool_and(has_sequence_privilege($1, d.objid, 'USAGE')) FROM pg_depend AS d JOIN pg_class AS s"
+        " ON s.oid = d.objid AND s.relkind = 'S' WHERE d.refobjid = $2::oid AND d.deptype IN ('a', 'i')"
+    )
+    table = await hand.fetchval("SELECT 'app.bills'::regclass::oid")
+    world.declare(wanted)
+
+    async def is_held() -> bool:
+        return bool(await hand.fetchval(held, world.role, table))
+
+    async with world.working():
+        await world.wait_settled()
+        await hand.execute(statement.format(role=world.role, schema=schema))
+        assert await reached(is_held, DEADLINE)
+
+
 @pytest.mark.parametrize("comment", ["", "/**/"])
 async def test_a_grant_is_noticed_though_an_older_transaction_wrote_the_row_since(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, comment: str

@@ -1,7 +1,8 @@
 -- Tables, views, sequences, routines, schemas and the database with these oids or names, found by index.
 -- $4 as in objects.sql; their columns may have an ACL, even if it names only the owner.
 -- OFFSET 0, and oids as bigint: a plan for any arguments looks up each object by index, instead of reading a whole catalog.
--- $5 oid[] oids in any of the catalogs   $6 name[] names in any schema
+-- $5 oid[] oids in any of the catalogs; with $7 also the sequences of these tables: ALTER TABLE changes their owner and schema, too
+-- $6 name[] names in any schema
 -- $7 text of the objects with these names, only those whose ACL this transaction (64 bits) or a later one may have written; NULL: all
 -- $8 boolean or the ACL of one of its columns
 SELECT
@@ -21,7 +22,12 @@ SELECT
     ) AS with_columns
 FROM pg_catalog.pg_class AS c
 WHERE (
-    c.oid = ANY ($5::oid[]) OR (
+    c.oid = ANY ($5::oid[]) OR c.oid = ANY (ARRAY(
+        SELECT q.objid
+        FROM pg_catalog.pg_depend AS q
+        WHERE $7::text IS NOT NULL AND q.refclassid = 'pg_class'::regclass AND q.refobjid = ANY ($5::oid[]) AND q.refobjsubid > 0
+          AND q.classid = 'pg_class'::regclass AND q.deptype IN ('a', 'i')
+    )) OR (
         c.relname = ANY ($6::name[]) AND (
             $7::text IS NULL OR age(c.xmin) <= age($7::text::xid8::xid) OR ($8::boolean AND EXISTS (
                 SELECT FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = c.oid AND age(a.xmin) <= age($7::text::xid8::xid)
