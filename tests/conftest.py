@@ -29,7 +29,7 @@ from tests.servers import DEFAULT, Servers, missing_docker, read_choice
 SERVERS = pytest.StashKey[Servers]()
 _TESTS = Path(__file__).parent
 #: Only `make test-all` runs these; their modules need no mark.
-_SLOW = (_TESTS / "deploy", _TESTS / "docs")
+_SLOW = ("deploy", "docs")
 #: Order of folders for parallel runs: slowest first, so that tests of milliseconds fill the last seconds.
 _ORDER = ("docs", "deploy", "acceptance", "browser", "integration", "unit")
 
@@ -37,8 +37,11 @@ _ORDER = ("docs", "deploy", "acceptance", "browser", "integration", "unit")
 # one thread each a fifth of the CPU of its requests.
 os.environ.setdefault("GOGC", "400")
 os.environ.setdefault("GOMAXPROCS", "1")
-# How long an example takes depends on the machine.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes depends on the machine. Every run draws others.
+_EXAMPLES = int(os.environ.get("EXAMPLES", "50"))
+settings.register_profile(
+    "untimed", deadline=None, max_examples=_EXAMPLES, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("untimed")
 
 
@@ -71,10 +74,11 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before -m selects by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     version = config.stash[SERVERS].version
+    folders = {path: path.relative_to(_TESTS).parts[0] for path in {item.path for item in items}}
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: _ORDER.index(item.path.relative_to(_TESTS).parts[0]))
+        items.sort(key=lambda item: _ORDER.index(folders[item.path]))
     for item in items:
-        if any(folder in item.path.parents for folder in _SLOW):
+        if folders[item.path] in _SLOW:
             item.add_marker("slow")
         if servers.__name__ in getattr(item, "fixturenames", ()):
             item.add_marker("postgres")

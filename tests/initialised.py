@@ -28,6 +28,8 @@ _CRC_AT_LEAST = 200  # ControlFileData is longer in every version
 _MEMORY = Path("/dev/shm")
 #: Bytes that must be free there: enough for all servers of several test processes.
 _MEMORY_BYTES = 4 << 30
+#: Tests connect some thousand times.
+_QUICK_LOGIN = (16, "scram_iterations=1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,9 @@ def _copy(original: Original, folder: Path, password: str) -> None:
     subprocess.run(["cp", "-a", original.data, folder / "data"], check=True)
     identify(folder / "data", secrets.randbits(62))
     server = PostgresServer(folder, original.programs, port=1, password=password, settings={})
+    since, quick = _QUICK_LOGIN
     subprocess.run(
-        server.single_user("fsync=off"),
+        server.single_user("fsync=off", *([quick] if original.version >= since else [])),
         input=f"ALTER ROLE {SUPERUSER} PASSWORD '{password}'\n",
         text=True,
         capture_output=True,

@@ -72,14 +72,14 @@ async def own_api_server(request: pytest.FixtureRequest, api_servers: ApiServerP
         check_none_refused(server)
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def shared_postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
     """The server of the shared controller: never stop, freeze or kill this one."""
     async with servers.run() as server:
         yield server
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def shared_api_server(shared_binaries: Binaries | None, refusals: Refusals) -> AsyncIterator[ApiServer]:
     """The API server of the shared controller, which writes to every PgRole there: never stop or kill this one."""
     async with k3s.api_server(shared_binaries) as server:
@@ -88,7 +88,7 @@ async def shared_api_server(shared_binaries: Binaries | None, refusals: Refusals
         yield server
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def controller(
     shared_api_server: ApiServer, shared_postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Controller]:

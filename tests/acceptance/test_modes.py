@@ -350,16 +350,19 @@ async def test_a_deleted_object_drops_its_role_and_hands_over_what_it_owns(place
         options = "WITH INHERIT TRUE, SET TRUE" if place.version >= 16 else ""
         for name in (role, f"{role}_heir"):
             await database.execute(f"GRANT {name} TO {CONTROLLER_ROLE} {options}")
-    await database.execute(f"CREATE SCHEMA of_{role} AUTHORIZATION {role}")
-    if place.kind.grants:
-        await database.execute(f"GRANT CREATE ON DATABASE postgres TO {role}_heir")
-    await kube.delete("app")
-    await kube.wait_gone("app")
-    assert await database.role(role) is None
-    await database.wait_value(
-        f"SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = 'of_{role}'", f"{role}_heir"
-    )
-    await database.execute(f"DROP OWNED BY {role}_heir")
+    # not in the home database, where the controller could install its schema while it has the new owner's privileges
+    await database.execute(f"CREATE DATABASE of_{role}")
+    async with open_database(place.server.dsn(database=f"of_{role}")) as other:
+        await other.execute(f"CREATE SCHEMA mine AUTHORIZATION {role}")
+        if place.kind.grants:
+            await other.execute(f"GRANT CREATE ON DATABASE of_{role} TO {role}_heir")
+        await kube.delete("app")
+        await kube.wait_gone("app")
+        assert await database.role(role) is None
+        await other.wait_value(
+            "SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = 'mine'", f"{role}_heir"
+        )
+    await database.execute(f"DROP DATABASE of_{role}")
 
 
 async def test_an_object_that_is_made_again_takes_its_retained_role_back(place: ModePlace, role: str) -> None:

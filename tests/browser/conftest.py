@@ -88,7 +88,7 @@ async def new_page(browser: Browser) -> AsyncIterator[Page]:
         await context.close()
 
 
-@pytest_asyncio.fixture(scope="session")
+@pytest_asyncio.fixture(scope="package")
 async def browser() -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
         started = await playwright.chromium.launch(executable_path=find_chromium(), args=list(ARGUMENTS))

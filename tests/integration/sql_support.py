@@ -13,7 +13,7 @@ import asyncpg
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.state import Observed
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.schema import install
+from pgrole_controller.postgres.schema import SchemaState, install
 
 CHANNEL = "pgrole"
 DEADLINE = 60.0
@@ -26,6 +26,22 @@ WITH there AS (
 SELECT s.name AS kept, t.name AS there
 FROM pgrole.role_state AS s FULL JOIN there AS t USING (oid)
 WHERE (s.name, s.digest) IS DISTINCT FROM (t.name, t.digest)
+"""
+
+_EMPTY = """
+DO $$
+DECLARE
+    filled regclass;
+BEGIN
+    FOR filled IN
+        SELECT c.oid FROM pg_class AS c
+        WHERE c.relnamespace = 'pgrole'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+          AND c.relname <> 'installation'
+    LOOP
+        EXECUTE format('DELETE FROM %s', filled);
+    END LOOP;
+END
+$$
 """
 
 
@@ -88,6 +104,16 @@ async def role_oid(connection: Connection, name: str) -> int:
     return int(await connection.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", name))
 
 
+async def renew_home(connection: Connection) -> None:
+    """Leaves schema pgrole as it is when new. If it is there and nothing but its rows was changed, only these go."""
+    if await connection.fetchval("SELECT to_regclass('pgrole.installation') IS NOT NULL"):
+        await connection.execute(_EMPTY)
+        if await install(connection) is SchemaState.PRESENT:
+            return
+    await connection.execute("DROP SCHEMA IF EXISTS pgrole CASCADE")
+    await install(connection)
+
+
 @asynccontextmanager
 async def seen_home(dsn: str, *, before: str = "", after: str) -> AsyncIterator[Connection]:
     """A superuser's session in the home database, with a new schema pgrole in which `before` was run and everything
@@ -97,8 +123,7 @@ async def seen_home(dsn: str, *, before: str = "", after: str) -> AsyncIterator[
     """
     connection = await asyncpg.connect(dsn)
     try:
-        await connection.execute("DROP SCHEMA IF EXISTS pgrole CASCADE")
-        await install(connection)
+        await renew_home(connection)
         if before:
             await connection.execute(before)
         await connection.execute("SELECT pgrole.observe()")

@@ -364,6 +364,7 @@ async def test_default_privileges_are_granted_and_revoked(db: AclDatabase) -> No
     assert {(one.schema, one.object_type) for one in found} == {("", "f")}
 
 
+@pytest.mark.slow
 async def test_a_full_acl_is_the_error_of_its_object(db: AclDatabase) -> None:
     acls = await read(db)
     sequence, table = named(acls, "s"), named(acls, "t")

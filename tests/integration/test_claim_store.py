@@ -23,9 +23,8 @@ from pgrole_controller.postgres.claim_store import ClaimStore, HomeConnection
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.rows import Deferred
-from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.status_claims import StatusClaims
-from tests.integration.sql_support import role_oid, seen
+from tests.integration.sql_support import renew_home, role_oid, seen
 from tests.servers import Servers
 
 CLUSTER = "cluster"
@@ -80,10 +79,9 @@ async def scene(request: pytest.FixtureRequest, server: PostgresServer) -> Async
         if request.param == "status":
             claims = StatusClaims().open(identity.system_identifier)
         else:
-            await install(made)
+            await renew_home(made)
             claims = DatabaseClaims(guarded=request.param == "guarded")
         yield ClaimScene(claims, HomeConnection(made, identity, CLUSTER), hand)
-        await hand.execute("DROP SCHEMA IF EXISTS pgrole CASCADE")
         await hand.execute("; ".join(f"DROP ROLE IF EXISTS {name}" for name in ROLES))
 
 

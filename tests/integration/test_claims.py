@@ -24,7 +24,7 @@ from pgrole_controller.postgres.schema import install
 from tests.acceptance.privileges import CONTROLLER_ROLE, role_sql
 from tests.acceptance.privileges import PASSWORD as CONTROLLER_PASSWORD
 from tests.commands import CommandAnswer, make_environment, run_command
-from tests.integration.sql_support import NotificationListener, listening, role_oid
+from tests.integration.sql_support import NotificationListener, listening, renew_home, role_oid
 from tests.servers import Servers
 
 PASSWORD = "hunter2"
@@ -73,8 +73,7 @@ async def trial(server: PostgresServer) -> AsyncIterator[ClaimsTrial]:
     """Schema pgrole is new and holds CLAIMS, each with its role."""
     connection = await asyncpg.connect(server.dsn())
     try:
-        await connection.execute("DROP SCHEMA IF EXISTS pgrole CASCADE")
-        await install(connection)
+        await renew_home(connection)
         for role, cluster, namespace, uid, name, applied, drifts, released in CLAIMS:
             await connection.execute(f"DROP ROLE IF EXISTS {role}; CREATE ROLE {role}")
             await connection.execute(

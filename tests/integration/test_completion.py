@@ -77,7 +77,7 @@ def typed(shell: str, program: str, folder: Path) -> Iterator[TypedShell]:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
-@pytest.mark.parametrize("program", ["pgrole-controller", "kubectl-pgrole"])
+@pytest.mark.parametrize("program", ["pgrole-controller", pytest.param("kubectl-pgrole", marks=pytest.mark.slow)])
 def test_tab_completes_commands_choices_and_files(shell: str, program: str, tmp_path: Path) -> None:
     need(shell)
     (tmp_path / "role files").mkdir()

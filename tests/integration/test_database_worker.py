@@ -678,12 +678,16 @@ async def test_suspended_and_report_only(world: DatabaseWorkerWorld) -> None:
         assert await world.may("UPDATE", "app.orders")
 
 
-async def test_objects_that_came_while_a_role_was_suspended_or_ignored_are_no_drift(world: DatabaseWorkerWorld) -> None:
+async def test_objects_that_came_while_a_role_was_suspended_or_ignored_are_no_drift(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = note_sessions(monkeypatch)
     plain = world.declare(READ, report_only=True)
     async with world.working():
         await world.wait_settled()
         for number, resting in enumerate((replace(plain, suspended=True), replace(plain, ignored=True))):
-            world.grantees.publish(SERVER, resting)
+            async with sessions[0].lock:  # a round that has begun ends as it began
+                world.grantees.publish(SERVER, resting)
             other = world.declare_other(READ)
             await world.hand.execute(f"CREATE TABLE app.meanwhile{number} (id int)")
             await world.wait_may("SELECT", f"app.meanwhile{number}", role=other)

@@ -1,6 +1,6 @@
 """Nothing leaves a session but its own error, whatever a server or something before it makes of its messages.
 
-HOSTILE_TRIALS says how many are tried (default 120), HOSTILE_SEED with what they begin.
+HOSTILE_TRIALS says how many are tried (default 60), HOSTILE_SEED with what they begin.
 """
 
 import os
@@ -36,7 +36,7 @@ from tests.hostile import (
     row,
 )
 
-TRIALS = int(os.environ.get("HOSTILE_TRIALS", "120"))
+TRIALS = int(os.environ.get("HOSTILE_TRIALS", "60"))
 SEED = int(os.environ.get("HOSTILE_SEED", "11"))
 AT_ONCE = 6
 #: Deadline for one trial, in seconds, however busy the machine is.

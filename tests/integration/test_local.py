@@ -172,6 +172,7 @@ async def test_the_api_server_keeps_its_data_address_and_tokens_from_run_to_run(
         assert (server.url, server.token, await uid_of(server, "kept")) == before
 
 
+@pytest.mark.slow
 async def test_the_api_server_comes_back_with_its_data_after_stop_kill_and_pause(
     tmp_path: Path, binaries: Binaries
 ) -> None:

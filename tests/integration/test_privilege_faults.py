@@ -347,6 +347,7 @@ async def test_what_no_event_names_is_found_without_another_session(world: Datab
         assert await world.home.fetchval(begun, world.database) == before
 
 
+@pytest.mark.slow
 async def test_five_thousand_grants_in_one_transaction(world: DatabaseWorkerWorld) -> None:
     await world.hand.execute(
         "DO $$ BEGIN FOR i IN 1 .. 5000 LOOP EXECUTE format('CREATE TABLE app.t%s ()', i); END LOOP; END $$"

@@ -121,6 +121,7 @@ async def test_a_turn_to_look_is_one_connections_at_a_time_and_needs_no_transact
         await other.close()
 
 
+@pytest.mark.slow
 async def test_a_giant_setting_of_a_tenants_own_does_not_fail_the_look_at_the_others(
     home: Connection, tenant: Connection, listener: NotificationListener
 ) -> None:
