@@ -39,6 +39,7 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
 @pytest_asyncio.fixture(loop_scope="session")
 async def world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorld]:
     async with make_world(server) as made:
+        await made.uninstall()
         names = {name: made.role.replace("reader", name) for name in ("owner", "steward")} | {"database": made.database}
         await made.hand.execute(GRANTS.format(**names))
         made.config = replace(

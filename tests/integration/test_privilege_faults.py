@@ -431,6 +431,7 @@ async def as_owner(world: DatabaseWorkerWorld, *, member: bool) -> AsyncIterator
     """The controller's role is as docs/privileges.md describes; the tables belong to another role."""
     name = world.database
     role, owner = f"{name}_controller", f"{name}_owner"
+    await world.uninstall()
     await world.hand.execute(
         f"CREATE ROLE {role} LOGIN CREATEROLE PASSWORD '{PASSWORD}'; CREATE ROLE {owner};"
         f"GRANT CREATE ON DATABASE {name} TO {role}; ALTER SCHEMA app OWNER TO {owner};"
