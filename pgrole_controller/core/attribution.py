@@ -18,7 +18,8 @@ from itertools import groupby
 
 from pgrole_controller.core.privilege_result import Culprit, Evidence
 
-_ON_ALL = re.compile(r"\bon\s+all\s|\balter\s+default\s")
+#: Statements that need not name the object and the grantee.
+_UNNAMED = re.compile(r"\bon\s+all\s|\balter\s+default\s|\b(?:current_user|current_role|session_user)\b|\bu&\"")
 
 #: Maximum length of a statement in a Culprit.
 STATEMENT_LENGTH = 1000
@@ -68,24 +69,37 @@ class ChangedRow:
 
 
 GRANTED = ("GRANT",)
-REVOKED = ("REVOKE",)
+REVOKED = ("REVOKE", "DROP OWNED")
 DEFAULTS = ("ALTER DEFAULT PRIVILEGES", "DROP OWNED")
 
 
 def find_nearest(changed: ChangedRow, events: Sequence[DdlEvent]) -> Culprit:
-    """Who may have changed a row that is gone: the last event that fits, which proves nothing."""
+    """Who may have changed a row that is gone or was written again: the last event that fits, which proves nothing.
+
+    Of a row that is there, only an event whose statement names the object and the grantee.
+    """
     fitting = [event for event in events if _is_possible(changed, event)]
+    if changed.xmin:
+        fitting = [event for event in fitting if _fit(changed, event) is Fit.NAMED]
     if not fitting:
         return Culprit()
     return _culprit(max(fitting, key=lambda event: (_fit(changed, event).value, event.id)), Evidence.SESSION)
 
 
 def find_culprit_of(changed: ChangedRow, events: Sequence[DdlEvent]) -> Culprit:
-    """Returns who changed the row, according to the events that may have. Without any, a Culprit with proof NONE."""
+    """Returns who changed the row, according to the events that may have. Without any, a Culprit with proof NONE.
+
+    A transaction that wrote the row last has not changed the privilege if its commands do not: it has overwritten what
+    another left. An ALTER of the object may have changed its owner.
+    """
     exact = [event for event in events if event.exact]
     if exact:
-        return _culprit(_best(changed, exact), Evidence.TRANSACTION)
-    candidates = [event for event in events if _is_possible(changed, event)] or list(events)
+        explaining = [event for event in exact if _explains(changed, event)]
+        if explaining:
+            return _culprit(_best(changed, explaining), Evidence.TRANSACTION)
+        altering = [event for event in exact if event.tag.startswith("ALTER ") and event.object == changed.oid != 0]
+        return _culprit(_best(changed, altering), Evidence.SESSION) if altering else Culprit()
+    candidates = [event for event in events if _is_possible(changed, event)]
     if not candidates:
         return Culprit()
     naming = {event.xid for event in candidates if _fit(changed, event) is Fit.NAMED}
@@ -122,9 +136,21 @@ def _fit(changed: ChangedRow, event: DdlEvent) -> Fit:
     if not event.statement or not changed.names or len(event.statement) >= STATEMENT_LENGTH:
         return Fit.UNKNOWN
     statement = event.statement.casefold()
-    if all(re.search(rf"(?<!\w){re.escape(name.casefold())}(?!\w)", statement) for name in changed.names):
+    if all(_mentions(statement, name.casefold()) for name in changed.names):
         return Fit.NAMED
-    return Fit.UNKNOWN if _ON_ALL.search(statement) else Fit.OTHER
+    legible = all(name.isprintable() for name in changed.names)
+    return Fit.OTHER if legible and not _UNNAMED.search(statement) else Fit.UNKNOWN
+
+
+def _mentions(statement: str, name: str) -> bool:
+    spellings = {name, name.replace('"', '""')}
+    return any(re.search(rf"(?<!\w){re.escape(one)}(?!\w)", statement) for one in spellings)
+
+
+def _explains(changed: ChangedRow, event: DdlEvent) -> bool:
+    """Whether a command of the transaction that wrote the row may have made the change."""
+    creating = event.tag.startswith(("CREATE ", "SELECT INTO", "IMPORT ")) and event.object == changed.oid != 0
+    return creating or _is_possible(changed, event)
 
 
 def _is_possible(changed: ChangedRow, event: DdlEvent) -> bool:

@@ -4,13 +4,18 @@ What other roles wrote into an event (application name, statement, names in othe
 bytes, and decoded here without errors; control characters become spaces.
 """
 
+import logging
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+
+import anyio
 
 from pgrole_controller import resources
 from pgrole_controller.core.attribution import ChangedRow, DdlEvent, find_culprit_of, find_nearest, group_by_row
-from pgrole_controller.core.privilege_result import Culprit
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.privilege_result import Culprit, Evidence
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import Row, fetch
 
@@ -22,6 +27,10 @@ MOST_RECENT = 10_000
 
 #: Seconds that one question may take.
 ATTRIBUTION_SECONDS = 2.0
+#: After a question that failed, seconds until the next one.
+UNANSWERED_SECONDS = 60.0
+
+log = logging.getLogger(__name__)
 
 
 async def read_culprits(connection: Connection, xmins: Collection[int]) -> dict[int, Culprit]:
@@ -36,18 +45,45 @@ async def read_culprits(connection: Connection, xmins: Collection[int]) -> dict[
 async def read_culprits_of(connection: Connection, rows: Sequence[ChangedRow]) -> dict[ChangedRow, Culprit]:
     """As `read_culprits`, for rows about which more is known: several rows can have one xmin and different commands.
 
-    Of rows that are gone (`xmin` 0), the last events with their tags are looked at.
+    Of rows that are gone (`xmin` 0), and of those that a transaction wrote that did not make the change, the last
+    events with their tags are looked at.
     """
     wanted = list(dict.fromkeys(changed.xmin for changed in rows if changed.xmin))[:MOST_ROWS]
     events = await read_events(connection, wanted) if wanted else {}
     known = [changed for changed in dict.fromkeys(rows) if changed.xmin in events]
     found = {changed: find_culprit_of(changed, events[changed.xmin]) for changed in known}
-    gone = [changed for changed in dict.fromkeys(rows) if not changed.xmin]
-    if gone:
-        last = await _read_last_events(connection, sorted({tag for changed in gone for tag in changed.tags}))
-        nearest = {changed: find_nearest(changed, last) for changed in gone}
+    unproven = [
+        changed
+        for changed in dict.fromkeys(rows)
+        if not changed.xmin or (changed.tags and changed in found and found[changed].proof is not Evidence.TRANSACTION)
+    ]
+    if unproven:
+        last = await _read_last_events(connection, sorted({tag for changed in unproven for tag in changed.tags}))
+        nearest = {changed: find_nearest(changed, last) for changed in unproven}
         found |= {changed: culprit for changed, culprit in nearest.items() if culprit.login}
     return found
+
+
+@dataclass(slots=True)
+class PatientAttribution:
+    """Asks who changed rows in one database, and after a failure not for a while: it must not delay many repairs."""
+
+    _asks_from: float = 0.0
+
+    async def ask(self, connection: Connection, database: str, rows: Sequence[ChangedRow]) -> dict[ChangedRow, Culprit]:
+        """As `read_culprits_of`; without the answer if there is none in time. Raises PgRoleError if the connection is
+        lost.
+        """
+        if anyio.current_time() < self._asks_from:
+            return {}
+        try:
+            return await read_culprits_of(connection, rows)
+        except PgRoleError as error:
+            if connection.is_closed():
+                raise
+            self._asks_from = anyio.current_time() + UNANSWERED_SECONDS
+            log.warning("who changed privileges is unknown", extra={"database": database, "error": error.message})
+            return {}
 
 
 async def _read_last_events(connection: Connection, tags: Sequence[str]) -> list[DdlEvent]:

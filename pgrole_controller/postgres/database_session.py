@@ -24,7 +24,7 @@ from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privilege_result import Culprit
 from pgrole_controller.postgres.acl_apply import AppliedAcls, apply_acls
-from pgrole_controller.postgres.acl_attribution import read_culprits_of
+from pgrole_controller.postgres.acl_attribution import PatientAttribution
 from pgrole_controller.postgres.acl_catalog import (
     ask_facts,
     facts_of,
@@ -99,6 +99,7 @@ class DatabaseSession:
     _ticks: bool = False
     _fingerprints: Fingerprints | None = None
     _changed: bool = False
+    _attribution: PatientAttribution = field(default_factory=PatientAttribution)
 
     @property
     def stores(self) -> bool:
@@ -203,12 +204,12 @@ class DatabaseSession:
         return await read_older(self.connection, asked) if asked and self.stores else frozenset()
 
     async def read_culprits(self, rows: Sequence[ChangedRow]) -> dict[ChangedRow, Culprit]:
-        """Who changed these rows, as far as it is known. Raises PgRoleError."""
+        """Who changed these rows, as far as it is known. Raises PgRoleError only if the connection is lost."""
         if not (rows and self.installation.armed):
             return {}
         found = self._reader.find_culprits(rows) if self._reader is not None else {}
         left = [row for row in rows if row not in found]
-        return found | await read_culprits_of(self.connection, left) if left else found
+        return found | await self._attribution.ask(self.connection, self.database, left) if left else found
 
     async def apply(
         self,

@@ -15,7 +15,7 @@ from pgrole_controller import resources
 from pgrole_controller.core.acl import ObjectId
 from pgrole_controller.core.attribution import ChangedRow, find_culprit_of
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.privilege_result import Culprit
+from pgrole_controller.core.privilege_result import Culprit, Evidence
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.acl_attribution import MOST_EVENTS as MOST_EXPLAINING
 from pgrole_controller.postgres.acl_attribution import read_event
@@ -53,12 +53,14 @@ class Scope(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CommittedCommand:
-    """One command. `xid`: of its transaction, 64 bits. `object` None: of GRANT and the like. `said`: the text of the
-    statement, if it is a single GRANT or REVOKE. `siblings`: events of the same transaction, itself included.
+    """One command. `tag`: of the statement that it is part of. `xid`: of its transaction, 64 bits. `object` None: of
+    GRANT and the like. `said`: the text of the statement, if it is a single GRANT or REVOKE. `siblings`: events of the
+    same transaction, itself included.
     """
 
     xid: int
     command: str
+    tag: str = ""
     kind: str = ""
     object: ObjectId | None = None
     said: str = ""
@@ -96,11 +98,19 @@ EVERYTHING = Look(Scope.FULL)
 
 _CATALOGS = {1247: "pg_type", 1255: "pg_proc", 1259: "pg_class", 2615: "pg_namespace"}
 
-#: Commands whose effect on names and owners reaches objects that have no event of their own.
-_FAR_REACHING = ("DROP", "ALTER SCHEMA", "CREATE SCHEMA", "ALTER EXTENSION", "CREATE EXTENSION", "REASSIGN OWNED")
+#: Commands whose effect on names and owners reaches objects that have no event of their own. The name of a type is part
+#: of its routines' signatures.
+_FAR_REACHING = (
+    *("DROP", "ALTER SCHEMA", "CREATE SCHEMA", "ALTER EXTENSION", "CREATE EXTENSION"),
+    *("ALTER TYPE", "ALTER DOMAIN"),
+)
+#: Commands that create objects without an event of their own: the constructors of a range, a view made of a table.
+_CREATING_MORE = ("CREATE TYPE", "CREATE RULE")
 #: Commands that change ACLs and name no object.
 _GRANTING = ("GRANT", "REVOKE")
 _DEFAULTS = "ALTER DEFAULT PRIVILEGES"
+#: Its events are those of REVOKE, also for default privileges.
+_DROP_OWNED = "DROP OWNED"
 #: Kinds in events of GRANT and REVOKE that cannot be declared, and that only a full read finds.
 _ONLY_REPORTED = frozenset({"TYPE", "DOMAIN", "LANGUAGE", "FOREIGN DATA WRAPPER", "FOREIGN SERVER", "LARGE OBJECT"})
 
@@ -144,6 +154,8 @@ def choose(events: Iterable[CommittedCommand]) -> Look:
 
 def _choose(event: CommittedCommand) -> Look:
     command = event.command.upper()
+    if event.tag.upper() == _DROP_OWNED and command in _GRANTING:
+        return Look(Scope.FULL if event.kind.upper() in _ONLY_REPORTED else Scope.RECENT, xid=event.xid, defaults=True)
     if event.siblings >= CUT or command.startswith(_FAR_REACHING):
         return Look(Scope.FULL, xid=event.xid)
     if command in _GRANTING:
@@ -156,7 +168,7 @@ def _choose(event: CommittedCommand) -> Look:
         return Look(Scope.NAMED, names=names, xid=event.xid, columns="(" in event.said)
     if command == _DEFAULTS:
         return Look(Scope.NAMED, xid=event.xid, defaults=True)
-    if event.object is None:
+    if event.object is None or command in _CREATING_MORE:
         return Look(Scope.RECENT, xid=event.xid)
     return Look(Scope.NAMED, objects=frozenset({event.object}), xid=event.xid)
 
@@ -198,7 +210,8 @@ class EventReader:
         return EVERYTHING | look if len(self._rows) >= MOST_EVENTS else look
 
     def find_culprits(self, rows: Collection[ChangedRow]) -> dict[ChangedRow, Culprit]:
-        """Who changed those of these rows that a transaction wrote whose events the last call of `read` returned.
+        """Who changed those of these rows that a transaction wrote whose events the last call of `read` returned, and
+        explain the change.
 
         Rows that a subtransaction wrote are left out: events of older transactions may explain them, too. Raises
         PgRoleError.
@@ -212,7 +225,8 @@ class EventReader:
             if xmin in wanted:
                 by_row.setdefault(xmin, []).append(row)
         events = {xmin: [read_event(one) for one in some[-MOST_EXPLAINING:]] for xmin, some in by_row.items()}
-        return {one: find_culprit_of(one, events[one.xmin]) for one in rows if one.xmin in events}
+        found = {one: find_culprit_of(one, events[one.xmin]) for one in rows if one.xmin in events}
+        return {one: culprit for one, culprit in found.items() if culprit.proof is Evidence.TRANSACTION}
 
 
 def _oldest_running(snapshot: str) -> int:
@@ -231,6 +245,7 @@ def _read_command(row: Row) -> CommittedCommand:
     return CommittedCommand(
         xid=row.get("xid", int),
         command=row.get("command", str),
+        tag=row.get("tag", str),
         kind=row.get("kind", str),
         object=None if catalog is None or not oid else ObjectId(catalog, oid),
         said=said if len(said) < MOST_SAID else "",

@@ -21,7 +21,11 @@ exact AS MATERIALIZED (
     SELECT w.xmin, w.xid, e.id
     FROM wanted AS w
     CROSS JOIN LATERAL (
-        SELECT d.id FROM pgrole.ddl_event AS d WHERE d.xid = w.xid::text::xid8 ORDER BY d.id DESC LIMIT $2
+        -- OFFSET 0: else many events of few transactions make PostgreSQL walk through all of them by id
+        SELECT o.id
+        FROM (SELECT d.id FROM pgrole.ddl_event AS d WHERE d.xid = w.xid::text::xid8 OFFSET 0) AS o
+        ORDER BY o.id DESC
+        LIMIT $2
     ) AS e
 ),
 found AS (

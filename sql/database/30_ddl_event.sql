@@ -74,6 +74,14 @@ BEGIN
                 LIMIT most
             ) AS c;
         END IF;
+        -- of default privileges, PostgreSQL lists nothing
+        IF commands IS NULL AND tg_tag = 'DROP OWNED' AND tg_event = 'ddl_command_end' THEN
+            commands := ARRAY[tg_tag];
+            kinds := ARRAY[NULL::text];
+            classes := ARRAY[NULL::oid];
+            objects := ARRAY[NULL::oid];
+            identities := ARRAY[NULL::text];
+        END IF;
         IF commands IS NULL THEN
             RETURN;
         END IF;

@@ -11,7 +11,7 @@ LEFT JOIN LATERAL (
     SELECT bit_xor(hash_record_extended(ROW(p.class, p.object, p.version, p.entry), $2::bigint)) AS fingerprint
     FROM (
         SELECT c.tableoid, c.oid, c.xmin, 0::bigint FROM pg_catalog.pg_class AS c
-        WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND c.relpersistence <> 't'
+        WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S', 'c') AND c.relpersistence <> 't'
         UNION ALL
         SELECT f.tableoid, f.oid, f.xmin, 0 FROM pg_catalog.pg_proc AS f
         UNION ALL
@@ -29,7 +29,10 @@ LEFT JOIN LATERAL (
         WHERE s.dbid = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = pg_catalog.current_database())
           AND s.classid = 'pg_catalog.pg_class'::regclass AND s.objsubid <> 0 AND s.deptype = 'a'
         UNION ALL
-        SELECT t.tableoid, t.oid, t.xmin, 0 FROM pg_catalog.pg_type AS t WHERE t.typacl IS NOT NULL
+        -- names of types are in signatures of routines; of row types and arrays, those of the rows above tell
+        SELECT t.tableoid, t.oid, t.xmin, 0
+        FROM pg_catalog.pg_type AS t
+        WHERE t.typacl IS NOT NULL OR (t.oid >= 16384 AND t.typrelid = 0 AND t.typcategory <> 'A')
         UNION ALL
         SELECT m.tableoid, m.oid, m.xmin, 0 FROM pg_catalog.pg_largeobject_metadata AS m WHERE m.lomacl IS NOT NULL
         UNION ALL

@@ -40,12 +40,12 @@ from pgrole_controller.core.privilege_result import Evidence, News, PrivilegeNew
 from pgrole_controller.core.request import Key
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
-from pgrole_controller.postgres import queries
+from pgrole_controller.postgres import acl_attribution, queries
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.database_schema import install_database
 from pgrole_controller.postgres.database_session import LONGEST_PAUSE_SECONDS, DatabaseSession
-from pgrole_controller.postgres.ddl_events import Look, Scope
+from pgrole_controller.postgres.ddl_events import EventReader, Look, Scope
 from tests.servers import Servers
 
 DEADLINE = 20.0
@@ -1058,6 +1058,66 @@ async def test_two_people_in_one_round_are_both_named(world: DatabaseWorkerWorld
     )
     assert combined.by.login == bob
     await world.home.execute(f"DROP ROLE {bob}")
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        "ALTER TABLE app.orders ADD COLUMN later int",
+        "ALTER TABLE app.orders SET (fillfactor = 70)",
+        "GRANT SELECT ON app.orders TO pg_monitor",
+        "BEGIN; CREATE TABLE app.bobs (id int); TRUNCATE app.orders; COMMIT",
+        "GRANT UPDATE (id) ON app.orders TO {second}",
+    ],
+)
+@pytest.mark.parametrize("live", [False, True])
+async def test_who_wrote_a_row_again_is_not_blamed_for_what_another_granted(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, later: str, live: bool
+) -> None:
+    sessions = note_sessions(monkeypatch)
+    bob = world.role.replace("reader", "bob")
+    await world.home.execute(f"CREATE ROLE {bob} LOGIN SUPERUSER PASSWORD 'a'")
+    session = await asyncpg.connect(world.server.dsn(bob, password="a", database=world.database))
+    world.declare(READ)
+
+    async def change() -> None:
+        await as_alice(world, f"GRANT DELETE ON app.orders TO {world.role}")
+        await session.execute(later.format(second=world.other))
+
+    async with world.working():
+        await world.wait_settled()
+        if live:
+            async with sessions[0].lock:  # nothing is read before both have committed
+                await change()
+            result = await world.wait(lambda result: result.drift_count == 1)
+    if not live:
+        await change()
+        async with world.working():
+            result = await world.wait(lambda result: result.drift_count == 1)
+    await session.close()
+    assert result.last_drift is not None
+    by = result.last_drift.by
+    # his GRANT on a column leaves hers in the table's row, which proves it
+    assert (by.login, by.proof) == (world.alice, Evidence.TRANSACTION if "(id)" in later else Evidence.SESSION)
+    await world.hand.execute(f"DROP OWNED BY {bob}; DROP ROLE {bob}")
+
+
+async def test_drift_is_corrected_though_nobody_answers_who_caused_it(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = note_sessions(monkeypatch)
+    monkeypatch.setattr(EventReader, "find_culprits", lambda _reader, _rows: {})
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        monkeypatch.setattr(acl_attribution, "ATTRIBUTION_SECONDS", 1e-6)
+        for number in range(2):
+            await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+            await world.wait_may("DELETE", "app.orders", expected=False)
+            result = await world.wait(lambda result, number=number: result.drift_count == number + 1)  # type: ignore[misc]
+    assert result.last_drift is not None
+    assert result.last_drift.by.proof is Evidence.NONE
+    assert len(sessions) == 1
 
 
 async def test_the_last_drift_is_still_reported_after_a_restart(world: DatabaseWorkerWorld) -> None:

@@ -1,0 +1,179 @@
+"""Where events are in place, they show everything that DDL does to privileges, also what has no event of its own."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.core.acl import ObjectKind
+from pgrole_controller.core.database_options import DatabaseMode
+from pgrole_controller.core.grantee import Access, DatabasePrivileges, Grantee, ObjectPrivileges, SchemaAccess
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import reached
+from tests.integration.test_database_worker import (
+    DEADLINE,
+    KEY,
+    POLICY,
+    READ,
+    SERVER,
+    DatabaseWorkerWorld,
+    make_world,
+)
+from tests.servers import Servers
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
+    async with servers.run() as own:
+        yield own
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorld]:
+    async with make_world(server) as made:
+        yield made
+
+
+@dataclass(frozen=True, slots=True)
+class SideEffect:
+    """`change` has, besides what its event tells, an effect after which `expected` is true again. {r}: the role; {c}:
+    another one, whose default privileges are declared with `defaults`.
+    """
+
+    before: str
+    change: str
+    expected: str
+    objects: tuple[ObjectPrivileges, ...] = ()
+    schemas: tuple[SchemaAccess, ...] = ()
+    defaults: bool = False
+    until: int = 99
+
+
+def select(*names: str, columns: tuple[str, ...] = (), kind: ObjectKind = ObjectKind.TABLE) -> ObjectPrivileges:
+    return ObjectPrivileges(kind, "app", names, frozenset({"SELECT"}), columns)
+
+
+def may_not(what: str, arguments: str, privilege: str = "SELECT") -> str:
+    return f"SELECT NOT has_{what}_privilege('{{r}}', {arguments}, '{privilege}')"
+
+
+EXECUTE = ObjectPrivileges(ObjectKind.ROUTINE, "app", ("f(app.t)",), frozenset({"EXECUTE"}))
+FUNCTION = (
+    "CREATE FUNCTION app.f(app.t) RETURNS int LANGUAGE sql AS 'SELECT 1';REVOKE EXECUTE ON FUNCTION app.f FROM PUBLIC"
+)
+PARTITIONED = (
+    "CREATE TABLE app.p (id int, x int) PARTITION BY RANGE (id); CREATE TABLE app.p1 PARTITION OF app.p DEFAULT"
+)
+TYPED = "CREATE TYPE app.comp AS (id int, b int); CREATE TABLE app.ty OF app.comp"
+DEFAULTS = "SELECT count(*) = 2 FROM pg_default_acl WHERE defaclacl::text LIKE '%{r}%'"
+
+SIDE_EFFECTS = {
+    "ALTER INDEX renames a table": SideEffect(
+        "", "ALTER INDEX app.orders RENAME TO hidden", may_not("table", "'app.hidden'"), (select("orders"),)
+    ),
+    "and hides a grant of its transaction": SideEffect(
+        "",
+        "BEGIN; GRANT DELETE ON app.orders TO {r}; ALTER INDEX app.orders RENAME TO hidden; COMMIT",
+        may_not("table", "'app.hidden'", "DELETE"),
+        (select("items"),),
+    ),
+    "ALTER TYPE changes a signature": SideEffect(
+        f"CREATE TYPE app.t AS ENUM ('a'); {FUNCTION}",
+        "ALTER TYPE app.t RENAME TO other",
+        may_not("function", "'app.f(app.other)'", "EXECUTE"),
+        (EXECUTE,),
+    ),
+    "so does ALTER TABLE": SideEffect(
+        f"CREATE TABLE app.t (a int); {FUNCTION}",
+        "ALTER TABLE app.t RENAME TO other",
+        may_not("function", "'app.f(app.other)'", "EXECUTE"),
+        (EXECUTE,),
+    ),
+    "a partition's column is renamed with its table's": SideEffect(
+        PARTITIONED,
+        "ALTER TABLE app.p RENAME COLUMN id TO secret",
+        may_not("column", "'app.p1', 'secret'"),
+        (select("p1", columns=("id",)),),
+    ),
+    "a partition gets its table's new column": SideEffect(
+        PARTITIONED,
+        "ALTER TABLE app.p ADD COLUMN late int",
+        "SELECT has_column_privilege('{r}', 'app.p1', 'late', 'SELECT')",
+        (select("p*", columns=("id", "late")),),
+    ),
+    "an inherited column is renamed": SideEffect(
+        "CREATE TABLE app.parent (id int); CREATE TABLE app.child (x int) INHERITS (app.parent)",
+        "ALTER TABLE app.parent RENAME COLUMN id TO secret",
+        may_not("column", "'app.child', 'secret'"),
+        (select("child", columns=("id",)),),
+    ),
+    "a typed table's column is renamed with its type's": SideEffect(
+        TYPED,
+        "ALTER TYPE app.comp RENAME ATTRIBUTE id TO secret CASCADE",
+        may_not("column", "'app.ty', 'secret'"),
+        (select("ty", columns=("id",)),),
+    ),
+    "a range comes with constructors": SideEffect(
+        "ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC",
+        "CREATE TYPE app.span AS RANGE (subtype = int4)",
+        "SELECT count(*) >= 2 AND bool_and(has_function_privilege('{r}', p.oid, 'EXECUTE'))"
+        " FROM pg_proc AS p WHERE p.pronamespace = 'app'::regnamespace",
+        schemas=(SchemaAccess("app", frozenset({Access.EXECUTE})),),
+    ),
+    "a rule makes a view of a table": SideEffect(
+        "CREATE TABLE app.w (id int)",
+        'CREATE RULE "_RETURN" AS ON SELECT TO app.w DO INSTEAD SELECT 1 AS id',
+        "SELECT has_table_privilege('{r}', 'app.w', 'INSERT')",
+        (ObjectPrivileges(ObjectKind.VIEW, "app", ("w",), frozenset({"INSERT"})), select("orders")),
+        until=15,
+    ),
+    "DROP OWNED revokes default privileges": SideEffect(
+        "CREATE ROLE {c}", "DROP OWNED BY {r}", DEFAULTS, schemas=(READ,), defaults=True
+    ),
+    "also those that others share": SideEffect(
+        "CREATE ROLE {c}; ALTER DEFAULT PRIVILEGES FOR ROLE {c} IN SCHEMA app GRANT SELECT ON TABLES TO pg_monitor;"
+        "ALTER DEFAULT PRIVILEGES FOR ROLE {c} IN SCHEMA app GRANT SELECT, USAGE ON SEQUENCES TO pg_monitor",
+        "DROP OWNED BY {r}",
+        DEFAULTS,
+        schemas=(READ,),
+        defaults=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SIDE_EFFECTS)
+async def test_what_ddl_changes_beside_its_object_is_noticed(
+    world: DatabaseWorkerWorld, servers: Servers, name: str
+) -> None:
+    case = SIDE_EFFECTS[name]
+    if servers.version > case.until:
+        pytest.skip(f"PostgreSQL {case.until} and before")
+    creator = world.role.replace("reader", "creator")
+
+    def fill_in(statement: str) -> str:
+        return statement.format(r=world.role, c=creator)
+
+    if case.before:
+        await world.hand.execute(fill_in(case.before))
+    declared = DatabasePrivileges(world.database, schemas=case.schemas, objects=case.objects)
+    owned = frozenset({0})
+    if case.defaults:
+        owned = frozenset({await world.home.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", creator)})
+        declared = replace(declared, created_by=(creator,))
+    grantee = Grantee(KEY, "uid-1", 1, world.role, world.oid, {world.database: declared}, policy=POLICY, owned=owned)
+    world.grantees.publish(SERVER, grantee)
+
+    async def is_so() -> bool:
+        return bool(await world.hand.fetchval(fill_in(case.expected)))
+
+    async with world.working() as worker:
+        if case.until == 99:
+            await world.wait_settled()
+        else:
+            await world.wait_may("SELECT", "app.orders")
+        assert worker.mode is DatabaseMode.EVENTS
+        await world.hand.execute(fill_in(case.change))
+        assert await reached(is_so, DEADLINE)
+    if case.defaults:
+        await world.hand.execute(f"DROP OWNED BY {creator}; DROP ROLE {creator}")
