@@ -1,6 +1,6 @@
 """What is known of one role during a round in one database, and how its drift is summarized, stored and restored."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -81,6 +81,11 @@ def give_up(some: Iterable[PrivilegeProgress], database: str) -> None:
             one.error = Transient(
                 Reason.PROGRESSING, f'privileges in database "{database}" keep changing while they are applied'
             )
+
+
+def is_done(difference: PrivilegeDifference, failed: Collection[ObjectId], defaults_failed: bool) -> bool:
+    """Whether it was removed, if the repairs of these objects failed."""
+    return not defaults_failed if difference.object is None else difference.object.id not in failed
 
 
 def object_of(difference: PrivilegeDifference) -> ObjectId | None:

@@ -5,10 +5,9 @@ their history are written by the transaction of the last repair; a role is repor
 everything was read back, by the transaction that changed it or after it.
 """
 
-import json
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -17,29 +16,29 @@ import anyio
 from pgrole_controller.controller import large_rounds
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.privilege_approval import (
-    build_approval_statements,
     consider_approval,
     mention_approval,
 )
 from pgrole_controller.controller.privilege_attribution import find_culprits
 from pgrole_controller.controller.privilege_memory import AppliedState, PrivilegeMemory, hold, note_repair
 from pgrole_controller.controller.privilege_progress import (
+    CulpritDrift,
     PrivilegeProgress,
     build_result,
     give_up,
+    is_done,
     is_verified,
     object_of,
     restore_applied,
-    shorten_drift,
     where_changed,
 )
+from pgrole_controller.controller.privilege_records import RoundRecords
 from pgrole_controller.controller.privilege_restart import find_new_objects
 from pgrole_controller.controller.privilege_screening import RoundScreening
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.acl import ObjectId
 from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.contest import Moment
-from pgrole_controller.core.ddl import literal
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.observed_database import ObservedDatabase
@@ -50,7 +49,7 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.acl_transaction import Statement
 from pgrole_controller.postgres.database_session import DatabaseSession
 from pgrole_controller.postgres.ddl_events import EVERYTHING, Look, Scope
-from pgrole_controller.postgres.drift_history import MOST_RECORDED, RecordedDrift, build_record_statement
+from pgrole_controller.postgres.drift_history import MOST_RECORDED, build_record_statement
 from pgrole_controller.postgres.fence import is_another_leading
 from pgrole_controller.postgres.stored_state import StoredState
 
@@ -111,11 +110,11 @@ class _Round:
         self._everyone = everyone
         self._memory = memory
         self._config = config
-        self._cluster = cluster
         self._suspended = suspended
         self._now = Moment(anyio.current_time(), datetime.now(UTC))
         self._is_suspended = False
         self._screening = RoundScreening(memory, session.database)
+        self._records = RoundRecords(session.database, cluster, config.history)
         self.left: list[Grantee] = []  # of the last `settle`: not decided about, because of MOST_CHANGES
         self.unclear: set[Key] = set()  # a partial read did not suffice for a report on these
         self.unfinished: dict[Key, frozenset[ObjectId]] = {}  # objects on which changes are left, by role
@@ -300,83 +299,62 @@ class _Round:
         repairs = await large_rounds.run_aside(len(observed.acls), large_rounds.group_changes, some, observed)
         defaults = [change for one in some for change in one.default_changes]
         session = self._session
-        applied = await session.apply(repairs, defaults, [one.grantee.oid for one in some], self._extra(some))
+        grantees = [one.grantee.oid for one in some]
+        for one in some:
+            one.error = None if one.has_changes else one.error
+        applied = await session.apply(repairs, defaults, grantees, self._build_records(some))
         if applied.stored and any(one.told for one in some):
             self._memory.repaired_at = anyio.current_time()
             self._memory.recorded = True
         for one in some:
             errors = [applied.errors[change.object.id] for change in one.changes if change.object.id in applied.errors]
             errors += [applied.default_errors[each] for each in one.default_changes if each in applied.default_errors]
-            one.error = errors[0] if errors else None
-        failed = frozenset(applied.errors)
-        failed_defaults = frozenset(applied.default_errors)
-        if not applied.stored and (applied.errors or applied.default_errors):
-            extra = self._extra([one for one in some if one.error is None])
-            spent = build_approval_statements(one for one in some if one.error is not None)
-            extra += [(";\n".join(spent), ())] if spent else []
-            if extra:
-                await session.apply([], [], [one.grantee.oid for one in some], extra)
+            one.error = errors[0] if errors else one.error
+        failed, defaults_failed = frozenset(applied.errors), bool(applied.default_errors)
+        if failed or defaults_failed:
+            for one in some:
+                one.told = tuple(self._keep_succeeded(one.told, failed, defaults_failed))
+            records = [] if applied.stored else self._build_records(some)
+            if records:
+                recorded = await session.apply([], [], grantees, records)
+                self._memory.recorded |= recorded.stored and any(one.told for one in some)
         for one in some:
-            self._conclude(one, failed, bool(failed_defaults))
+            self._conclude(one, failed, defaults_failed)
+
+    def _build_records(self, some: Sequence[PrivilegeProgress]) -> list[Statement]:
+        return self._records.build(some) if self._session.stores else []
+
+    def _keep_succeeded(
+        self, told: Iterable[CulpritDrift], failed: Collection[ObjectId], defaults_failed: bool
+    ) -> Iterator[CulpritDrift]:
+        """Yields what was corrected, described without what was not."""
+        for drift, differences, by in told:
+            done = tuple(one for one in differences if is_done(one, failed, defaults_failed))
+            if done:
+                yield drift if done == differences else self._describe(by, done), done, by
 
     def _conclude(self, one: PrivilegeProgress, failed: Collection[ObjectId], defaults_failed: bool) -> None:
         """Notes the results of a transaction that had changes of this role."""
-
-        def succeeded(difference: PrivilegeDifference) -> bool:
-            return not defaults_failed if difference.object is None else difference.object.id not in failed
-
         database, corrected, announced = self._session.database, set[str](), len(one.news)
         for drift, differences, _ in one.told:
-            if all(succeeded(difference) for difference in differences):
-                corrected.update(difference.granted_by for difference in differences)
-                one.corrected.append(drift)
-                one.role.last_drifts = tuple(one.corrected)
-                one.news.append(announce_drift(database, drift, differences))
-        extended = [difference for difference in one.decision.extended if succeeded(difference)]
+            corrected.update(difference.granted_by for difference in differences)
+            one.corrected.append(drift)
+            one.role.last_drifts = tuple(one.corrected)
+            one.news.append(announce_drift(database, drift, differences))
+        extended = [each for each in one.decision.extended if is_done(each, failed, defaults_failed)]
         if extended:
             one.news.append(announce_extension(database, extended))
         if one.approval is None:
             note_repair(one.role, self._now, corrected)
         elif len(one.news) > announced:
             one.news[announced:] = [mention_approval(news, one.approval) for news in one.news[announced:]]
-        if one.error is None:
-            count = one.applied.drift_count + bool(one.told)
-            handled = one.approval.value if one.approval else one.applied.approve_handled
-            one.applied = AppliedState(one.role.digest, count, handled)
-            if not self._session.stores:
-                self._memory.applied[one.grantee.oid] = one.applied
-        one.told = ()
-
-    def _extra(self, some: Iterable[PrivilegeProgress]) -> list[Statement]:
-        """Returns the statements that record that everything is applied."""
+        digest = one.role.digest if one.error is None else one.applied.digest
+        count = one.applied.drift_count + bool(one.told)
+        handled = one.approval.value if one.approval else one.applied.approve_handled
+        one.applied = AppliedState(digest, count, handled)
         if not self._session.stores:
-            return []
-        statements: list[str] = []
-        history: list[RecordedDrift] = []
-        for one in some:
-            if not (one.needs_storing or one.told or one.approval):
-                continue
-            grantee = one.grantee
-            last = json.dumps(shorten_drift(one.told[-1][0])) if one.told else None
-            values = (grantee.oid, grantee.role_name, grantee.uid, one.role.digest, int(bool(one.told)), last)
-            statements.append(f"SELECT pgrole.store_applied({', '.join(map(literal, values))})")
-            statements += build_approval_statements([one])
-            history += [self._record(grantee, drift, by) for drift, _, by in one.told]
-        if history:
-            statements.append(build_record_statement(history, self._config.history))
-        return [(";\n".join(statements), ())] if statements else []
-
-    def _record(self, grantee: Grantee, drift: PrivilegeDrift, by: Culprit) -> RecordedDrift:
-        return RecordedDrift(
-            grantee.role_name,
-            drift.words,
-            drift.corrected,
-            database=self._session.database,
-            at=drift.time,
-            by=by,
-            cluster=self._cluster,
-            words=drift.words,
-        )
+            self._memory.applied[one.grantee.oid] = one.applied
+        one.told = ()
 
     def _result(self, one: PrivilegeProgress, *, complete: bool) -> PrivilegeResult:
         if complete:
@@ -394,7 +372,7 @@ class _Round:
             drifts.append(drift)
             one.news.append(announce_drift(self._session.database, drift, differences))
             key = "\0".join((one.grantee.uid, *sorted(difference.words for difference in differences)))
-            self._memory.unrecorded.append(replace(self._record(one.grantee, drift, by), key=key))
+            self._memory.unrecorded.append(replace(self._records.record(one.grantee, drift, by), key=key))
             del self._memory.unrecorded[:-MOST_RECORDED]
         one.role.told = frozenset(difference.words for difference in one.decision.reported)
         if drifts:

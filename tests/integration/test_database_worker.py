@@ -1102,6 +1102,37 @@ async def test_who_wrote_a_row_again_is_not_blamed_for_what_another_granted(
     await world.hand.execute(f"DROP OWNED BY {bob}; DROP ROLE {bob}")
 
 
+async def test_what_was_corrected_is_recorded_though_something_else_of_the_role_fails(
+    world: DatabaseWorkerWorld,
+) -> None:
+    await world.hand.execute("CREATE TABLE app.held ()")
+    world.declare(READ)
+    recorded = (
+        "SELECT (SELECT sum(h.count) FROM pgrole.history AS h WHERE h.role = $1) = 2"
+        " AND (SELECT a.drift_count FROM pgrole.applied AS a WHERE a.role_name = $1) = 2"
+    )
+
+    async def is_recorded() -> bool:
+        return bool(await world.hand.fetchval(recorded, world.role))
+
+    holder = await asyncpg.connect(world.server.dsn(database=world.database))
+    async with world.working():
+        await world.wait_settled()
+        await holder.execute(f"REVOKE SELECT ON app.held FROM {world.role}")
+        await world.wait_may("SELECT", "app.held")
+        await world.wait(lambda result: result.drift_count == 1)
+        # a GRANT locks the object's row, but not the table
+        await holder.execute(
+            f"BEGIN; REVOKE SELECT ON app.held FROM {world.role}; COMMIT; BEGIN; GRANT SELECT ON app.held TO pg_monitor"
+        )
+        await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+        await world.wait_may("DELETE", "app.orders", expected=False)
+        assert await reached(is_recorded, DEADLINE)
+        await holder.execute("ROLLBACK")
+        await world.wait_may("SELECT", "app.held")
+    await holder.close()
+
+
 async def test_drift_is_corrected_though_nobody_answers_who_caused_it(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
