@@ -117,7 +117,6 @@ def _best(changed: ChangedRow, events: Sequence[DdlEvent]) -> DdlEvent:
         events,
         key=lambda event: (
             changed.oid != 0 and event.object == changed.oid,
-            event.tag in changed.tags,
             _fit(changed, event).value,
             event.id,
         ),

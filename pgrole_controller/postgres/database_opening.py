@@ -9,8 +9,8 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Transient, Waitin
 from pgrole_controller.postgres.capabilities import Identity, identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.database_schema import DatabaseInstallation, install_database
-from pgrole_controller.postgres.database_session import DatabaseSession, refusing_connections
-from pgrole_controller.postgres.errors import convert_unexpected, translate_errors
+from pgrole_controller.postgres.database_session import DatabaseSession
+from pgrole_controller.postgres.errors import convert_unexpected, refusing_connections, translate_errors
 from pgrole_controller.postgres.fence import Candidate, Fence, lead_while_away, take_lead
 from pgrole_controller.postgres.rows import fetch_row
 

@@ -19,7 +19,7 @@ from pgrole_controller import resources
 from pgrole_controller.core.acl import DefaultAclChange, ObjectId
 from pgrole_controller.core.attribution import ChangedRow
 from pgrole_controller.core.database_options import DatabaseMode
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privilege_result import Culprit
@@ -43,8 +43,16 @@ from pgrole_controller.postgres.acl_verification import AclRepair
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.database_schema import DatabaseInstallation, inspect_database
-from pgrole_controller.postgres.ddl_events import EVERYTHING, PRUNED_AT_ONCE, EventReader, Look, Scope, prune_events
-from pgrole_controller.postgres.errors import shorten, translate_errors
+from pgrole_controller.postgres.ddl_events import (
+    EVERYTHING,
+    PRUNED_AT_ONCE,
+    EventReader,
+    Look,
+    Scope,
+    UnexplainedWrites,
+    prune_events,
+)
+from pgrole_controller.postgres.errors import refusing_connections, shorten, translate_errors
 from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.framing import NotificationFilter
 from pgrole_controller.postgres.protocol import protocol_of, reason_of
@@ -60,6 +68,8 @@ _DEADLINE = 3.0
 _GREETING_SECONDS = 5.0
 #: Where events are in place: seconds between two fingerprints, in case a trigger was disabled.
 BACKSTOP_SECONDS = 60.0
+#: Seconds between two questions for writes that no event tells.
+UNEXPLAINED_SECONDS = 2.0
 #: While nothing may be written, how often to see whether an administrator removed the cause.
 BLOCKED_SECONDS = 5.0
 #: In Poll: how much of the time is spent on fingerprints, and the longest time between two, in seconds: one that was
@@ -97,8 +107,9 @@ class DatabaseSession:
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     _reader: EventReader | None = None
     _ticks: bool = False
+    _unexplained: UnexplainedWrites | None = None
     _fingerprints: Fingerprints | None = None
-    _changed: bool = False
+    _unread: Look = field(default_factory=Look)
     _attribution: PatientAttribution = field(default_factory=PatientAttribution)
 
     @property
@@ -131,8 +142,7 @@ class DatabaseSession:
 
     async def look(self) -> Look:
         """Returns what to read after the changes since the last call. Raises PgRoleError."""
-        changed, self._changed = self._changed, False
-        look = EVERYTHING if changed else Look()
+        look, self._unread = self._unread, Look()
         if self._reader is not None:
             async with self.lock:
                 look |= await self._reader.read()
@@ -243,6 +253,7 @@ class DatabaseSession:
                 self._ticks = not self.installation.notifies
                 self._reader = EventReader(self.connection)
                 await self._reader.begin()
+                self._unexplained = UnexplainedWrites(self.connection, self._reader.snapshot)
                 self.mode = DatabaseMode.EVENTS
         if detection is DatabaseMode.EVENTS and self.mode is not detection:
             raise Refused(Reason.DATABASE_ERROR, f"PgServer.spec.databases.detection: Events is not possible: {why}")
@@ -288,6 +299,8 @@ class DatabaseSession:
                 tasks.start_soon(self._look_often)
             if self._fingerprints is not None:
                 tasks.start_soon(self._compare, self._fingerprints)
+            if self._unexplained is not None:
+                tasks.start_soon(self._watch_unexplained, self._unexplained)
 
     async def _await_end(self) -> NoReturn:
         ended = anyio.Event()
@@ -358,10 +371,21 @@ class DatabaseSession:
                 changed = await fingerprints.compare()
                 took = anyio.current_time() - began
             if changed:
-                self._changed = True
+                self._unread |= EVERYTHING
                 self.on_notice()
             if self.mode is DatabaseMode.POLL:
                 pause = self._pause_after(took)
+
+    async def _watch_unexplained(self, writes: UnexplainedWrites) -> NoReturn:
+        while True:
+            async with self.lock:
+                began = anyio.current_time()
+                look = await writes.ask()
+                took = anyio.current_time() - began
+            if look.scope is not Scope.NOTHING:
+                self._unread |= look
+                self.on_notice()
+            await anyio.sleep(max(UNEXPLAINED_SECONDS, took / _POLLING_SHARE))
 
     def _pause_after(self, took: float) -> float:
         """Limits fingerprints to about 2 % of the time, however large the catalog is."""
@@ -370,13 +394,6 @@ class DatabaseSession:
 
 def _summary(installation: DatabaseInstallation) -> tuple[object, ...]:
     return installation.present, installation.armed, installation.endangered, installation.foreign_parts
-
-
-def refusing_connections(database: str) -> PgRoleError:
-    """Returns the error for a database that its administrator has closed."""
-    return Waiting(
-        Reason.PRIVILEGE_PENDING, f'database "{database}" does not accept connections (ALLOW_CONNECTIONS false)'
-    )
 
 
 def _query(name: str) -> str:

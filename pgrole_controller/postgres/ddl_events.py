@@ -229,6 +229,22 @@ class EventReader:
         return {one: culprit for one, culprit in found.items() if culprit.proof is Evidence.TRANSACTION}
 
 
+@dataclass(slots=True)
+class UnexplainedWrites:
+    """Notices what no event tells: REASSIGN OWNED, and DDL while event triggers are off."""
+
+    connection: Connection
+    snapshot: str
+
+    async def ask(self) -> Look:
+        """Returns what to read. Raises PgRoleError."""
+        query = resources.text("sql", "events", "unexplained.sql")
+        row = await fetch_row(self.connection, "unexplained", query, self.snapshot, seconds=_SECONDS)
+        before, self.snapshot = self.snapshot, row.get("snapshot", str)
+        found = row.get("found", bool)
+        return Look(Scope.RECENT, xid=_oldest_running(before), defaults=True) if found else Look()
+
+
 def _oldest_running(snapshot: str) -> int:
     """Returns the id of the oldest transaction that had not ended when the snapshot was taken, at most that of any
     event since. Raises Unreadable.

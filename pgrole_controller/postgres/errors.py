@@ -260,3 +260,10 @@ def _say(error: BaseException) -> str:
         case gaierror():
             return f"the host name does not resolve: {error.strerror}"
     return str(error) or type(error).__name__
+
+
+def refusing_connections(database: str) -> PgRoleError:
+    """Returns the error for a database that its administrator has closed."""
+    return Waiting(
+        Reason.PRIVILEGE_PENDING, f'database "{database}" does not accept connections (ALLOW_CONNECTIONS false)'
+    )
