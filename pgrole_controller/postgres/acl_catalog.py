@@ -10,13 +10,10 @@ Names are sent as bytes: in a database of encoding SQL_ASCII they need not be UT
 import itertools
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from functools import cmp_to_key
 
 import anyio.lowlevel
 
 from pgrole_controller.core.acl import (
-    AclEntry,
     DatabaseObject,
     DefaultAcl,
     ObjectId,
@@ -27,16 +24,20 @@ from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.parameters import elements
 from pgrole_controller.core.privilege_policy import DatabaseFacts
 from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.acl_columns import ColumnEntries, read_column_entries, with_column_entries
 from pgrole_controller.postgres.acl_rows import (
     CATALOGS,
+    LAST_OID,
     MEMBER,
     SchemaFilter,
     is_touched,
+    numbers,
     observed_acls,
     pair,
     read_entries,
     read_group,
 )
+from pgrole_controller.postgres.answer_pages import expansion, fetch_pages
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row, first
@@ -50,9 +51,10 @@ _AT_ONCE = 2000
 #: Maximum number of objects of one answer: at most 72 bytes each if they have few owners and ACLs, which
 #: `framing.VOLUME` and the longest row allow.
 PORTION_OBJECTS = 100_000
-#: Maximum number of routines whose arguments one answer has, and of tables with columns.
-_ARGUMENTS, _TABLES_WITH_COLUMNS = 50_000, 10_000
-_LAST_OID = 0xFFFF_FFFF
+#: Maximum number of routines and types that one question names, and of tables.
+_ARGUMENTS, _TYPES, _TABLES_WITH_COLUMNS = 50_000, 5_000, 10_000
+#: Maximum number of different lists of types in an answer (sql/privileges/arguments.sql).
+_LISTS = 15_000
 
 #: Maximum number of values of search_path read, and of characters of each (sql/privileges/facts.sql).
 _MOST_PATHS, _LONGEST_PATH = 1000, 2000
@@ -99,13 +101,14 @@ async def _read_acls(
     connection: Connection, grantees: Collection[int], schemas: Mapping[int, str], touched: SchemaFilter
 ) -> tuple[str, list[ObservedAcl]]:
     """Reads portions of the objects, so that an answer never becomes too large; returns the snapshot's text, too."""
-    row = await fetch_row(connection, "", queries.privileges("portions"), PORTION_OBJECTS)
+    size = max(1, PORTION_OBJECTS // expansion(connection) ** 2)  # with the ACL, names of several bytes a character fit
+    row = await fetch_row(connection, "", queries.privileges("portions"), size)
     relations = [oid for oid, name in schemas.items() if touched(name, ObjectKind.TABLE)]
     routines = [oid for oid, name in schemas.items() if touched(name, ObjectKind.ROUTINE)]
     query = _query(connection, "objects", "every_object")
     found: list[ObservedAcl] = []
-    for after, end in itertools.pairwise([0, *row.some("ends", int), _LAST_OID]):
-        columns = await _read_column_entries(connection, grantees, after=after, end=end)
+    for after, end in itertools.pairwise([0, *row.some("ends", int), LAST_OID]):
+        columns = await read_column_entries(connection, _query(connection, "columns"), grantees, after=after, end=end)
         arguments = (list(grantees), relations, routines, list(columns), after, end)
         found += (await _read_objects(connection, query, arguments, grantees, columns=columns))[0]
     return row.get("snapshot", str), found
@@ -141,9 +144,9 @@ async def read_recent_acls_and(
     """As `read_recent_acls`, of what this transaction (64 bits) and later ones may have written; with the answer to
     another question. `database`: also the database itself, whenever it was written.
     """
-    query = row.beside(_query(connection, "objects", "recent_objects"), parameters=7)
-    arguments = (list(grantees), None, None, sorted(tables), None, str(xid), database, *row.arguments)
-    return await _read_objects(connection, query, arguments, grantees, touched=touched)
+    query = _query(connection, "objects", "recent_objects")
+    arguments = (list(grantees), None, None, sorted(tables), None, str(xid), database)
+    return await _read_objects(connection, query, arguments, grantees, touched=touched, beside=row)
 
 
 async def read_named_acls(
@@ -179,9 +182,9 @@ async def read_named_acls_and(
     transaction (64 bits) or a later one may have written; with `columns` also those with a column that it may have. 0:
     all. Schemas often have tables of the same names.
     """
-    query = row.beside(_query(connection, "objects", "named_objects"), parameters=8)
-    arguments = (*_named_arguments(grantees, oids, names, xid=xid, columns=columns), *row.arguments)
-    return await _read_objects(connection, query, arguments, grantees)
+    query = _query(connection, "objects", "named_objects")
+    arguments = _named_arguments(grantees, oids, names, xid=xid, columns=columns)
+    return await _read_objects(connection, query, arguments, grantees, beside=row)
 
 
 def _named_arguments(
@@ -209,7 +212,8 @@ def _is_utf8(name: bytes) -> bool:
 
 async def read_schemas(connection: Connection) -> dict[int, str]:
     """Reads the names of all schemas by oid, except those of temporary tables."""
-    rows = await fetch(connection, "look_for_schemas", _query(connection, "schemas"))
+    question = _query(connection, "schemas")
+    rows = await fetch_pages(connection, "look_for_schemas", question, key="oid::bigint", size="250")
     return {row.get("oid", int): row.text("name") for row in rows}
 
 
@@ -217,14 +221,15 @@ async def read_columns(connection: Connection, tables: Sequence[int]) -> dict[Ob
     """Reads the columns of those of these relations that exist."""
     found: dict[ObjectId, frozenset[str]] = {}
     for some in _portions(tables, _TABLES_WITH_COLUMNS):
-        rows = await fetch(connection, "look_for_columns", _query(connection, "column_names"), some)
-        found |= {ObjectId("pg_class", row.get("relation", int)): frozenset(row.texts("columns")) for row in rows}
+        for row in await fetch_pages(connection, "look_for_columns", _query(connection, "column_names"), some):
+            found[ObjectId("pg_class", row.get("relation", int))] = frozenset(row.text("columns").split("\0"))
+            await anyio.lowlevel.checkpoint()
     return found
 
 
 async def read_defaults(connection: Connection, grantees: Collection[int]) -> list[DefaultAcl]:
     """Reads default privileges for the grantees, except those of a creator for itself."""
-    rows = await fetch(connection, "look_for_defaults", _query(connection, "defaults"), list(grantees))
+    rows = await fetch_pages(connection, "look_for_defaults", _query(connection, "defaults"), list(grantees))
     return [
         DefaultAcl(
             creator=row.get("creator", int),
@@ -304,46 +309,15 @@ async def _one_snapshot(connection: Connection) -> AsyncIterator[None]:
         yield
         return
     with translate_errors():
-        async with connection.transaction(isolation="repeatable_read", readonly=True):
+        transaction = connection.transaction(isolation="repeatable_read", readonly=True)
+        await transaction.start()
+        try:
             yield
-
-
-def _joined(one: ObservedAcl, columns: Mapping[int, tuple[list[AclEntry], set[int]]]) -> ObservedAcl:
-    entries, versions = columns.get(one.object.id.oid, ((), ()))
-    if not entries or one.object.id.catalog != "pg_class":
-        return one
-    return replace(one, entries=(*one.entries, *entries), xmin=_newest_first({*one.xmin, *versions}))
-
-
-def _newest_first(versions: Iterable[int]) -> tuple[int, ...]:
-    """Transaction ids compare modulo 2^32."""
-
-    def order(one: int, other: int) -> int:
-        return (other - one + (1 << 31)) % (1 << 32) - (1 << 31)
-
-    return tuple(sorted(versions, key=cmp_to_key(order)))
-
-
-async def _read_column_entries(
-    connection: Connection,
-    grantees: Collection[int],
-    *,
-    tables: Sequence[int] | None = None,
-    after: int = 0,
-    end: int = _LAST_OID,
-) -> dict[int, tuple[list[AclEntry], set[int]]]:
-    """Entries of the grantees on columns, and the columns' versions, by oid of the table. `tables` None: all with an
-    oid above `after`, up to `end`.
-    """
-    found: dict[int, tuple[list[AclEntry], set[int]]] = {}
-    query = _query(connection, "columns")
-    for row in await fetch(connection, "look_for_column_privileges", query, list(grantees), tables, after, end):
-        entries = [
-            replace(entry, column=column)
-            for column, entry in pair(row, row.texts("columns"), list(read_entries(row)), "columns")
-        ]
-        found[row.get("relation", int)] = entries, set(row.some("versions", int))
-    return found
+        except BaseException:
+            if not connection.is_closed():  # else the error says why: that it cannot be rolled back would hide it
+                await transaction.rollback()
+            raise
+        await transaction.commit()
 
 
 async def _read_objects(
@@ -353,18 +327,19 @@ async def _read_objects(
     grantees: Collection[int],
     *,
     touched: SchemaFilter | None = None,
-    columns: Mapping[int, tuple[list[AclEntry], set[int]]] | None = None,
+    columns: Mapping[int, ColumnEntries] | None = None,
+    beside: SingleRow | None = None,
 ) -> tuple[list[ObservedAcl], Row]:
     """`touched`: objects in other schemas are left out unless a grantee holds something there. `columns`: entries to
-    add; None: they are read. Returns the objects, and a row of `SingleRow.beside`.
+    add; None: they are read. Returns the objects, and a row with the answer to the question `beside`.
     """
-    rows = await fetch(connection, "look_for_privileges", query, *arguments)
+    rows = await fetch_pages(connection, "look_for_privileges", query, *arguments, beside=beside)
     groups = [read_group(row) for row in rows if row.find("catalog", int) is not None]
-    beside = rows[0] if rows else Row({})
+    answer = rows[0] if rows else Row({})
     if touched is not None:
         groups = [group for group in groups if is_touched(group, touched)]
     if not groups:
-        return [], beside
+        return [], answer
     signatures = await _read_arguments(
         connection, [oid for one in groups if one.catalog == "pg_proc" for oid in one.oids]
     )
@@ -372,22 +347,40 @@ async def _read_objects(
     members = await _read_members(connection) if unknown else frozenset[ObjectId]()
     if columns is None:
         tables = [oid for one in groups if one.row.find("with_columns", bool) for oid in one.oids]
-        columns = await _read_column_entries(connection, grantees, tables=tables) if tables else {}
+        question = _query(connection, "columns")
+        columns = await read_column_entries(connection, question, grantees, tables=tables) if tables else {}
     found: list[ObservedAcl] = []
     for group in groups:
         for one in observed_acls(group, signatures, members):
-            found.append(_joined(one, columns))
+            found.append(with_column_entries(one, columns))
             if len(found) % _AT_ONCE == 0:
                 await anyio.lowlevel.checkpoint()
-    return found, beside
+    return found, answer
 
 
 async def _read_arguments(connection: Connection, oids: Sequence[int]) -> dict[int, str]:
-    found: dict[int, str] = {}
-    for some in _portions(oids, _ARGUMENTS):
-        rows = await fetch(connection, "look_for_arguments", _query(connection, "arguments"), some)
-        found |= {row.get("oid", int): row.text("arguments") for row in rows}
-    return found
+    """Arguments of those of these routines that exist. Routines with the same arguments share a text."""
+    signatures: dict[int, tuple[int, ...]] = {}
+    names: dict[int, str] = {}
+    routines, types = list(oids), list[int]()
+    while routines or types:
+        asked, routines = routines[:_ARGUMENTS], routines[_ARGUMENTS:]
+        question = _query(connection, "arguments")
+        rows = await fetch(connection, "look_for_arguments", question, asked, types[:_TYPES])
+        names |= {row.get("type", int): row.text("name") for row in rows if row.find("name", bytes) is not None}
+        lists = {numbers(row, "types"): numbers(row, "routines") for row in rows if row.find("name", bytes) is None}
+        signatures |= {oid: types_of for types_of, found in lists.items() for oid in found}
+        if len(lists) >= _LISTS:
+            routines += [oid for oid in asked if oid not in signatures]
+        types = sorted({one for types_of in lists for one in types_of}.union(types) - names.keys())
+        await anyio.lowlevel.checkpoint()
+    texts: dict[tuple[int, ...], str] = {}
+    for types_of in signatures.values():
+        if types_of not in texts:
+            texts[types_of] = ", ".join(names[one] for one in types_of)
+            if len(texts) % _AT_ONCE == 0:
+                await anyio.lowlevel.checkpoint()
+    return {oid: texts[types_of] for oid, types_of in signatures.items()}
 
 
 async def _read_members(connection: Connection) -> frozenset[ObjectId]:

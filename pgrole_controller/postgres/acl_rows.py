@@ -49,6 +49,8 @@ _KINDS = {
 }
 
 
+LAST_OID = 0xFFFF_FFFF
+
 #: An object of an extension: the oids of its catalog and its own.
 MEMBER = struct.Struct("!II")
 
@@ -86,7 +88,7 @@ def read_group(row: Row) -> AclGroup:
     catalog = CATALOGS.get(row.get("catalog", int))
     if catalog is None:
         raise row.wrong("catalog")
-    oids, versions = _numbers(row, "oids"), _numbers(row, "versions")
+    oids, versions = numbers(row, "oids"), numbers(row, "versions")
     names = row.text("names").split("\0")
     if not len(oids) == len(versions) == len(names):
         raise row.wrong("names")
@@ -132,8 +134,9 @@ def read_entries(row: Row) -> Iterator[AclEntry]:
     return map(AclEntry, grantees, grantors, names, privileges, grantable)
 
 
-def _numbers(row: Row, column: str) -> tuple[int, ...]:
-    value = row.get(column, bytes)
+def numbers(row: Row, column: str) -> tuple[int, ...]:
+    """Oids or transaction ids, of 4 bytes each; none for NULL."""
+    value = row.find(column, bytes) or b""
     if len(value) % 4:
         raise row.wrong(column)
     return struct.unpack(f"!{len(value) // 4}I", value)

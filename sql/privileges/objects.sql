@@ -2,19 +2,23 @@
 -- Rows of schemas that are not asked for are left out, unless a grantee holds something there that it does not own.
 -- Within a row, object n has bytes 4n of `oids` and `versions`, and name n of `names`, which NUL separates.
 -- `extension`, `with_columns`: whether the objects belong to an extension, and whether columns of them have an ACL; NULL: unknown.
--- Relation object: sql/privileges/sources.
+-- An ACL has at most 10,000 entries of the grantees in an answer; of a longer one, the others follow once these are revoked.
+-- `page_key`, `page_size`: postgres/answer_pages.py. Relation object: sql/privileges/sources.
 -- $1 oid[] grantees   $2 oid[] schemas whose relations are asked for, $3 oid[] whose routines are; NULL: all
 -- $4 oid[] relations that get rows of their own and are asked for
 SELECT
     g.catalog, textsend(n.nspname::text) AS schema, g.kind::text AS kind, g.owner,
     textsend(pg_catalog.pg_get_userbyid(g.owner)::text) AS owner_name, g.security_definer,
     g.extension, g.with_columns, g.apart, coalesce(e.held, false) AS held,
-    g.oids, g.names, g.versions, g.seen, e.grantees, e.grantors, e.grantor_names, e.privileges, e.grantable
+    g.oids, g.names, g.versions, g.seen, e.grantees, e.grantors, e.grantor_names, e.privileges, e.grantable,
+    (g.catalog::bigint << 32) + g.first AS page_key,
+    1200 + octet_length(g.oids) + octet_length(g.names) + octet_length(g.versions) + 110 * coalesce(cardinality(e.grantees), 0)
+        AS page_size
 FROM (
     SELECT
         o.catalog, o.schema, o.kind, o.owner, o.acl, o.initial, o.security_definer, o.apart, o.extension, o.with_columns,
         string_agg(oidsend(o.oid), ''::bytea) AS oids, string_agg(textsend(o.name::text), '\x00'::bytea) AS names,
-        string_agg(xidsend(o.version), ''::bytea) AS versions,
+        string_agg(xidsend(o.version), ''::bytea) AS versions, min(o.oid::bigint) AS first,
         to_hex(hashtextextended(format('%s %s', o.owner, o.acl) COLLATE "C", 0)) AS seen
     FROM object AS o
     GROUP BY
@@ -27,8 +31,12 @@ CROSS JOIN LATERAL (
         array_agg(textsend(pg_get_userbyid(a.grantor)::text)) AS grantor_names,
         array_agg(a.privilege_type) AS privileges, array_agg(a.is_grantable) AS grantable,
         bool_or(a.grantee <> g.owner) AS held
-    FROM aclexplode(coalesce(g.acl, acldefault(g.initial, g.owner))) AS a
-    WHERE a.grantee = ANY ($1::oid[])
+    FROM (
+        SELECT x.*
+        FROM aclexplode(coalesce(g.acl, acldefault(g.initial, g.owner))) AS x
+        WHERE x.grantee = ANY ($1::oid[])
+        LIMIT 10000
+    ) AS a
 ) AS e
 WHERE g.apart OR e.held
    OR CASE WHEN g.catalog = 'pg_proc'::regclass THEN $3::oid[] IS NULL OR g.schema = ANY ($3::oid[])

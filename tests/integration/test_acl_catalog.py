@@ -8,9 +8,10 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.acl import DECLARABLE, TABLE_KINDS, AclEntry, ObjectId, ObjectKind
+from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres import acl_catalog, queries
+from pgrole_controller.postgres import acl_catalog, answer_pages, queries
 from pgrole_controller.postgres.acl_catalog import (
     read_acls,
     read_columns,
@@ -20,7 +21,9 @@ from pgrole_controller.postgres.acl_catalog import (
     read_named_acls,
     read_named_acls_and,
     read_recent_acls,
+    read_recent_acls_and,
 )
+from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.single_row import SingleRow
 from tests.integration.acl_support import AclDatabase, acl_database, anywhere, held, labels, named, nowhere
 from tests.integration.sql_support import count_pages_of
@@ -431,4 +434,190 @@ async def test_several_portions_have_what_one_has(db: AclDatabase, monkeypatch: 
 
 
 def _count_answers(queries: Collection[str]) -> int:
-    return sum(one.startswith("WITH object") for one in queries)
+    return sum("WITH object" in one for one in queries)
+
+
+async def test_several_pages_have_what_one_has(db: AclDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    await db.run("""
+        CREATE SCHEMA late; CREATE TABLE late.last (id int, name text, more text);
+        GRANT SELECT (id, name), UPDATE (name) ON late.last TO {reader}; GRANT INSERT (more) ON late.last TO {writer};
+        GRANT SELECT (id) ON app.t TO {reader} WITH GRANT OPTION;
+        CREATE FUNCTION late.fn(int, app.t) RETURNS int LANGUAGE sql AS 'SELECT 1';
+        ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA app GRANT SELECT, INSERT ON TABLES TO {reader};
+        ALTER DEFAULT PRIVILEGES FOR ROLE {heir} GRANT EXECUTE ON FUNCTIONS TO {reader}
+    """)
+    grantees, asked = db.grantees("reader", "writer"), SingleRow("SELECT $1::int AS one", (7,))
+
+    async def read() -> list[object]:
+        _, whole = await read_database(db.connection, grantees, (), anywhere, lambda _: True)
+        names = ("t", "last", "fn", "late")
+        by_name, answer = await read_named_acls_and(asked, db.connection, grantees, (), names, 0, columns=True)
+        recent, same = await read_recent_acls_and(asked, db.connection, grantees, 3, anywhere, (), database=True)
+        assert answer.get("one", int) == same.get("one", int) == 7
+        lists = [sorted(acls, key=lambda one: one.object.id) for acls in (whole.acls, by_name, recent)]
+        return [*lists, whole.columns, whole.schemas, sorted(whole.defaults or (), key=str)]
+
+    one_page = await read()
+    assert all(one_page)
+    for size in (1, 2500, 5000):
+        monkeypatch.setattr(answer_pages, "PAGE_BYTES", size)
+        assert await read() == one_page, size
+
+
+async def test_a_database_of_ordinary_size_takes_one_answer_to_each_question(db: AclDatabase) -> None:
+    await db.run("""
+        DO $$ BEGIN FOR n IN 1..1000 LOOP
+            EXECUTE format('CREATE TABLE app.many_%s (id int, name text)', n);
+            EXECUTE format('GRANT SELECT, INSERT ON app.many_%s TO {reader}', n);
+        END LOOP; END $$
+    """)
+    asked: list[str] = []
+    for _ in range(2):  # before the first, asyncpg asks about types
+        asked.clear()
+        with db.connection.query_logger(lambda one: asked.append(one.query)):
+            await read_database(db.connection, db.grantees("reader", "writer"), (), anywhere, lambda _: True)
+    assert len([query for query in asked if not query.startswith(("BEGIN", "COMMIT"))]) == 9, (
+        "schemas, portions, privileges on columns, objects, arguments, members of extensions, facts, defaults, "
+        "names of columns"
+    )
+
+
+LONG = '"' + '""' * 63 + '"'
+WIDE = ", ".join(f"c{n:04}{'x' * 58}" for n in range(1600))
+
+#: What takes more than `framing.VOLUME`, or than a row may have, and how many objects of schema m are then read.
+LARGE = {
+    "arguments": (
+        f"""
+        CREATE TYPE m.{LONG} AS ENUM ();
+        DO $do$ BEGIN FOR n IN 1..1300 LOOP
+            EXECUTE format(
+                'CREATE FUNCTION m.f%s(%s) RETURNS int LANGUAGE sql AS $$ SELECT 1 $$', n,
+                '{", ".join([f"m.{LONG}"] * 100)}'
+            );
+        END LOOP; END $do$;
+        GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA m TO {{reader}}
+        """,
+        1300,
+    ),
+    "lists of arguments": (
+        """
+        DO $do$ BEGIN FOR n IN 1..16000 LOOP
+            EXECUTE format('CREATE FUNCTION m.f%s(%s) RETURNS int LANGUAGE sql AS $$ SELECT 1 $$', n, (
+                SELECT string_agg(CASE WHEN n & (1 << bit) > 0 THEN 'int' ELSE 'text' END, ',')
+                FROM generate_series(0, 14) AS bit
+            ));
+        END LOOP; END $do$
+        """,
+        16000,
+    ),
+    "types of arguments": (
+        """
+        SET allow_system_table_mods = on;
+        CREATE FUNCTION m.f() RETURNS int LANGUAGE sql AS 'SELECT 1';
+        INSERT INTO pg_proc SELECT (p.r).* FROM (
+            SELECT jsonb_populate_record(f, jsonb_build_object(
+                'oid', 4000000000 + n, 'proname', 'f' || n, 'pronargs', 100,
+                'proargtypes', (SELECT string_agg((3e9 + 100 * n + i)::text, ' ') FROM generate_series(1, 100) AS i)
+            )) AS r
+            FROM pg_proc AS f, generate_series(1, 200) AS n
+            WHERE f.proname = 'f' AND f.pronamespace = 'm'::regnamespace
+        ) AS p
+        """,
+        201,
+    ),
+    "privileges on columns": (
+        f"""
+        DO $$ BEGIN FOR n IN 1..30 LOOP
+            EXECUTE format('CREATE TABLE m.t%s ({WIDE.replace(",", " bool,")} bool)', n);
+            EXECUTE format(
+                'GRANT SELECT ({WIDE}), INSERT ({WIDE}), UPDATE ({WIDE}), REFERENCES ({WIDE}) ON m.t%s TO {{reader}}', n
+            );
+        END LOOP; END $$
+        """,
+        30,
+    ),
+    "privileges on the columns of one table": (
+        f"""
+        CREATE TABLE m.t ({WIDE.replace(",", " bool,")} bool);
+        GRANT SELECT ({WIDE}), INSERT ({WIDE}), UPDATE ({WIDE}), REFERENCES ({WIDE}) ON m.t
+        TO {{reader}}, {{writer}}, {{heir}}, {{delegate}}
+        """,
+        1,
+    ),
+    "names of columns": (
+        f"""
+        DO $$ BEGIN FOR n IN 1..170 LOOP
+            EXECUTE format('CREATE TABLE m.t%s ({WIDE.replace(",", " bool,")} bool)', n);
+        END LOOP; END $$
+        """,
+        170,
+    ),
+    "different ACLs": (
+        """
+        SET allow_system_table_mods = on;
+        DO $do$ BEGIN FOR n IN 1..20000 LOOP
+            EXECUTE format('CREATE FUNCTION m.f%s() RETURNS int LANGUAGE sql AS $$ SELECT 1 $$', n);
+        END LOOP; END $do$;
+        UPDATE pg_proc AS p SET proacl = ARRAY[
+            makeaclitem(to_regrole('{reader}')::oid, p.proowner, 'EXECUTE', false),
+            makeaclitem((3000000000 + p.oid::bigint)::oid, p.proowner, 'EXECUTE', false)
+        ] WHERE pronamespace = 'm'::regnamespace
+        """,
+        20000,
+    ),
+    "an ACL with many entries": (
+        """
+        SET allow_system_table_mods = on;
+        CREATE FUNCTION m.f() RETURNS int LANGUAGE sql AS 'SELECT 1';
+        UPDATE pg_proc AS p SET proacl = (
+            SELECT array_agg(makeaclitem(to_regrole('{reader}')::oid, (3000000000 + n)::oid, 'EXECUTE', false))
+            FROM generate_series(1, 25000) AS n
+        ) WHERE pronamespace = 'm'::regnamespace
+        """,
+        1,
+    ),
+    "default privileges": (
+        """
+        SET allow_system_table_mods = on;
+        INSERT INTO pg_default_acl (oid, defaclrole, defaclnamespace, defaclobjtype, defaclacl)
+        SELECT 3000000000 + n, to_regrole('{owner}'), 3000000000 + n, 'r', '{{reader}=arwdDxt/{owner}}'::aclitem[]
+        FROM generate_series(1, 20000) AS n
+        """,
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", LARGE)
+async def test_what_takes_more_than_one_answer_takes_several(db: AclDatabase, shape: str) -> None:
+    script, objects = LARGE[shape]
+    await db.run("CREATE SCHEMA m; GRANT SELECT ON app.t TO {reader}")
+    await db.run(script)
+    grantees = db.grantees("reader", "writer", "heir", "delegate")
+    _, observed = await read_database(db.connection, grantees, (), anywhere, lambda _: True)
+    assert held(named(observed.acls, "t"), db.oids["reader"]) == {("", "SELECT")}
+    assert sum(one.object.schema == "m" and one.object.name != "m" for one in observed.acls) == objects
+    match shape:
+        case "arguments":
+            assert {len(one.object.arguments) for one in observed.acls if one.object.name == "f7"} == {13_198}
+        case "lists of arguments":
+            assert len({one.object.arguments for one in observed.acls if one.object.schema == "m"}) == objects + 1
+        case "privileges on columns":
+            assert len(held(named(observed.acls, "t30", "m"))) == 4 * 1600
+        case "privileges on the columns of one table":
+            assert len(named(observed.acls, "t", "m").entries) == 4 * 4 * 1600
+        case "names of columns":
+            assert len(observed.columns[named(observed.acls, "t170", "m").object.id]) == 1600
+        case "an ACL with many entries":
+            assert len(named(observed.acls, "f", "m").entries) == 10_000
+        case "default privileges":
+            assert observed.defaults is not None
+            assert len(observed.defaults) == 20_000
+
+
+async def test_an_answer_above_the_limit_is_named_in_the_error(db: AclDatabase) -> None:
+    await db.run("DO $$ BEGIN FOR n IN 1..400 LOOP EXECUTE format('CREATE SCHEMA other_%s', n); END LOOP; END $$")
+    async with connect(replace(Endpoint(dsn=db.dsn), volume=60_000), "test") as connection:
+        with pytest.raises(PgRoleError, match="the answer to one statement is larger than"):
+            await read_database(connection, db.grantees("reader"), (), anywhere, lambda _: True)

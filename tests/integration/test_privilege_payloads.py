@@ -477,3 +477,50 @@ async def test_events_are_pruned_while_the_session_lasts(
 
         assert await reached(is_pruned, DEADLINE)
     assert ddl_events.PRUNED_AT_ONCE == 10_000
+
+
+_TYPE = '"' + '""' * 63 + '"'
+_COLUMNS = ", ".join(f"c{n:04}{'x' * 58}" for n in range(1500))
+
+#: What one tenant can create and grant so that it takes more than the answer to one statement may have.
+BULKS = {
+    "long arguments": f"""
+        CREATE TYPE m.{_TYPE} AS ENUM ();
+        DO $do$ BEGIN FOR n IN 1 .. 1300 LOOP
+            EXECUTE format(
+                'CREATE FUNCTION m.f%s({", ".join([f"m.{_TYPE}"] * 100)}) RETURNS int LANGUAGE sql AS $$ SELECT 1 $$', n
+            );
+        END LOOP; END $do$;
+        GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA m TO {{role}}
+    """,
+    "wide tables": f"""
+        DO $do$ BEGIN FOR n IN 1 .. 30 LOOP
+            EXECUTE format('CREATE TABLE m.t%s ({_COLUMNS.replace(",", " bool,")} bool)', n);
+            EXECUTE format(
+                'GRANT SELECT ({_COLUMNS}), INSERT ({_COLUMNS}), UPDATE ({_COLUMNS}), REFERENCES ({_COLUMNS}) ON m.t%s '
+                'TO {{role}}', n
+            );
+        END LOOP; END $do$
+    """,
+}
+
+
+@pytest.mark.parametrize("bulk", BULKS)
+async def test_what_is_too_large_for_one_answer_stops_no_one_elses_privileges(
+    world: DatabaseWorkerWorld, tenant: Tenant, bulk: str
+) -> None:
+    world.declare(READ)
+    world.declare_other(READ)
+    async with tenant.connected() as session:
+        await session.execute(f"CREATE SCHEMA m; GRANT USAGE ON SCHEMA m TO {world.role}")
+        await session.execute(BULKS[bulk].replace("{role}", world.role))
+    async with world.working():
+        for _ in range(2):
+            await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.other}")
+            await world.wait_may("UPDATE", "app.orders", expected=False, role=world.other)
+        await world.wait_settled()
+    held = """
+        SELECT count(*) FROM pg_shdepend AS s JOIN pg_database AS d ON d.oid = s.dbid AND d.datname = current_database()
+        WHERE s.refobjid = $1 AND s.deptype = 'a' AND s.objid >= 'm'::regnamespace
+    """
+    assert await world.hand.fetchval(held, world.oid) == 0

@@ -1,0 +1,67 @@
+"""Reads what is longer than one answer may be in pages, whatever a tenant created.
+
+A question has a column `page_key`, which is different on each row, and `page_size`: at least what the row takes of
+`framing.VOLUME`. PostgreSQL adds the sizes up in the order of the keys and sends the rows that fit, at least one. What
+fits into one page takes one query, as it would without pages.
+"""
+
+from functools import cache
+
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.rows import Row, fetch
+from pgrole_controller.postgres.single_row import SingleRow
+
+#: Maximum size of a page in bytes, if it has several rows. `framing.VOLUME` is more: the longest row also fits.
+PAGE_BYTES = 12 << 20
+#: In a database with another encoding, a name in UTF-8 takes up to three times as many bytes.
+_SAME_SIZE = ("UTF8", "SQL_ASCII")
+_RECODED = 3
+
+#: Names of the columns with the key and the size of a row, or expressions of its columns.
+_KEY, _SIZE = "page_key", "page_size"
+
+
+async def fetch_pages(
+    connection: Connection,
+    statement: str,
+    question: str,
+    *arguments: object,
+    beside: SingleRow | None = None,
+    key: str = _KEY,
+    size: str = _SIZE,
+) -> list[Row]:
+    """The rows of a question, as `rows.fetch`. `beside`: another question; the first row has its columns, too, as in
+    `SingleRow.beside`. A question can use the parameter after its own: rows have a greater key. Raises PgRoleError.
+    """
+    paged, most = _paged(question, len(arguments), key, size), PAGE_BYTES // expansion(connection)
+    if beside is None:
+        page = await fetch(connection, statement, paged, *arguments, -1, most)
+    else:
+        both = beside.beside(paged, parameters=len(arguments) + 2)
+        page = await fetch(connection, statement, both, *arguments, -1, most, *beside.arguments)
+    found = page
+    while page and len(page) < (page[0].find("page_rows", int) or 0):
+        last = max(row.get("page_last", int) for row in page)
+        page = await fetch(connection, statement, paged, *arguments, last, most)
+        found = found + page
+    return found
+
+
+def expansion(connection: Connection) -> int:
+    """How many times as long a name can be in UTF-8 as in this database."""
+    return 1 if connection.get_settings().server_encoding in _SAME_SIZE else _RECODED
+
+
+@cache
+def _paged(question: str, parameters: int, key: str, size: str) -> str:
+    """Two parameters follow: rows with a greater key; maximum size of a page."""
+    parts = (
+        "SELECT p.* FROM (",
+        "SELECT q.*, (sum(q.page_own) OVER (ORDER BY q.page_last))::bigint AS page_sum, count(*) OVER () AS page_rows",
+        "FROM (SELECT r.*,",
+        f"({key})::bigint AS page_last, ({size})::bigint AS page_own FROM (",
+        question,
+        f") AS r WHERE ({key})::bigint > ${parameters + 1}::bigint) AS q) AS p",
+        f"WHERE p.page_sum <= ${parameters + 2}::bigint OR p.page_sum = p.page_own ORDER BY p.page_last",
+    )
+    return "\n".join(parts)
