@@ -24,6 +24,7 @@ with startup_imports():
     from pgrole_controller.settings import (
         DSN,
         SETTINGS,
+        TEMPLATES,
         Group,
         Setting,
         Settings,
@@ -252,7 +253,7 @@ def config_of(settings: Settings) -> "Config":
             mode=settings.detection,
             interval=settings.poll_interval,
             resync_seconds=settings.resync_interval,
-            databases=DatabasesConfig(("*",), detection=settings.databases_detection),
+            databases=DatabasesConfig(("*",), TEMPLATES, detection=settings.databases_detection),
         )
     elects = in_cluster is not None if settings.leader_election is None else settings.leader_election
     return Config(

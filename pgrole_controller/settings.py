@@ -310,9 +310,13 @@ def _read(setting: Setting, place: str, text: str) -> Any:  # noqa: ANN401 - eac
         raise WrongSetting(f"{place}{shown}: {error}") from error
 
 
+#: Copied by CREATE DATABASE, which fails while the controller is connected to them.
+TEMPLATES = ("template0", "template1")
+
+
 def server_policy_of(settings: Settings) -> ServerPolicy:
-    """The policy for the server of PGROLE_DSN: all namespaces, names, memberships and databases, and privileges except
-    those that need exact names; adoption and dropping allowed.
+    """The policy for the server of PGROLE_DSN: all namespaces, names, memberships and databases except templates, and
+    privileges except those that need exact names; adoption and dropping allowed.
     """
     return ServerPolicy(
         namespaces=("*",),
@@ -324,4 +328,5 @@ def server_policy_of(settings: Settings) -> ServerPolicy:
         forbidden_metadata=settings.forbidden_metadata,
         privileges=(PrivilegeRule(),),
         databases=("*",),
+        but=TEMPLATES,
     )

@@ -297,7 +297,9 @@ class _ServerPlan:
             return None
         recorded = frozenset(name for name, one in made.declared.items() if one in known.get(name, ()))
         return PlannedGrantee(
-            replace(made, policy=case.target.policy.privileges), exists=plan.oid is not None, recorded=recorded
+            replace(made, policy=replace(case.target.policy.privileges, templates=observed.references.templates)),
+            exists=plan.oid is not None,
+            recorded=recorded,
         )
 
     async def _read_owned(self) -> dict[str, frozenset[int]]:

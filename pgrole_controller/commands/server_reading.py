@@ -20,7 +20,7 @@ from pgrole_controller.kube.resource import PGSERVERS
 from pgrole_controller.kube.store import pack, parse
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.errors import translate_errors
-from pgrole_controller.settings import WrongSetting, read_settings, server_policy_of
+from pgrole_controller.settings import TEMPLATES, WrongSetting, read_settings, server_policy_of
 
 if TYPE_CHECKING:
     from pgrole_controller.kube.client import Client
@@ -100,7 +100,7 @@ def of_dsn(dsn: str) -> ServerConfig:
         Endpoint.of_dsn(dsn),
         server_policy_of(read_settings({}, os.environ, only=("allow", "protected"))),
         address_of(dsn),
-        databases=DatabasesConfig(("*",)),
+        databases=DatabasesConfig(("*",), TEMPLATES),
     )
 
 

@@ -111,7 +111,9 @@ class Databases:
         running = self._running.get(name)
         if running is None:
             config = self._config()
-            error = _refuse(config, name) or _too_many(name, config.databases.max if config.databases else 0)
+            error = _refuse(config, self._templates(), name) or _too_many(
+                name, config.databases.max if config.databases else 0
+            )
             return DatabaseState(name, None, error.message)
         worker = running.worker
         message = worker.trouble.message if worker.trouble else worker.why
@@ -121,7 +123,8 @@ class Databases:
         """Starts and stops workers as declared. If there are too many databases, those that have a worker keep it."""
         config = self._config()
         named = self._grantees.databases(config.name)
-        refused = {name: error for name in named if (error := _refuse(config, name)) is not None}
+        templates = self._templates()
+        refused = {name: error for name in named if (error := _refuse(config, templates, name)) is not None}
         allowed = named - refused.keys()
         most = 0 if config.databases is None else config.databases.max
         chosen = sorted(allowed, key=lambda name: (name not in self._running, name))[:most]
@@ -134,6 +137,11 @@ class Databases:
             self._report(name, error)
         for name in allowed - set(chosen):
             self._report(name, _too_many(name, most))
+
+    def _templates(self) -> frozenset[str]:
+        """The databases of published roles that are templates."""
+        published = self._grantees.published(self._config().name)
+        return frozenset[str]().union(*{one.policy.templates for one in published})
 
     def _start(self, name: str, tasks: TaskGroup, session: Session, home: str) -> None:
         context = DatabaseContext(
@@ -174,10 +182,11 @@ class Databases:
                 self._grantees.report(server, PrivilegeResult(grantee.key, grantee.uid, database, digest, error))
 
 
-def _refuse(config: ServerConfig, database: str) -> Refused | None:
+def _refuse(config: ServerConfig, templates: frozenset[str], database: str) -> Refused | None:
     some = config.databases
-    policy = PrivilegePolicy() if some is None else PrivilegePolicy(databases=some.match, but=some.but)
-    return check_database(policy, database)
+    if some is None:
+        return check_database(PrivilegePolicy(), database)
+    return check_database(PrivilegePolicy(databases=some.match, but=some.but, templates=templates), database)
 
 
 def _too_many(database: str, most: int) -> PgRoleError:

@@ -119,7 +119,8 @@ def _find_grantee(one: Attempt, before: Grantee | None, server: Server) -> Grant
     if before is not None and (before.uid, before.oid) != (desired.owner.object_uid, role.oid):
         before = None
     kept = held_by(observed.claim, desired, server)
-    made = replace(grantee_of(desired, kept, role.oid), role_name=role.role.name, policy=one.target.policy.privileges)
+    policy = replace(one.target.policy.privileges, templates=observed.references.templates)
+    made = replace(grantee_of(desired, kept, role.oid), role_name=role.role.name, policy=policy)
     if desired.terminating:
         return made if _is_to_be_emptied(one, server) and made.databases else None
     if desired.suspended:

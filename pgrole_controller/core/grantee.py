@@ -75,12 +75,14 @@ class PrivilegePolicy:
     a role that the namespace itself claims, whatever its name.
 
     `databases`: patterns of databases that the controller connects to; `but`: exceptions from them. None: to no
-    database, since PgServer.spec.databases is absent.
+    database, since PgServer.spec.databases is absent. `templates`: databases that CREATE DATABASE may copy, which fails
+    while the controller is connected to them; they need their exact names in `databases`.
     """
 
     rules: tuple[PrivilegeRule, ...] | None = None
     databases: tuple[str, ...] | None = None
     but: tuple[str, ...] = ()
+    templates: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ class References:
       reach.
     - `reached`: for each of them, every role it leads to, itself included.
     - `contexts`: pg_settings.context of parameters, by lower-case name.
+    - `templates`: those of the databases that are templates (datistemplate).
     - `modules`: parameter prefixes that belong to the server's extensions.
     - `options`: memberships have INHERIT and SET (PostgreSQL 16 and later).
     """
@@ -40,6 +41,7 @@ class References:
     reached: Mapping[str, tuple[Reached, ...]] = field(default_factory=dict)
     contexts: Mapping[str, str] = field(default_factory=dict)
     databases: frozenset[str] = frozenset()
+    templates: frozenset[str] = frozenset()
     modules: frozenset[str] = frozenset()
     options: bool = True
 

@@ -65,6 +65,12 @@ def check_database(policy: PrivilegePolicy, database: str) -> Refused | None:
             f"PgServer.spec.databases does not include it; allowed: {allowed}{besides}. Remove it from spec.privileges,"
             f" or {_ASK}"
         )
+    elif database in policy.templates and not names_itself(database, policy.databases):
+        why = (
+            "it is a template, and CREATE DATABASE from it fails while the controller is connected to it. Remove it "
+            f"from spec.privileges, run ALTER DATABASE … IS_TEMPLATE false, or {_ASK} to name it exactly in "
+            "PgServer.spec.databases.matchNames"
+        )
     else:
         return None
     return Refused(Reason.NOT_ALLOWED, f'spec.privileges: database "{database}": {why}')

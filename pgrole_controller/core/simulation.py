@@ -133,6 +133,7 @@ def unite_references(some: Sequence[References]) -> References:
     reached: dict[str, tuple[Reached, ...]] = {}
     contexts: dict[str, str] = {}
     databases: set[str] = set()
+    templates: set[str] = set()
     modules: set[str] = set()
     options = True
     for one in {id(each): each for each in some}.values():
@@ -140,10 +141,13 @@ def unite_references(some: Sequence[References]) -> References:
         reached |= one.reached
         contexts |= one.contexts
         databases |= one.databases
+        templates |= one.templates
         modules |= one.modules
         if one != References():
             options = options and one.options
-    return References(groups, reached, contexts, frozenset(databases), frozenset(modules), options)
+    return References(
+        groups, reached, contexts, frozenset(databases), frozenset(templates), frozenset(modules), options
+    )
 
 
 def _decide(

@@ -120,6 +120,7 @@ async def read_references(connection: Connection, referenced: ReferencedNames, v
         },
         contexts={row.get("name", str): row.get("context", str) for row in found["parameter"]},
         databases=frozenset(row.get("name", str) for row in found["database"]),
+        templates=frozenset(row.get("name", str) for row in found["database"] if row.find("context", str) is not None),
         modules=frozenset(row.get("name", str) for row in found["module"]),
         options=version >= MEMBERSHIP_OPTIONS_VERSION,
     )

@@ -51,6 +51,6 @@ JOIN pg_catalog.pg_available_extensions AS e
     ON replace(lower(e.name), '_', '') IN (replace(m.prefix, '_', ''), 'pg' || replace(m.prefix, '_', ''))
 WHERE p.parameter LIKE '%.%'
 UNION ALL
-SELECT 'database', d.datname::text, NULL, NULL
+SELECT 'database', d.datname::text, CASE WHEN d.datistemplate THEN 'template' END, NULL
 FROM pg_catalog.pg_database AS d
 WHERE d.datname = ANY ($3::name[])

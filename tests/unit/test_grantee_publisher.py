@@ -250,3 +250,10 @@ class TestTheResult:
         result = (await scene.reconcile(target(ORDERS), observed)).conclude()
         assert result.outcome is not None
         assert (result.outcome.reason, result.outcome.retried) == (Reason.PRIVILEGE_PENDING, True)
+
+    async def test_a_template_is_refused_and_its_worker_is_told(self, scene: GranteeScene) -> None:
+        templates = replace(THERE, templates=frozenset({"orders"}))
+        result = (await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}, references=templates))).conclude()
+        assert result.outcome is not None
+        assert (result.outcome.reason, result.outcome.retried) == (Reason.NOT_ALLOWED, True)
+        assert [one.policy.templates for one in scene.grantees.published("main")] == [{"orders"}]

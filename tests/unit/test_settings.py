@@ -4,9 +4,11 @@ import pytest
 
 from pgrole_controller.cli import config_of
 from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
+from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.grantee import PrivilegePolicy, PrivilegeRule
+from pgrole_controller.core.privilege_policy import check_database
 from pgrole_controller.dsn import split_methods, verifies_by_default
-from pgrole_controller.settings import SETTINGS, Settings, WrongSetting, read_settings, server_policy_of
+from pgrole_controller.settings import SETTINGS, TEMPLATES, Settings, WrongSetting, read_settings, server_policy_of
 
 
 def read(environment: dict[str, str] | None = None, **flags: str) -> Settings:
@@ -138,12 +140,23 @@ def test_what_is_allowed_comes_beside_createdb() -> None:
 
 def test_the_server_of_the_dsn_has_all_databases_by_poll_and_one_rule_that_leaves_everything_open() -> None:
     privileges = server_policy_of(read()).policy("shop", {}).privileges
-    assert privileges == PrivilegePolicy((PrivilegeRule(),), ("*",))
+    assert privileges == PrivilegePolicy((PrivilegeRule(),), ("*",), TEMPLATES)
     dsn = {"PGROLE_DSN": "postgresql://admin:x@127.0.0.1/postgres"}
     for given, mode in ({}, DatabaseMode.POLL), ({"PGROLE_DATABASES_DETECTION": "auto"}, DatabaseMode.AUTO):
         server = config_of(read({**dsn, **given})).server
         assert server is not None
-        assert server.databases == DatabasesConfig(("*",), detection=mode)
+        assert server.databases == DatabasesConfig(("*",), TEMPLATES, detection=mode)
+
+
+@pytest.mark.parametrize("database", ["template0", "template1"])
+def test_the_server_of_the_dsn_leaves_the_templates_alone_that_create_database_copies(database: str) -> None:
+    refused = check_database(server_policy_of(read()).policy("shop", {}).privileges, database)
+    assert refused is not None
+    assert refused.reason is Reason.NOT_ALLOWED
+    server = config_of(read({"PGROLE_DSN": "postgresql://admin:x@127.0.0.1/postgres"})).server
+    assert server is not None
+    assert server.databases is not None
+    assert not server.databases.admits(database)
 
 
 @pytest.mark.parametrize(
