@@ -92,17 +92,22 @@ def why_not_granted(
 
 
 def why_not_created_by(grantee: Grantee, creator: int, creator_name: str, facts: DatabaseFacts) -> Denial | None:
-    """Returns why the grantee's object may not declare default privileges of this creator; None if it may."""
+    """Returns why the grantee's object may not declare default privileges of this creator; None if it may.
+
+    Superusers, PostgreSQL's own roles and the controller's roles need their exact names in a rule. Whether a rule also
+    allows each of these privileges is another question: `why_not_granted`.
+    """
     if creator in grantee.owned and creator not in facts.own_roles:
         return None
+    powerful = _is_powerful(creator, facts)
     for rule in grantee.policy.rules or ():
-        named = rule.owned_by is not None and matches(facts.database, rule.databases)
-        if named and _is_owner_allowed(rule, creator, creator_name, facts):
+        named = rule.owned_by is not None or not powerful
+        if named and matches(facts.database, rule.databases) and _is_owner_allowed(rule, creator, creator_name, facts):
             return None
     return Denial(
         f'default privileges of creator "{creator_name}"',
-        f"createdBy must name a role of a PgRole in this namespace, or one that ownedBy of a rule of "
-        f"PgServer.spec.allow.privileges names: remove it from spec, or {_ASK}",
+        f"createdBy must name a role of a PgRole in this namespace, or an owner that a rule of "
+        f"PgServer.spec.allow.privileges allows (a superuser by its exact name): remove it from spec, or {_ASK}",
     )
 
 
@@ -172,9 +177,13 @@ def _is_owner_allowed(rule: PrivilegeRule, owner: int, owner_name: str, facts: D
     """
     if rule.owned_by is None:
         return True
-    if owner in facts.superusers or owner in facts.own_roles or owner < FIRST_NORMAL_OID:
+    if _is_powerful(owner, facts):
         return names_itself(owner_name, rule.owned_by)
     return matches(owner_name, rule.owned_by)
+
+
+def _is_powerful(owner: int, facts: DatabaseFacts) -> bool:
+    return owner in facts.superusers or owner in facts.own_roles or owner < FIRST_NORMAL_OID
 
 
 def _is_named(rules: Iterable[PrivilegeRule], obj: DatabaseObject, facts: DatabaseFacts) -> bool:

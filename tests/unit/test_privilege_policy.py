@@ -165,13 +165,29 @@ def test_a_refused_database_is_told_which_ones_are_allowed() -> None:
     assert "allowed: a*, except ab*" in str(check_database(PrivilegePolicy((), ("a*",), ("ab*",)), "abc"))
 
 
-def test_creators_are_the_namespaces_roles_or_owners_that_a_rule_names() -> None:
+@pytest.mark.parametrize(
+    ("databases", "may"),
+    [(("*",), False), (("base*",), False), (("base",), True), (("*", "base"), True)],
+)
+def test_a_template_needs_its_exact_name(databases: tuple[str, ...], may: bool) -> None:
+    policy = PrivilegePolicy(databases=databases, templates=frozenset({"base"}))
+    refused = check_database(policy, "base")
+    assert (refused is None) is may
+    if refused is not None:
+        assert "CREATE DATABASE from it fails" in refused.message
+        assert "IS_TEMPLATE false" in refused.message
+    assert check_database(PrivilegePolicy(databases=("*",), templates=frozenset({"base"})), "orders") is None
+
+
+def test_creators_are_the_namespaces_roles_or_owners_that_a_rule_allows() -> None:
     def may(creator: int, *rules: PrivilegeRule) -> bool:
         return why_not_created_by(ruled(*rules), creator, NAMES[creator], FACTS) is None
 
     assert may(OWN)
     assert not may(OTHER)
-    assert not may(OTHER, PrivilegeRule())
+    assert may(OTHER, PrivilegeRule())
+    assert not may(OTHER, PrivilegeRule(databases=("x",)))
+    assert not any(may(one, PrivilegeRule()) for one in (SUPERUSER, CONTROLLER, 10))
     assert not may(OTHER, PrivilegeRule(databases=("x",), owned_by=("shop_*",)))
     assert may(OTHER, PrivilegeRule(owned_by=("shop_*",)))
     assert not may(SUPERUSER, PrivilegeRule(owned_by=("shop_*",)))
