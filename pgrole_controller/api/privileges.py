@@ -126,8 +126,9 @@ class ObjectPrivilegesSpec(Model):
     names: list[NameOfObject] = Field(
         description=(
             "Names or patterns of the objects. A pattern also applies to objects that are created later. A routine "
-            "can be listed with the types of its arguments, such as close_order(bigint); without them, every overload "
-            "matches."
+            "can be listed with the types of its arguments, such as close_order(bigint, app.state); without them, "
+            "every overload matches. PostgreSQL's own types can have any of their names, such as int or integer; other "
+            "types need their schema."
         ),
         min_length=1,
         max_length=128,
@@ -251,7 +252,8 @@ class DatabasePrivilegesSpec(Model):
         default_factory=list,
         description=(
             "Roles whose future objects in schemas are accessible from the moment they are created, by default "
-            "privileges. Objects of all other roles become accessible milliseconds later."
+            "privileges. Objects of all other roles become accessible milliseconds later, and so do all objects in "
+            "schemas with a pattern as name or with except, which default privileges cannot express."
         ),
         max_length=32,
         json_schema_extra=list_schema(32),

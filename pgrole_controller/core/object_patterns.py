@@ -14,6 +14,8 @@ from pgrole_controller.core.acl import DECLARABLE, TABLE_KINDS, DatabaseObject, 
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
 from pgrole_controller.core.policy import FIRST_NORMAL_OID
+from pgrole_controller.core.routine_signature import normalize_arguments as normalize_arguments
+from pgrole_controller.core.routine_signature import split_signature as split_signature
 
 _READ: Mapping[ObjectKind, str] = {
     **dict.fromkeys(TABLE_KINDS, "SELECT"),
@@ -279,11 +281,6 @@ def check_declarable(declared: DatabasePrivileges, version: int) -> Refused | No
     return None
 
 
-def normalize_arguments(arguments: str) -> str:
-    """Returns a routine's argument types in the form in which they are compared: lower case, single spaces."""
-    return ",".join(" ".join(one.split()) for one in arguments.lower().split(","))
-
-
 def _given(access: SchemaAccess, kind: ObjectKind) -> frozenset[str]:
     return frozenset[str]().union(*(ACCESS[one].get(kind, frozenset()) for one in access.access))
 
@@ -311,19 +308,6 @@ def _sort_names(
                 patterns.append((compile_patterns([name]), compile_patterns([arguments]), wish))
     if wide:
         patterns.append((compile_patterns(wide), None, wish))
-
-
-def split_signature(text: str) -> list[tuple[str, str | None]]:
-    """Returns the ways to read a declared routine: its name and normalized arguments, None for every overload.
-
-    A name may contain parentheses. Only one way can match an existing routine, since PostgreSQL quotes types whose
-    names contain parentheses.
-    """
-    if not (text.endswith(")") and "(" in text):
-        return [(text, None)]
-    return [
-        (text[:at], normalize_arguments(text[at + 1 : -1])) for at, character in enumerate(text) if character == "("
-    ]
 
 
 def _named(part: _Part, obj: DatabaseObject) -> tuple[_Wish, ...]:

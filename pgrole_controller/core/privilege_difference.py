@@ -14,6 +14,11 @@ MOST_NAMED = 5
 MOST_AWAITED = 2000
 
 
+#: How `label_of` begins for a routine, and what to check if one with types of arguments is missing.
+_ROUTINE = "routine "
+_TYPES = " (a type of an argument that is not PostgreSQL's own needs its schema, such as f(app.state))"
+
+
 @dataclass(frozen=True, slots=True)
 class PrivilegeDifference:
     """One privilege that is held but undeclared (`held`), or declared but not held.
@@ -170,6 +175,8 @@ class PendingNames:
         if self._missing:
             what = _enumerate(list(self._missing)[:MOST_NAMED], len(self._missing))
             message = f"{where}: waiting for {what}: the privileges are granted when it exists"
+            if any(one.startswith(_ROUTINE) and one.endswith(")") and one[-2:] != "()" for one in self._missing):
+                message += _TYPES
             found.append(Waiting(Reason.PRIVILEGE_PENDING, message))
         return tuple(found)
 

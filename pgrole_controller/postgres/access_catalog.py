@@ -14,8 +14,8 @@ from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.ddl import quote_identifier
 from pgrole_controller.core.effective_access import AccessObject
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.core.object_patterns import normalize_arguments
 from pgrole_controller.core.role_graph import AccessRole, GroupEdge, RoleGraph
+from pgrole_controller.core.routine_signature import normalize_arguments
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.acl_rows import CATALOGS, kind_of, pair, read_entries
 from pgrole_controller.postgres.connection import Connection
@@ -214,8 +214,8 @@ async def _locate(connection: Connection, name: ObjectName) -> tuple[str, int]:
     relations = [] if name.arguments is not None else [place for place in places if place[0] != "pg_proc"]
     routines = [place for place in places if place[0] == "pg_proc"]
     if name.arguments is not None:
-        wanted = _canonical_types(name.arguments)
-        fitting = [place for place in routines if wanted == _canonical_types(place[2])]
+        wanted = normalize_arguments(name.arguments)
+        fitting = [place for place in routines if wanted == normalize_arguments(place[2])]
         if not fitting and routines:
             raise Refused(Reason.INVALID_SPEC, f"{name} does not exist in this database; {_list(name, routines)}")
         routines = fitting
@@ -225,35 +225,6 @@ async def _locate(connection: Connection, name: ObjectName) -> tuple[str, int]:
     if routines:
         raise Refused(Reason.INVALID_SPEC, f"{name} is the name of several routines; {_list(name, routines)}")
     raise Refused(Reason.INVALID_SPEC, await _explain_missing(connection, name))
-
-
-#: Names of types that SQL has besides those that PostgreSQL shows.
-_ALIASES = {
-    "int": "integer",
-    "int2": "smallint",
-    "int4": "integer",
-    "int8": "bigint",
-    "float4": "real",
-    "float8": "double precision",
-    "bool": "boolean",
-    "varchar": "character varying",
-    "char": "character",
-    "decimal": "numeric",
-    "timestamp": "timestamp without time zone",
-    "timestamptz": "timestamp with time zone",
-    "time": "time without time zone",
-    "timetz": "time with time zone",
-}
-
-
-def _canonical_types(arguments: str) -> list[str]:
-    found = []
-    for one in normalize_arguments(arguments).split(","):
-        plain = one.strip().removeprefix("pg_catalog.")
-        array = "[]" if plain.endswith("[]") else ""
-        element = plain.removesuffix("[]")
-        found.append(_ALIASES.get(element, element) + array)
-    return found
 
 
 def _list(name: ObjectName, routines: Sequence[tuple[str, int, str]]) -> str:

@@ -10,6 +10,7 @@ import pytest_asyncio
 from pgrole_controller.core.acl import DECLARABLE, TABLE_KINDS, AclEntry, ObjectId, ObjectKind
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.observed_database import ObservedDatabase
+from pgrole_controller.core.routine_signature import normalize_arguments
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import acl_catalog, answer_pages, queries
 from pgrole_controller.postgres.acl_catalog import (
@@ -223,6 +224,33 @@ async def test_arguments_of_routines_are_their_input_types(db: AclDatabase) -> N
 
 
 ODD_NAMES = ['a "quoted" one', "line\nbreak", "tab\tand 'single'", "%s %I $1 \\", "ü" * 31, "x" * 63, ";--", "NULL"]
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        "int, int2, int4, int8, integer, smallint, bigint",
+        "float, float4, float8, float(24), float(25), real, double precision",
+        "bool, boolean, dec, decimal(3), numeric(10, 2)",
+        'char, char(3), character, bpchar, nchar(2), national character, "char", pg_catalog."char", pg_catalog.char',
+        "varchar, varchar(10), char varying(3), character varying, national char varying, nchar varying(2)",
+        "time, timetz, timestamp, timestamptz, time(3), timestamp (3), time without time zone, time(3) with time zone",
+        "timestamp with time zone, timestamp(0) without time zone, interval, interval(3), interval day to second(3)",
+        "bit, bit(3), bit varying, bit varying(3), varbit, varbit(3), interval year, interval second(3)",
+        "pg_catalog.int4, pg_catalog.varchar(3), pg_catalog.timestamptz[], pg_catalog.text, pg_catalog . bit",
+        "int[], integer[3][], text array, float array[3], varchar(3)[], app.state[]",
+        'App.State, app."State", app."odd,(3)", app."odd,(3)"[]',
+        "id bigint, in b text, inout c int, VARIADIC d INT[]",
+        "id int, out b int",
+    ],
+)
+async def test_types_that_postgresql_takes_are_those_that_it_shows(db: AclDatabase, declared: str) -> None:
+    types = "".join(f"CREATE TYPE app.{name} AS ENUM ();" for name in ("state", '"State"', '"odd,(3)"'))
+    returned = "" if ", out " in declared else "RETURNS int"
+    await db.run(f"{types} CREATE FUNCTION app.one({declared}) {returned} LANGUAGE sql AS 'SELECT 1'")
+    found = named(await read_acls(db.connection, db.grantees("reader"), anywhere), "one")
+    assert normalize_arguments(declared) == normalize_arguments(found.object.arguments)
+    assert normalize_arguments(found.object.arguments) == found.object.arguments.replace(", ", ",")
 
 
 async def test_odd_names_arrive_as_they_are(db: AclDatabase) -> None:

@@ -374,6 +374,16 @@ class TestPending:
         routine = make("close", ObjectKind.ROUTINE, arguments="bigint")
         (waiting,) = decide(grantee(declared), observe((routine, ()))).pending
         assert "routine app.close(text), routine app.open():" in waiting.message
+        assert waiting.message.endswith("needs its schema, such as f(app.state))")
+
+    def test_a_routine_is_found_by_other_names_of_its_types(self) -> None:
+        names = ("close(int8, variadic timestamptz[])", "open()")
+        declared = of_objects(ObjectPrivileges(ObjectKind.ROUTINE, "app", names, frozenset({"EXECUTE"})))
+        routine = make("close", ObjectKind.ROUTINE, arguments="bigint, timestamp with time zone[]")
+        decision = decide(grantee(declared), observe((routine, ())))
+        assert texts(decision) == ["GRANT EXECUTE ON ROUTINE app.close(bigint, timestamp with time zone[]) TO reader"]
+        (waiting,) = decision.pending
+        assert waiting.message.endswith("waiting for routine app.open(): the privileges are granted when it exists")
 
 
 def default(*entries: AclEntry, creator: int = OWNER, schema: str = "app", object_type: str = "r") -> DefaultAcl:

@@ -12,10 +12,10 @@ from pgrole_controller.core.grantee import Access, DatabasePrivileges, ObjectPri
 from pgrole_controller.core.object_patterns import (
     CompiledPrivileges,
     check_declarable,
-    normalize_arguments,
     wanted,
 )
 from pgrole_controller.core.policy import matches
+from pgrole_controller.core.routine_signature import normalize_arguments
 
 READ, WRITE, EXECUTE = (frozenset({one}) for one in Access)
 TABLES = (ObjectKind.TABLE, ObjectKind.VIEW, ObjectKind.MATERIALIZED_VIEW, ObjectKind.FOREIGN_TABLE)
@@ -163,6 +163,71 @@ def test_a_routine_without_arguments_and_one_whose_name_has_parentheses() -> Non
     assert found(one, make(ObjectKind.ROUTINE, name="odd(x)", arguments='app."T"')) == {"EXECUTE"}
     assert found(one, make(ObjectKind.ROUTINE, name="odd", arguments="x")) == set()
     assert normalize_arguments("Character  Varying,  integer[]") == "character varying,integer[]"
+
+
+@pytest.mark.parametrize(
+    ("declared", "arguments"),
+    [
+        ("int", "integer"),
+        ("INT4, int2, int8", "integer, smallint, bigint"),
+        ("bool,float,float4,float8", "boolean, double precision, real, double precision"),
+        ("float(24), float(25)", "real, double precision"),
+        ("varchar(10), numeric(10, 2), dec", "character varying, numeric, numeric"),
+        ("char(3), bpchar, national character varying", "character, character, character varying"),
+        (
+            "timestamptz, timestamp(3), timetz",
+            "timestamp with time zone, timestamp without time zone, time with time zone",
+        ),
+        ("timestamp (3) with time zone, time", "timestamp with time zone, time without time zone"),
+        ("varbit, bit(3), interval second(3)", "bit varying, bit, interval"),
+        ("variadic int[]", "integer[]"),
+        ("int array, text[3][]", "integer[], text[]"),
+        ("in id bigint, out int, inout name text", "bigint, text"),
+        ("pg_catalog.int4[], pg_catalog.text", "integer[], text"),
+        ('"char", pg_catalog."char", char', '"char", "char", character'),
+        ('app."A, (B"(3), App.State', 'app."A, (B", app.state'),
+    ],
+)
+def test_types_of_arguments_can_be_declared_by_any_name_that_postgresql_has_for_them(
+    declared: str, arguments: str
+) -> None:
+    one = of_objects(ObjectKind.ROUTINE, "app", f"f({declared})", privileges="EXECUTE")
+    assert found(one, make(ObjectKind.ROUTINE, name="f", arguments=arguments)) == {"EXECUTE"}
+    pattern = of_objects(ObjectKind.ROUTINE, "app", f"?({declared})", privileges="EXECUTE")
+    assert found(pattern, make(ObjectKind.ROUTINE, name="f", arguments=arguments)) == {"EXECUTE"}
+
+
+@pytest.mark.parametrize(
+    ("declared", "arguments"),
+    [
+        ('"int"', "integer"),
+        ("char", '"char"'),
+        ("app.int4", "integer"),
+        ("state", "app.state"),
+        ('app."State"', 'app."state"'),
+        ('app."a  b"', 'app."a b"'),
+        ("int", "integer[]"),
+        ("out x)(y", ""),
+        ("10)", ""),
+    ],
+)
+def test_quoted_types_and_those_of_other_schemas_are_no_other_names(declared: str, arguments: str) -> None:
+    one = of_objects(ObjectKind.ROUTINE, "app", f"f({declared})", privileges="EXECUTE")
+    assert found(one, make(ObjectKind.ROUTINE, name="f", arguments=arguments)) == set()
+
+
+def test_wildcards_match_types_as_postgresql_shows_them() -> None:
+    one = of_objects(ObjectKind.ROUTINE, "app", "f(int, *)", "f(time*)", privileges="EXECUTE")
+    for arguments in ("integer, text", "integer, text, text", "timestamp with time zone"):
+        assert found(one, make(ObjectKind.ROUTINE, name="f", arguments=arguments)) == {"EXECUTE"}
+    assert found(one, make(ObjectKind.ROUTINE, name="f", arguments="text, integer")) == set()
+
+
+@given(st.lists(st.sampled_from(['"', '""', "(", ")", ",", ".", "[", "]", " ", "int", "out", "3", "a", "A", "*"])))
+def test_any_text_has_a_normalized_form_which_is_its_own(parts: list[str]) -> None:
+    text = "".join(parts)
+    for once in (normalize_arguments(text), normalize_arguments(f"f {text}")):
+        assert normalize_arguments(once) == once
 
 
 @pytest.mark.parametrize(
