@@ -1,8 +1,10 @@
 """Differences between declared and held privileges, one by one, and their descriptions for people."""
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 
 from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting, make_legible
@@ -156,15 +158,20 @@ class PendingNames:
             self.columns.add((obj.id, column))
 
     def add_denied(self, denial: Denial) -> None:
+        """Notes a denial. Of each remedy's, the first by name are kept, since objects come in no particular order."""
         self._counts[denial.remedy] += 1
-        if self._counts[denial.remedy] <= MOST_NAMED:
-            self._denied.setdefault(denial.remedy, []).append(denial.what)
+        kept = self._denied.setdefault(denial.remedy, [])
+        insort(kept, denial.what)
+        del kept[MOST_NAMED:]
 
     def errors(self) -> tuple[PgRoleError, ...]:
-        """Returns Refused for each remedy and for PostgreSQL's own objects, and one Waiting for what does not exist."""
+        """Returns Refused for each remedy and for PostgreSQL's own objects, and one Waiting for what does not exist.
+
+        The texts do not depend on the order in which the objects were read.
+        """
         where = f'spec.privileges: database "{self._database}"'
         found: list[PgRoleError] = []
-        for remedy, named in self._denied.items():
+        for remedy, named in sorted(self._denied.items()):
             what = _enumerate(named, self._counts[remedy])
             found.append(Refused(Reason.NOT_ALLOWED, f"{where}: the server's policy does not allow {what}: {remedy}"))
         if self._of_postgresql:
@@ -173,7 +180,7 @@ class PendingNames:
             message = f"{where}: {what}: privileges on PostgreSQL's own objects are not managed: {remedy}"
             found.append(Refused(Reason.INVALID_SPEC, message))
         if self._missing:
-            what = _enumerate(list(self._missing)[:MOST_NAMED], len(self._missing))
+            what = _enumerate(nsmallest(MOST_NAMED, self._missing), len(self._missing))
             message = f"{where}: waiting for {what}: the privileges are granted when it exists"
             if any(one.startswith(_ROUTINE) and one.endswith(")") and one[-2:] != "()" for one in self._missing):
                 message += _TYPES

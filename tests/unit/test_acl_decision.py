@@ -25,6 +25,7 @@ from pgrole_controller.core.grantee import (
     Grantee,
     ObjectPrivileges,
     PrivilegePolicy,
+    PrivilegeRule,
     SchemaAccess,
 )
 from pgrole_controller.core.observed_database import ObservedDatabase
@@ -367,6 +368,24 @@ class TestPending:
         refused, waiting = decide(grantee(replace(declared, schemas=READ.schemas)), observe(*foreign)).pending
         assert "table app.t4 and 2 more" in waiting.message
         assert 'table app.f4 (owner "stranger") and 2 more' in refused.message
+
+    def test_a_message_does_not_depend_on_the_order_in_which_objects_are_read(self) -> None:
+        names = ("id", "no", "x", "y", "z", "zz")
+        declared = replace(
+            of_objects(table("UPDATE", *names), table("INSERT", *names, name="f1")), schemas=READ.schemas
+        )
+        read = [(make(f"f{at}", owner=STRANGER, oid=20001 + at), ()) for at in range(3)]
+        read += [(make(f"v{at}", ObjectKind.VIEW, owner=ADMIN, oid=20011 + at), ()) for at in range(4)]
+        read += [(TABLE, ()), (make(oid=20030, kind=ObjectKind.SEQUENCE, owner=STRANGER), ())]
+        rules = (PrivilegeRule(owned_by=("own",)), PrivilegeRule(owned_by=("strange*",), kinds=(ObjectKind.TABLE,)))
+        guarded = replace(declared, objects=(*declared.objects, table("TRIGGER", name="f*")))
+        for policy in (POLICY, replace(POLICY, rules=rules)):
+            found = {
+                tuple(error.message for error in decide(grantee(guarded, policy=policy), observe(*order)).pending)
+                for order in (read, read[::-1], read[4:] + read[:4], sorted(read, key=lambda one: one[0].id.oid % 5))
+            }
+            assert len(found) == 1
+            assert [*map(len, found)] == [3]
 
     def test_a_routine_is_found_by_name_or_signature(self) -> None:
         names = ("close", "close(bigint)", "close(text)", "open()")
