@@ -38,6 +38,12 @@ ACCESS: Mapping[Access, Mapping[ObjectKind, frozenset[str]]] = {
 #: Schemas that PostgreSQL was initialized with, except public. Of their objects, only those of extensions are managed.
 POSTGRESQL_SCHEMAS = frozenset({"pg_catalog", "information_schema"})
 
+#: What to do about a declaration that concerns these objects.
+NOT_MANAGED = (
+    "privileges on PostgreSQL's own objects are not managed: remove it from spec, and list a predefined role in "
+    "memberOf, or have a superuser grant it"
+)
+
 #: Schemas whose objects are never matched by a pattern.
 SYSTEM_SCHEMAS = POSTGRESQL_SCHEMAS | {"pgrole"}
 
@@ -269,15 +275,26 @@ def is_pattern(name: str) -> bool:
 
 
 def check_declarable(declared: DatabasePrivileges, version: int) -> Refused | None:
-    """Returns why a server of this version (server_version_num) does not support the declaration; None if it does."""
+    """Returns which part of the declaration no server supports, or not this version (server_version_num); None if none.
+
+    Of the schemas of PostgreSQL, only objects of extensions can be declared, by exact names.
+    """
+    where = f'spec.privileges: database "{declared.database}"'
     if version < MAINTAIN_SINCE:
         for index, one in enumerate(declared.objects):
             if "MAINTAIN" in one.privileges:
                 return Refused(
                     Reason.INVALID_SPEC,
-                    f'spec.privileges: database "{declared.database}": objects[{index}].privileges: MAINTAIN requires '
-                    f"PostgreSQL 17 or later, this server has {version // 10000}: remove it",
+                    f"{where}: objects[{index}].privileges: MAINTAIN requires PostgreSQL 17 or later, this server has "
+                    f"{version // 10000}: remove it",
                 )
+    own = [f"schema {one.schema}" for one in declared.schemas if one.schema in POSTGRESQL_SCHEMAS]
+    for index, one in enumerate(declared.objects):
+        if one.schema in POSTGRESQL_SCHEMAS:
+            own += [f"{one.schema}.{name} (objects[{index}].names)" for name in one.names if is_pattern(name)]
+    if own:
+        more = f" and {len(own) - 1} more" if len(own) > 1 else ""
+        return Refused(Reason.INVALID_SPEC, f"{where}: {own[0]}{more}: {NOT_MANAGED}")
     return None
 
 

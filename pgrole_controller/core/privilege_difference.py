@@ -8,6 +8,7 @@ from heapq import nsmallest
 
 from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting, make_legible
+from pgrole_controller.core.object_patterns import NOT_MANAGED
 from pgrole_controller.core.privilege_policy import Denial
 
 #: Maximum number of differences that a message names before it counts the rest.
@@ -176,9 +177,7 @@ class PendingNames:
             found.append(Refused(Reason.NOT_ALLOWED, f"{where}: the server's policy does not allow {what}: {remedy}"))
         if self._of_postgresql:
             what = _enumerate(list(self._of_postgresql)[:MOST_NAMED], len(self._of_postgresql))
-            remedy = "remove it from spec, and list a predefined role in memberOf, or have a superuser grant it"
-            message = f"{where}: {what}: privileges on PostgreSQL's own objects are not managed: {remedy}"
-            found.append(Refused(Reason.INVALID_SPEC, message))
+            found.append(Refused(Reason.INVALID_SPEC, f"{where}: {what}: {NOT_MANAGED}"))
         if self._missing:
             what = _enumerate(nsmallest(MOST_NAMED, self._missing), len(self._missing))
             message = f"{where}: waiting for {what}: the privileges are granted when it exists"

@@ -351,6 +351,21 @@ class TestPending:
         found = replace(observe((of_extension, ())), schemas=observed.schemas)
         assert not any(one.reason is Reason.INVALID_SPEC for one in decide(grantee(of_objects(routine)), found).pending)
 
+    @pytest.mark.parametrize("schema", ["pg_catalog", "information_schema"])
+    def test_neither_schemas_of_postgresql_nor_patterns_in_them_can_be_declared(self, schema: str) -> None:
+        observed = replace(observe((TABLE, ())), schemas=frozenset({"app", schema}))
+        whole = SchemaAccess(schema, frozenset({Access.READ}))
+        names = ObjectPrivileges(ObjectKind.TABLE, schema, ("t*", "*"), frozenset({"SELECT"}))
+        for declared, named in (
+            (replace(READ, schemas=(*READ.schemas, whole)), f"schema {schema}: "),
+            (replace(READ, objects=(table("SELECT"), names)), f"{schema}.t* (objects[1].names) and 1 more: "),
+        ):
+            decision = decide(grantee(declared), observed)
+            (refused,) = decision.pending
+            assert refused.reason is Reason.INVALID_SPEC
+            assert f"{named}privileges on PostgreSQL's own objects are not managed: remove it" in refused.message
+            assert texts(decision) == ["GRANT SELECT ON TABLE app.orders TO reader"]
+
     def test_an_added_column_is_new(self) -> None:
         declared = replace(grantee(of_objects(table("INSERT", "id"))), report_only=True)
         applied = declared.digest_of("orders")
