@@ -3,7 +3,7 @@
 from bisect import insort
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 
 from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObjectKind
@@ -27,7 +27,7 @@ class PrivilegeDifference:
     """One privilege that is held but undeclared (`held`), or declared but not held.
 
     `object` None: a default privilege; `place` then describes it for people. `option`: only the grant option differs.
-    `grantor_name`: of a held one, who granted it.
+    `grantor_name`: of a held one, who granted it. `declarable` False: no PgRole can declare it, so it is never revoked.
     """
 
     privilege: str
@@ -37,6 +37,7 @@ class PrivilegeDifference:
     grantor_name: str = ""
     option: bool = False
     place: str = ""
+    declarable: bool = True
 
     @property
     def granted_by(self) -> str:
@@ -125,8 +126,8 @@ class DifferenceLedger:
         return not self._left
 
     def note_left(self, difference: PrivilegeDifference) -> None:
-        """Notes a privilege that is held but undeclared, and that the controller does not revoke."""
-        self.reported.append(difference)
+        """Notes a privilege that is held, and that no PgRole can declare: the controller does not revoke it."""
+        self.reported.append(replace(difference, declarable=False))
 
     def _add_drift(self, difference: PrivilegeDifference) -> None:
         self.drift.append(difference)

@@ -52,11 +52,20 @@ def _sentence(database: str, drift: PrivilegeDrift, differences: Sequence[Privil
     if len(differences) == 1:
         (one,) = differences
         done, undone = ("granted", "revoked") if one.held else ("revoked", "granted again")
-        end = f" and {undone}" if drift.corrected else "; not corrected, since spec.drift.policy is Report"
+        end = f" and {undone}" if drift.corrected else f"; not corrected, since {_why_left(differences)}"
         return f"{one.what} {where} was {done}{by}{end}"
     words = "; ".join(phrases(tuple(differences), MOST_WORDS))
-    end = "corrected" if drift.corrected else "not corrected, since spec.drift.policy is Report"
+    end = "corrected" if drift.corrected else f"not corrected, since {_why_left(differences)}"
     return f"{len(differences)} privileges {where} were changed{by} and {end}: {words}"
+
+
+def _why_left(differences: Sequence[PrivilegeDifference]) -> str:
+    left = [one for one in differences if not one.declarable]
+    if not left:
+        return "spec.drift.policy is Report"
+    if len(left) < len(differences):
+        return "spec.drift.policy is Report, and no PgRole can declare some of them"
+    return "no PgRole can declare them" if len(left) > 1 else "no PgRole can declare it: revoke it if it is not wanted"
 
 
 def _name(drift: PrivilegeDrift) -> str:

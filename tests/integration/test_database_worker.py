@@ -900,6 +900,19 @@ async def test_an_approval_is_spent_if_only_a_part_of_the_drift_could_be_correct
         assert await world.may("UPDATE", "app.orders")
 
 
+async def test_a_privilege_that_cannot_be_declared_is_reported_with_the_reason(world: DatabaseWorkerWorld) -> None:
+    world.declare(READ)
+    await world.hand.execute("CREATE TYPE app.mood AS ENUM ()")
+    async with world.working():
+        await world.wait_settled()
+        world.news()
+        await world.hand.execute(f"GRANT USAGE ON TYPE app.mood TO {world.role}")
+        await world.wait(lambda result: bool(result.reported))
+    ((reason, note),) = world.news()
+    assert reason is News.DRIFT_REPORTED
+    assert note.endswith("not corrected, since no PgRole can declare it: revoke it if it is not wanted")
+
+
 async def test_a_reported_drift_is_recorded_once_also_after_a_restart(world: DatabaseWorkerWorld) -> None:
     world.declare(READ, report_only=True)
     look = "SELECT fields, corrected, count FROM pgrole.history"

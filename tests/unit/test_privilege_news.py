@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObjectKind
-from pgrole_controller.core.privilege_difference import PrivilegeDifference
+from pgrole_controller.core.privilege_difference import DifferenceLedger, PrivilegeDifference
 from pgrole_controller.core.privilege_news import announce_drift, announce_extension, describe_drift
 from pgrole_controller.core.privilege_result import Culprit, Evidence, News
 
@@ -42,6 +42,21 @@ def test_several_privileges_and_one_that_is_only_reported() -> None:
     assert text.startswith("9 privileges (database orders) were changed by alice at 16:04:09.113 and corrected: ")
     assert text.endswith("and 4 more")
     assert note(difference(), corrected=False).endswith("not corrected, since spec.drift.policy is Report")
+
+
+def test_what_no_object_can_declare_is_not_said_to_be_left_because_of_the_policy() -> None:
+    one = PrivilegeDifference("USAGE", DatabaseObject(ObjectId("pg_type", 20001), ObjectKind.TYPE, "app", "t", 10, "x"))
+    two = PrivilegeDifference("USAGE", place="future types created by alice")
+    ledger = DifferenceLedger(current=True, report_only=False, new_objects=None, granted_before=())
+    ledger.note_left(one)
+    ledger.note_left(two)
+    assert note(ledger.reported[0], by=Culprit(), corrected=False) == (
+        "USAGE on type app.t (database orders) was granted; "
+        "not corrected, since no PgRole can declare it: revoke it if it is not wanted"
+    )
+    assert "not corrected, since no PgRole can declare them: USAGE" in note(*ledger.reported, corrected=False)
+    both = note(difference(), *ledger.reported, corrected=False)
+    assert "not corrected, since spec.drift.policy is Report, and no PgRole can declare some of them: DELETE" in both
 
 
 def test_names_that_are_not_utf8_are_legible() -> None:
