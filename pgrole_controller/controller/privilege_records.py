@@ -40,7 +40,7 @@ class RoundRecords:
     def record(self, grantee: Grantee, drift: PrivilegeDrift, by: Culprit) -> RecordedDrift:
         return RecordedDrift(
             grantee.role_name,
-            drift.words,
+            ("privileges",),
             drift.corrected,
             database=self.database,
             at=drift.time,

@@ -9,6 +9,7 @@ recorded once, by its `key`, whatever number of resyncs finds it.
 Leave the history out of dumps with `pg_dump --exclude-table-data='pgrole.*'`.
 """
 
+import hashlib
 import json
 import uuid
 from collections.abc import Mapping, Sequence
@@ -34,8 +35,10 @@ MOST_COPIED = 100
 STATEMENT_SHOWN = 120
 MOST_READ = 10
 
+#: Phrases that `details` keep, bytes of each, and characters of the digest: what the table's limit for `details` fits.
 _MOST_WORDS = 5
 _LONGEST_WORDS = 100
+_DIGEST = 16
 
 _SECONDS = 5.0
 _LOCK_TIMEOUT = "2s"
@@ -47,8 +50,8 @@ class RecordedDrift:
     """One drift to record, or as recorded. `database` is empty for roles.
 
     `key`: identifies a drift that may be found again; the same one is recorded once. Empty: it happens once.
-    `values`: by field, what was declared and observed. `words`: what happened to privileges, one phrase each; `fields`
-    shows the beginning of each.
+    `fields`: of spec. `values`: by field, what was declared and observed. `words`: what happened to privileges, one
+    phrase each.
     """
 
     role: str
@@ -102,13 +105,23 @@ def _to_json(drift: RecordedDrift, config: HistoryConfig) -> dict[str, object]:
             name: {side: _storable(value) for side, value in pair.items()} for name, pair in drift.values.items()
         }
     elif drift.words:
-        row["details"] = {"words": [_storable(words)[:_LONGEST_WORDS] for words in drift.words[:_MOST_WORDS]]}
+        row["details"] = _shorten([_storable(words) for words in drift.words])
     if drift.at is not None:
         row["at"] = drift.at.isoformat()
     if drift.key:
         identity = "\0".join((drift.cluster, drift.database, drift.role, drift.key)).encode(errors="surrogateescape")
         row["drift"] = str(uuid.uuid5(_NAMESPACE, identity.hex()))
     return row
+
+
+def _shorten(words: Sequence[str]) -> dict[str, object]:
+    """Returns `details` of privileges. A digest tells apart what is shortened to the same words: only drifts with equal
+    details share a row.
+    """
+    shown = [one.encode()[:_LONGEST_WORDS].decode(errors="ignore") for one in words[:_MOST_WORDS]]
+    if shown == list(words):
+        return {"words": shown}
+    return {"words": shown, "digest": hashlib.sha256("\0".join(words).encode()).hexdigest()[:_DIGEST]}
 
 
 async def record_at_home(

@@ -68,14 +68,15 @@ async def list_drifts(connection: Connection, since: datetime, role: str | None,
 
 def _drift(row: Row) -> ListedDrift:
     values, words = read_details(row.find_text("details"))
+    of_role = row.get("kind", str) == "role"
     return ListedDrift(
         role=row.text("role"),
         at=row.get("at", datetime),
         last_at=row.get("last_at", datetime),
-        fields=row.texts("fields"),
+        fields=row.texts("fields") if of_role else ("privileges",),
         corrected=row.get("corrected", bool),
         count=row.get("count", int),
-        database="" if row.get("kind", str) == "role" else row.text("database"),
+        database="" if of_role else row.text("database"),
         values=values,
         words=words,
         by=Culprit(

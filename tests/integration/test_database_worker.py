@@ -1,5 +1,6 @@
 """controller.database_worker with a real database: it keeps what published roles declare, whatever others do."""
 
+import json
 import secrets
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -260,6 +261,8 @@ async def test_corrects_a_grant_and_names_who_made_it(world: DatabaseWorkerWorld
     assert history is not None
     assert history["corrected"]
     assert history["login"] == world.alice
+    assert history["fields"] == ["privileges"]
+    assert json.loads(history["details"]) == {"words": ["DELETE on table app.orders was granted"]}
 
 
 def note_decisions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -915,8 +918,8 @@ async def test_a_privilege_that_cannot_be_declared_is_reported_with_the_reason(w
 
 async def test_a_reported_drift_is_recorded_once_also_after_a_restart(world: DatabaseWorkerWorld) -> None:
     world.declare(READ, report_only=True)
-    look = "SELECT fields, corrected, count FROM pgrole.history"
-    expected = [(["UPDATE on table app.orde"], False, 1)]
+    look = "SELECT fields, details ->> 'words', corrected, count FROM pgrole.history"
+    expected = [(["privileges"], '["UPDATE on table app.orders was granted"]', False, 1)]
 
     async def is_recorded() -> bool:
         return [tuple(row) for row in await world.hand.fetch(look)] == expected
@@ -930,7 +933,7 @@ async def test_a_reported_drift_is_recorded_once_also_after_a_restart(world: Dat
         worker.note_everything()
         await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
         await world.wait(lambda result: len(result.reported) == 2)
-    await world.hand.execute("DELETE FROM pgrole.drift_history WHERE fields::text NOT LIKE '%UPDATE%'")
+    await world.hand.execute("DELETE FROM pgrole.drift_history WHERE details::text NOT LIKE '%UPDATE%'")
     await world.hand.execute(f"REVOKE DELETE ON app.orders FROM {world.role}")
     async with world.working() as worker:
 

@@ -93,9 +93,7 @@ async def test_a_contest_is_one_row_a_minute_and_a_report_one_row(other: Connect
 async def test_what_two_people_did_and_what_happened_to_two_objects_is_not_one_row(other: Connection) -> None:
     table = "DELETE on table app.a_long_name"
     drifts = [
-        RecordedDrift(
-            "reader", (f"{table}{n} was granted",), True, "orders", at=NOW, by=by, words=(f"{table}{n} was granted",)
-        )
+        RecordedDrift("reader", ("privileges",), True, "orders", at=NOW, by=by, words=(f"{table}{n} was granted",))
         for n in (1, 2, 1)
         for by in (BY, replace(BY, login="bob"))
     ]
@@ -105,6 +103,17 @@ async def test_what_two_people_did_and_what_happened_to_two_objects_is_not_one_r
     assert [tuple(row) for row in found] == [
         (login, text, 2 - n) for login in ("alice", "bob") for n, text in enumerate(words)
     ]
+
+
+@pytest.mark.parametrize("letter", ["x", "\U0001f418", "\udce9"])
+async def test_privileges_that_are_shortened_to_the_same_words_are_not_one_row(other: Connection, letter: str) -> None:
+    many = [f"DELETE on table app.{letter * 60}{n} was granted" for n in range(10)]
+    for words in (many, [*many[:-1], "and 2 more"], many[:1], [f"{many[0]} by bob"], many):
+        drift = RecordedDrift("reader", ("privileges",), True, "orders", at=NOW, by=BY, words=tuple(words))
+        await record(other, drift)
+    found = await other.fetch("SELECT count, details -> 'words' ->> 0 AS words FROM pgrole.history ORDER BY count DESC")
+    assert [row["count"] for row in found] == [2, 1, 1, 1]
+    assert all(row["words"].startswith("DELETE on table app.") for row in found)
 
 
 async def test_only_the_last_are_read(other: Connection) -> None:

@@ -51,7 +51,7 @@ async def test_drifts_are_listed_latest_first_with_their_author(home: Connection
     assert [one["role"] for one in drifts] == ["e\x1b[31mvil", "reader", "app"]
     reader, app = drifts[1:]
     assert (reader["database"], reader["corrected"], reader["count"]) == ("orders", False, 3)
-    assert reader["details"] == ["DELETE granted"]
+    assert (reader["fields"], reader["details"]) == (["privileges"], ["DELETE granted"])
     assert reader["by"] == {
         "login": "alice",
         "role": "owner",
@@ -125,11 +125,14 @@ async def test_what_someone_stored_by_hand_breaks_nothing(home: Connection, data
     await home.execute(
         "INSERT INTO pgrole.drift_history (slot, role, kind, fields, details, corrected, proof, statement)"
         " VALUES (1, 'a', 'role', '{x}', '[1]', true, 'Later', 'ALTER ROLE a PASSWORD ''s3cret'''),"
-        " (1, 'b', 'role', '{x}', $1, true, NULL, NULL)",
+        " (1, 'b', 'role', '{x}', $1, true, NULL, NULL),"
+        " (1, 'c', 'privileges', '{DELETE on table app.orde}', '{\"words\": [\"DELETE\"]}', true, NULL, NULL)",
         json.dumps({"x": {"declared": 1}, "y": 2, "words": "no list"}),
     )
     answer = await run_command("history", "b", "-o", "json", PGROLE_DSN=database)
     assert [one["role"] for one in answer.json()["drifts"]] == ["b"]
     everything = await run_command("history", "-o", "json", PGROLE_DSN=database)
     assert "s3cret" not in everything.out
-    assert len(everything.json()["drifts"]) == 2
+    assert len(everything.json()["drifts"]) == 3
+    older = await run_command("history", "c", "-o", "json", PGROLE_DSN=database)
+    assert [(one["fields"], one["details"]) for one in older.json()["drifts"]] == [(["privileges"], ["DELETE"])]
