@@ -15,6 +15,8 @@ from pgrole_controller.postgres.rows import Row, fetch
 #: Another transaction changed the same rows.
 RETRIED = ("XX000", "23505", "40P01", "40001")
 LOCK_NOT_FREE = "55P03"
+#: Others granted what is to be revoked to further roles.
+DEPENDENT = "2BP01"
 _ROW_TOO_BIG = "54000"
 _NOT_PERMITTED = "42501"
 #: The object, its schema, the role or the grantor (22023) was dropped or renamed.
@@ -42,8 +44,23 @@ def as_owner(repair: AclRepair) -> AclRepair:
     return replace(repair, changes=tuple(changes))
 
 
-def tell_locked(repair: AclRepair) -> PgRoleError:
-    label = repair.observed.object.label
+def divide(repair: AclRepair) -> list[tuple[AclChange, ...]]:
+    """Returns the changes by grantee, and apart from them those that revoke what someone other than the owner granted,
+    which may be impossible.
+    """
+    owner = repair.observed.object.owner_name
+    parts: dict[tuple[bool, int], list[AclChange]] = {}
+    for one in repair.changes:
+        delegated = one.revoke and one.grantor not in ("", owner)
+        parts.setdefault((delegated, one.grantee), []).append(one)
+    return [tuple(some) for _, some in sorted(parts.items(), key=lambda item: item[0])]
+
+
+def tell_locked(one: AclRepair | DefaultAclChange) -> PgRoleError:
+    if isinstance(one, AclRepair):
+        label = one.observed.object.label
+    else:
+        label = f'default privileges of creator "{one.creator_name}"'
     return Transient(Reason.PROGRESSING, f"another transaction has locked {label}; the controller tries again")
 
 

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+import anyio
+
 from pgrole_controller.core import grant_ddl
 from pgrole_controller.core.acl import (
     AclChange,
@@ -23,17 +25,28 @@ from pgrole_controller.core.grant_ddl import GrantStatement
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.acl_catalog import read_defaults, read_named_acls
 from pgrole_controller.postgres.acl_checks import CHECK_SUSPENDED, CHECK_TRIGGERS, LOCK_TABLES, NOT_AS_EXPECTED
-from pgrole_controller.postgres.acl_refusal import Ineffective, sqlstate
+from pgrole_controller.postgres.acl_locks import LOCK_SECONDS
+from pgrole_controller.postgres.acl_refusal import (
+    DEPENDENT,
+    LOCK_NOT_FREE,
+    RETRIED,
+    Ineffective,
+    as_owner,
+    postpone,
+    sqlstate,
+)
 from pgrole_controller.postgres.acl_script import render_repairs
 from pgrole_controller.postgres.acl_verification import AclRepair, find_lost, find_wrong, grant_again, identity_of
 from pgrole_controller.postgres.claim_store import limited_transaction
 from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.rows import fetch
 
 _STATEMENT_TIMEOUT = "3500ms"
 _CHANGE_LOCK_TIMEOUT = "2s"
-_LOCK_TIMEOUT = "200ms"
+#: Time limit in seconds for dividing the changes of one object, well below that of a transaction.
+_PARTS_SECONDS = 1.0
 
 #: A statement and its arguments.
 Statement: TypeAlias = tuple[str, Sequence[object]]
@@ -68,8 +81,7 @@ class AclDialect:
 class AclTransactions:
     """The transactions of one call of `apply_acls`.
 
-    `errors`: of the objects that were not changed; `default_errors`: likewise for default privileges. `stored`: the
-    `extra` statements ran.
+    `errors`, `grantee_errors`, `default_errors`: as in AppliedAcls. `stored`: the `extra` statements ran.
     """
 
     def __init__(
@@ -80,6 +92,7 @@ class AclTransactions:
         self._dialect = dialect
         self._extra = tuple(extra)
         self.errors: dict[ObjectId, PgRoleError] = {}
+        self.grantee_errors: dict[ObjectId, dict[int, PgRoleError]] = {}
         self.default_errors: dict[DefaultAclChange, PgRoleError] = {}
         self.stored = False
 
@@ -90,17 +103,18 @@ class AclTransactions:
         *,
         extra: bool = False,
         cascade: bool = False,
+        seconds: float = LOCK_SECONDS,
     ) -> None:
         """One transaction. Objects that changed since they were read get their error, and the others are changed.
 
-        `extra`: nothing follows, so that the extra statements run too if no object had an error. Raises PgRoleError;
-        nothing is changed then.
+        `extra`: nothing follows, so that the extra statements run too if no object had an error. `seconds`: the longest
+        wait for a lock. Raises PgRoleError; nothing is changed then.
         """
         if self._dialect.fence is not None:
             self._dialect.fence.check_clock(enforcing=self._dialect.enforcing)
-        if not (defaults or cascade) and await self._transact_at_once(repairs, extra=extra):
+        if not (defaults or cascade) and await self._transact_at_once(repairs, extra=extra, seconds=seconds):
             return
-        async with self._transaction(repairs):
+        async with self._transaction(repairs, seconds):
             stale = await self._find_stale(repairs)
             fresh = [one for one in repairs if one.observed.object.id not in stale]
             changes = [change for one in fresh for change in one.changes]
@@ -114,7 +128,56 @@ class AclTransactions:
         self.errors.update(stale)
         self.stored = self.stored or storing
 
-    async def _transact_at_once(self, repairs: Sequence[AclRepair], *, extra: bool) -> bool:
+    async def run_parts(
+        self, repair: AclRepair, parts: Sequence[Sequence[AclChange]], *, seconds: float = LOCK_SECONDS
+    ) -> list[PgRoleError | None]:
+        """One transaction that changes one object and leaves out the parts that fail. Returns the error of each part.
+        Raises PgRoleError; nothing is changed then.
+        """
+        errors: list[PgRoleError | None] = [None] * len(parts)
+        ends = anyio.current_time() + _PARTS_SECONDS
+        async with self._transaction([repair], seconds):
+            if stale := await self._find_stale([repair]):
+                return [*stale.values()] * len(parts)
+            pieces, dependent = [list(range(len(parts)))], list[int]()
+            while pieces:
+                piece = pieces.pop(0)
+                if anyio.current_time() >= ends:
+                    errors = [postpone() if place in piece else error for place, error in enumerate(errors)]
+                elif (error := await self._try(repair, [one for place in piece for one in parts[place]])) is None:
+                    continue
+                elif len(piece) > 1:
+                    middle = (len(piece) + 1) // 2
+                    pieces[:0] = [piece[:middle], piece[middle:]]
+                else:
+                    errors[piece[0]] = error
+                    dependent += piece if sqlstate(error) == DEPENDENT else ()
+            for place in dependent:
+                errors[place] = await self._try(repair, parts[place], cascade=True)
+        return errors
+
+    async def _try(
+        self, repair: AclRepair, changes: Sequence[AclChange], *, cascade: bool = False
+    ) -> PgRoleError | None:
+        """Makes all of these changes to one object or none, within a transaction. Returns why not."""
+        now = (await self._read([repair])).get(repair.observed.object.id)
+        current = AclRepair(repair.observed if now is None else now, tuple(changes))
+        await self._connection.execute("SAVEPOINT part")
+        try:
+            with translate_errors():
+                await self._run(changes, cascade=cascade)
+                await self._verify([current])
+        except PgRoleError as error:
+            if self._connection.is_closed() or sqlstate(error) in (LOCK_NOT_FREE, *RETRIED):
+                raise
+            await self._connection.execute("ROLLBACK TO SAVEPOINT part; RELEASE SAVEPOINT part")
+            if isinstance(error, Ineffective) and (in_turn := as_owner(current)) != current:
+                return await self._try(repair, in_turn.changes, cascade=cascade)
+            return error
+        await self._connection.execute("RELEASE SAVEPOINT part")
+        return None
+
+    async def _transact_at_once(self, repairs: Sequence[AclRepair], *, extra: bool, seconds: float) -> bool:
         """Runs one transaction in one round trip. Returns False if nothing was changed, because these objects need
         more than one message, or because the failed object must be found.
         """
@@ -123,7 +186,7 @@ class AclTransactions:
         if any(arguments for _, arguments in ending):
             return False
         text = render_repairs(
-            repairs, self._dialect.version, self._opening(repairs), (statement for statement, _ in ending)
+            repairs, self._dialect.version, self._opening(repairs, seconds), (statement for statement, _ in ending)
         )
         if not text:
             return False
@@ -137,14 +200,14 @@ class AclTransactions:
         self.stored = self.stored or storing
         return True
 
-    def _opening(self, repairs: Sequence[AclRepair]) -> list[str]:
+    def _opening(self, repairs: Sequence[AclRepair], seconds: float) -> list[str]:
         """Returns settings and locks of a transaction."""
         oids = ",".join(str(one.observed.object.id.oid) for one in repairs)
         opening = [
             f"SET LOCAL lock_timeout = '{_CHANGE_LOCK_TIMEOUT}'",
             f"SET LOCAL statement_timeout = '{_STATEMENT_TIMEOUT}'",
             *self._dialect.opening(),
-            f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'",
+            f"SET LOCAL lock_timeout = '{max(round(1000 * seconds), 1)}ms'",
         ]
         if repairs:
             opening += [
@@ -154,11 +217,11 @@ class AclTransactions:
         return opening
 
     @asynccontextmanager
-    async def _transaction(self, repairs: Sequence[AclRepair]) -> AsyncIterator[None]:
+    async def _transaction(self, repairs: Sequence[AclRepair], seconds: float) -> AsyncIterator[None]:
         """Opens a transaction: BEGIN, settings and locks are one message."""
         with limited_transaction():
             try:
-                await self._connection.execute(";\n".join(["BEGIN", *self._opening(repairs)]))
+                await self._connection.execute(";\n".join(["BEGIN", *self._opening(repairs, seconds)]))
                 yield
                 await self._connection.execute("COMMIT")
             except BaseException:

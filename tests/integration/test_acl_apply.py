@@ -1,6 +1,7 @@
 """postgres/acl_apply.py: decisions take effect, whoever granted what, and never break other sessions' DDL."""
 
-from collections.abc import AsyncIterator, Sequence
+import re
+from collections.abc import AsyncIterator, Hashable, Sequence
 from dataclasses import replace
 
 import anyio
@@ -11,9 +12,11 @@ import pytest_asyncio
 from pgrole_controller.core.acl import DECLARABLE, AclChange, AclEntry, DefaultAclChange, ObservedAcl
 from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres import acl_batches
 from pgrole_controller.postgres.acl_apply import AppliedAcls, apply_acls
 from pgrole_controller.postgres.acl_catalog import read_acls, read_columns, read_defaults
 from pgrole_controller.postgres.acl_checks import NOT_AS_EXPECTED, prepare_checks
+from pgrole_controller.postgres.acl_locks import PATIENCE_SECONDS, REST_SECONDS
 from pgrole_controller.postgres.acl_script import render_repairs
 from pgrole_controller.postgres.acl_transaction import AclDialect
 from pgrole_controller.postgres.acl_verification import AclRepair
@@ -198,6 +201,91 @@ async def test_a_locked_table_delays_only_itself(db: AclDatabase) -> None:
     assert held(named(await read(db), "v"), db.oids["reader"]) == {("", "SELECT")}
 
 
+#: What an open transaction does with tables, so that their ACLs cannot be changed.
+LOCKING = {
+    "locks": "LOCK TABLE {tables}",
+    "a grant": "GRANT INSERT ON {tables} TO {stranger}",
+    "a grant after a savepoint that was released": (
+        "SAVEPOINT a; GRANT INSERT ON {tables} TO {stranger}; RELEASE SAVEPOINT a"
+    ),
+    "a grant on columns": "GRANT SELECT (id) ON {tables} TO {reader}",
+}
+
+
+async def many_tables(db: AclDatabase, number: int) -> list[ObservedAcl]:
+    """As many tables m1, m2 and so on, with a column of which another transaction granted something."""
+    await db.run(
+        f"DO $$ BEGIN FOR i IN 1..{number} LOOP EXECUTE format('CREATE TABLE app.m%s (id int)', i); "
+        "EXECUTE format('GRANT UPDATE (id) ON app.m%s TO {reader}', i); END LOOP; END $$"
+    )
+    return sorted(
+        (one for one in await read(db) if re.fullmatch(r"m\d+", one.object.name)), key=lambda one: one.object.id.oid
+    )
+
+
+async def timed(db: AclDatabase, repairs: Sequence[AclRepair]) -> tuple[AppliedAcls, float]:
+    """Returns the seconds that it took, too."""
+    began = anyio.current_time()
+    applied = await apply(db, repairs)
+    return applied, anyio.current_time() - began
+
+
+@pytest.mark.parametrize("how", LOCKING)
+async def test_an_open_transaction_delays_only_what_it_keeps_from_being_changed(db: AclDatabase, how: str) -> None:
+    tables = await many_tables(db, 60)
+    repairs = [
+        AclRepair(
+            one,
+            (
+                change(db, one, "reader", "UPDATE", columns=("id",), revoke=True),
+                change(db, one, "reader", "SELECT"),
+            ),
+        )
+        for one in tables
+    ]
+    names = ", ".join(f"app.{one.object.name}" for one in tables[:50])
+    async with db.beside.transaction():
+        await db.run(LOCKING[how].replace("{tables}", names))
+        applied, seconds = await timed(db, repairs)
+        assert set(applied.errors) == {one.object.id for one in tables[:50]}
+        assert all("another transaction has locked" in error.message for error in applied.errors.values())
+        assert seconds < 2.5  # each of them alone waits 0.2 s
+        after = await read(db, "reader")
+        assert all(held(named(after, one.object.name)) == {("", "SELECT")} for one in tables[50:])
+        applied, seconds = await timed(db, repairs[:50])
+        assert len(applied.errors) == 50
+        assert seconds < 1.0  # the controller does not wait again so soon
+    assert not (await apply(db, await reread(db, repairs[:50]))).errors
+
+
+async def reread(db: AclDatabase, repairs: Sequence[AclRepair]) -> list[AclRepair]:
+    acls = {one.object.id: one for one in await read(db)}
+    return [replace(one, observed=acls[one.observed.object.id]) for one in repairs]
+
+
+async def test_locks_that_cannot_be_seen_delay_others_for_a_short_time(
+    db: AclDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def see_nothing(*_: object) -> set[Hashable]:
+        return set()
+
+    monkeypatch.setattr(acl_batches, "find_busy", see_nothing)
+    tables = await many_tables(db, 60)
+    left = [AclRepair(one, (change(db, one, "reader", "SELECT"),)) for one in tables]
+    names = ", ".join(f"app.{one.object.name}" for one in tables[:50])
+    async with db.beside.transaction():
+        await db.run(f"LOCK TABLE {names}")
+        for _ in range(20):
+            applied, seconds = await timed(db, left)
+            assert seconds < 2.5
+            left = [one for one in left if one.observed.object.id in applied.errors]
+            if len(left) == 50:
+                break
+    assert {one.observed.object.id for one in left} == {one.object.id for one in tables[:50]}
+    await anyio.sleep(PATIENCE_SECONDS + REST_SECONDS)
+    assert not (await apply(db, left)).errors
+
+
 async def test_an_alter_table_of_others_waits_instead_of_failing(db: AclDatabase) -> None:
     """Without the lock, an ALTER TABLE that meets an open GRANT fails with XX000, up to PostgreSQL 17."""
     stop = anyio.Event()
@@ -362,6 +450,90 @@ async def test_default_privileges_are_granted_and_revoked(db: AclDatabase) -> No
     assert set(applied.default_errors) == {absent}
     found = await read_defaults(db.connection, db.grantees("reader"))
     assert {(one.schema, one.object_type) for one in found} == {("", "f")}
+
+
+@pytest.mark.parametrize("committed", [True, False], ids=["rows that it changed", "rows that it added"])
+async def test_an_open_transaction_delays_only_the_default_privileges_that_it_keeps_from_being_changed(
+    db: AclDatabase, committed: bool
+) -> None:
+    number = 40 if committed else 8  # what is not committed can only be tried
+    await db.run(
+        f"DO $$ BEGIN FOR i IN 1..{number + 1} LOOP EXECUTE format('CREATE SCHEMA d%s', i); "
+        "EXECUTE format('GRANT ALL ON SCHEMA d%s TO {owner}', i); END LOOP; END $$"
+    )
+    creator, reader = (db.oids["owner"], db.name("owner")), (db.oids["reader"], db.name("reader"))
+    changes = [DefaultAclChange(*creator, f"d{place}", "r", *reader, ("SELECT",)) for place in range(1, number + 2)]
+    default = "ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA " + ", ".join(one.schema for one in changes[:-1])
+    if committed:
+        await db.run(f"{default} GRANT INSERT ON TABLES TO {{stranger}}")
+    async with db.beside.transaction():
+        await db.run(f"{default} GRANT UPDATE ON TABLES TO {{stranger}}")
+        left: Sequence[DefaultAclChange] = changes
+        for _ in range(20):
+            began = anyio.current_time()
+            applied = await apply(db, (), left)
+            assert anyio.current_time() - began < 2.5
+            left = [*applied.default_errors]
+            if len(left) == number:
+                break
+        assert set(left) == set(changes[:-1])
+    assert not (await apply(db, (), changes)).default_errors
+    assert len(await read_defaults(db.connection, db.grantees("reader"))) == number + 1
+
+
+async def test_an_entry_that_no_one_can_revoke_is_the_error_of_its_grantee(db: AclDatabase) -> None:
+    await db.run("""
+        GRANT INSERT ON app.t TO {delegate} WITH GRANT OPTION; GRANT UPDATE ON app.t TO {reader};
+        SET ROLE {delegate}; GRANT INSERT ON app.t TO {reader}; RESET ROLE; ALTER ROLE {delegate} SUPERUSER
+    """)
+    acls = await read(db)
+    table, sequence = named(acls, "t"), named(acls, "s")
+    repairs = [
+        AclRepair(
+            table,
+            (
+                change(db, table, "reader", "INSERT", revoke=True, grantor=db.name("delegate")),
+                change(db, table, "reader", "UPDATE", revoke=True),
+                change(db, table, "writer", "SELECT"),
+                change(db, table, "heir", "SELECT", columns=("id",)),
+            ),
+        ),
+        AclRepair(sequence, (change(db, sequence, "reader", "USAGE"),)),
+    ]
+    applied = await apply(db, repairs, extra=[("CREATE TABLE public.stored ()", ())])
+    assert set(applied.errors) == {table.object.id}
+    errors = {role: applied.find_error(table.object.id, db.oids[role]) for role in ("reader", "writer", "heir")}
+    assert [role for role, error in errors.items() if error is not None] == ["reader"]
+    assert "NOSUPERUSER" in applied.errors[table.object.id].message
+    assert not applied.stored
+    after = await read(db)
+    assert held(named(after, "t"), db.oids["reader"]) == {("", "INSERT")}
+    assert held(named(after, "t"), db.oids["writer"]) == {("", "SELECT")}
+    assert held(named(after, "t"), db.oids["heir"]) == {("id", "SELECT")}
+    assert held(named(after, "s"), db.oids["reader"]) == {("", "USAGE")}
+
+
+async def test_a_delegate_loses_its_option_after_what_others_were_granted_with_it_although_something_else_fails(
+    db: AclDatabase,
+) -> None:
+    """Apart from the rest, revoking the option needs what depends on it to be revoked before."""
+    await db.run("""
+        GRANT USAGE ON SCHEMA app TO {heir}; GRANT SELECT, INSERT ON app.t TO {delegate}, {heir} WITH GRANT OPTION;
+        SET ROLE {heir}; GRANT INSERT ON app.t TO {stranger}; RESET ROLE;
+        SET ROLE {delegate}; GRANT SELECT ON app.t TO {reader}, {writer}; RESET ROLE; ALTER ROLE {heir} SUPERUSER
+    """)
+    table = named(await read(db), "t")
+    changes = (
+        change(db, table, "stranger", "INSERT", revoke=True, grantor=db.name("heir")),
+        change(db, table, "delegate", "SELECT", "INSERT", revoke=True),
+        change(db, table, "reader", "SELECT", revoke=True, grantor=db.name("delegate")),
+    )
+    applied = await apply(db, [AclRepair(table, changes)])
+    assert set(applied.grantee_errors[table.object.id]) == {db.oids["stranger"]}
+    after = named(await read(db), "t")
+    assert not held(after, db.oids["delegate"], db.oids["reader"])
+    assert held(after, db.oids["writer"]) == {("", "SELECT")}  # granted again, by the owner
+    assert held(after, db.oids["stranger"]) == {("", "INSERT")}
 
 
 @pytest.mark.slow

@@ -333,6 +333,73 @@ async def test_a_migration_that_holds_many_tables_delays_no_other_object(world: 
     await other.close()
 
 
+async def test_open_transactions_that_grant_delay_no_other_repair(world: DatabaseWorkerWorld) -> None:
+    """They hold no lock on the tables. A role that waits for them, and others, are repaired elsewhere at once."""
+    await world.hand.execute(f"""
+        CREATE SCHEMA a; CREATE ROLE {world.database}_creator;
+        DO $$ BEGIN
+            FOR i IN 1..40 LOOP EXECUTE format('CREATE TABLE a.t%s ()', i); END LOOP;
+            FOR i IN 1..40 LOOP EXECUTE format('CREATE SCHEMA m%s', i); END LOOP;
+        END $$;
+        CREATE TABLE app.late ()
+    """)
+    defaults = f"ALTER DEFAULT PRIVILEGES FOR ROLE {world.database}_creator IN SCHEMA "
+    defaults += ", ".join(f"m{number}" for number in range(1, 41))
+    world.declare(READ, SchemaAccess("a", frozenset({Access.READ})))
+    second = world.declare_other(READ)
+    other = await asyncpg.connect(world.server.dsn(database=world.database))
+    async with world.working():
+        await world.wait_settled()
+        await other.execute(
+            f"BEGIN; REVOKE SELECT ON ALL TABLES IN SCHEMA a FROM {world.role};"
+            f"{defaults} GRANT SELECT ON TABLES TO {world.role}; COMMIT;"
+            f"BEGIN; GRANT INSERT ON ALL TABLES IN SCHEMA a TO {second};"
+            f"{defaults} GRANT INSERT ON TABLES TO {world.role}"
+        )
+        await world.wait(lambda result: result.error is not None)
+        for role, table in ((second, "app.orders"), (world.role, "app.late"), (second, "app.items")):
+            began = anyio.current_time()
+            await world.hand.execute(f"GRANT DELETE ON {table} TO {role}")
+            await world.wait_may("DELETE", table, expected=False, role=role)
+            assert anyio.current_time() - began < 3.0
+        assert not await world.may("SELECT", "a.t1")
+        assert "another transaction has locked" in error_of(await world.wait(lambda one: one.error is not None)).message
+        await other.execute("ROLLBACK")
+        await world.wait_may("SELECT", "a.t40")
+        await world.wait_settled()
+    await other.execute(f"DROP OWNED BY {world.database}_creator; DROP ROLE {world.database}_creator")
+    await other.close()
+
+
+async def test_an_entry_that_no_one_can_revoke_delays_no_other_role_on_the_same_object(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delegate = f"{world.database}_delegate"
+    monkeypatch.setattr(database_worker, "_RETRY", Backoff(60.0, 60.0))
+    await world.hand.execute(f"""
+        CREATE ROLE {delegate}; GRANT USAGE ON SCHEMA app TO {delegate};
+        GRANT INSERT ON app.orders TO {delegate} WITH GRANT OPTION;
+        SET ROLE {delegate}; GRANT INSERT ON app.orders TO {world.role}; RESET ROLE; ALTER ROLE {delegate} SUPERUSER
+    """)
+    world.declare(READ)
+    second = world.declare_other(READ)
+    async with world.working():
+        assert "NOSUPERUSER" in error_of(await world.wait(lambda result: result.error is not None)).message
+        await world.wait_may("SELECT", "app.orders")  # the same role's other privileges
+        await world.wait_may("SELECT", "app.orders", role=second)
+
+        async def has_no_error() -> bool:
+            found = world.grantees.results(SERVER, OTHER).get(world.database)
+            return found is not None and found.error is None
+
+        assert await reached(has_no_error, DEADLINE)
+        applied = "SELECT count(*) FROM pgrole.applied WHERE role_name = $1"
+        assert await world.hand.fetchval(applied, second) == 1
+        assert await world.hand.fetchval(applied, world.role) == 0
+    await world.hand.execute(f"ALTER ROLE {delegate} NOSUPERUSER; DROP TABLE app.orders")
+    await drop_role(world, delegate)
+
+
 async def test_what_no_event_names_is_found_without_another_session(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working() as worker:
