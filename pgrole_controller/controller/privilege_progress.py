@@ -1,6 +1,6 @@
 """What is known of one role during a round in one database, and how its drift is summarized, stored and restored."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -13,6 +13,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transien
 from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.privilege_difference import PrivilegeDifference
 from pgrole_controller.core.privilege_result import Culprit, Evidence, PrivilegeDrift, PrivilegeNews, PrivilegeResult
+from pgrole_controller.postgres.acl_apply import AppliedAcls
 from pgrole_controller.postgres.ddl_events import Look, Scope
 from pgrole_controller.postgres.stored_state import StoredState
 
@@ -83,9 +84,11 @@ def give_up(some: Iterable[PrivilegeProgress], database: str) -> None:
             )
 
 
-def is_done(difference: PrivilegeDifference, failed: Collection[ObjectId], defaults_failed: bool) -> bool:
-    """Whether it was removed, if the repairs of these objects failed."""
-    return not defaults_failed if difference.object is None else difference.object.id not in failed
+def is_done(difference: PrivilegeDifference, grantee: int, applied: AppliedAcls) -> bool:
+    """Whether it was removed. `grantee`: oid of the role."""
+    if difference.object is None:
+        return not applied.default_errors
+    return applied.find_error(difference.object.id, grantee) is None
 
 
 def object_of(difference: PrivilegeDifference) -> ObjectId | None:

@@ -7,7 +7,7 @@ everything was read back, by the transaction that changed it or after it.
 
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -46,6 +46,7 @@ from pgrole_controller.core.privilege_difference import PrivilegeDifference, phr
 from pgrole_controller.core.privilege_news import announce_drift, announce_extension, describe_drift
 from pgrole_controller.core.privilege_result import Culprit, PrivilegeDrift, PrivilegeResult
 from pgrole_controller.core.request import Key
+from pgrole_controller.postgres.acl_apply import AppliedAcls
 from pgrole_controller.postgres.acl_transaction import Statement
 from pgrole_controller.postgres.database_session import DatabaseSession
 from pgrole_controller.postgres.ddl_events import EVERYTHING, Look, Scope
@@ -307,33 +308,31 @@ class _Round:
             self._memory.repaired_at = anyio.current_time()
             self._memory.recorded = True
         for one in some:
-            errors = [applied.errors[change.object.id] for change in one.changes if change.object.id in applied.errors]
+            found = (applied.find_error(change.object.id, one.grantee.oid) for change in one.changes)
+            errors = [error for error in found if error is not None]
             errors += [applied.default_errors[each] for each in one.default_changes if each in applied.default_errors]
             one.error = errors[0] if errors else one.error
-        failed, defaults_failed = frozenset(applied.errors), bool(applied.default_errors)
-        if failed or defaults_failed:
+        if applied.errors or applied.default_errors:
             for one in some:
-                one.told = tuple(self._keep_succeeded(one.told, failed, defaults_failed))
+                one.told = tuple(self._keep_succeeded(one, applied))
             records = [] if applied.stored else self._build_records(some)
             if records:
                 recorded = await session.apply([], [], grantees, records)
                 self._memory.recorded |= recorded.stored and any(one.told for one in some)
         for one in some:
-            self._conclude(one, failed, defaults_failed)
+            self._conclude(one, applied)
 
     def _build_records(self, some: Sequence[PrivilegeProgress]) -> list[Statement]:
         return self._records.build(some) if self._session.stores else []
 
-    def _keep_succeeded(
-        self, told: Iterable[CulpritDrift], failed: Collection[ObjectId], defaults_failed: bool
-    ) -> Iterator[CulpritDrift]:
+    def _keep_succeeded(self, one: PrivilegeProgress, applied: AppliedAcls) -> Iterator[CulpritDrift]:
         """Yields what was corrected, described without what was not."""
-        for drift, differences, by in told:
-            done = tuple(one for one in differences if is_done(one, failed, defaults_failed))
+        for drift, differences, by in one.told:
+            done = tuple(each for each in differences if is_done(each, one.grantee.oid, applied))
             if done:
                 yield drift if done == differences else self._describe(by, done), done, by
 
-    def _conclude(self, one: PrivilegeProgress, failed: Collection[ObjectId], defaults_failed: bool) -> None:
+    def _conclude(self, one: PrivilegeProgress, applied: AppliedAcls) -> None:
         """Notes the results of a transaction that had changes of this role."""
         database, corrected, announced = self._session.database, set[str](), len(one.news)
         for drift, differences, _ in one.told:
@@ -341,7 +340,7 @@ class _Round:
             one.corrected.append(drift)
             one.role.last_drifts = tuple(one.corrected)
             one.news.append(announce_drift(database, drift, differences))
-        extended = [each for each in one.decision.extended if is_done(each, failed, defaults_failed)]
+        extended = [each for each in one.decision.extended if is_done(each, one.grantee.oid, applied)]
         if extended:
             one.news.append(announce_extension(database, extended))
         if one.approval is None:
