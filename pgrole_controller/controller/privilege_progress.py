@@ -88,7 +88,8 @@ def is_done(difference: PrivilegeDifference, grantee: int, applied: AppliedAcls)
     """Whether it was removed. `grantee`: oid of the role."""
     if difference.object is None:
         return not applied.default_errors
-    return applied.find_error(difference.object.id, grantee) is None
+    delegated = difference.held and difference.granted_by != difference.object.owner_name
+    return applied.find_error(difference.object.id, grantee, (delegated,)) is None
 
 
 def object_of(difference: PrivilegeDifference) -> ObjectId | None:

@@ -39,19 +39,22 @@ _PAUSES = (0.01, 0.05)
 @dataclass(frozen=True, slots=True)
 class AppliedAcls:
     """`errors`: of the objects that were not changed. `grantee_errors`: some of these objects were changed for all
-    grantees except these, by oid. `default_errors`: of the default privileges that were not changed. `stored`: the
-    transaction of the last change ran the `extra` statements, which it does only without errors.
+    grantees except these (oid, and whether it is about what someone other than the owner granted). `default_errors`: of
+    the default privileges that were not changed. `stored`: the transaction of the last change ran the `extra`
+    statements, which it does only without errors.
     """
 
     errors: Mapping[ObjectId, PgRoleError] = field(default_factory=dict)
-    grantee_errors: Mapping[ObjectId, Mapping[int, PgRoleError]] = field(default_factory=dict)
+    grantee_errors: Mapping[ObjectId, Mapping[tuple[int, bool], PgRoleError]] = field(default_factory=dict)
     default_errors: Mapping[DefaultAclChange, PgRoleError] = field(default_factory=dict)
     stored: bool = False
 
-    def find_error(self, identity: ObjectId, grantee: int) -> PgRoleError | None:
-        """Returns why the object was not changed for this grantee; None if it was."""
+    def find_error(self, identity: ObjectId, grantee: int, parts: Sequence[bool] = (False, True)) -> PgRoleError | None:
+        """Returns why the object was not changed for this grantee; None if it was. `parts`: as in `grantee_errors`."""
         divided = self.grantee_errors.get(identity)
-        return self.errors.get(identity) if divided is None else divided.get(grantee)
+        if divided is None:
+            return self.errors.get(identity)
+        return next((divided[grantee, part] for part in parts if (grantee, part) in divided), None)
 
 
 async def apply_acls(
@@ -141,23 +144,23 @@ class _ObjectSteps:
                 return None
 
     async def _change_parts(
-        self, repair: AclRepair, parts: Sequence[tuple[AclChange, ...]], *, last: bool, seconds: float
+        self, repair: AclRepair, parts: Mapping[tuple[int, bool], list[AclChange]], *, last: bool, seconds: float
     ) -> PgRoleError | None:
         """Changes the object for the grantees for which that is possible. Returns an error of the others."""
         try:
-            errors = await self._transactions.run_parts(repair, parts, seconds=seconds)
+            errors = await self._transactions.run_parts(repair, list(parts.values()), seconds=seconds)
         except PgRoleError as error:
             self.raise_if_common(error)
             if sqlstate(error) == LOCK_NOT_FREE:
                 raise
             return await explain(self._connection, error, repair, self._version)
-        failed: dict[int, PgRoleError] = {}
-        for part, error_of_part in zip(parts, errors, strict=True):
-            if error_of_part is not None and part[0].grantee not in failed:
+        failed: dict[tuple[int, bool], PgRoleError] = {}
+        for (key, part), error_of_part in zip(parts.items(), errors, strict=True):
+            if error_of_part is not None:
                 if error_of_part.__cause__ is not None or isinstance(error_of_part, Ineffective):
-                    about = AclRepair(repair.observed, part)
+                    about = AclRepair(repair.observed, tuple(part))
                     error_of_part = await explain(self._connection, error_of_part, about, self._version)
-                failed[part[0].grantee] = error_of_part
+                failed[key] = error_of_part
         if failed:
             self._transactions.grantee_errors[repair.observed.object.id] = failed
         elif last:

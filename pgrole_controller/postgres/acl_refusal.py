@@ -44,16 +44,16 @@ def as_owner(repair: AclRepair) -> AclRepair:
     return replace(repair, changes=tuple(changes))
 
 
-def divide(repair: AclRepair) -> list[tuple[AclChange, ...]]:
-    """Returns the changes by grantee, and apart from them those that revoke what someone other than the owner granted,
-    which may be impossible.
+def divide(repair: AclRepair) -> dict[tuple[int, bool], list[AclChange]]:
+    """Returns the changes by grantee, and after them (True) those that revoke what someone other than the owner
+    granted, which may be impossible.
     """
     owner = repair.observed.object.owner_name
-    parts: dict[tuple[bool, int], list[AclChange]] = {}
+    parts: dict[tuple[int, bool], list[AclChange]] = {}
     for one in repair.changes:
         delegated = one.revoke and one.grantor not in ("", owner)
-        parts.setdefault((delegated, one.grantee), []).append(one)
-    return [tuple(some) for _, some in sorted(parts.items(), key=lambda item: item[0])]
+        parts.setdefault((one.grantee, delegated), []).append(one)
+    return dict(sorted(parts.items(), key=lambda item: item[0][1]))
 
 
 def tell_locked(one: AclRepair | DefaultAclChange) -> PgRoleError:

@@ -92,7 +92,7 @@ class AclTransactions:
         self._dialect = dialect
         self._extra = tuple(extra)
         self.errors: dict[ObjectId, PgRoleError] = {}
-        self.grantee_errors: dict[ObjectId, dict[int, PgRoleError]] = {}
+        self.grantee_errors: dict[ObjectId, dict[tuple[int, bool], PgRoleError]] = {}
         self.default_errors: dict[DefaultAclChange, PgRoleError] = {}
         self.stored = False
 

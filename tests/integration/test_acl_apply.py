@@ -505,6 +505,7 @@ async def test_an_entry_that_no_one_can_revoke_is_the_error_of_its_grantee(db: A
     errors = {role: applied.find_error(table.object.id, db.oids[role]) for role in ("reader", "writer", "heir")}
     assert [role for role, error in errors.items() if error is not None] == ["reader"]
     assert "NOSUPERUSER" in applied.errors[table.object.id].message
+    assert applied.find_error(table.object.id, db.oids["reader"], (False,)) is None
     assert not applied.stored
     after = await read(db)
     assert held(named(after, "t"), db.oids["reader"]) == {("", "INSERT")}
@@ -529,7 +530,7 @@ async def test_a_delegate_loses_its_option_after_what_others_were_granted_with_i
         change(db, table, "reader", "SELECT", revoke=True, grantor=db.name("delegate")),
     )
     applied = await apply(db, [AclRepair(table, changes)])
-    assert set(applied.grantee_errors[table.object.id]) == {db.oids["stranger"]}
+    assert set(applied.grantee_errors[table.object.id]) == {(db.oids["stranger"], True)}
     after = named(await read(db), "t")
     assert not held(after, db.oids["delegate"], db.oids["reader"])
     assert held(after, db.oids["writer"]) == {("", "SELECT")}  # granted again, by the owner
