@@ -32,7 +32,7 @@ class AppliedState:
 
 @dataclass(slots=True)
 class RoleMemory:
-    """What is known of one role. `contests`: by the role in whose name privileges are granted
+    """What is known of one role. `generation`: of the spec. `contests`: by the role in whose name privileges are granted
     (`PrivilegeDifference.granted_by`), so that a role that keeps reverting repairs delays no other repair. `pending`,
     `reported`, `confirmed`: from the last complete read. `told`: what was announced as reported. `last_drifts`: as in
     PrivilegeResult. `offer`: what can be approved.
@@ -44,6 +44,7 @@ class RoleMemory:
 
     uid: str
     digest: str = ""
+    generation: int = 0
     contests: dict[str, FieldContest] = field(default_factory=dict)
     pending: tuple[PgRoleError, ...] = ()
     reported: tuple[str, ...] = ()
@@ -82,13 +83,15 @@ class PrivilegeMemory:
     _known: dict[ObjectId, int] | None = None
     _fresh: set[ObjectId] = field(default_factory=set)
 
-    def role(self, key: Key, uid: str, digest: str) -> RoleMemory:
-        """Returns the memory of a role. A changed declaration ends its contests."""
+    def role(self, key: Key, uid: str, digest: str, generation: int = 0) -> RoleMemory:
+        """Returns the memory of a role. Any changed spec ends its contests, as it does for those of the role itself."""
         known = self._roles.get(key)
         if known is None or known.uid != uid:
             known = self._roles[key] = RoleMemory(uid)
+        if (known.digest, known.generation) != (digest, generation):
+            known.generation, known.contests = generation, {}
         if known.digest != digest:
-            known.digest, known.contests = digest, {}
+            known.digest = digest
             known.pending, known.reported, known.confirmed, known.offer = (), (), False, None
         return known
 

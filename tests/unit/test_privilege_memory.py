@@ -117,3 +117,15 @@ def test_a_role_is_contested_only_while_its_repairs_are_held_back() -> None:
     assert hold(role, now, ("alice",), complete=False) == {"alice"}
     assert memory.is_contested(READER.key)
     assert not memory.is_contested(OTHER.key)
+
+
+def test_any_changed_spec_ends_a_contest() -> None:
+    memory, role = begin()
+    now = Moment(100.0, datetime(2026, 1, 1, tzinfo=UTC))
+    for generation, digest in ((2, "digest"), (2, "another")):
+        for _ in range(LIMIT):
+            note_repair(role, now, ["alice"])
+        assert hold(role, now, ("alice",), complete=False) == {"alice"}
+        assert memory.role(READER.key, READER.uid, digest, generation) is role
+        assert not memory.is_contested(READER.key)
+        assert memory.role(READER.key, READER.uid, digest, generation).contests == {}
