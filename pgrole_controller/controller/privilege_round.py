@@ -184,7 +184,7 @@ class _Round:
 
     def _begin(self, grantee: Grantee) -> PrivilegeProgress:
         digest = grantee.digest_of(self._session.database)
-        return PrivilegeProgress(grantee, self._memory.role(grantee.key, grantee.uid, digest))
+        return PrivilegeProgress(grantee, self._memory.role(grantee.key, grantee.uid, digest, grantee.generation))
 
     async def _read(self, grantees: Sequence[Grantee], look: Look) -> tuple[ObservedDatabase, StoredState]:
         reach = self._memory.reach(grantees, self._session.database)

@@ -811,6 +811,32 @@ async def test_what_something_else_sets_back_again_and_again_is_slowed_down(worl
         await world.wait_may("UPDATE", "app.orders", expected=False)
 
 
+async def contest(world: DatabaseWorkerWorld) -> None:
+    """Sets the same back until the repair is held back."""
+    for _ in range(5):
+        count = world.result.drift_count if world.result else 0
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        await world.wait_more_drifts(count)
+    await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+    await world.wait(lambda result: result.error is not None and result.error.reason is Reason.CONTESTED)
+
+
+async def test_a_spec_that_changes_in_anything_ends_a_contest(world: DatabaseWorkerWorld) -> None:
+    plain = world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        await contest(world)
+        world.grantees.publish(SERVER, replace(plain, generation=2, ignored=True))
+        result = await world.wait(lambda result: result.error is None)
+        assert result.reported == ()
+        assert await world.may("UPDATE", "app.orders")
+        world.grantees.publish(SERVER, replace(plain, generation=3, report_only=True))
+        await world.wait(lambda result: result.reported == ("UPDATE on table app.orders was granted",))
+        world.grantees.publish(SERVER, replace(plain, generation=4))
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+        await world.wait_settled()
+
+
 async def test_ticks_where_a_notification_would_break_prepared_transactions(servers: Servers) -> None:
     async with servers.run({"max_prepared_transactions": "5"}) as own, make_world(own) as world:
         world.declare(READ)
