@@ -37,9 +37,8 @@ def consider_approval(
     correction = decide_privileges(
         replace(grantee, report_only=False),
         observed,
-        one.applied.digest,
+        one.applied.declaration,
         new_objects=new_objects,
-        awaited=one.role.awaited,
     )
     corrected = [difference for difference in decision.reported if difference not in correction.reported]
     if not corrected:
@@ -50,7 +49,7 @@ def consider_approval(
         grantee.uid,
         grantee.generation,
         grantee.oid,
-        one.applied.digest,
+        one.applied.declaration,
     )
     digest = digest_privilege_drift(place, correction.changes, correction.default_changes)
     one.role.offer = PrivilegeOffer(digest, phrases(corrected))

@@ -23,23 +23,22 @@ from pgrole_controller.postgres.drift_history import RecordedDrift
 
 @dataclass(frozen=True, slots=True)
 class AppliedState:
-    """What was last applied for one role. `digest` is empty if nothing was."""
+    """What was last applied for one role. `declaration`: the text of an AppliedDeclaration, empty if nothing was."""
 
-    digest: str = ""
+    declaration: str = ""
     drift_count: int = 0
     approve_handled: str = ""
 
 
 @dataclass(slots=True)
 class RoleMemory:
-    """What is known of one role. `generation`: of the spec. `contests`: by the role in whose name privileges are granted
-    (`PrivilegeDifference.granted_by`), so that a role that keeps reverting repairs delays no other repair. `pending`,
-    `reported`, `confirmed`: from the last complete read. `told`: what was announced as reported. `last_drifts`: as in
-    PrivilegeResult. `offer`: what can be approved.
+    """What is known of one role. `generation`: of the spec. `contests`: by the role in whose name privileges are
+    granted (`PrivilegeDifference.granted_by`), so that a role that keeps reverting repairs delays no other repair.
+    `pending`, `reported`, `confirmed`: from the last complete read. `told`: what was announced as reported.
+    `last_drifts`: as in PrivilegeResult. `offer`: what can be approved.
 
     `missed`: objects that were new when the role was granted nothing on them: it was suspended or ignored, or the grant
-    failed. None: not known, as before the role's first complete read. `awaited`: declared columns that did not exist at
-    the last complete read.
+    failed. None: not known, as before the role's first complete read.
     """
 
     uid: str
@@ -54,7 +53,6 @@ class RoleMemory:
     last_drifts: tuple[PrivilegeDrift, ...] = ()
     offer: PrivilegeOffer | None = None
     missed: frozenset[ObjectId] | None = None
-    awaited: frozenset[tuple[ObjectId, str]] = frozenset()
 
     def new_for(self, fresh: frozenset[ObjectId] | None) -> frozenset[ObjectId] | None:
         """Objects that are new to this role. `fresh`: to the database. None: not known."""

@@ -46,7 +46,12 @@ class PrivilegeProgress:
 
     @property
     def needs_storing(self) -> bool:
-        return self.applied.digest != self.role.digest and not (self.held or self.grantee.suspended or self.error)
+        return self.declaration != self.applied.declaration and self.error is None
+
+    @property
+    def declaration(self) -> str:
+        """What to store as applied with the changes. What waits for its first grant may be among what is held back."""
+        return self.applied.declaration if self.held else self.decision.applied or self.applied.declaration
 
     @property
     def drift(self) -> list[PrivilegeDifference]:

@@ -115,7 +115,8 @@ class AclComparison:
         for privilege, column in (*((one, "") for one in sorted(privileges)), *sorted(columns)):
             denial = self._why_not(obj, privilege, wanted, column)
             if denial is not None:
-                self._pending.add_denied(denial)
+                literal = wanted.has_literal(privilege, column)
+                self._pending.add_denied_on(obj, privilege, denial, literal=literal)
         return _Denied(privileges, frozenset(columns))
 
     def _why_not(self, obj: DatabaseObject, privilege: str, wanted: Wanted, column: str = "") -> Denial | None:
@@ -193,7 +194,7 @@ class AclComparison:
             privilege
             for privilege in sorted(wanted.privileges - denied.privileges)
             if (privilege, "") not in kept.held
-            and self._ledger.note_missing(PrivilegeDifference(privilege, obj, held=False), obj.id)
+            and self._is_missing(PrivilegeDifference(privilege, obj, held=False), obj, wanted)
         )
         if missing:
             self.changes.append(self._change(obj, missing))
@@ -226,7 +227,11 @@ class AclComparison:
             if existing is None or wanted.has_literal(privilege, column):
                 self._pending.add_column(obj, column)
             return False
-        return self._ledger.note_missing(PrivilegeDifference(privilege, obj, column, held=False), obj.id)
+        return self._is_missing(PrivilegeDifference(privilege, obj, column, held=False), obj, wanted)
+
+    def _is_missing(self, difference: PrivilegeDifference, obj: DatabaseObject, wanted: Wanted) -> bool:
+        literal = wanted.has_literal(difference.privilege, difference.column)
+        return self._ledger.note_missing(difference, obj.id, literal=literal)
 
     def _change(self, obj: DatabaseObject, privileges: tuple[str, ...], columns: tuple[str, ...] = ()) -> AclChange:
         return AclChange(obj, self._grantee.oid, self._grantee.role_name, privileges, columns=columns)

@@ -17,6 +17,7 @@ from pgrole_controller.core.acl import (
     ObservedAcl,
 )
 from pgrole_controller.core.acl_comparison import AclComparison
+from pgrole_controller.core.awaited_privileges import AppliedDeclaration, mark_object, mark_schema
 from pgrole_controller.core.default_acl_decision import DefaultsComparison
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.grantee import Grantee
@@ -48,7 +49,8 @@ class PrivilegeDecision:
     - `pending`: Refused and at most one Waiting; everything else is applied nevertheless.
     - `reported`: differences that are not corrected.
     - `confirmed`: nothing is left that only a former declaration granted; False after a partial read.
-    - `awaited`: columns that are declared by name and do not exist, at most privilege_difference.MOST_AWAITED.
+    - `current`: what was last applied is what is declared now, or is left to others.
+    - `applied`: the text of the AppliedDeclaration to store with the changes; empty: none, as after a partial read.
     """
 
     changes: tuple[AclChange, ...] = ()
@@ -58,7 +60,8 @@ class PrivilegeDecision:
     pending: tuple[PgRoleError, ...] = ()
     reported: tuple[PrivilegeDifference, ...] = ()
     confirmed: bool = False
-    awaited: frozenset[tuple[ObjectId, str]] = frozenset()
+    current: bool = True
+    applied: str = ""
 
 
 def decide_privileges(
@@ -68,16 +71,14 @@ def decide_privileges(
     *,
     new_objects: frozenset[ObjectId] | None = None,
     granted_before: Collection[tuple[ObjectId, str]] = frozenset(),
-    awaited: Collection[tuple[ObjectId, str]] = frozenset(),
     differing: Sequence[ObservedAcl] | None = None,
 ) -> PrivilegeDecision:
     """Compares what is declared with what is held.
 
-    - `applied`: the digest last applied in this database; empty if none was.
+    - `applied`: the text of the AppliedDeclaration last stored in this database; empty if nothing was applied.
     - `new_objects`: objects that appeared since then: privileges missing on them are not drift. The id of a new creator
       (pg_authid) or schema means the same for its default privileges. None: unknown; then a missing privilege is drift
       only if `granted_before` has it, as (object, privilege).
-    - `awaited`: columns that did not exist before: privileges missing on them are not drift.
     - `differing`: as `AclScreening.select`; None: every object is compared.
     """
     database = observed.facts.database
@@ -86,17 +87,21 @@ def decide_privileges(
     refused = check_database(grantee.policy, database)
     if refused is not None:
         return PrivilegeDecision(pending=(refused,))
-    current = applied == grantee.digest_of(database)
+    digest, last = grantee.digest_of(database), AppliedDeclaration.parse(applied)
+    declared = grantee.declared.get(database)
+    # What the role was granted in a database that is given up is revoked all the same.
+    ignored = grantee.ignored and declared is not None and bool(last.digest)
+    current = ignored or last.digest == digest
     ledger = DifferenceLedger(
         current=current,
         report_only=grantee.report_only,
         new_objects=new_objects,
         granted_before=granted_before,
-        awaited=awaited,
+        applied=last,
+        ignored=ignored,
     )
-    declared = grantee.declared.get(database)
     declaration = None if declared is None else compile_privileges(declared, observed.facts.version)
-    pending = PendingNames(database)
+    pending = PendingNames(database, only=last if ignored else None)
     comparison = AclComparison(grantee, observed, declaration, ledger, pending)
     if differing is None:
         schemas = frozenset[str]() if declaration is None else declaration.schemas_among(observed.index.schemas)
@@ -109,9 +114,7 @@ def decide_privileges(
         schema_ids = observed.index.schema_ids
         defaults.compare(own, observed.roles, observed.schemas, schema_ids, complete=observed.complete)
     former_held = comparison.former_held or defaults.former_held
-    confirmed = observed.complete and observed.defaults is not None and not former_held
-    if grantee.ignored and current:
-        return PrivilegeDecision(confirmed=confirmed)
+    is_whole = observed.complete and observed.defaults is not None
     if declaration is not None and observed.complete:
         _find_missing(declaration, observed, pending)
     undeclarable = None if declared is None else check_declarable(declared, observed.facts.version)
@@ -122,8 +125,9 @@ def decide_privileges(
         extended=tuple(ledger.extended),
         pending=(*([undeclarable] if undeclarable else []), *pending.errors()),
         reported=tuple(ledger.reported),
-        confirmed=confirmed,
-        awaited=frozenset(pending.columns),
+        confirmed=is_whole and not former_held,
+        current=current,
+        applied=AppliedDeclaration.of(last.digest if ignored else digest, pending.awaited).text if is_whole else "",
     )
 
 
@@ -132,7 +136,7 @@ def _find_missing(declaration: CompiledPrivileges, observed: ObservedDatabase, p
     names = list(declaration.literal_names())
     for one in names:
         if one.kind is ObjectKind.SCHEMA and one.schema not in observed.schemas:
-            pending.add_missing(f"schema {one.schema}")
+            pending.add_missing(f"schema {one.schema}", mark_schema(one.schema))
     names = [one for one in names if one.kind is not ObjectKind.SCHEMA and one.schema in observed.schemas]
     if not names:
         return
@@ -148,5 +152,8 @@ def _find_missing(declaration: CompiledPrivileges, observed: ObservedDatabase, p
             ways = split_signature(one.name)
             found = any((one.schema, name, types or "") in routines for name, types in ways if types is not None)
         if not found:
-            add = pending.add_of_postgresql if one.schema in POSTGRESQL_SCHEMAS else pending.add_missing
-            add(label_of(one.kind, one.schema, one.name))
+            label = label_of(one.kind, one.schema, one.name)
+            if one.schema in POSTGRESQL_SCHEMAS:
+                pending.add_of_postgresql(label)
+            else:
+                pending.add_missing(label, mark_object(one.kind, one.schema, one.name), mark_schema(one.schema))

@@ -7,6 +7,7 @@ the declaration: for schemas that are named exactly, without exceptions.
 from collections.abc import Iterable, Mapping, Sequence
 
 from pgrole_controller.core.acl import DatabaseObject, DefaultAcl, DefaultAclChange, ObjectId, ObjectKind
+from pgrole_controller.core.awaited_privileges import mark_default, mark_schema
 from pgrole_controller.core.grantee import DatabasePrivileges, Grantee
 from pgrole_controller.core.object_patterns import ACCESS, SYSTEM_SCHEMAS, CompiledPrivileges, is_pattern
 from pgrole_controller.core.policy import FIRST_NORMAL_OID
@@ -101,20 +102,27 @@ class DefaultsComparison:
         for name in declared.created_by:
             if name not in roles:
                 if complete:
-                    self._pending.add_missing(f"role {name} (createdBy)")
+                    self._pending.add_missing(f"role {name} (createdBy)", _mark_creator(name))
                 continue
             denial = why_not_created_by(self._grantee, roles[name], name, self._facts)
             barred[name] = denial is not None
             if denial is not None:
-                self._pending.add_denied(denial)
+                self._pending.add_denied(denial, _mark_creator(name))
         for place, privileges in _places(declared).items():
             name, schema, _ = place
-            if name not in roles or schema not in schemas or roles[name] == self._grantee.oid:
+            if name not in roles or schema not in schemas:
+                if complete:
+                    self._pending.add_mark(mark_default(_label(place)), mark_schema(schema), _mark_creator(name))
+                continue
+            if roles[name] == self._grantee.oid:
                 continue
             if barred[name]:
+                self._pending.add_mark(mark_default(_label(place)), mark_schema(schema))
                 denied[place] = privileges
                 continue
             refused = {one for one in privileges if self._is_denied(roles[name], place, one)}
+            for one in refused:
+                self._pending.add_mark(mark_default(_label(place), one), mark_default(_label(place)))
             allowed[place], denied[place] = privileges - refused, frozenset(refused)
         return allowed, denied
 
@@ -127,7 +135,9 @@ class DefaultsComparison:
         future = DatabaseObject(ObjectId("", FIRST_NORMAL_OID), kind, schema, "", creator, creator_name)
         denial = why_not_granted(self._grantee, future, privilege, self._facts, literal=False)
         if denial is not None:
-            self._pending.add_denied(Denial(f"{privilege} on {_label(place)}", denial.remedy))
+            label = _label(place)
+            mark = mark_default(label, privilege)
+            self._pending.add_denied(Denial(f"{privilege} on {label}", denial.remedy), mark, mark_default(label))
         return denial is not None
 
     def _compare_held(self, acl: DefaultAcl, declared: frozenset[str], denied: frozenset[str]) -> set[str]:
@@ -210,6 +220,10 @@ def _places(declared: DatabasePrivileges) -> dict[_Place, frozenset[str]]:
 
 def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
     return frozenset[str]().union(*sets)
+
+
+def _mark_creator(name: str) -> str:
+    return mark_default(f"creator {name}")
 
 
 def label_default(acl: DefaultAcl) -> str:

@@ -2,19 +2,25 @@
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 
 from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObjectKind
+from pgrole_controller.core.awaited_privileges import (
+    AppliedDeclaration,
+    mark_column,
+    mark_default,
+    mark_denied,
+    mark_object,
+    mark_schema,
+)
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting, make_legible
 from pgrole_controller.core.object_patterns import NOT_MANAGED
 from pgrole_controller.core.privilege_policy import Denial
 
 #: Maximum number of differences that a message names before it counts the rest.
 MOST_NAMED = 5
-#: Missing columns that are remembered for one role.
-MOST_AWAITED = 2000
 
 
 #: How `label_of` begins for a routine, and what to check if one with types of arguments is missing.
@@ -76,7 +82,8 @@ class DifferenceLedger:
     """Notes each difference as drift, extension or neither, and decides whether to correct it.
 
     Before the declaration is applied (`current` False), no difference is drift. Under `report_only` drift is not
-    corrected, but privileges on new objects are granted.
+    corrected, but privileges on new objects are granted. What waited for its first grant (`applied`) is not drift
+    either. If privileges are left to others (`ignored`), only that is granted.
     """
 
     def __init__(
@@ -86,31 +93,38 @@ class DifferenceLedger:
         report_only: bool,
         new_objects: frozenset[ObjectId] | None,
         granted_before: Collection[tuple[ObjectId, str]],
-        awaited: Collection[tuple[ObjectId, str]] = (),
+        applied: AppliedDeclaration = AppliedDeclaration(),  # noqa: B008 -- frozen
+        ignored: bool = False,
     ) -> None:
         self._current = current
         self._left = report_only
         self._new_objects = new_objects
         self._granted_before = granted_before
-        self._awaited = awaited
+        self._applied = applied
+        self._ignored = ignored
         self.drift: list[PrivilegeDifference] = []
         self.extended: list[PrivilegeDifference] = []
         self.reported: list[PrivilegeDifference] = []
 
     def note_held(self, difference: PrivilegeDifference) -> bool:
         """Notes a privilege that is held but undeclared. Returns whether to revoke it."""
+        if self._ignored:
+            return False
         if self._current:
             self._add_drift(difference)
         return not (self._current and self._left)
 
-    def note_missing(self, difference: PrivilegeDifference, *where: ObjectId) -> bool:
+    def note_missing(self, difference: PrivilegeDifference, *where: ObjectId, literal: bool = False) -> bool:
         """Notes a declared privilege that is not held. Returns whether to grant it. It is not drift if any object of
-        `where` is new, or its column.
+        `where` is new, or if it was awaited. `literal`: the declaration names the object exactly.
         """
         if not self._current:
             return True
-        is_new = (where[0], difference.column) in self._awaited
-        if is_new:
+        waiting = bool(self._applied.awaited)
+        is_awaited = waiting and self._applied.awaits(*_marks_of(difference, literal=literal))
+        if self._ignored and not is_awaited:
+            return False
+        if is_awaited:
             drifted = False
         elif self._new_objects is None:
             drifted = (where[0], difference.privilege) in self._granted_before
@@ -118,7 +132,7 @@ class DifferenceLedger:
             drifted = self._new_objects.isdisjoint(where)
         if drifted:
             self._add_drift(difference)
-        elif self._left and self._new_objects is None and not is_new:
+        elif self._left and self._new_objects is None and not is_awaited:
             self.reported.append(difference)
         else:
             self.extended.append(difference)
@@ -127,7 +141,8 @@ class DifferenceLedger:
 
     def note_left(self, difference: PrivilegeDifference) -> None:
         """Notes a privilege that is held, and that no PgRole can declare: the controller does not revoke it."""
-        self.reported.append(replace(difference, declarable=False))
+        if not self._ignored:
+            self.reported.append(replace(difference, declarable=False))
 
     def _add_drift(self, difference: PrivilegeDifference) -> None:
         self.drift.append(difference)
@@ -135,19 +150,49 @@ class DifferenceLedger:
             self.reported.append(difference)
 
 
-class PendingNames:
-    """Collects what could not be done, for messages that name a few items and count the rest."""
+def _marks_of(difference: PrivilegeDifference, *, literal: bool) -> Iterator[str]:
+    """Yields the marks that a missing privilege may have waited under."""
+    obj = difference.object
+    if obj is None:
+        yield from (mark_default(difference.place), mark_default(difference.place, difference.privilege))
+        return
+    yield mark_denied(obj, difference.privilege, literal=literal)
+    if difference.column:
+        yield mark_column(obj, difference.column)
+    yield from _marks_of_absent(obj)
 
-    def __init__(self, database: str) -> None:
+
+def _marks_of_absent(obj: DatabaseObject) -> tuple[str, str]:
+    return mark_object(obj.kind, obj.schema, obj.name), mark_schema(obj.schema)
+
+
+class PendingNames:
+    """Collects what could not be done, for messages that name a few items and count the rest.
+
+    `awaited`: marks of it. `only`: only what this awaits counts; None: everything.
+    """
+
+    def __init__(self, database: str, only: AppliedDeclaration | None = None) -> None:
         self._database = database
+        self._only = only
         self._missing: dict[str, None] = {}
         self._of_postgresql: dict[str, None] = {}
-        self.columns: set[tuple[ObjectId, str]] = set()
         self._denied: dict[str, list[str]] = {}
         self._counts: Counter[str] = Counter()
+        self.awaited: set[str] = set()
 
-    def add_missing(self, what: str) -> None:
-        self._missing[what] = None
+    def add_mark(self, mark: str, *others: str) -> bool:
+        """Notes that something waits, which is reported elsewhere. Returns whether it counts. `others`: marks that it
+        may have waited under before.
+        """
+        if self._only is not None and not self._only.awaits(mark, *others):
+            return False
+        self.awaited.add(mark)
+        return True
+
+    def add_missing(self, what: str, mark: str, *others: str) -> None:
+        if self.add_mark(mark, *others):
+            self._missing[what] = None
 
     def add_of_postgresql(self, what: str) -> None:
         """An object in a schema of PostgreSQL that no extension created there."""
@@ -155,12 +200,15 @@ class PendingNames:
 
     def add_column(self, obj: DatabaseObject, column: str) -> None:
         """A column that does not exist."""
-        self.add_missing(label_column(obj, column))
-        if len(self.columns) < MOST_AWAITED:
-            self.columns.add((obj.id, column))
+        self.add_missing(label_column(obj, column), mark_column(obj, column), *_marks_of_absent(obj))
 
-    def add_denied(self, denial: Denial) -> None:
+    def add_denied_on(self, obj: DatabaseObject, privilege: str, denial: Denial, *, literal: bool) -> None:
+        self.add_denied(denial, mark_denied(obj, privilege, literal=literal), *_marks_of_absent(obj))
+
+    def add_denied(self, denial: Denial, mark: str, *others: str) -> None:
         """Notes a denial. Of each remedy's, the first by name are kept, since objects come in no particular order."""
+        if not self.add_mark(mark, *others):
+            return
         self._counts[denial.remedy] += 1
         kept = self._denied.setdefault(denial.remedy, [])
         insort(kept, denial.what)

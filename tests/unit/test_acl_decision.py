@@ -195,8 +195,8 @@ class TestOneObject:
     )
     def test_privileges_that_are_left_alone(self, obj: DatabaseObject, declared: DatabasePrivileges) -> None:
         held = (entry("DELETE"), entry("SELECT", grantable=True), entry("UPDATE", "id"))
-        decision = decide(grantee(declared), observe((obj, held)))
-        assert decision == PrivilegeDecision(confirmed=True)
+        one = grantee(declared)
+        assert decide(one, observe((obj, held))) == PrivilegeDecision(confirmed=True, applied=one.digest_of("orders"))
 
     def test_an_owner_cannot_hide_grants_by_adding_objects_to_an_extension(self) -> None:
         decision = decide(grantee(), observe((make(extension=True), (entry("DELETE"),))))
@@ -300,9 +300,15 @@ class TestDrift:
 
     def test_ignored_privileges_are_applied_once(self) -> None:
         one = replace(grantee(), ignored=True)
-        observed = observe((TABLE, (entry("DELETE"),)))
-        assert decide(one, observed) == PrivilegeDecision(confirmed=True)
+        observed = observe((TABLE, (entry("DELETE"), entry("UPDATE", grantable=True))))
+        unchanged = PrivilegeDecision(confirmed=True, applied=one.digest_of("orders"))
+        assert decide(one, observed) == unchanged
         assert len(decide(one, observed, current=False).changes) == 2
+        changed = replace(one, declared={"orders": of_objects(table("INSERT"), table("INSERT", name="absent"))})
+        assert decide_privileges(changed, observed, one.digest_of("orders")) == unchanged
+        given_up = replace(changed, declared={}, former={"orders": (of_objects(table("DELETE")),)})
+        after = decide_privileges(given_up, observed, one.digest_of("orders"))
+        assert texts(after) == ["REVOKE DELETE ON TABLE app.orders FROM reader"]
 
     def test_nothing_changes_while_suspended_or_without_permission_for_the_database(self) -> None:
         observed = observe((TABLE, (entry("DELETE"),)))
@@ -370,12 +376,86 @@ class TestPending:
         declared = replace(grantee(of_objects(table("INSERT", "id"))), report_only=True)
         applied = declared.digest_of("orders")
         before = decide_privileges(declared, observe((TABLE, ()), columns=("no",)), applied, new_objects=frozenset())
-        assert before.awaited == {(TABLE.id, "id")}
-        after = decide_privileges(
-            declared, observe((TABLE, ()), columns=("id",)), applied, new_objects=frozenset(), awaited=before.awaited
-        )
+        assert before.applied.startswith(applied)
+        observed = observe((TABLE, ()), columns=("id",))
+        after = decide_privileges(declared, observed, before.applied, new_objects=frozenset())
         assert texts(after) == ["GRANT INSERT (id) ON TABLE app.orders TO reader"]
         assert (after.drift, after.reported) == ((), ())
+
+    def test_what_policy_denied_is_no_drift_once_it_is_allowed_and_everything_else_is(self) -> None:
+        declared = of_objects(table("SELECT"), table("INSERT", "id"), table("SELECT", name="other"))
+        allowed = replace(grantee(declared), report_only=True)
+        denied = replace(allowed, owned=frozenset({STRANGER}))
+        other = make("other", oid=20001, owner=STRANGER)
+        observed = observe((TABLE, ()), (other, ()), columns=("id",))
+        first = decide(denied, observed, current=False)
+        assert texts(first) == ["GRANT SELECT ON TABLE app.other TO reader"]
+        applied = decide_privileges(denied, observed, first.applied, new_objects=frozenset())
+        assert applied.pending[0].reason is Reason.NOT_ALLOWED
+        assert phrases(applied.drift) == ("SELECT on table app.other was revoked",)
+        assert applied.applied == first.applied
+        for new in (frozenset[ObjectId](), None):
+            both = replace(allowed, owned=frozenset({OWNER, STRANGER}))
+            then = decide_privileges(
+                both, observed, first.applied, new_objects=new, granted_before={(other.id, "SELECT")}
+            )
+            assert texts(then) == [
+                "GRANT SELECT ON TABLE app.orders TO reader",
+                "GRANT INSERT (id) ON TABLE app.orders TO reader",
+            ]
+            assert phrases(then.reported) == ("SELECT on table app.other was revoked",)
+            assert [one.what for one in then.extended] == [
+                "SELECT on table app.orders",
+                "INSERT on column app.orders.id",
+            ]
+            assert then.applied == allowed.digest_of("orders")
+
+    def test_denied_default_privileges_are_no_drift_once_they_are_allowed(self) -> None:
+        declared = DatabasePrivileges("orders", schemas=READ.schemas, created_by=("own", "stranger"))
+        allowed = replace(grantee(declared), report_only=True, owned=frozenset({ME, OWNER, STRANGER}))
+        denied = replace(allowed, owned=frozenset({ME, STRANGER}))
+        first = decide(denied, observe(), current=False)
+        then = decide_privileges(allowed, observe(), first.applied, new_objects=frozenset())
+        assert [one.what for one in then.extended] == [
+            f"SELECT on future {kind} in schema app created by own" for kind in ("sequences", "tables")
+        ]
+        assert {one.creator for one in then.default_changes} == {OWNER}
+        assert phrases(then.reported) == (
+            "SELECT on future sequences in schema app created by stranger was revoked",
+            "SELECT on future tables in schema app created by stranger was revoked",
+        )
+
+    def test_a_database_that_the_policy_leaves_out_counts_as_not_applied(self) -> None:
+        assert decide(grantee(policy=PrivilegePolicy()), observe(), current=False).applied == ""
+        assert decide(grantee(), observe(complete=False), current=False).applied == ""
+
+    def test_ignored_privileges_are_granted_when_that_is_possible_for_the_first_time(self) -> None:
+        later = SchemaAccess("later", frozenset({Access.READ}))
+        declared = DatabasePrivileges("orders", schemas=(*READ.schemas, later), objects=(table("INSERT", name="new"),))
+        one = replace(grantee(declared), ignored=True)
+        foreign = make("foreign", oid=20001, owner=STRANGER)
+        observed = observe((TABLE, ()), (foreign, ()))
+        first = decide(one, observed, current=False)
+        assert texts(first) == ["GRANT SELECT ON TABLE app.orders TO reader"]
+        left = decide_privileges(one, observed, first.applied, new_objects=frozenset())
+        assert (left.changes, left.drift, left.reported) == ((), (), ())
+        assert [error.reason for error in left.pending] == [Reason.NOT_ALLOWED, Reason.PRIVILEGE_PENDING]
+        for name in ("schema later", "table app.new"):
+            assert name in str(left.pending[1])
+        schema = replace(
+            make("later", ObjectKind.SCHEMA, schema="later", oid=20002), id=ObjectId("pg_namespace", 20002)
+        )
+        some = ((schema, ()), (make("a", schema="later", oid=20003), ()), (make("new", oid=20004), ()))
+        unasked = (make("unasked", oid=20005), ())
+        observed = observe((TABLE, ()), (foreign, ()), *some, unasked, schemas=("app", "later"))
+        then = decide_privileges(replace(one, owned=frozenset({*one.owned, STRANGER})), observed, left.applied)
+        assert texts(then) == [
+            "GRANT SELECT ON TABLE app.foreign, later.a TO reader",
+            "GRANT USAGE ON SCHEMA later TO reader",
+            "GRANT INSERT, SELECT ON TABLE app.new TO reader",
+        ]
+        assert (then.pending, then.drift, then.applied) == ((), (), one.digest_of("orders"))
+        assert decide_privileges(one, observed, then.applied).changes == ()
 
     def test_a_message_names_five_objects_and_counts_the_rest(self) -> None:
         declared = of_objects(*(table("SELECT", name=f"t{at}") for at in range(7)))

@@ -38,7 +38,7 @@ def consider(
     one: Grantee, observed: ObservedDatabase = DRIFTED, session: StillSession | None = None, handled: str = ""
 ) -> PrivilegeProgress:
     applied = AppliedState(one.digest_of("orders"), 0, handled)
-    decision = decide_privileges(one, observed, applied.digest, new_objects=frozenset())
+    decision = decide_privileges(one, observed, applied.declaration, new_objects=frozenset())
     progress = PrivilegeProgress(one, RoleMemory("uid-1"), applied, decision)
     consider_approval(progress, observed, frozenset(), cast("DatabaseSession", session or StillSession()))
     return progress
