@@ -155,14 +155,8 @@ class _Round:
         if not complete:
             self.unclear = {one.grantee.key for one in every if one.decision.reported or one.decision.pending}
         for one in every:
-            self._settle_role(one, complete=complete)
+            self.unfinished[one.grantee.key] = frozenset(change.object.id for change in one.changes)
         return [self._result(one, complete=complete) for one in every if complete or one.touched]
-
-    def _settle_role(self, one: PrivilegeProgress, *, complete: bool) -> None:
-        self.unfinished[one.grantee.key] = unfinished = frozenset(change.object.id for change in one.changes)
-        if complete and not one.grantee.rests:
-            failed = {(obj, column) for obj, column in one.role.awaited if obj in unfinished}
-            one.role.awaited = one.decision.awaited | failed
 
     async def record_reported(self) -> None:
         """Records drifts that are only reported, each once, however many resyncs find it."""
@@ -235,9 +229,8 @@ class _Round:
             one.decision = decide_privileges(
                 one.grantee,
                 observed,
-                one.applied.digest,
+                one.applied.declaration,
                 new_objects=new_objects,
-                awaited=one.role.awaited,
                 differing=self._screening.select(one.grantee, observed),
             )
             consider_approval(one, observed, new_objects, self._session)
@@ -281,7 +274,7 @@ class _Round:
 
     def _why_not(self, some: Iterable[PrivilegeProgress]) -> PgRoleError | None:
         """Returns why nothing may be written now; None if writing is allowed."""
-        if self._session.enforcing and any(one.needs_storing for one in some):
+        if self._session.enforcing and not all(one.decision.current for one in some):
             return Transient(
                 Reason.PROGRESSING,
                 "Kubernetes cannot be reached: until it can, only privileges that were applied before are kept",
@@ -347,7 +340,7 @@ class _Round:
             note_repair(one.role, self._now, corrected)
         elif len(one.news) > announced:
             one.news[announced:] = [mention_approval(news, one.approval) for news in one.news[announced:]]
-        digest = one.role.digest if one.error is None else one.applied.digest
+        digest = one.declaration if one.error is None else one.applied.digest
         count = one.applied.drift_count + bool(one.told)
         handled = one.approval.value if one.approval else one.applied.approve_handled
         one.applied = AppliedState(digest, count, handled)

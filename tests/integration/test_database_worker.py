@@ -209,6 +209,7 @@ async def make_world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorl
 
 
 READ = SchemaAccess("app", frozenset({Access.READ}))
+WRITE = SchemaAccess("app", frozenset({Access.WRITE}))
 
 
 def note_sessions(monkeypatch: pytest.MonkeyPatch) -> list[DatabaseSession]:
@@ -792,6 +793,95 @@ async def test_a_declared_column_that_is_added_and_a_table_whose_owner_changes_a
         await world.wait_may("SELECT", "app.items")
         result = await world.wait_settled()
     assert result.reported == ()
+
+
+@pytest.mark.parametrize("restarted", ["", "while denied", "meanwhile"])
+async def test_what_policy_denied_and_later_allows_is_no_drift(world: DatabaseWorkerWorld, restarted: str) -> None:
+    await world.hand.execute("CREATE SCHEMA b; CREATE TABLE b.denied (id int)")
+    declared = world.declare(READ, SchemaAccess("b", frozenset({Access.READ})), report_only=True)
+    denied = replace(declared, policy=replace(POLICY, rules=(PrivilegeRule(schemas=("app",)),)))
+
+    async def wait_denied() -> None:
+        await world.wait(lambda result: result.error is not None and result.error.reason is Reason.NOT_ALLOWED)
+
+    world.grantees.publish(SERVER, denied)
+    async with world.working():
+        await wait_denied()
+        assert await world.may("SELECT", "app.orders")
+        await world.hand.execute(f"REVOKE SELECT ON app.items FROM {world.role}")
+        await world.wait(lambda result: result.reported == ("SELECT on table app.items was revoked",))
+        if not restarted:
+            world.grantees.publish(SERVER, declared)
+            await world.wait_may("SELECT", "b.denied")
+    if restarted:
+        world.grantees = Grantees()
+        world.grantees.publish(SERVER, denied if restarted == "while denied" else declared)
+        async with world.working():
+            if restarted == "while denied":
+                await wait_denied()
+                world.grantees.publish(SERVER, declared)
+            await world.wait_may("SELECT", "b.denied")
+            result = await world.wait_settled()
+    result = await world.wait_settled()
+    assert result.reported == ("SELECT on table app.items was revoked",)
+    assert not await world.may("SELECT", "app.items")
+    assert result.drift_count == 0
+    notes = [note for reason, note in world.news() if reason is News.PRIVILEGES_EXTENDED]
+    assert any("b.denied" in note for note in notes)
+    query = "SELECT digest FROM pgrole.applied WHERE role_oid = $1"
+    assert await world.hand.fetchval(query, world.oid) == declared.digest_of(world.database)
+
+
+async def test_a_denied_privilege_whose_grant_fails_at_first_is_no_drift(world: DatabaseWorkerWorld) -> None:
+    declared = world.declare(READ, report_only=True)
+    world.grantees.publish(SERVER, replace(declared, policy=replace(POLICY, rules=())))
+    async with world.working() as worker:
+        await world.wait(lambda result: result.error is not None and result.error.reason is Reason.NOT_ALLOWED)
+        async with world.hand.transaction():
+            await world.hand.execute("LOCK TABLE app.orders IN ACCESS EXCLUSIVE MODE")
+            world.grantees.publish(SERVER, declared)
+            await world.wait(lambda result: result.error is not None and result.error.reason is Reason.PROGRESSING)
+        worker.note_everything()
+        result = await world.wait_settled()
+        assert await world.may("SELECT", "app.orders")
+    assert (result.reported, result.drift_count) == ((), 0)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_ignored_privileges_that_wait_are_granted_once(world: DatabaseWorkerWorld, restarted: bool) -> None:
+    later = SchemaAccess("later", frozenset({Access.READ}))
+    plain = replace(world.declare(READ, later), ignored=True)
+    world.grantees.publish(SERVER, plain)
+    create = "CREATE SCHEMA later; CREATE TABLE later.a (id int)"
+    async with world.working() as worker:
+        await world.wait(lambda result: result.error is not None and "schema later" in result.error.message)
+        await world.hand.execute(
+            f"GRANT UPDATE ON app.orders TO {world.role}; REVOKE SELECT ON app.items FROM {world.role}"
+        )
+        if not restarted:
+            await world.hand.execute(create)
+            await world.wait_may("SELECT", "later.a")
+            await world.wait_settled()
+            await world.hand.execute(f"REVOKE SELECT ON later.a FROM {world.role}")
+            changed = replace(plain, generation=2, declared=world.declare(READ, WRITE).declared)
+            world.grantees.publish(SERVER, changed)
+            other = world.declare_other(READ, later)
+            await world.wait_may("SELECT", "later.a", role=other)
+            worker.note_everything()
+            await world.wait_settled()
+            assert not await world.may("SELECT", "later.a")
+            assert not await world.may("DELETE", "app.orders")
+    if restarted:
+        await world.hand.execute(create)
+        world.grantees = Grantees()
+        world.grantees.publish(SERVER, plain)
+        async with world.working():
+            await world.wait_may("SELECT", "later.a")
+            await world.wait_settled()
+    assert await world.may("UPDATE", "app.orders")
+    assert not await world.may("SELECT", "app.items")
+    assert world.result is not None
+    assert (world.result.drift_count, world.result.reported) == (0, ())
 
 
 async def test_what_something_else_sets_back_again_and_again_is_slowed_down(world: DatabaseWorkerWorld) -> None:
