@@ -205,6 +205,18 @@ async def test_a_team_gets_nothing_of_what_others_own(attacked: AttackedDatabase
     assert await attacked.may("@a_x_allowed", "SELECT", "ours.own")
 
 
+async def test_what_policy_denied_and_then_allows_is_granted_and_no_drift(attacked: AttackedDatabase) -> None:
+    team = attacked.teams.teams[0]
+    await attacked.declare("denied", access("ours", "Read"), drift={"policy": "Report"})
+    await team.wait_reason("denied", "NotAllowed")
+    assert not await attacked.may("@a_x_denied", "SELECT", "ours.guest")
+    await attacked.teams.allow(privileges=WIDE)
+    obj = await team.wait_ready("denied")
+    assert await attacked.may("@a_x_denied", "SELECT", "ours.guest")
+    assert obj["status"].get("driftCount", 0) == 0
+    assert "lastDrift" not in obj["status"]
+
+
 async def test_a_rule_with_patterns_opens_nothing_that_reaches_further(attacked: AttackedDatabase) -> None:
     await attacked.teams.allow(privileges=WIDE)
     await attacked.check_refused(BY_PATTERN)

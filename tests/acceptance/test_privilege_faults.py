@@ -66,12 +66,14 @@ async def test_drift_options_adoption_and_deletion(place: PrivilegePlace) -> Non
         await kube.wait_event("DriftReported", about="reader")
         await place.wait_may("UPDATE", "app.orders")
 
-        # ignored; a changed declaration is applied all the same
+        # ignored, and so is a changed declaration
         await place.declare(place.reads(), drift={"ignore": ["privileges"]})
         await hand.execute(f"GRANT DELETE ON app.orders TO {place.reader}")
         await hand.execute(f"CREATE TABLE app.more (id int); ALTER TABLE app.more OWNER TO {place.owner}")
+        await place.declare(writes(place), drift={"ignore": ["privileges"]})
         await anyio.sleep(1.0)
         await place.wait_may("DELETE", "app.orders")
+        await place.wait_may("INSERT", "app.orders", expected=False)
 
         # suspended: nothing at all; afterwards everything
         await place.declare(place.reads(), suspend=True, ready=False)

@@ -472,7 +472,8 @@ class TestPending:
         read = [(make(f"f{at}", owner=STRANGER, oid=20001 + at), ()) for at in range(3)]
         read += [(make(f"v{at}", ObjectKind.VIEW, owner=ADMIN, oid=20011 + at), ()) for at in range(4)]
         read += [(TABLE, ()), (make(oid=20030, kind=ObjectKind.SEQUENCE, owner=STRANGER), ())]
-        rules = (PrivilegeRule(owned_by=("own",)), PrivilegeRule(owned_by=("strange*",), kinds=frozenset({ObjectKind.TABLE})))
+        tables = frozenset({ObjectKind.TABLE})
+        rules = (PrivilegeRule(owned_by=("own",)), PrivilegeRule(owned_by=("strange*",), kinds=tables))
         guarded = replace(declared, objects=(*declared.objects, table("TRIGGER", name="f*")))
         for policy in (POLICY, replace(POLICY, rules=rules)):
             found = {
