@@ -340,7 +340,7 @@ class _Round:
             note_repair(one.role, self._now, corrected)
         elif len(one.news) > announced:
             one.news[announced:] = [mention_approval(news, one.approval) for news in one.news[announced:]]
-        digest = one.declaration if one.error is None else one.applied.digest
+        digest = one.declaration if one.error is None else one.applied.declaration
         count = one.applied.drift_count + bool(one.told)
         handled = one.approval.value if one.approval else one.applied.approve_handled
         one.applied = AppliedState(digest, count, handled)
