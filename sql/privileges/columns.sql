@@ -35,7 +35,7 @@ CROSS JOIN LATERAL (
         array_agg(a.grantee) AS grantees, array_agg(a.grantor) AS grantors,
         array_agg(textsend(pg_get_userbyid(a.grantor)::text)) AS grantor_names,
         array_agg(a.privilege_type) AS privileges, array_agg(a.is_grantable) AS grantable
-    FROM aclexplode(f.acl) AS a
+    FROM aclexplode(f.acl || '{}'::aclitem[]) AS a -- unpacked once, not for each entry
     WHERE a.grantee = ANY ($1::oid[])
 ) AS e
 WHERE e.grantees IS NOT NULL

@@ -14,7 +14,10 @@ CROSS JOIN LATERAL (
         array_agg(textsend(pg_get_userbyid(a.grantor)::text)) AS grantor_names,
         array_agg(a.privilege_type) AS privileges, array_agg(a.is_grantable) AS grantable
     FROM (
-        SELECT x.* FROM aclexplode(d.defaclacl) AS x WHERE x.grantee = ANY ($1::oid[]) AND x.grantee <> d.defaclrole LIMIT 10000
+        SELECT x.*
+        FROM aclexplode(d.defaclacl || '{}'::aclitem[]) AS x -- unpacked once, not for each entry
+        WHERE x.grantee = ANY ($1::oid[]) AND x.grantee <> d.defaclrole
+        LIMIT 10000
     ) AS a
 ) AS e
 WHERE e.grantees IS NOT NULL

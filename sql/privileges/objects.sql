@@ -33,7 +33,7 @@ CROSS JOIN LATERAL (
         bool_or(a.grantee <> g.owner) AS held
     FROM (
         SELECT x.*
-        FROM aclexplode(coalesce(g.acl, acldefault(g.initial, g.owner))) AS x
+        FROM aclexplode(coalesce(g.acl, acldefault(g.initial, g.owner)) || '{}'::aclitem[]) AS x -- unpacked once, not for each entry
         WHERE x.grantee = ANY ($1::oid[])
         LIMIT 10000
     ) AS a
