@@ -145,6 +145,8 @@ class _Round:
             else:
                 await self._apply(some, observed)
                 if not complete and is_verified(some):
+                    for one in some:
+                        one.changes = ()
                     break
                 some = [one for one in some if one.has_changes]
                 if not some:

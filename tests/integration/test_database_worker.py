@@ -524,6 +524,17 @@ async def test_extends_to_new_tables_of_any_creator(world: DatabaseWorkerWorld) 
     assert world.result.drift_count == 0
 
 
+async def test_what_is_revoked_on_a_table_that_was_new_before_is_drift(world: DatabaseWorkerWorld) -> None:
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute("CREATE TABLE app.late (id int)")
+        await world.wait_may("SELECT", "app.late")
+        await world.hand.execute(f"REVOKE SELECT ON app.late FROM {world.role}")
+        await world.wait_may("SELECT", "app.late")
+        await world.wait(lambda result: result.drift_count == 1)
+
+
 def failed_sessions() -> float:
     return metrics.REGISTRY.get_sample_value("pgrole_database_session_failures_total", {"server": SERVER}) or 0.0
 
@@ -813,6 +824,7 @@ async def test_what_policy_denied_and_later_allows_is_no_drift(world: DatabaseWo
         if not restarted:
             world.grantees.publish(SERVER, declared)
             await world.wait_may("SELECT", "b.denied")
+            await world.wait_settled()
     if restarted:
         world.grantees = Grantees()
         world.grantees.publish(SERVER, denied if restarted == "while denied" else declared)
