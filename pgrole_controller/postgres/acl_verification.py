@@ -1,7 +1,7 @@
 """Whether the changes to an object's privileges took effect, and nothing else was lost with them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pgrole_controller.core.acl import AclChange, AclEntry, ObservedAcl
 
@@ -27,6 +27,11 @@ def _held(one: ObservedAcl | None) -> set[tuple[int, str, str]]:
     return {(entry.grantee, entry.column, entry.privilege) for entry in one.entries} if one is not None else set()
 
 
+def _takes(change: AclChange, entry: AclEntry) -> bool:
+    """Whether PostgreSQL revokes the entry with the change: with a table's privilege go those of its columns."""
+    return _revokes(change, entry) or (not change.columns and _revokes(change, replace(entry, column="")))
+
+
 def _revokes(change: AclChange, entry: AclEntry) -> bool:
     by = entry.grantor_name == change.grantor if change.grantor else entry.grantor == change.object.owner
     return (
@@ -44,7 +49,7 @@ def find_lost(repair: AclRepair, after: ObservedAcl | None) -> list[AclEntry]:
     kept = [
         entry
         for entry in repair.observed.entries
-        if not any(_revokes(change, entry) and not change.option_only for change in repair.changes)
+        if not any(_takes(change, entry) and not change.option_only for change in repair.changes)
     ]
     return [entry for entry in kept if (entry.grantee, entry.column, entry.privilege) not in held]
 

@@ -371,6 +371,25 @@ async def test_a_grant_is_noticed_however_it_is_written(world: DatabaseWorkerWor
         assert await reached(is_revoked, DEADLINE)
 
 
+async def test_columns_are_revoked_with_their_table(world: DatabaseWorkerWorld) -> None:
+    world.declare()
+    held = "SELECT count(*) FROM pg_attribute AS a WHERE a.attacl::text LIKE '%' || $1 || '%'"
+
+    async def is_revoked() -> bool:
+        return not await world.hand.fetchval(held, world.role)
+
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute(f"GRANT SELECT (id), UPDATE, INSERT (id) ON app.orders TO {world.role}")
+        await world.wait(lambda result: result.drift_count == 1)
+        await world.hand.execute(
+            f"BEGIN; GRANT SELECT ON app.orders TO {world.role}; GRANT SELECT (id) ON app.orders TO {world.role}; COMMIT"
+        )
+        await world.wait(lambda result: result.drift_count == 2)
+        await world.wait_may("SELECT", "app.orders", expected=False)
+        assert await is_revoked()
+
+
 @pytest.mark.parametrize(
     "statement", ["{0} /**/", 'REVOKE SELECT ("größe") ON app.people FROM {1}', "DO $$ BEGIN {0}; END $$"]
 )
