@@ -111,7 +111,7 @@ class Databases:
         running = self._running.get(name)
         if running is None:
             config = self._config()
-            error = _refuse(config, self._templates(), name) or _too_many(
+            error = self._refuse(name, self._templates()) or _too_many(
                 name, config.databases.max if config.databases else 0
             )
             return DatabaseState(name, None, error.message)
@@ -124,7 +124,7 @@ class Databases:
         config = self._config()
         named = self._grantees.databases(config.name)
         templates = self._templates()
-        refused = {name: error for name in named if (error := _refuse(config, templates, name)) is not None}
+        refused = {name: error for name in named if (error := self._refuse(name, templates)) is not None}
         allowed = named - refused.keys()
         most = 0 if config.databases is None else config.databases.max
         chosen = sorted(allowed, key=lambda name: (name not in self._running, name))[:most]
@@ -134,14 +134,21 @@ class Databases:
             if name not in self._running:
                 self._start(name, tasks, session, home)
         for name, error in refused.items():
-            self._report(name, error)
+            self._report(name, error, self._refuse(name, templates, declared=False) or error)
         for name in allowed - set(chosen):
-            self._report(name, _too_many(name, most))
+            full = _too_many(name, most)
+            self._report(name, full, full)
 
     def _templates(self) -> frozenset[str]:
         """The databases of published roles that are templates."""
         published = self._grantees.published(self._config().name)
-        return frozenset[str]().union(*{one.policy.templates for one in published})
+        return frozenset[str]().union(*(one.policy.templates for one in published))
+
+    def _refuse(self, database: str, templates: frozenset[str], *, declared: bool = True) -> Refused | None:
+        """`declared`: by a spec, rather than by former ones."""
+        some = self._config().databases
+        policy = PrivilegePolicy() if some is None else PrivilegePolicy(None, some.match, some.but, templates)
+        return check_database(policy, database, declared=declared)
 
     def _start(self, name: str, tasks: TaskGroup, session: Session, home: str) -> None:
         context = DatabaseContext(
@@ -173,20 +180,15 @@ class Databases:
             if self._ending.get(name) is running.ended:
                 del self._ending[name]
 
-    def _report(self, database: str, error: PgRoleError) -> None:
+    def _report(self, database: str, error: PgRoleError, given_up: PgRoleError) -> None:
+        """`given_up`: for roles whose spec no longer declares privileges there."""
         server = self._config().name
         for grantee in self._grantees.of_database(server, database):
             digest = grantee.digest_of(database)
             before = self._grantees.results(server, grantee.key).get(database)
-            if before is None or before.digest != digest or str(before.error) != str(error):
-                self._grantees.report(server, PrivilegeResult(grantee.key, grantee.uid, database, digest, error))
-
-
-def _refuse(config: ServerConfig, templates: frozenset[str], database: str) -> Refused | None:
-    some = config.databases
-    if some is None:
-        return check_database(PrivilegePolicy(), database)
-    return check_database(PrivilegePolicy(databases=some.match, but=some.but, templates=templates), database)
+            told = error if database in grantee.declared else given_up
+            if before is None or before.digest != digest or str(before.error) != str(told):
+                self._grantees.report(server, PrivilegeResult(grantee.key, grantee.uid, database, digest, told))
 
 
 def _too_many(database: str, most: int) -> PgRoleError:

@@ -28,9 +28,18 @@ from pgrole_controller.postgres.session import Session
 
 
 def add_results(target: Target, grantees: Grantees, server_name: str) -> Target:
-    """Adds the results of the databases' workers, which tell the claim what they have revoked."""
-    results = grantees.results(server_name, target.key) if target.desired is not None else None
-    if target.desired is None or not results:
+    """Adds the results of the databases' workers, which tell the claim what they have revoked. Results about anything
+    but what is published are left out: a worker may be granting what is published at this moment.
+    """
+    published = grantees.get(server_name, target.key)
+    if target.desired is None or published is None:
+        return target
+    results = {
+        name: one
+        for name, one in grantees.results(server_name, target.key).items()
+        if one.digest == published.digest_of(name)
+    }
+    if not results:
         return target
     return replace(target, desired=replace(target.desired, privilege_results=results))
 
@@ -119,7 +128,9 @@ def _find_grantee(one: Attempt, before: Grantee | None, server: Server) -> Grant
     if before is not None and (before.uid, before.oid) != (desired.owner.object_uid, role.oid):
         before = None
     kept = held_by(observed.claim, desired, server)
-    policy = replace(one.target.policy.privileges, templates=observed.references.templates)
+    policy = one.target.policy.privileges
+    if observed.references.templates:
+        policy = replace(policy, templates=observed.references.templates)
     made = replace(grantee_of(desired, kept, role.oid), role_name=role.role.name, policy=policy)
     if desired.terminating:
         return made if _is_to_be_emptied(one, server) and made.databases else None
@@ -162,5 +173,7 @@ def _describe(one: Attempt, grantees: Grantees, declared: ServerConfig) -> Grant
     key = one.target.key
     grantee = grantees.get(declared.name, key)
     problems = find_problems(grantee, one.observed.references.databases) if grantee and one.was_read else {}
+    if grantee:  # of the others, `Databases` reports once no session there can grant what was given up
+        problems = {name: error for name, error in problems.items() if name in grantee.declared}
     results = grantees.results(declared.name, key)
     return GrantedPrivileges(grantee, results, problems, declared.attribution.exposes_all)

@@ -4,10 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pgrole_controller.controller.objects import Target
+from pgrole_controller.core.decision import find_held
 from pgrole_controller.core.deletion import find_role_to_drop
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.state import Observed, Server
+from pgrole_controller.core.kept_privileges import find_given_up
+from pgrole_controller.core.state import Desired, Observed, Server
 from pgrole_controller.postgres.catalog import ReferencedNames
+from pgrole_controller.postgres.held_databases import HeldQuestion
 from pgrole_controller.postgres.session import Session
 
 
@@ -17,6 +20,7 @@ async def read_observed(targets: Sequence[Target], session: Session, server: Ser
         return []
     observations = await session.read_roles([(target.key, target.role_name) for target in targets])
     await _add_references(targets, observations, session)
+    await _add_unheld(targets, observations, session, server)
     ends = {
         place: (oid, target.desired.new_owner)
         for place, (target, observed) in enumerate(zip(targets, observations, strict=True))
@@ -64,6 +68,38 @@ def _referenced(target: Target, observed: Observed) -> ReferencedNames | None:
         protected=frozenset(pattern for policy in policies for pattern in policy.protected),
     )
     return referenced if referenced.groups or referenced.parameters or referenced.databases else None
+
+
+async def _add_unheld(
+    targets: Sequence[Target], observations: list[Observed | PgRoleError], session: Session, server: Server
+) -> None:
+    """Reads where roles have no privileges. The results of the databases' workers were collected before."""
+    asked = {
+        place: some
+        for place, (target, observed) in enumerate(zip(targets, observations, strict=True))
+        if target.desired
+        and isinstance(observed, Observed)
+        and (some := _to_look_for(target.desired, observed, server))
+    }
+    if not asked:
+        return
+    for place, found in zip(asked, await session.read_unheld(list(asked.values())), strict=True):
+        observed = observations[place]
+        if isinstance(observed, Observed):
+            observations[place] = found if isinstance(found, PgRoleError) else replace(observed, unheld=found)
+
+
+def _to_look_for(desired: Desired, observed: Observed, server: Server) -> HeldQuestion | None:
+    """Returns the role and the databases in which its privileges matter before its workers answer; None if they do
+    not.
+    """
+    held = find_held(observed.claim, observed, server)
+    if held is not None and observed.claim is not None:
+        given_up = find_given_up(desired, observed.claim.privileges) & observed.references.databases
+        return HeldQuestion(held.oid, given_up) if given_up else None
+    if observed.named is not None and desired.privileges and not desired.terminating:
+        return HeldQuestion(observed.named.oid, frozenset(desired.privileges))
+    return None
 
 
 def _is_illegible(name: str) -> bool:

@@ -7,7 +7,6 @@ from pgrole_controller.core.kept_privileges import held_by, unconfirmed
 from pgrole_controller.core.ownership import check_held, find_own_claim, find_target
 from pgrole_controller.core.plan import Action, Plan, ReassignOwned
 from pgrole_controller.core.policy import Policy, check_admitted, check_protected, matches, protection, reaches_beyond
-from pgrole_controller.core.privilege_policy import check_database
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.state import Dependents, Desired, Observed, Server
 
@@ -31,7 +30,7 @@ def decide_deletion(desired: Desired, observed: Observed, server: Server, policy
     try:
         _check_deletion(desired, observed, server, policy)
         target = find_target(claim, observed, server, policy)
-        if target is not None and (cleared := _after_revocation(desired, claim, target, observed, server, policy)):
+        if target is not None and (cleared := _after_revocation(desired, claim, target, observed, server)):
             return cleared
         _check_dependents(desired, observed)
         if target is not None and (_dependents(desired, observed) or observed.sessions):
@@ -125,7 +124,7 @@ def _check_deletion(desired: Desired, observed: Observed, server: Server, policy
 
 
 def _after_revocation(
-    desired: Desired, claim: Claim, target: ObservedRole, observed: Observed, server: Server, policy: Policy
+    desired: Desired, claim: Claim, target: ObservedRole, observed: Observed, server: Server
 ) -> Plan | None:
     """Clears the privileges in the claim once they are revoked in every database; None if it holds none. Raises Waiting
     until then.
@@ -133,16 +132,18 @@ def _after_revocation(
     kept = held_by(observed.claim, desired, server)
     if not kept or claim.system_identifier != server.system_identifier or claim.role_oid != target.oid:
         return None
-    left = sorted(unconfirmed(desired, kept, target.oid, observed.references.databases))
+    left = sorted(unconfirmed(desired, kept, target.oid, observed.references.databases, observed.unheld))
     if not left:
         return _clear_privileges(desired, observed, target) if server.keeps_privileges else None
     more = f" (and in {len(left) - 1} more databases)" if len(left) > 1 else ""
-    refused = check_database(policy.privileges, left[0])
     result = desired.privilege_results.get(left[0])
     what = f'privileges of role "{desired.role.name}" in database "{left[0]}"{more}'
-    problem = refused or (result.error if result is not None else None)
-    if problem is not None:
-        raise Waiting(Reason.DROP_BLOCKED, f"{what} cannot be revoked: {problem.message}")
+    if result is not None and result.error is not None:
+        raise Waiting(
+            Reason.DROP_BLOCKED,
+            f"{what} cannot be revoked: {result.error.message}. Let the controller connect there, or revoke them by "
+            "hand",
+        )
     raise Waiting(Reason.PROGRESSING, f"the controller revokes {what} before it drops the role")
 
 

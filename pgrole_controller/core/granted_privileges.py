@@ -7,6 +7,7 @@ from typing import Any
 from pgrole_controller.core.approval import RoleOffer, join_parts
 from pgrole_controller.core.errors import PgRoleError, Reason, make_legible
 from pgrole_controller.core.grantee import Grantee
+from pgrole_controller.core.kept_privileges import explain_given_up
 from pgrole_controller.core.privilege_result import PrivilegeResult
 
 #: Maximum number of findings that a message names; it counts the rest.
@@ -43,7 +44,12 @@ class GrantedPrivileges:
     def error_in(self, database: str) -> PgRoleError | None:
         """Returns why the privileges in this database are not as declared; None if they are, or if that is unknown."""
         result = self.current_result(database)
-        return self.problems.get(database) or (result.error if result else None)
+        error = self.problems.get(database) or (result.error if result else None)
+        return error if error is None or self.declares(database) else explain_given_up(database, error)
+
+    def declares(self, database: str) -> bool:
+        """Whether the spec declares privileges there, rather than only former ones."""
+        return self.grantee is None or database in self.grantee.declared
 
     def current_result(self, database: str) -> PrivilegeResult | None:
         """Returns the result about the current declaration."""

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from pgrole_controller.core.claim import Claim
-from pgrole_controller.core.errors import Reason, Refused, Transient
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
 from pgrole_controller.core.grantee import DatabasePrivileges, Grantee, from_json, to_json
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.request import Key
@@ -62,6 +62,21 @@ def former_of(declared: Mapping[str, DatabasePrivileges], kept: KeptPrivileges) 
     return {name: some for name, some in left.items() if some}
 
 
+def find_given_up(desired: Desired, kept: KeptPrivileges) -> frozenset[str]:
+    """Returns the databases that only former specs declare."""
+    return frozenset(kept) - frozenset(() if desired.terminating else desired.privileges or ())
+
+
+def explain_given_up(database: str, error: PgRoleError) -> PgRoleError:
+    """Returns the error for a database that only former specs declare."""
+    message = (
+        f'database "{database}" is no longer in spec.privileges, but the role may still have privileges there, and the '
+        f"controller cannot revoke them: {error.message}. Let the controller connect there, or revoke them by hand"
+    )
+    kind = next((one for one in (Refused, Waiting) if isinstance(error, one)), Transient)
+    return kind(error.reason, message)
+
+
 def held_by(claim: Claim | None, desired: Desired, server: Server) -> KeptPrivileges:
     """Returns what the object must answer for. Where claims hold no privileges, that is its declaration."""
     if not server.keeps_privileges:
@@ -91,22 +106,27 @@ def grantee_of(desired: Desired, kept: KeptPrivileges, oid: int) -> Grantee:
     )
 
 
-def unconfirmed(desired: Desired, kept: KeptPrivileges, oid: int, existing: Iterable[str]) -> frozenset[str]:
+def unconfirmed(
+    desired: Desired, kept: KeptPrivileges, oid: int, existing: Iterable[str], unheld: frozenset[str] = frozenset()
+) -> frozenset[str]:
     """Returns the databases in which privileges of former specs may remain. `existing`: the kept databases
-    that exist.
+    that exist. `unheld`: those in which the role has none, as read after the results.
     """
     grantee = grantee_of(desired, kept, oid)
     existing = frozenset(existing)
-    return frozenset(name for name in grantee.former if name in existing and not _is_confirmed(desired, grantee, name))
-
-
-def _is_confirmed(desired: Desired, grantee: Grantee, database: str) -> bool:
-    result = desired.privilege_results.get(database)
-    return (
-        result is not None
-        and result.confirmed
-        and (result.uid, result.digest) == (grantee.uid, grantee.digest_of(database))
+    return frozenset(
+        name for name in grantee.former if name in existing and not _is_confirmed(desired, grantee, name, unheld)
     )
+
+
+def _is_confirmed(desired: Desired, grantee: Grantee, database: str, unheld: frozenset[str]) -> bool:
+    """A database that no worker can serve has no part in this, if the role has nothing there. The result proves that
+    the worker knows the declaration, so that no later session there grants anything.
+    """
+    result = desired.privilege_results.get(database)
+    if result is None or (result.uid, result.digest) != (grantee.uid, grantee.digest_of(database)):
+        return False
+    return result.confirmed or (database not in grantee.declared and database in unheld)
 
 
 def keep_privileges(plan: Plan, desired: Desired, observed: Observed, server: Server) -> Plan:
@@ -123,7 +143,7 @@ def keep_privileges(plan: Plan, desired: Desired, observed: Observed, server: Se
     oid = claim.role_oid if claim and ours and claim.role_oid == plan.oid else 0
     open_former = {
         name: former_of(declared, kept)[name]
-        for name in unconfirmed(desired, kept, oid, observed.references.databases if oid else kept)
+        for name in unconfirmed(desired, kept, oid, observed.references.databases if oid else kept, observed.unheld)
     }
     wanted = unite(declared, open_former)
     if wanted == kept:

@@ -15,7 +15,7 @@ def find_problems(grantee: Grantee, existing: frozenset[str]) -> dict[str, PgRol
     """Returns, by database, why no worker can serve it. `existing`: the ones of these databases that exist."""
     problems: dict[str, PgRoleError] = {}
     for database in sorted(grantee.databases):
-        refused = check_database(grantee.policy, database)
+        refused = check_database(grantee.policy, database, declared=database in grantee.declared)
         if refused is not None:
             problems[database] = refused
         elif database not in existing and database in grantee.declared:
@@ -29,14 +29,15 @@ def add_privileges(outcome: Outcome, privileges: GrantedPrivileges, expected: Se
     """Returns the outcome of role and privileges.
 
     `expected`: databases in which privileges are, or were, declared. The role's own outcome takes precedence. The
-    databases' workers retry failures there.
+    databases' workers retry failures there. No worker notices that what was given up was revoked by hand.
     """
     if not expected or not (outcome.ready or outcome.reason is Reason.DRIFT_REPORTED):
         return outcome
     databases = sorted(expected)
     errors = {name: error for name in databases if (error := privileges.error_in(name))}
     if errors:
-        return replace(_of_errors(errors), by_databases=next(iter(errors)) not in privileges.problems)
+        by_databases = not any(name in privileges.problems or not privileges.declares(name) for name in errors)
+        return replace(_of_errors(errors), by_databases=by_databases)
     unanswered = [name for name in databases if privileges.current_result(name) is None]
     if unanswered:
         return replace(PROGRESSING, message=_being_applied(unanswered), by_databases=True)

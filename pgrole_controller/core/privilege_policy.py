@@ -54,21 +54,24 @@ class Denial:
         return f"the server's policy does not allow {self.what}: {self.remedy}"
 
 
-def check_database(policy: PrivilegePolicy, database: str) -> Refused | None:
-    """Returns why the controller does not manage privileges in this database; None if it does."""
+def check_database(policy: PrivilegePolicy, database: str, *, declared: bool = True) -> Refused | None:
+    """Returns why the controller does not manage privileges in this database; None if it does. `declared`: by the spec,
+    rather than by former ones.
+    """
+    remove = "Remove it from spec.privileges, or ask" if declared else "Ask"
     if policy.databases is None:
         why = f"PgServer.spec.databases is absent, so no database has managed privileges: {_ASK} to set it"
     elif not matches(database, policy.databases) or matches(database, policy.but):
         allowed = ", ".join(policy.databases) or "none"
         besides = f", except {', '.join(policy.but)}" if policy.but else ""
         why = (
-            f"PgServer.spec.databases does not include it; allowed: {allowed}{besides}. Remove it from spec.privileges,"
-            f" or {_ASK}"
+            f"PgServer.spec.databases does not include it; allowed: {allowed}{besides}. {remove} the server's "
+            "administrator"
         )
     elif database in policy.templates and not names_itself(database, policy.databases):
         why = (
-            "it is a template, and CREATE DATABASE from it fails while the controller is connected to it. Remove it "
-            f"from spec.privileges, run ALTER DATABASE … IS_TEMPLATE false, or {_ASK} to name it exactly in "
+            "it is a template, and CREATE DATABASE from it fails while the controller is connected to it. "
+            f"{remove} the server's administrator to run ALTER DATABASE … IS_TEMPLATE false, or to name it exactly in "
             "PgServer.spec.databases.matchNames"
         )
     else:

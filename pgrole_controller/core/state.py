@@ -148,6 +148,8 @@ class Observed:
     - `named`: the role with the desired name.
     - `claimed`: the role with the claim's oid, if that is another one.
     - `former`: claims of this namespace and name on other roles, as (role name, uid of the object).
+    - `unheld`: of the databases that only former specs declare, and of those that adoption would make exact: where
+      the role has no privileges at all.
     - `at`: the server's time.
     - `iterations`: what the server would use for a new verifier.
     - `row`: everything this was read from, except the time; empty if it was not exactly one row.
@@ -161,6 +163,7 @@ class Observed:
     sessions: int = 0
     new_owner: NewOwner | None = None
     references: References = field(default_factory=References)
+    unheld: frozenset[str] = frozenset()
     at: datetime = _BEFORE
     iterations: int = LEAST_ITERATIONS
     row: tuple[object, ...] = field(default=(), compare=False, repr=False)

@@ -43,6 +43,7 @@ from pgrole_controller.postgres.database_claims import GUARDED_SECONDS, Database
 from pgrole_controller.postgres.detection import POLL_SECONDS, Detector, OnChange, open_detector
 from pgrole_controller.postgres.errors import convert_unexpected, translate_errors
 from pgrole_controller.postgres.fence import Candidate, Fence, take_lead
+from pgrole_controller.postgres.held_databases import HeldQuestion, read_unheld
 from pgrole_controller.postgres.missing_privileges import PARAMETER_GRANTS_VERSION
 from pgrole_controller.postgres.poll import Poller
 from pgrole_controller.postgres.rows import fetch_row, query_each
@@ -140,6 +141,10 @@ class Session:
         every = reduce(or_, referenced)
         references = await catalog.read_references(self._connection, every, self.identity.version_number)
         return [references] * len(referenced)
+
+    async def read_unheld(self, asked: Sequence[HeldQuestion]) -> list[frozenset[str] | PgRoleError]:
+        """For each, in order, the databases in which the role has no privileges, nor can be about to get some."""
+        return await query_each(self._connection, partial(read_unheld, self._connection), asked)
 
     async def read_drop_states(self, targets: Sequence[DropTarget]) -> list[DropState | PgRoleError]:
         """What a decision to drop each of these roles depends on, in order."""

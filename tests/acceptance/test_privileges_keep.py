@@ -195,3 +195,52 @@ async def test_polls_where_event_triggers_are_not_wanted(place: PrivilegePlace) 
         await place.wait_may("UPDATE", "app.orders", expected=False)
         obj = await place.kube.wait_ready("reader")
     assert condition(obj, "Ready")["reason"] == "Reconciled"
+
+
+async def _list_for_a_while(place: PrivilegePlace, database: str, reason: str) -> None:
+    await place.declare(place.reads(), place.reads(database), ready=False)
+    await place.kube.wait_for("reader", lambda obj: says(obj, reason, database), reason)
+    await place.declare(place.reads())
+
+
+async def test_a_database_that_could_never_be_served_is_forgotten_when_the_spec_no_longer_lists_it(
+    place: PrivilegePlace,
+) -> None:
+    closed, template = f"{place.name}_closed", f"{place.name}_template"
+    await place.hand.execute(f"CREATE DATABASE {closed} ALLOW_CONNECTIONS false")
+    await place.hand.execute(f"CREATE DATABASE {template} IS_TEMPLATE true")
+    try:
+        async with running(place.controller()):
+            await place.declare(place.reads())
+            for database, reason in (closed, "PrivilegePending"), (template, "NotAllowed"), ("template1", "NotAllowed"):
+                await _list_for_a_while(place, database, reason)
+            await place.hand.execute(f"CREATE DATABASE {template}_copy TEMPLATE {template}")
+            await place.hand.execute(f"CREATE DATABASE {template}_other")
+            await place.declare(place.reads(), place.reads(closed), deletionPolicy="Drop", ready=False)
+            await place.kube.wait_for("reader", lambda obj: says(obj, "PrivilegePending", closed), "closed")
+            await place.kube.delete("reader")
+            await place.kube.wait_gone("reader")
+    finally:
+        await place.hand.execute(f"ALTER DATABASE {template} IS_TEMPLATE false")
+        for name in (closed, template, f"{template}_copy", f"{template}_other"):
+            await place.hand.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+async def test_a_database_with_privileges_is_remembered_until_they_are_revoked_by_hand(place: PrivilegePlace) -> None:
+    closed = f"{place.name}_closed"
+    await place.hand.execute(f"CREATE DATABASE {closed}")
+    there = await asyncpg.connect(place.postgres.dsn(database=closed))
+    try:
+        async with running(place.controller()):
+            await place.declare(place.reads(), {"database": closed, "onDatabase": ["CONNECT"]})
+            await place.hand.execute(f"ALTER DATABASE {closed} ALLOW_CONNECTIONS false")
+            await place.kube.wait_for("reader", lambda obj: says(obj, "PrivilegePending", closed), "closed")
+            await place.declare(place.reads(), ready=False)
+            await place.kube.wait_for(
+                "reader", lambda obj: says(obj, "PrivilegePending", "revoke them by hand"), "told"
+            )
+            await there.execute(f"REVOKE CONNECT ON DATABASE {closed} FROM {place.reader}")
+            await place.kube.wait_ready("reader")
+    finally:
+        await there.close()
+        await place.hand.execute(f"DROP DATABASE {closed} WITH (FORCE)")

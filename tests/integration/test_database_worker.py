@@ -47,6 +47,7 @@ from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.database_schema import install_database
 from pgrole_controller.postgres.database_session import LONGEST_PAUSE_SECONDS, DatabaseSession
 from pgrole_controller.postgres.ddl_events import EventReader, Look, Scope
+from pgrole_controller.postgres.held_databases import HeldQuestion, read_unheld
 from tests.servers import Servers
 
 DEADLINE = 20.0
@@ -1333,3 +1334,37 @@ async def test_the_last_drift_is_still_reported_after_a_restart(world: DatabaseW
     assert found.last_drift is not None
     assert (found.last_drift.time, found.last_drift.words) == (before.time, before.words)
     assert (found.last_drift.by.login, found.last_drift.by.proof) == (before.by.login, before.by.proof)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "GRANT CONNECT ON DATABASE {database} TO {role}",
+        "GRANT SELECT (id) ON app.orders TO {role}",
+        "GRANT USAGE ON SCHEMA app TO {role}",
+        "ALTER DEFAULT PRIVILEGES IN SCHEMA app GRANT SELECT ON TABLES TO {role}",
+    ],
+)
+async def test_the_home_database_knows_where_a_role_has_privileges(world: DatabaseWorkerWorld, statement: str) -> None:
+    asked = [
+        HeldQuestion(world.oid, frozenset({world.database, "postgres"})),
+        HeldQuestion(world.other_oid, frozenset()),
+    ]
+    assert await read_unheld(world.home, asked) == [{world.database, "postgres"}, frozenset()]
+    await world.hand.execute(statement.format(database=world.database, role=world.role))
+    assert await read_unheld(world.home, asked) == [{"postgres"}, frozenset()]
+
+
+async def test_a_session_that_keeps_privileges_may_still_grant_some(world: DatabaseWorkerWorld) -> None:
+    asked = [HeldQuestion(world.oid, frozenset({world.database}))]
+    async with connect(Endpoint(world.server.dsn(database=world.database)), "database"):
+        assert await read_unheld(world.home, asked) == [frozenset()]
+
+    async def is_unheld() -> bool:
+        return await read_unheld(world.home, asked) == [{world.database}]
+
+    assert await reached(is_unheld, DEADLINE)
+    world.declare()
+    async with world.working():
+        await world.wait_settled()
+        assert await read_unheld(world.home, asked) == [frozenset()]

@@ -20,6 +20,7 @@ from pgrole_controller.core.grantee import DatabasePrivileges, PrivilegePolicy
 from pgrole_controller.core.kept_privileges import grantee_of
 from pgrole_controller.core.plan import NewOwner, Plan, ReassignOwned, ReassignResult
 from pgrole_controller.core.policy import Policy, References
+from pgrole_controller.core.privilege_policy import check_database
 from pgrole_controller.core.privilege_result import PrivilegeResult
 from pgrole_controller.core.role import ObservedRole, Role, digest
 from pgrole_controller.core.state import Dependents, Desired, Observed, Server
@@ -272,12 +273,23 @@ class TestPrivileges:
         with pytest.raises(Waiting) as caught:
             self.end(asked, self.see("orders"))
         assert caught.value.reason is Reason.DROP_BLOCKED
-        assert "the connection was refused. To keep the role" in caught.value.message
+        assert (
+            "the connection was refused. Let the controller connect there, or revoke them by hand. To keep the role"
+            in (caught.value.message)
+        )
+
+    def test_a_database_where_the_role_has_nothing_does_not_block_the_drop(self) -> None:
+        error = Transient(Reason.SERVER_NOT_READY, "the connection was refused")
+        asked = self.confirm(desired(), confirmed=False, error=error)
+        assert self.end(asked, self.see("orders", unheld=frozenset({"orders"}))).privileges == ""
 
     def test_a_database_that_the_controller_may_not_connect_to_blocks_the_drop(self) -> None:
+        error = check_database(PrivilegePolicy(), "orders", declared=False)
+        asked = self.confirm(desired(), confirmed=False, error=error)
         with pytest.raises(Waiting) as caught:
-            self.end(desired(), self.see("orders"), privileges=PrivilegePolicy())
+            self.end(asked, self.see("orders"), privileges=PrivilegePolicy())
         assert caught.value.reason is Reason.DROP_BLOCKED
+        assert "Remove it from spec.privileges" not in caught.value.message
         assert "spec.databases" in caught.value.message
 
     def test_once_confirmed_the_claim_forgets_them_and_the_drop_goes_on(self) -> None:

@@ -1,8 +1,8 @@
 """controller/grantee_publisher: which roles the databases' workers serve after a reconcile, and with what."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import ClassVar, cast
 
 import pytest
 
@@ -16,7 +16,7 @@ from pgrole_controller.core.claim import Claim, Generations, Owner
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.errors import Reason, Refused, Transient
-from pgrole_controller.core.grantee import DatabasePrivileges, PrivilegePolicy
+from pgrole_controller.core.grantee import DatabasePrivileges, Grantee, PrivilegePolicy
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy, References, ServerPolicy
 from pgrole_controller.core.privilege_result import News, PrivilegeNews, PrivilegeResult
@@ -206,6 +206,33 @@ class TestDeletion:
         ending = target(ORDERS, terminating=True, drop=drop, suspended=suspended)
         await scene.reconcile(ending, see({"orders": (ORDERS,)}))
         assert scene.grantees.published("main") == ()
+
+
+class TestGivenUp:
+    """A database that a spec lists no longer."""
+
+    KEPT: ClassVar[dict[str, tuple[DatabasePrivileges, ...]]] = {"orders": (ORDERS,), "lake": (LAKE,)}
+
+    async def test_it_is_progress_until_its_worker_answered(self, scene: GranteeScene) -> None:
+        scene.grantees.publish("main", Grantee(KEY, "uid-app", 1, "app", OID, {"orders": ORDERS}))
+        closed = replace(POLICY, privileges=PrivilegePolicy(databases=("orders",)))
+        asked = replace(target(ORDERS), policy=closed)
+        result = (await scene.reconcile(asked, see(self.KEPT))).conclude()
+        assert result.outcome is not None
+        assert result.outcome.reason is Reason.PROGRESSING
+
+    async def test_a_result_of_an_earlier_declaration_is_not_used_again(self, scene: GranteeScene) -> None:
+        """Declared, given up, declared and given up again: the worker may be granting what is published now."""
+        await scene.reconcile(target(ORDERS), see(self.KEPT))
+        scene.report("lake", error=Transient(Reason.DATABASE_ERROR, "closed"))
+        assert "lake" in self.results(scene)
+        await scene.reconcile(target(ORDERS, LAKE), see(self.KEPT))
+        assert "lake" not in self.results(scene)
+
+    def results(self, scene: GranteeScene) -> Mapping[str, PrivilegeResult]:
+        asked = add_results(target(ORDERS), scene.grantees, "main").desired
+        assert asked is not None
+        return asked.privilege_results
 
 
 class TestTheRolesOfTheNamespace:

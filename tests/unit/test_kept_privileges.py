@@ -176,6 +176,28 @@ class TestTheClaim:
         plan = decide(desired(READ), observed, SERVER, Policy())
         assert read_kept(plan.privileges or "") == {"orders": (READ,)}
 
+    def test_a_database_that_no_worker_serves_is_forgotten_if_the_role_has_nothing_there(self) -> None:
+        kept = {"orders": (READ,), "lake": (LAKE,)}
+        observed = see(kept, unheld=frozenset({"lake"}))
+        refused = Refused(Reason.NOT_ALLOWED, "not included")
+        asked = desired(READ)
+        result = PrivilegeResult(KEY, "uid-1", "lake", grantee_of(asked, kept, OID).digest_of("lake"), refused)
+        plan = decide(replace(asked, privilege_results={"lake": result}), observed, SERVER, Policy())
+        assert read_kept(plan.privileges or "") == {"orders": (READ,)}
+        held = decide(replace(asked, privilege_results={"lake": result}), see(kept), SERVER, Policy())
+        assert not held.writes, "it may have privileges there"
+        assert not decide(asked, observed, SERVER, Policy()).writes, "its worker may still grant what was declared"
+        earlier = replace(result, digest=grantee_of(desired(READ, LAKE), kept, OID).digest_of("lake"))
+        plan = decide(replace(asked, privilege_results={"lake": earlier}), observed, SERVER, Policy())
+        assert not plan.writes, "its worker may not know yet that it was given up"
+
+    def test_in_a_declared_database_only_its_worker_confirms(self) -> None:
+        kept = {"orders": (READ, WRITE)}
+        asked = confirm(desired(READ), kept, "orders")
+        result = replace(asked.privilege_results["orders"], confirmed=False)
+        observed = see(kept, unheld=frozenset({"orders"}))
+        assert not decide(replace(asked, privilege_results={"orders": result}), observed, SERVER, Policy()).writes
+
     def test_an_object_that_takes_over_a_claim_inherits_pending_revocations(self) -> None:
         other = replace(ME, object="other", object_uid="uid-9")
         claim = Claim("app", OID, 7, other, "sha256:x", released=True, privileges={"lake": (LAKE,)})
@@ -224,3 +246,13 @@ class TestAdoption:
             decide(desired(READ, LAKE), Observed(named=ObservedRole(OID, named)), SERVER, Policy())
         assert caught.value.reason is Reason.ROLE_EXISTS
         assert words in caught.value.message
+
+    def test_it_names_no_database_where_the_role_has_nothing(self) -> None:
+        def adopt(*unheld: str) -> str:
+            observed = Observed(named=ObservedRole(OID, ROLE), unheld=frozenset(unheld))
+            with pytest.raises(PgRoleError) as caught:
+                decide(desired(READ, LAKE), observed, SERVER, Policy())
+            return caught.value.message
+
+        assert 'would revoke undeclared privileges in "orders". To take' in adopt("lake")
+        assert "adoption would change nothing. To take" in adopt("lake", "orders")

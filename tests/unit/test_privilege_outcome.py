@@ -102,6 +102,18 @@ class TestTheOutcome:
         assert outcome.reason is Reason.PRIVILEGE_PENDING
         assert outcome.retried
 
+    def test_what_was_given_up_and_cannot_be_revoked_is_explained_and_looked_at_again(self) -> None:
+        given_up = replace(GRANTEE, declared={"lake": DECLARED["lake"]}, former={"orders": (DECLARED["orders"],)})
+        refused = Refused(Reason.NOT_ALLOWED, "PgServer.spec.databases does not include it")
+        answered = replace(ORDERS, digest=given_up.digest_of("orders"), error=refused)
+        outcome = merge(known(LAKE, answered, grantee=given_up))
+        assert (outcome.phase, outcome.reason, outcome.retried) == (Phase.STALLED, Reason.NOT_ALLOWED, True)
+        assert outcome.message == (
+            'database "orders" is no longer in spec.privileges, but the role may still have privileges there, and the '
+            "controller cannot revoke them: PgServer.spec.databases does not include it. Let the controller connect "
+            "there, or revoke them by hand"
+        )
+
     def test_the_role_s_own_trouble_goes_first(self) -> None:
         for own in (PROGRESSING, of_error(Refused(Reason.CONFLICT, "x"))):
             assert merge(known(), own) is own
@@ -134,6 +146,9 @@ class TestProblems:
         problems = find_problems(replace(GRANTEE, policy=PrivilegePolicy()), frozenset(DECLARED))
         assert {(type(one), one.reason) for one in problems.values()} == {(Refused, Reason.NOT_ALLOWED)}
         assert all("spec.privileges" in one.message for one in problems.values())
+        given_up = replace(GRANTEE, declared={}, former={name: (one,) for name, one in DECLARED.items()})
+        problems = find_problems(replace(given_up, policy=PrivilegePolicy(databases=())), frozenset(DECLARED))
+        assert all("Remove it" not in one.message for one in problems.values())
 
 
 def build(

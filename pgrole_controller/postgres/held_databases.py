@@ -1,0 +1,41 @@
+"""In which databases does a role have privileges? The home database knows, since all databases share pg_shdepend."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.rows import fetch
+
+
+@dataclass(frozen=True, slots=True)
+class HeldQuestion:
+    """`role`: oid."""
+
+    role: int
+    databases: frozenset[str]
+
+
+async def read_unheld(connection: Connection, asked: Sequence[HeldQuestion]) -> list[frozenset[str]]:
+    """For each, the databases in which the role has no privileges, and in which no session keeps privileges.
+
+    A paused process may still commit a grant in its session, so the sessions are read first: what those that have ended
+    committed is seen by the next statement. Raises PgRoleError.
+    """
+    databases = sorted(frozenset[str]().union(*(one.databases for one in asked)))
+    rows = await fetch(connection, "", queries.inspect("databases_being_served"), databases)
+    served = {row.get("database", str) for row in rows}
+    pairs = [(place, one.role, name) for place, one in enumerate(asked) for name in sorted(one.databases - served)]
+    rows = await fetch(
+        connection,
+        "",
+        queries.inspect("databases_with_privileges"),
+        [role for _, role, _ in pairs],
+        [name for _, _, name in pairs],
+    )
+    held = {row.get("place", int) for row in rows}
+    unheld: list[set[str]] = [set() for _ in asked]
+    for number, (place, _, name) in enumerate(pairs, 1):
+        if number not in held:
+            unheld[place].add(name)
+    return [frozenset(some) for some in unheld]
