@@ -197,7 +197,7 @@ def _plan_new(desired: Desired, observed: Observed, server: Server, policy: Poli
     desired_role = _without_ignored(desired.ignore, desired.role, named.role) if named else desired.role
     changes = diff(desired_role, named.role if named else None)
     if named:
-        _check_adoption(desired, named, changes, decided, policy, observed.references)
+        _check_adoption(desired, named, changes, decided, policy, observed)
     return Plan(
         role_name=desired.role.name,
         changes=changes,
@@ -228,7 +228,7 @@ def _check_adoption(
     changes: tuple[Change, ...],
     decided: PasswordDecision,
     policy: Policy,
-    references: References,
+    observed: Observed,
 ) -> None:
     names = field_names(changes)
     if (
@@ -238,8 +238,8 @@ def _check_adoption(
     ):
         names = (*names, "password")
     what = f"would change {', '.join(names)}" if names else "would change nothing"
-    if desired.privileges:
-        exact = f"would revoke undeclared privileges in {_name_some(sorted(desired.privileges))}"
+    if exact_in := sorted(frozenset(desired.privileges or ()) - observed.unheld):
+        exact = f"would revoke undeclared privileges in {_name_some(exact_in)}"
         what = f"{what}, and {exact}" if names else exact
     if not desired.adopt:
         raise Refused(
@@ -252,7 +252,7 @@ def _check_adoption(
             Reason.NOT_ALLOWED,
             "the server's policy does not allow adoption: ask the server's administrator for allow.adopt",
         )
-    check_holds(policy, named, action="adoption", references=references)
+    check_holds(policy, named, action="adoption", references=observed.references)
 
 
 def _plan_owned(
