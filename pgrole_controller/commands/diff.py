@@ -107,6 +107,7 @@ def _subject(key: Key, obj: dict[str, Any], view: ClusterView) -> Subject | Plan
         labels=namespace.labels,
         status=mapping(obj.get("status")),
         created=created_at(obj),
+        cluster_read=True,
     )
 
 

@@ -90,7 +90,7 @@ async def plan_files(manifests: Manifests, choice: ServerChoice) -> PlanReport:
         if client is not None:
             view = await read_cluster(client, {one.key.namespace for one in roles}, required=False)
         reports = [PlanReport(tuple(map(_wrong, manifests.wrong)), (*chosen.notes, *view.notes))]
-        subjects = {one.key: _subject(place, one, view) for place, one in enumerate(roles)}
+        subjects = {one.key: _subject(place, one, view, read=client is not None) for place, one in enumerate(roles)}
         for name, some in chosen.by_server.items():
             config, note = await _find(name, declared.get(name), client, choice)
             reports.append(await plan_server(config, [subjects[one.key] for one in some]))
@@ -165,7 +165,8 @@ async def _find(
     return found, ""
 
 
-def _subject(place: int, one: DeclaredRole, view: ClusterView) -> Subject:
+def _subject(place: int, one: DeclaredRole, view: ClusterView, *, read: bool) -> Subject:
+    """`read`: the view is of a cluster."""
     stored, namespace = view.roles.get(one.key), view.namespaces.get(one.key.namespace)
     metadata = mapping((stored or {}).get("metadata"))
     uid = str(metadata.get("uid") or "")
@@ -188,6 +189,7 @@ def _subject(place: int, one: DeclaredRole, view: ClusterView) -> Subject:
         namespace.labels if namespace else None,
         mapping((stored or {}).get("status")),
         created,
+        cluster_read=read,
     )
 
 

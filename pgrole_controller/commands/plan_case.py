@@ -22,6 +22,7 @@ class Subject:
 
     `place`: file and line. Empty `uid`, `namespace_uid`: it is not in the cluster. `labels`: of its namespace; None:
     unknown.
+    `cluster_read`: whether a cluster was asked for it.
     `status`: of the object in the cluster.
     """
 
@@ -33,6 +34,7 @@ class Subject:
     labels: Mapping[str, str] | None = None
     status: Mapping[str, Any] = field(default_factory=dict)
     created: datetime | None = None
+    cluster_read: bool = False
 
 
 @dataclass(slots=True)

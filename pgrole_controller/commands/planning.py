@@ -3,9 +3,11 @@
 Everything is read in one READ ONLY transaction, and in one more in each database with declared privileges. Objects are
 decided together, so that the plan is what the controller has done once it has converged.
 
-Without a cluster, objects are matched to claims by namespace and name.
+Without a cluster, objects are matched to claims by namespace and name. Claims also tell which roles are of the objects'
+namespaces, whose privileges on their own objects others there may declare.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from heapq import nsmallest
@@ -31,7 +33,12 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.simulation import SimulatedObject, Simulation, simulate
 from pgrole_controller.core.state import Desired, Observed, Server
-from pgrole_controller.postgres.plan_reading import PlanSession, open_plan_session, read_owners
+from pgrole_controller.postgres.plan_reading import (
+    PlanSession,
+    open_plan_session,
+    read_claiming_namespaces,
+    read_owners,
+)
 from pgrole_controller.postgres.session import Session
 
 #: Objects of one read.
@@ -98,6 +105,7 @@ class _ServerPlan:
         self._cases: list[PlanCase] = []
         self._notes: dict[str, None] = {}
         self._owners: dict[Key, Owner] = {}
+        self._namespaces: dict[str, str] = {}  # the uids of those that claim roles, by name
         self._cluster = ""
         self._session: Session = view.session
         self._server = self._server_of("")
@@ -142,13 +150,21 @@ class _ServerPlan:
         self._note_unseen()
 
     async def _read_owners(self, subjects: Sequence[Subject]) -> None:
-        """Finds out which cluster's claims these are, and whose."""
+        """Finds out which cluster's claims these are, and whose. New objects have none: then the claims of the others
+        in their namespaces tell.
+        """
         owners = await read_owners(self._view, {one.key for one in subjects})
         uids = {one.uid for one in subjects} - {""}
-        counts: dict[str, int] = {}
-        for owner in owners:
-            if not uids or owner.object_uid in uids:
-                counts[owner.cluster] = counts.get(owner.cluster, 0) + 1
+        counts = Counter(owner.cluster for owner in owners if not uids or owner.object_uid in uids)
+        known = {(one.key.namespace, one.namespace_uid) for one in subjects}
+        namespaces = [
+            one
+            for one in await read_claiming_namespaces(self._view, {name for name, _ in known})
+            if (one.name, one.uid) in known or (one.name, "") in known
+        ]
+        if not counts:
+            for one in namespaces:
+                counts[one.cluster] += one.claims
         if counts:
             self._cluster = max(sorted(counts), key=lambda cluster: counts[cluster])
         if len(counts) > 1:
@@ -157,6 +173,11 @@ class _ServerPlan:
                 f"several clusters have claims with these names: cluster {self._cluster} is assumed, not {others}"
             )
         self._owners = {Key(owner.namespace, owner.object): owner for owner in owners if owner.cluster == self._cluster}
+        for one in namespaces:  # those with most claims first
+            if one.cluster == self._cluster:
+                self._namespaces.setdefault(one.name, one.uid)
+        for owner in self._owners.values():  # with released claims, too
+            self._namespaces.setdefault(owner.namespace, owner.namespace_uid)
 
     def _note(self, words: str) -> None:
         self._notes[words] = None
@@ -164,7 +185,7 @@ class _ServerPlan:
     def _note_unseen(self) -> None:
         if self._view.claims_unseen:
             self._note(_CLAIMS_UNSEEN)
-        elif any(not case.subject.uid for case in self._cases):
+        elif any(not case.subject.cluster_read for case in self._cases):
             self._note(OFFLINE)
         if not self._view.session.identity.sees_passwords and any(
             case.target and case.target.desired and case.subject.pgrole.spec.password for case in self._cases
@@ -200,12 +221,12 @@ class _ServerPlan:
     def _owner(self, subject: Subject) -> Owner:
         key, known = subject.key, self._owners.get(subject.key)
         if subject.uid:
-            namespace_uid = subject.namespace_uid or (known.namespace_uid if known else "")
+            beside = self._namespaces.get(key.namespace, "")
+            namespace_uid = subject.namespace_uid or (known.namespace_uid if known else beside)
             return Owner(self._cluster, key.namespace, namespace_uid, key.name, subject.uid)
         if known is not None and subject.namespace_uid in ("", known.namespace_uid):
             return known
-        beside = (owner.namespace_uid for owner in self._owners.values() if owner.namespace == key.namespace)
-        namespace_uid = subject.namespace_uid or next(beside, "")
+        namespace_uid = subject.namespace_uid or self._namespaces.get(key.namespace, "")
         return Owner(self._cluster, key.namespace, namespace_uid, key.name, f"new/{key}")
 
     def _without_secrets(self, desired: Desired) -> Desired:

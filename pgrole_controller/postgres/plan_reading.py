@@ -8,6 +8,7 @@ Guarantees: an error of one role does not end the transaction; what could not be
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.errors import PgRoleError
@@ -42,6 +43,15 @@ class PlanSession:
     def of_cluster(self, cluster: str) -> Session:
         """The session for the objects of a cluster."""
         return replace(self.session, cluster=cluster)
+
+
+class ClaimingNamespace(NamedTuple):
+    """A namespace that claims roles."""
+
+    cluster: str
+    name: str
+    uid: str
+    claims: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +115,27 @@ async def read_owners(plan_session: PlanSession, keys: Collection[Key]) -> list[
     )
     names = ("cluster", "namespace", "namespace_uid", "object", "object_uid")
     return [Owner(*(row.get(name, str) for name in names)) for row in rows]
+
+
+async def read_claiming_namespaces(plan_session: PlanSession, names: Collection[str]) -> list[ClaimingNamespace]:
+    """The namespaces of these names that claim roles, in any cluster, those with most claims first. Raises
+    PgRoleError.
+    """
+    session = plan_session.session
+    if not isinstance(session.claims, DatabaseClaims) or not names:
+        return []
+    rows = await fetch(
+        session._connection,  # noqa: SLF001 -- its own kind
+        "",
+        queries.inspect("claiming_namespaces"),
+        sorted(names),
+    )
+    return [
+        ClaimingNamespace(
+            row.get("cluster", str), row.get("namespace", str), row.get("namespace_uid", str), row.get("claims", int)
+        )
+        for row in rows
+    ]
 
 
 async def read_privileges(

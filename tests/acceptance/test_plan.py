@@ -129,6 +129,8 @@ async def test_diff_shows_drift_that_is_only_reported(kube: Kube, database: Data
     await kube.wait_ready("app")
     await database.execute(f"ALTER ROLE {role} CREATEDB")
     await kube.wait_reason("app", "DriftReported")
+    new = await plan_files(write(kube, {"new": {"name": f"{role}_new"}}), choice)
+    assert not any("no cluster was read" in note for note in new.notes)
     (one,) = (await diff_cluster(choice, kube.namespace, ["app"])).objects
     assert (one.action, one.drift) == (PlannedAction.REPORT, ("createdb",))
     assert [change.words for change in one.changes] == ["createdb: true -> false"]

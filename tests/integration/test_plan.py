@@ -3,7 +3,7 @@
 import json
 import secrets
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +342,47 @@ async def test_privileges_of_a_new_role_and_of_an_existing_one(trial: PlanTrial,
     again = await trial.plan(*specs)
     assert not again.differs
     assert await place.fetchval(f"SELECT has_table_privilege('{new}', 'app.other', 'SELECT')")
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_roles_that_the_namespace_claims_already_may_be_the_owners(
+    trial: PlanTrial, place: Connection, elsewhere: bool
+) -> None:
+    server = {
+        "apiVersion": "pgrole.dev/v1alpha1",
+        "kind": "PgServer",
+        "metadata": {"name": "default"},
+        "spec": {
+            "connection": {"hosts": ["pg.example"], "credentialsSecretRef": {"name": "pg"}},
+            "allow": {"namespaces": {"matchNames": ["*"]}, "roleNames": ["*"]},
+            "databases": {"matchNames": ["*"]},
+        },
+    }
+    owner, reader = trial.name("owner"), trial.name("reader")
+    await trial.home.execute(f"CREATE ROLE {owner}")
+    await place.execute(
+        f"ALTER SCHEMA app OWNER TO {owner}; ALTER TABLE app.orders OWNER TO {owner}; DROP TABLE app.other"
+    )
+    if elsewhere:
+        await replace(trial, prefix=f"{trial.prefix}x").claim({"name": owner})
+    else:
+        await trial.claim({"name": owner})
+    declared = [{"database": trial.prefix, "schemas": [{"name": "app", "access": ["Read"]}]}]
+    one = await trial.plan_one({"name": reader, "privileges": declared}, text=yaml.safe_dump(server))
+    if elsewhere:
+        assert "its owner must be a role of a PgRole in this namespace" in one.refusals[0].message
+    else:
+        assert (one.refusals, one.errors) == ((), ())
+        assert set(words(one)) == {"+USAGE on schema app", "+SELECT on table app.orders"}
+
+
+async def test_without_a_cluster_several_that_claim_roles_of_the_namespace_are_noted(trial: PlanTrial) -> None:
+    for number in (1, 2):
+        await trial.home.execute(f"CREATE ROLE {trial.name(f'role{number}')}")
+        await trial.claim({"name": trial.name(f"role{number}")})
+    await trial.home.execute("UPDATE pgrole.claim SET cluster = 'c-0' WHERE role_name = $1", trial.name("role2"))
+    notes = (await trial.plan({"name": trial.name("new")})).notes
+    assert any("several clusters have claims" in note for note in notes)
 
 
 async def test_default_privileges_of_a_role_that_the_plan_creates(trial: PlanTrial, place: Connection) -> None:
