@@ -97,20 +97,18 @@ def why_not_granted(
 def why_not_created_by(grantee: Grantee, creator: int, creator_name: str, facts: DatabaseFacts) -> Denial | None:
     """Returns why the grantee's object may not declare default privileges of this creator; None if it may.
 
-    Superusers, PostgreSQL's own roles and the controller's roles need their exact names in a rule. Whether a rule also
-    allows each of these privileges is another question: `why_not_granted`.
+    They change another role's state, so a rule without `owned_by` does not open them.
     """
     if creator in grantee.owned and creator not in facts.own_roles:
         return None
-    powerful = _is_powerful(creator, facts)
     for rule in grantee.policy.rules or ():
-        named = rule.owned_by is not None or not powerful
-        if named and matches(facts.database, rule.databases) and _is_owner_allowed(rule, creator, creator_name, facts):
+        named = rule.owned_by is not None and matches(facts.database, rule.databases)
+        if named and _is_owner_allowed(rule, creator, creator_name, facts):
             return None
     return Denial(
         f'default privileges of creator "{creator_name}"',
-        f"createdBy must name a role of a PgRole in this namespace, or an owner that a rule of "
-        f"PgServer.spec.allow.privileges allows (a superuser by its exact name): remove it from spec, or {_ASK}",
+        f"createdBy must name a role of a PgRole in this namespace, or one that ownedBy of a rule of "
+        f"PgServer.spec.allow.privileges names: remove it from spec, or {_ASK}",
     )
 
 
