@@ -384,7 +384,7 @@ async def test_columns_are_revoked_with_their_table(world: DatabaseWorkerWorld) 
         await world.hand.execute(f"GRANT SELECT (id), UPDATE, INSERT (id) ON app.orders TO {world.role}")
         await world.wait(lambda result: result.drift_count == 1)
         await world.hand.execute(
-            f"BEGIN; GRANT SELECT ON app.orders TO {world.role}; GRANT SELECT (id) ON app.orders TO {world.role}; COMMIT"
+            f"BEGIN; GRANT SELECT ON app.orders TO {world.role}; GRANT SELECT (id) ON app.orders TO {world.role}; END"
         )
         await world.wait(lambda result: result.drift_count == 2)
         await world.wait_may("SELECT", "app.orders", expected=False)
