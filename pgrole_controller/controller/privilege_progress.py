@@ -19,6 +19,8 @@ from pgrole_controller.postgres.stored_state import StoredState
 
 #: What one culprit did: the drift as it is reported, its differences, and the culprit with everything that is known.
 CulpritDrift = tuple[PrivilegeDrift, tuple[PrivilegeDifference, ...], Culprit]
+#: The object, None for default privileges, and the role in whose name they are granted there.
+Place = tuple[ObjectId | None, str]
 
 
 @dataclass(slots=True)
@@ -39,7 +41,7 @@ class PrivilegeProgress:
     corrected: list[PrivilegeDrift] = field(default_factory=list)
     error: PgRoleError | None = None
     held: frozenset[str] = frozenset()
-    held_objects: frozenset[ObjectId | None] = frozenset()
+    held_places: frozenset[Place] = frozenset()
     touched: bool = False
     news: list[PrivilegeNews] = field(default_factory=list)
     approval: Approval | None = None
@@ -57,7 +59,7 @@ class PrivilegeProgress:
     def drift(self) -> list[PrivilegeDifference]:
         """What is repaired now."""
         left = set(self.decision.reported)
-        return [one for one in self.decision.drift if object_of(one) not in self.held_objects and one not in left]
+        return [one for one in self.decision.drift if place_of(one) not in self.held_places and one not in left]
 
     @property
     def newly_reported(self) -> list[PrivilegeDifference]:
@@ -97,8 +99,12 @@ def is_done(difference: PrivilegeDifference, grantee: int, applied: AppliedAcls)
     return applied.find_error(difference.object.id, grantee, (delegated,)) is None
 
 
-def object_of(difference: PrivilegeDifference) -> ObjectId | None:
-    return None if difference.object is None else difference.object.id
+def place_of(difference: PrivilegeDifference) -> Place:
+    return None if difference.object is None else difference.object.id, difference.granted_by
+
+
+def place_of_change(change: AclChange) -> Place:
+    return change.object.id, change.grantor or change.object.owner_name
 
 
 def restore_applied(one: PrivilegeProgress, stored: StoredState, remembered: Mapping[int, AppliedState]) -> None:
@@ -143,7 +149,7 @@ def find_error(one: PrivilegeProgress, database: str) -> PgRoleError | None:
     """Returns why the role's privileges are not as declared: a contest, a failure, or what is pending."""
     for name in sorted(one.held):
         where = f'privileges in database "{database}"'
-        told = describe_field(f'{where}, granted by "{name}"' if name else f"default {where}", one.role.contests[name])
+        told = describe_field(f'{where}, granted by "{name}"', one.role.contests[name])
         return Transient(Reason.CONTESTED, told)
     if one.error is not None:
         return one.error

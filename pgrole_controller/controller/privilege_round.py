@@ -28,7 +28,8 @@ from pgrole_controller.controller.privilege_progress import (
     give_up,
     is_done,
     is_verified,
-    object_of,
+    place_of,
+    place_of_change,
     restore_applied,
     where_changed,
 )
@@ -248,9 +249,11 @@ class _Round:
         # A correction that a person approved is never contested.
         drifting = set() if one.approval else {difference.granted_by for difference in decision.drift}
         one.held = hold(one.role, self._now, drifting, complete=complete)
-        one.held_objects = frozenset(object_of(each) for each in decision.drift if each.granted_by in one.held)
-        one.changes = tuple(change for change in decision.changes if change.object.id not in one.held_objects)
-        one.default_changes = () if None in one.held_objects else decision.default_changes
+        one.held_places = frozenset(place_of(each) for each in decision.drift if each.granted_by in one.held)
+        one.changes = tuple(each for each in decision.changes if place_of_change(each) not in one.held_places)
+        one.default_changes = tuple(
+            each for each in decision.default_changes if (None, each.creator_name) not in one.held_places
+        )
         one.touched = one.touched or one.has_changes or bool(one.held)
 
     async def _attribute(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:

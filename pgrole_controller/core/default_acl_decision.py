@@ -87,7 +87,9 @@ class DefaultsComparison:
             missing = tuple(
                 privilege
                 for privilege in sorted(privileges - held.get(place, set()))
-                if self._ledger.note_missing(PrivilegeDifference(privilege, held=False, place=_label(place)), *where)
+                if self._ledger.note_missing(
+                    PrivilegeDifference(privilege, held=False, grantor_name=creator_name, place=_label(place)), *where
+                )
             )
             if missing:
                 self._add(creator, creator_name, schema, object_type, missing)

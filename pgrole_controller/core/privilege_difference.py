@@ -47,7 +47,7 @@ class PrivilegeDifference:
 
     @property
     def granted_by(self) -> str:
-        """The role in whose name it is granted and revoked; empty for default privileges."""
+        """The role in whose name it is granted and revoked; of default privileges, the creator."""
         return self.grantor_name or (self.object.owner_name if self.object else "")
 
     @property

@@ -19,6 +19,7 @@ from pgrole_controller.controller.database_worker import DatabaseContext, Databa
 from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.server_config import ServerConfig
+from pgrole_controller.core import contest as contests
 from pgrole_controller.core.acl import ObjectKind
 from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.approval import read_approval
@@ -957,6 +958,51 @@ async def test_a_spec_that_changes_in_anything_ends_a_contest(world: DatabaseWor
         world.grantees.publish(SERVER, replace(plain, generation=4))
         await world.wait_may("UPDATE", "app.orders", expected=False)
         await world.wait_settled()
+
+
+@pytest.mark.parametrize(
+    ("again", "other", "held"),
+    [
+        (
+            "SET ROLE {one}; GRANT INSERT ON app.orders TO {reader}; RESET ROLE",
+            "GRANT DELETE ON app.orders TO {reader}",
+            "has_table_privilege('{reader}', 'app.orders', '{privilege}')",
+        ),
+        (
+            "ALTER DEFAULT PRIVILEGES FOR ROLE {one} IN SCHEMA app GRANT INSERT ON TABLES TO {reader}",
+            "ALTER DEFAULT PRIVILEGES FOR ROLE {two} IN SCHEMA app GRANT DELETE ON TABLES TO {reader}",
+            "EXISTS (SELECT FROM pg_default_acl AS d, aclexplode(d.defaclacl) AS a"
+            " WHERE a.grantee = '{reader}'::regrole AND a.privilege_type = '{privilege}')",
+        ),
+    ],
+)
+async def test_who_sets_back_again_and_again_slows_down_only_what_is_granted_in_its_name(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, again: str, other: str, held: str
+) -> None:
+    monkeypatch.setattr(contests, "FIRST_DELAY", 600.0)
+    names = {"reader": world.role, "one": f"{world.database}_one", "two": f"{world.database}_two"}
+    await world.hand.execute(
+        "CREATE ROLE {one}; CREATE ROLE {two}; GRANT USAGE ON SCHEMA app TO {one};"
+        "GRANT INSERT ON app.orders TO {one} WITH GRANT OPTION".format(**names)
+    )
+    world.declare()
+
+    async def is_revoked(privilege: str) -> bool:
+        return not await world.hand.fetchval(f"SELECT {held.format(**names, privilege=privilege)}")
+
+    async with world.working():
+        await world.wait_settled()
+        for count in range(5):
+            await world.hand.execute(again.format(**names))
+            await world.wait_more_drifts(count)
+        await world.hand.execute(again.format(**names))
+        result = await world.wait(lambda result: result.error is not None)
+        assert result.error is not None
+        assert result.error.reason is Reason.CONTESTED
+        await world.hand.execute(other.format(**names))
+        assert await reached(lambda: is_revoked("DELETE"), DEADLINE)
+        assert not await is_revoked("INSERT")
+    await world.hand.execute("DROP OWNED BY {one}, {two}; DROP ROLE {one}, {two}".format(**names))
 
 
 async def test_ticks_where_a_notification_would_break_prepared_transactions(servers: Servers) -> None:
