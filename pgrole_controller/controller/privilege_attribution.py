@@ -57,7 +57,8 @@ def _changed_row(
     if found is None or not found.xmin:
         return None
     tags = GRANTED if difference.held else REVOKED
-    return ChangedRow(found.xmin[0], tags, (difference.object.name, role_name), difference.object.id.oid)
+    xmin = found.column_xmins.get(difference.column, found.xmin)
+    return ChangedRow(xmin, tags, (difference.object.name, role_name), difference.object.id.oid)
 
 
 def sum_up(commands: Sequence[Culprit]) -> Culprit:

@@ -1,7 +1,9 @@
 """Privileges in one database as PostgreSQL stores them: objects, the entries of their ACLs, and changes to these."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -96,18 +98,22 @@ class AclEntry:
     column: str = ""
 
 
+_NO_COLUMNS: Mapping[str, int] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class ObservedAcl:
     """One object with the ACL entries of the requested grantees, columns included.
 
-    `seen`: digest of owner and whole ACL; a repair verifies that it has not changed. `xmin`: transactions that last
-    wrote the rows with the ACLs (a table's own row, and those of its columns), newest first.
+    `seen`: digest of owner and whole ACL; a repair verifies that it has not changed. `xmin`: the transaction that last
+    wrote the object's row, 0 if unknown. `column_xmins`: of the rows of columns with entries, by name.
     """
 
     object: DatabaseObject
     entries: tuple[AclEntry, ...] = ()
     seen: str = ""
-    xmin: tuple[int, ...] = ()
+    xmin: int = 0
+    column_xmins: Mapping[str, int] = field(default_factory=lambda: _NO_COLUMNS, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """Reads what grantees hold on columns, and adds it to their tables."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cmp_to_key
 from typing import TypeAlias
 
 import anyio.lowlevel
@@ -16,8 +15,8 @@ from pgrole_controller.postgres.connection import Connection
 #: revoked.
 MOST_ENTRIES = 100_000
 
-#: Entries on the columns of one table, and the columns' versions.
-ColumnEntries: TypeAlias = tuple[list[AclEntry], set[int]]
+#: Entries on the columns of one table, and the columns' versions by name.
+ColumnEntries: TypeAlias = tuple[list[AclEntry], dict[str, int]]
 
 
 async def read_column_entries(
@@ -39,8 +38,8 @@ async def read_column_entries(
         names, versions = row.text("columns").split("\0"), numbers(row, "versions")
         if len(names) != len(versions):
             raise row.wrong("columns")
-        entries, newest = found.setdefault(row.get("relation", int), ([], set()))
-        newest |= set(versions)
+        entries, written = found.setdefault(row.get("relation", int), ([], {}))
+        written.update(zip(names, versions, strict=True))
         listed = list(read_entries(row))
         for column in names[: max(0, MOST_ENTRIES - len(entries)) // max(1, len(listed))]:
             entries += [
@@ -53,16 +52,7 @@ async def read_column_entries(
 
 def with_column_entries(one: ObservedAcl, columns: Mapping[int, ColumnEntries]) -> ObservedAcl:
     """The object with the entries on its columns."""
-    entries, versions = columns.get(one.object.id.oid, ((), ()))
+    entries, written = columns.get(one.object.id.oid, ((), {}))
     if not entries or one.object.id.catalog != "pg_class":
         return one
-    return replace(one, entries=(*one.entries, *entries), xmin=_newest_first({*one.xmin, *versions}))
-
-
-def _newest_first(versions: Iterable[int]) -> tuple[int, ...]:
-    """Transaction ids compare modulo 2^32."""
-
-    def order(one: int, other: int) -> int:
-        return (other - one + (1 << 31)) % (1 << 32) - (1 << 31)
-
-    return tuple(sorted(versions, key=cmp_to_key(order)))
+    return replace(one, entries=(*one.entries, *entries), column_xmins=written)

@@ -122,7 +122,7 @@ def observed_acls(
             extension=identity in members if extension is None else extension,
             security_definer=security_definer,
         )
-        yield ObservedAcl(found, entries, seen, (version,))
+        yield ObservedAcl(found, entries, seen, version)
 
 
 def read_entries(row: Row) -> Iterator[AclEntry]:

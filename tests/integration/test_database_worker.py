@@ -1289,6 +1289,7 @@ async def test_who_wrote_a_row_again_is_not_blamed_for_what_another_granted(
     await world.home.execute(f"CREATE ROLE {bob} LOGIN SUPERUSER PASSWORD 'a'")
     session = await asyncpg.connect(world.server.dsn(bob, password="a", database=world.database))
     world.declare(READ)
+    world.declare_other(READ)
 
     async def change() -> None:
         await as_alice(world, f"GRANT DELETE ON app.orders TO {world.role}")
