@@ -21,9 +21,7 @@ class Subject:
     """An object to evaluate.
 
     `place`: file and line. Empty `uid`, `namespace_uid`: it is not in the cluster. `labels`: of its namespace; None:
-    unknown.
-    `cluster_read`: whether a cluster was asked for it.
-    `status`: of the object in the cluster.
+    unknown. `cluster_read`: whether a cluster was asked for it. `status`: of the object in the cluster.
     """
 
     key: Key

@@ -128,10 +128,11 @@ def _find_grantee(one: Attempt, before: Grantee | None, server: Server) -> Grant
     if before is not None and (before.uid, before.oid) != (desired.owner.object_uid, role.oid):
         before = None
     kept = held_by(observed.claim, desired, server)
-    policy = one.target.policy.privileges
-    if observed.references.templates:
-        policy = replace(policy, templates=observed.references.templates)
-    made = replace(grantee_of(desired, kept, role.oid), role_name=role.role.name, policy=policy)
+    made = grantee_of(desired, kept, role.oid)
+    # other objects' databases were asked about with these
+    templates = observed.references.templates & frozenset(made.databases)
+    policy = replace(one.target.policy.privileges, templates=templates)
+    made = replace(made, role_name=role.role.name, policy=policy)
     if desired.terminating:
         return made if _is_to_be_emptied(one, server) and made.databases else None
     if desired.suspended:

@@ -98,7 +98,7 @@ def _to_look_for(desired: Desired, observed: Observed, server: Server) -> HeldQu
         given_up = find_given_up(desired, observed.claim.privileges) & observed.references.databases
         return HeldQuestion(held.oid, given_up) if given_up else None
     if observed.named is not None and desired.privileges and not desired.terminating:
-        return HeldQuestion(observed.named.oid, frozenset(desired.privileges))
+        return HeldQuestion(observed.named.oid, frozenset(desired.privileges), served=True)
     return None
 
 

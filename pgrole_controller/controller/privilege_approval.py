@@ -10,6 +10,7 @@ from pgrole_controller.controller.privilege_progress import PrivilegeProgress
 from pgrole_controller.core.acl import ObjectId
 from pgrole_controller.core.acl_decision import decide_privileges
 from pgrole_controller.core.approval import Approval, PrivilegeOffer, digest_privilege_drift, tell_approval
+from pgrole_controller.core.awaited_privileges import AppliedDeclaration
 from pgrole_controller.core.ddl import literal
 from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.privilege_difference import phrases
@@ -49,7 +50,7 @@ def consider_approval(
         grantee.uid,
         grantee.generation,
         grantee.oid,
-        one.applied.declaration,
+        AppliedDeclaration.parse(one.applied.declaration).digest,
     )
     digest = digest_privilege_drift(place, correction.changes, correction.default_changes)
     one.role.offer = PrivilegeOffer(digest, phrases(corrected))

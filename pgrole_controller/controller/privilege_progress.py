@@ -94,7 +94,8 @@ def give_up(some: Iterable[PrivilegeProgress], database: str) -> None:
 def is_done(difference: PrivilegeDifference, grantee: int, applied: AppliedAcls) -> bool:
     """Whether it was removed. `grantee`: oid of the role."""
     if difference.object is None:
-        return not applied.default_errors
+        creator = difference.granted_by
+        return not any(one.grantee == grantee and one.creator_name == creator for one in applied.default_errors)
     delegated = difference.held and difference.granted_by != difference.object.owner_name
     return applied.find_error(difference.object.id, grantee, (delegated,)) is None
 

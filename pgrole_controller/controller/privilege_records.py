@@ -52,7 +52,7 @@ class RoundRecords:
 
 def _store(one: PrivilegeProgress) -> str:
     grantee = one.grantee
-    digest = one.declaration if one.error is None else one.applied.declaration
+    applied = one.declaration if one.error is None else one.applied.declaration
     last = json.dumps(shorten_drift(one.told[-1][0])) if one.told else None
-    values = (grantee.oid, grantee.role_name, grantee.uid, digest, int(bool(one.told)), last)
+    values = (grantee.oid, grantee.role_name, grantee.uid, applied, int(bool(one.told)), last)
     return f"SELECT pgrole.store_applied({', '.join(map(literal, values))})"

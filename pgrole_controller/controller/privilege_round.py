@@ -345,10 +345,10 @@ class _Round:
             note_repair(one.role, self._now, corrected)
         elif len(one.news) > announced:
             one.news[announced:] = [mention_approval(news, one.approval) for news in one.news[announced:]]
-        digest = one.declaration if one.error is None else one.applied.declaration
+        declaration = one.declaration if one.error is None else one.applied.declaration
         count = one.applied.drift_count + bool(one.told)
         handled = one.approval.value if one.approval else one.applied.approve_handled
-        one.applied = AppliedState(digest, count, handled)
+        one.applied = AppliedState(declaration, count, handled)
         if not self._session.stores:
             self._memory.applied[one.grantee.oid] = one.applied
         one.told = ()

@@ -26,8 +26,6 @@ from pgrole_controller.core.object_patterns import (
     CompiledPrivileges,
     check_declarable,
     compile_privileges,
-    normalize_arguments,
-    split_signature,
 )
 from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.privilege_difference import (
@@ -37,6 +35,7 @@ from pgrole_controller.core.privilege_difference import (
     label_of,
 )
 from pgrole_controller.core.privilege_policy import check_database
+from pgrole_controller.core.routine_signature import normalize_arguments, split_signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ def decide_privileges(
     database = observed.facts.database
     if grantee.suspended or database not in grantee.databases:
         return PrivilegeDecision(confirmed=not grantee.suspended)
-    refused = check_database(grantee.policy, database)
+    refused = check_database(grantee.policy, database, declared=database in grantee.declared)
     if refused is not None:
         return PrivilegeDecision(pending=(refused,))
     digest, last = grantee.digest_of(database), AppliedDeclaration.parse(applied)

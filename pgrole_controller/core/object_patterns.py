@@ -14,8 +14,7 @@ from pgrole_controller.core.acl import DECLARABLE, TABLE_KINDS, DatabaseObject, 
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
 from pgrole_controller.core.policy import FIRST_NORMAL_OID
-from pgrole_controller.core.routine_signature import normalize_arguments as normalize_arguments
-from pgrole_controller.core.routine_signature import split_signature as split_signature
+from pgrole_controller.core.routine_signature import normalize_arguments, split_signature
 
 _READ: Mapping[ObjectKind, str] = {
     **dict.fromkeys(TABLE_KINDS, "SELECT"),

@@ -231,18 +231,24 @@ class EventReader:
 
 @dataclass(slots=True)
 class UnexplainedWrites:
-    """Notices what no event tells: REASSIGN OWNED, and DDL while event triggers are off."""
+    """Notices what no event tells: REASSIGN OWNED, and DDL while event triggers are off.
+
+    A write is found again as long as a transaction runs that is older, and told once.
+    """
 
     connection: Connection
     snapshot: str
+    _told: frozenset[int] = frozenset()
 
     async def ask(self) -> Look:
         """Returns what to read. Raises PgRoleError."""
         query = resources.text("sql", "events", "unexplained.sql")
         row = await fetch_row(self.connection, "unexplained", query, self.snapshot, seconds=_SECONDS)
         before, self.snapshot = self.snapshot, row.get("snapshot", str)
-        found = row.get("found", bool)
-        return Look(Scope.RECENT, xid=_oldest_running(before), defaults=True) if found else Look()
+        found, told = frozenset(row.some("found", int)), self._told
+        if before != self.snapshot:
+            self._told = found
+        return Look() if found <= told else Look(Scope.RECENT, xid=_oldest_running(before), defaults=True)
 
 
 def _oldest_running(snapshot: str) -> int:

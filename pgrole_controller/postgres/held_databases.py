@@ -10,14 +10,15 @@ from pgrole_controller.postgres.rows import fetch
 
 @dataclass(frozen=True, slots=True)
 class HeldQuestion:
-    """`role`: oid."""
+    """`role`: oid. `served`: whether databases count in which a session keeps privileges, and may grant some."""
 
     role: int
     databases: frozenset[str]
+    served: bool = False
 
 
 async def read_unheld(connection: Connection, asked: Sequence[HeldQuestion]) -> list[frozenset[str]]:
-    """For each, the databases in which the role has no privileges, and in which no session keeps privileges.
+    """For each, the databases in which the role has no privileges; of those that are served only if the question says.
 
     A paused process may still commit a grant in its session, so the sessions are read first: what those that have ended
     committed is seen by the next statement. Raises PgRoleError.
@@ -25,7 +26,11 @@ async def read_unheld(connection: Connection, asked: Sequence[HeldQuestion]) -> 
     databases = sorted(frozenset[str]().union(*(one.databases for one in asked)))
     rows = await fetch(connection, "", queries.inspect("databases_being_served"), databases)
     served = {row.get("database", str) for row in rows}
-    pairs = [(place, one.role, name) for place, one in enumerate(asked) for name in sorted(one.databases - served)]
+    pairs = [
+        (place, one.role, name)
+        for place, one in enumerate(asked)
+        for name in sorted(one.databases if one.served else one.databases - served)
+    ]
     rows = await fetch(
         connection,
         "",

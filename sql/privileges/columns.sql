@@ -21,7 +21,7 @@ FROM (
               AND $2::oid[] IS NULL AND s.objid > $3::oid AND s.objid <= $4::oid AND s.objid::bigint >= $5::bigint >> 16
         ) AS d
         JOIN pg_catalog.pg_attribute AS c ON c.attrelid = d.objid AND c.attnum = d.objsubid AND NOT c.attisdropped
-        WHERE c.attrelid >= 16384
+        WHERE c.attrelid >= 16384 AND c.attacl IS NOT NULL
         UNION ALL
         SELECT c.attrelid, c.attname, c.attnum, c.attacl, c.xmin
         FROM pg_catalog.pg_attribute AS c

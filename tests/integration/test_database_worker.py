@@ -1406,6 +1406,7 @@ async def test_a_session_that_keeps_privileges_may_still_grant_some(world: Datab
     asked = [HeldQuestion(world.oid, frozenset({world.database}))]
     async with connect(Endpoint(world.server.dsn(database=world.database)), "database"):
         assert await read_unheld(world.home, asked) == [frozenset()]
+        assert await read_unheld(world.home, [replace(asked[0], served=True)]) == [{world.database}]
 
     async def is_unheld() -> bool:
         return await read_unheld(world.home, asked) == [{world.database}]

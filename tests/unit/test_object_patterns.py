@@ -165,6 +165,12 @@ def test_a_routine_without_arguments_and_one_whose_name_has_parentheses() -> Non
     assert normalize_arguments("Character  Varying,  integer[]") == "character varying,integer[]"
 
 
+@pytest.mark.parametrize("text", ["int" + "[ ]" * 80 + "x", 'app."' + "[ ]" * 20 + 'x"', "int" + " [" * 100])
+def test_brackets_without_end_take_no_time(text: str) -> None:
+    """Whoever may create a type or write a PgRole chooses such a text."""
+    assert normalize_arguments(text)
+
+
 @pytest.mark.parametrize(
     ("declared", "arguments"),
     [
