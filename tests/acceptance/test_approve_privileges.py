@@ -43,11 +43,17 @@ async def annotate(place: PrivilegePlace, value: str) -> None:
     await place.kube.patch("reader", {"metadata": {"annotations": {APPROVE: value}}})
 
 
+async def drift(place: PrivilegePlace) -> None:
+    """In one transaction, so that no offer has a part of it."""
+    await place.hand.execute(
+        f"GRANT DELETE, UPDATE (id) ON app.orders TO {place.reader}; REVOKE SELECT ON app.orders FROM {place.reader}"
+    )
+
+
 async def test_an_approved_drift_is_corrected_once_also_after_a_kill(place: PrivilegePlace) -> None:
     async with running(place.controller()):
         await place.declare(place.reads(), drift=REPORT)
-        await place.hand.execute(f"GRANT DELETE, UPDATE (id) ON app.orders TO {place.reader}")
-        await place.hand.execute(f"REVOKE SELECT ON app.orders FROM {place.reader}")
+        await drift(place)
         obj = await wait_offer(place)
         (database,) = obj["status"]["approval"]["databases"]
         assert database["name"] == place.name
@@ -69,8 +75,7 @@ async def test_an_approved_drift_is_corrected_once_also_after_a_kill(place: Priv
         assert 'the approver\'s text "ticket-7" is unverified' in event["note"]
         await place.wait_may("SELECT", "app.orders")
 
-        await place.hand.execute(f"GRANT DELETE, UPDATE (id) ON app.orders TO {place.reader}")
-        await place.hand.execute(f"REVOKE SELECT ON app.orders FROM {place.reader}")
+        await drift(place)
         await place.kube.wait_for("reader", lambda obj: digest_of(obj) == value.partition("/")[0], "the same again")
         await anyio.sleep(1.0)
         await place.wait_may("DELETE", "app.orders")
@@ -83,8 +88,7 @@ async def test_an_approved_drift_is_corrected_once_also_after_a_kill(place: Priv
     await annotate(place, f"{digest}/ticket-8")
     await place.wait_may("DELETE", "app.orders", expected=False)
     await controller.kill()
-    await place.hand.execute(f"GRANT DELETE, UPDATE (id) ON app.orders TO {place.reader}")
-    await place.hand.execute(f"REVOKE SELECT ON app.orders FROM {place.reader}")
+    await drift(place)
     async with running(place.controller()) as controller:
         await controller.wait_log("privileges reconciled")
         await wait_offer(place)
