@@ -85,7 +85,7 @@ class Stopwatch:
                     self._write()
 
     def _write(self) -> None:
-        new = self.file.with_suffix(".new")
+        new = self.file.with_suffix(f".{threading.get_ident()}")  # at the exit, two threads write
         with new.open("w", encoding="utf-8") as file:
             self.changed = False
             json.dump([asdict(one) for one in self.longest], file)
