@@ -19,7 +19,7 @@ from pgrole_controller.postgres.rows import Row, fetch
 
 #: Maximum time in seconds that a transaction waits for one lock.
 LOCK_SECONDS = 0.2
-#: The same in seconds, where a transaction only has to find out what is locked.
+#: The same for a transaction that only finds out what is locked.
 PROBE_SECONDS = 0.01
 #: Maximum time in seconds from the first lock that is not free until the controller waits for no further one.
 PATIENCE_SECONDS = 0.3

@@ -15,7 +15,7 @@ from pgrole_controller.postgres.rows import Row, fetch
 #: Another transaction changed the same rows.
 RETRIED = ("XX000", "23505", "40P01", "40001")
 LOCK_NOT_FREE = "55P03"
-#: Others granted what is to be revoked to further roles.
+#: Other grants depend on what is revoked.
 DEPENDENT = "2BP01"
 _ROW_TOO_BIG = "54000"
 _NOT_PERMITTED = "42501"

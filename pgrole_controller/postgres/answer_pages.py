@@ -1,4 +1,4 @@
-"""Reads what is longer than one answer may be in pages, whatever a tenant created.
+"""Reads answers of any length in pages, whatever a tenant created.
 
 A question has a column `page_key`, which is different on each row, and `page_size`: at least what the row takes of
 `framing.VOLUME`. PostgreSQL adds the sizes up in the order of the keys and sends the rows that fit, at least one. What

@@ -1,5 +1,5 @@
--- In which of these databases does a session exist that keeps privileges, of this controller or another one? What it has
--- begun, it may still commit.
+-- Which of these databases have a session that keeps privileges, of this controller or another one? It may still commit what it
+-- has begun.
 -- $1 name[] databases
 SELECT DISTINCT a.datname::text AS database
 FROM pg_catalog.pg_stat_activity AS a

@@ -145,7 +145,7 @@ class DatabaseWorkerWorld:
         return self.result
 
     async def uninstall(self) -> None:
-        """The controller may not install in the database what it began with."""
+        """Removes what the template installed, for controllers that may not install anything."""
         await self.hand.execute(queries.remove())
 
     async def wait_more_drifts(self, count: int) -> None:

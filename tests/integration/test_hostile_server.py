@@ -1,6 +1,6 @@
 """Nothing leaves a session but its own error, whatever a server or something before it makes of its messages.
 
-HOSTILE_TRIALS says how many are tried (default 60), HOSTILE_SEED with what they begin.
+HOSTILE_TRIALS is their number (default 60), HOSTILE_SEED the first random seed.
 """
 
 import os
