@@ -154,13 +154,13 @@ def choose(events: Iterable[CommittedCommand]) -> Look:
 
 def _choose(event: CommittedCommand) -> Look:
     command = event.command.upper()
-    if event.tag.upper() == _DROP_OWNED and command in _GRANTING:
-        return Look(Scope.FULL if event.kind.upper() in _ONLY_REPORTED else Scope.RECENT, xid=event.xid, defaults=True)
     if event.siblings >= CUT or command.startswith(_FAR_REACHING):
         return Look(Scope.FULL, xid=event.xid)
     if command in _GRANTING:
         if event.kind.upper() in _ONLY_REPORTED:
             return Look(Scope.FULL, xid=event.xid)
+        if event.tag.upper() == _DROP_OWNED:
+            return Look(Scope.RECENT, xid=event.xid, defaults=True)
         names = read_names(event.said) if event.said else None
         if names is None:
             return Look(Scope.RECENT, xid=event.xid)
