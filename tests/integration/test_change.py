@@ -13,15 +13,8 @@ from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.watch import read_names
 from tests.integration.sql_support import NotificationListener, listening, role_oid, seen_home
-from tests.servers import Servers
 
 HOLDS = "SELECT role_oid FROM pgrole.claim WHERE role_name = $1 AND released_at IS NULL"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
-    async with servers.run() as own:
-        yield own
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -25,7 +25,6 @@ from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.rows import Deferred
 from pgrole_controller.postgres.status_claims import StatusClaims
 from tests.integration.sql_support import renew_home, role_oid, seen
-from tests.servers import Servers
 
 CLUSTER = "cluster"
 KEY, OTHER_KEY = Key("shop", "app"), Key("shop", "other")
@@ -63,12 +62,6 @@ class ClaimScene:
 def change(claim: Claim, plan: Plan) -> Plan:
     """The plan, about the role of a claim that was read."""
     return replace(plan, oid=claim.role_oid, seen_as=claim.role_name, claim=claim)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
-    async with servers.run() as own:
-        yield own
 
 
 @pytest_asyncio.fixture(loop_scope="session", params=["database", "guarded", "status"])

@@ -25,7 +25,6 @@ from tests.acceptance.privileges import CONTROLLER_ROLE, role_sql
 from tests.acceptance.privileges import PASSWORD as CONTROLLER_PASSWORD
 from tests.commands import CommandAnswer, make_environment, run_command
 from tests.integration.sql_support import NotificationListener, listening, renew_home, role_oid
-from tests.servers import Servers
 
 PASSWORD = "hunter2"
 
@@ -60,12 +59,6 @@ class ClaimsTrial:
         """Returns cluster, namespace uid and whether it is released, by role."""
         rows = await self.home.fetch("SELECT role_name, cluster, namespace_uid, released_at FROM pgrole.claim")
         return {row[0]: (row[1], row[2], row[3] is not None) for row in rows}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
-    async with servers.run() as own:
-        yield own
 
 
 @pytest_asyncio.fixture(loop_scope="session")

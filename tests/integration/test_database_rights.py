@@ -10,8 +10,7 @@ from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Endpoint
-from tests.integration.test_database_worker import READ, DatabaseWorkerWorld, make_world
-from tests.servers import Servers
+from tests.integration.database_world import READ, DatabaseWorkerWorld, make_world
 
 GRANTS = """
 CREATE ROLE {owner};
@@ -28,12 +27,6 @@ GRANT USAGE ON SCHEMA pgrole TO {steward};
 GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES IN SCHEMA pgrole TO {steward};
 GRANT EXECUTE ON ALL ROUTINES IN SCHEMA pgrole TO {steward};
 """
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
-    async with servers.run() as own:
-        yield own
 
 
 @pytest_asyncio.fixture(loop_scope="session")

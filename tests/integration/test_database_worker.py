@@ -1,29 +1,22 @@
 """controller.database_worker with a real database: it keeps what published roles declare, whatever others do."""
 
 import json
-import secrets
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import anyio
 import asyncpg
 import pytest
-import pytest_asyncio
 
 from pgrole_controller import metrics
 from pgrole_controller.controller import large_rounds, privilege_round
-from pgrole_controller.controller.database_worker import DatabaseContext, DatabaseWorker
+from pgrole_controller.controller.database_worker import DatabaseWorker
 from pgrole_controller.controller.grantees import Grantees
-from pgrole_controller.controller.leadership import Leadership
-from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core import contest as contests
 from pgrole_controller.core.acl import ObjectKind
 from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.approval import read_approval
-from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.grantee import (
@@ -31,187 +24,20 @@ from pgrole_controller.core.grantee import (
     DatabasePrivileges,
     Grantee,
     ObjectPrivileges,
-    PrivilegePolicy,
     PrivilegeRule,
     SchemaAccess,
 )
-from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.privilege_news import combine_drifts
 from pgrole_controller.core.privilege_reach import PrivilegeReach
-from pgrole_controller.core.privilege_result import Evidence, News, PrivilegeNews, PrivilegeResult
-from pgrole_controller.core.request import Key
-from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.core.privilege_result import Evidence, News
 from pgrole_controller.local.process import reached
-from pgrole_controller.postgres import acl_attribution, queries
-from pgrole_controller.postgres.capabilities import identify
-from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.database_schema import install_database
+from pgrole_controller.postgres import acl_attribution
+from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.database_session import LONGEST_PAUSE_SECONDS, DatabaseSession
 from pgrole_controller.postgres.ddl_events import EventReader, Look, Scope
 from pgrole_controller.postgres.held_databases import HeldQuestion, read_unheld
+from tests.integration.database_world import DEADLINE, KEY, POLICY, READ, SERVER, WRITE, DatabaseWorkerWorld, make_world
 from tests.servers import Servers
-
-DEADLINE = 20.0
-SERVER = "default"
-KEY = Key("shop", "reader")
-#: Privileges on everything may be declared.
-POLICY = PrivilegePolicy(rules=(PrivilegeRule(),), databases=("*",))
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
-    async with servers.run() as own:
-        yield own
-
-
-class DatabaseWorkerWorld:
-    """One database with schema app, a role, and the worker of that database."""
-
-    def __init__(self, server: PostgresServer, database: str, home: Connection, hand: Connection, role: str) -> None:
-        self.server, self.database, self.home, self.hand, self.role = server, database, home, hand, role
-        self.grantees = Grantees()
-        self.announced: list[PrivilegeNews] = []
-        self.config = ServerConfig(
-            SERVER,
-            Endpoint(server.dsn()),
-            ServerPolicy(),
-            Address("pg", 5432, "postgres", "require"),
-            databases=DatabasesConfig(("*",)),
-        )
-        self.suspended = False
-        self.oid = 0
-        self.other, self.other_oid = role.replace("reader", "second"), 0
-
-    def declare(self, *schemas: SchemaAccess, report_only: bool = False) -> Grantee:
-        declared = DatabasePrivileges(self.database, schemas=schemas)
-        grantee = Grantee(
-            KEY, "uid-1", 1, self.role, self.oid, {self.database: declared}, policy=POLICY, report_only=report_only
-        )
-        self.grantees.publish(SERVER, grantee)
-        return grantee
-
-    def declare_other(self, *schemas: SchemaAccess) -> str:
-        """A second role with privileges; returns its name."""
-        declared = DatabasePrivileges(self.database, schemas=schemas)
-        key = Key(KEY.namespace, "other")
-        self.grantees.publish(
-            SERVER, Grantee(key, "uid-2", 1, self.other, self.other_oid, {self.database: declared}, policy=POLICY)
-        )
-        return self.other
-
-    @asynccontextmanager
-    async def working(self) -> AsyncIterator[DatabaseWorker]:
-        async with connect(Endpoint(self.server.dsn()), "test") as connection:
-            identity = await identify(connection)
-        context = DatabaseContext(
-            lambda: self.config,
-            self.grantees,
-            Leadership(),
-            "c1",
-            identity,
-            "postgres",
-            lambda: self.suspended,
-        )
-        worker = DatabaseWorker(self.database, context)
-        self.grantees.connect(
-            lambda _server, key, _databases: worker.note_grantee(key),
-            lambda _server, _key: None,
-            self._announce,
-        )
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(worker.run)
-            yield worker
-            tasks.cancel_scope.cancel()
-
-    def _announce(self, _server: str, result: PrivilegeResult) -> bool:
-        self.announced.extend(result.news if result.key == KEY else ())
-        return True
-
-    @property
-    def alice(self) -> str:
-        """A superuser who logs in with password a."""
-        return self.role.replace("reader", "alice")
-
-    @property
-    def result(self) -> PrivilegeResult | None:
-        return self.grantees.results(SERVER, KEY).get(self.database)
-
-    async def wait(self, true: Callable[[PrivilegeResult], bool]) -> PrivilegeResult:
-        async def is_so() -> bool:
-            return self.result is not None and true(self.result)
-
-        assert await reached(is_so, DEADLINE), f"last result: {self.result}"
-        assert self.result is not None
-        return self.result
-
-    async def uninstall(self) -> None:
-        """Removes what the template installed, for controllers that may not install anything."""
-        await self.hand.execute(queries.remove())
-
-    async def wait_more_drifts(self, count: int) -> None:
-        await self.wait(lambda result: result.drift_count > count)
-
-    async def wait_settled(self) -> PrivilegeResult:
-        grantee = self.grantees.get(SERVER, KEY)
-        assert grantee is not None
-        digest = grantee.digest_of(self.database)
-        return await self.wait(lambda result: result.digest == digest and result.error is None)
-
-    async def may(self, privilege: str, table: str, role: str = "") -> bool:
-        query = "SELECT has_table_privilege($1, $2, $3)"
-        return bool(await self.hand.fetchval(query, role or self.role, table, privilege))
-
-    async def wait_may(self, privilege: str, table: str, *, expected: bool = True, role: str = "") -> None:
-        async def is_so() -> bool:
-            return await self.may(privilege, table, role) is expected
-
-        assert await reached(is_so, DEADLINE), f"{privilege} on {table} did not become {expected}; {self.result}"
-
-    def news(self) -> list[tuple[News, str]]:
-        announced, self.announced = self.announced, []
-        return [(one.reason, one.note) for one in (*announced, *self.grantees.take_news(SERVER, KEY))]
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorld]:
-    async with make_world(server) as made:
-        yield made
-
-
-async def _make_template(server: PostgresServer, home: Connection) -> str:
-    """A database where schema pgrole is installed: to copy it costs a fifth of installing it again."""
-    name = "with_pgrole"
-    if not await home.fetchval("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name):
-        await home.execute(f"CREATE DATABASE {name}")
-        async with connect(Endpoint(server.dsn(database=name)), "test") as connection:
-            await install_database(connection, allowed=True)
-    return name
-
-
-@asynccontextmanager
-async def make_world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorld]:
-    name = f"n{secrets.token_hex(4)}"
-    home = await asyncpg.connect(server.dsn())
-    await home.execute(f"CREATE DATABASE {name} TEMPLATE {await _make_template(server, home)}")
-    await home.execute(
-        f"CREATE ROLE {name}_reader; CREATE ROLE {name}_second; CREATE ROLE {name}_alice LOGIN SUPERUSER PASSWORD 'a'"
-    )
-    hand = await asyncpg.connect(server.dsn(database=name))
-    await hand.execute(
-        "CREATE SCHEMA app; CREATE TABLE app.orders (id int, total int); CREATE TABLE app.items (id int)"
-    )
-    made = DatabaseWorkerWorld(server, name, home, hand, f"{name}_reader")
-    query = "SELECT oid FROM pg_roles WHERE rolname = $1"
-    made.oid, made.other_oid = await home.fetchval(query, made.role), await home.fetchval(query, made.other)
-    yield made
-    await made.hand.close()
-    await made.home.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-    await made.home.execute(f"DROP ROLE {name}_reader, {name}_second; DROP ROLE {name}_alice")
-    await made.home.close()
-
-
-READ = SchemaAccess("app", frozenset({Access.READ}))
-WRITE = SchemaAccess("app", frozenset({Access.WRITE}))
 
 
 def note_sessions(monkeypatch: pytest.MonkeyPatch) -> list[DatabaseSession]:

@@ -15,7 +15,6 @@ from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.schema import install
 from tests.commands import run_command
 from tests.integration.look_support import examined, follow, states
-from tests.servers import Servers
 
 OK, WARNING, PROBLEM, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.PROBLEM, FindingState.UNKNOWN
 HOSTILE = 'ev"il\x1b[31m; DROP'
@@ -37,12 +36,6 @@ class Patient:
     @property
     def admins_dsn(self) -> str:
         return self.server.dsn(database=self.database)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
-    async with servers.run() as own:
-        yield own
 
 
 @pytest_asyncio.fixture(loop_scope="session", params=["plain", "hostile"])

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import cast
 
 import asyncpg
-import pytest_asyncio
 
 from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.databases import Databases
@@ -24,19 +23,12 @@ from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.schema import SchemaState, install
 from pgrole_controller.postgres.session import Session
-from tests.servers import Servers
 
 MOST = 100_000
 EVENTS = """
 INSERT INTO pgrole.ddl_event (xid, pid, session, acting, app, tag, command)
 SELECT '1', 1, '', '', '', '', '' FROM generate_series(1, 125000)
 """
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
-    async with servers.run() as own:
-        yield own
 
 
 @asynccontextmanager

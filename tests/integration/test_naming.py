@@ -30,7 +30,6 @@ from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.status_claims import StatusClaims
-from tests.servers import Servers
 
 DEADLINE = 60.0
 #: 63 bytes, and whatever a name can hold.
@@ -118,12 +117,6 @@ async def reached(connection: Connection, query: str, *arguments: object) -> Non
 async def find(connection: Connection, name: str) -> int | None:
     found = await connection.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", name)
     return None if found is None else int(found)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
-    async with servers.run() as own:
-        yield own
 
 
 @pytest_asyncio.fixture(loop_scope="session", params=["schema", "without_schema"])

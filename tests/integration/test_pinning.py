@@ -23,7 +23,6 @@ from pgrole_controller.postgres.reassign import reassign_owned
 from pgrole_controller.postgres.schema import SchemaState, install
 from tests.integration.sql_support import listening
 from tests.releases import BEFORE
-from tests.servers import Servers
 
 TENANT, CONTROLLER, HOME = "pinning_tenant", "pinning_controller", "pinning_home"
 ACTS_AS_TENANT = (
@@ -38,12 +37,6 @@ REPLICA = (
     f"ALTER DATABASE {HOME} SET session_replication_role = replica",
     "ALTER ROLE {0} SET session_replication_role = replica",
 )
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
-    async with servers.run() as own:
-        yield own
 
 
 @pytest_asyncio.fixture(loop_scope="session")

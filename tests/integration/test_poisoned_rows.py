@@ -35,7 +35,6 @@ from pgrole_controller.postgres.schema import SchemaState, install
 from pgrole_controller.postgres.session import Session
 from pgrole_controller.postgres.status_claims import StatusClaims
 from tests.cpu_time import within_a_callback
-from tests.servers import Servers
 
 CLUSTER = "cluster-a"
 NAMES = ("alpha", "beta", "gamma")
@@ -165,12 +164,6 @@ READS = (
     Read("access", lambda made, _: read_access(made)),
     Read("poll", compare),
 )
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
-    async with servers.run() as own:
-        yield own
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

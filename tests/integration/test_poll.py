@@ -29,18 +29,11 @@ from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.session import Session, run_session
 from pgrole_controller.postgres.status_claims import StatusClaims
 from tests.integration.sql_support import seen
-from tests.servers import Servers
 
 CLUSTER = "cluster-a"
 KEY = Key("shop", "orders-app")
 OWNER = Owner(CLUSTER, KEY.namespace, "ns-uid", KEY.name, "uid-1")
 OTHER = Owner(CLUSTER, KEY.namespace, "ns-uid", "other", "uid-2")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
-    async with servers.run() as own:
-        yield own
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -1,38 +1,22 @@
 """Where events are in place, they show everything that DDL does to privileges, also what has no event of its own."""
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 import pytest
-import pytest_asyncio
 
 from pgrole_controller.core.acl import ObjectKind
 from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.grantee import Access, DatabasePrivileges, Grantee, ObjectPrivileges, SchemaAccess
-from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
-from tests.integration.test_database_worker import (
+from tests.integration.database_world import (
     DEADLINE,
     KEY,
     POLICY,
     READ,
     SERVER,
     DatabaseWorkerWorld,
-    make_world,
 )
 from tests.servers import Servers
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
-    async with servers.run() as own:
-        yield own
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorld]:
-    async with make_world(server) as made:
-        yield made
 
 
 @dataclass(frozen=True, slots=True)

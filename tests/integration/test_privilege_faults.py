@@ -14,7 +14,6 @@ import anyio
 import anyio.abc
 import asyncpg
 import pytest
-import pytest_asyncio
 from anyio.streams.stapled import MultiListener
 
 from pgrole_controller.controller import database_worker, privilege_round
@@ -34,23 +33,11 @@ from pgrole_controller.postgres import database_session
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.schema import install as install_home
-from tests.integration.test_database_worker import DEADLINE, POLICY, READ, SERVER, DatabaseWorkerWorld, make_world
+from tests.integration.database_world import DEADLINE, POLICY, READ, SERVER, DatabaseWorkerWorld, make_world
 from tests.servers import Servers
 
 OTHER = Key("shop", "other")
 PASSWORD = "c"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
-    async with servers.run() as own:
-        yield own
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorld]:
-    async with make_world(server) as made:
-        yield made
 
 
 @pytest.fixture

@@ -13,26 +13,13 @@ import pytest_asyncio
 
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.grantee import Access, SchemaAccess
-from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import answer_pages, database_session, ddl_events
 from pgrole_controller.postgres.connection import Connection, Endpoint
-from tests.integration.test_database_worker import DEADLINE, READ, DatabaseWorkerWorld, make_world
+from tests.integration.database_world import DEADLINE, READ, DatabaseWorkerWorld, make_world
 from tests.servers import Servers
 
 WRITE = SchemaAccess("app", frozenset({Access.WRITE, Access.EXECUTE}))
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
-    async with servers.run() as own:
-        yield own
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorld]:
-    async with make_world(server) as made:
-        yield made
 
 
 class Tenant:

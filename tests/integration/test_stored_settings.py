@@ -26,7 +26,6 @@ from pgrole_controller.postgres.schema import SchemaState, install
 from pgrole_controller.postgres.session import Session
 from tests.cpu_time import within_a_callback
 from tests.integration.sql_support import seen
-from tests.servers import Servers
 
 #: What one look may take of the pod's memory, in bytes.
 MOST_MEMORY = 40_000_000
@@ -53,12 +52,6 @@ LISTS = st.lists(
 
 #: What current_schemas leaves out, or adds to.
 SPECIAL = {"", "$user"}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
-    async with servers.run() as own:
-        yield own
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

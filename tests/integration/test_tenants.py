@@ -10,18 +10,11 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.schema import install
 from tests.integration.sql_support import MISMATCHES, NotificationListener, listening, role_oid, seen_home
-from tests.servers import Servers
 
 # As version 1 used them.
 ADVISORY_LOCKS = (8102098230143320033, 8102098230143320034, 8102098230143320035)
 TURNS = ("turn_to_look", "turn_to_change")
 MODES = ("ACCESS SHARE", "ROW SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE", "SHARE", "EXCLUSIVE")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
-    async with servers.run() as own:
-        yield own
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -48,12 +48,6 @@ EXAMPLES = settings(max_examples=60, deadline=None, suppress_health_check=[Healt
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
-    async with servers.run() as own:
-        yield own
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def connection(server: PostgresServer) -> AsyncIterator[Connection]:
     async with connect(Endpoint(server.dsn()), "test") as made:
         await install(made)

@@ -15,7 +15,6 @@ from pgrole_controller.postgres.schema import SchemaState, install
 from pgrole_controller.postgres.session import Session
 from pgrole_controller.postgres.status_claims import StatusClaims
 from tests.integration.sql_support import seen
-from tests.servers import Servers
 
 NAMES = ("first", "second", "third")
 ASKED = [(Key("shop", name), name) for name in NAMES]
@@ -51,12 +50,6 @@ class UnchangedEstate(NamedTuple):
 
     async def find_unchanged(self) -> dict[str, bool]:
         return dict(zip(NAMES, await self.session.are_unchanged(ASKED, self.before), strict=True))
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
-    async with servers.run() as own:
-        yield own
 
 
 @pytest_asyncio.fixture(loop_scope="session")
