@@ -24,7 +24,7 @@ from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.desired import desired_of, proof_of
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
-from pgrole_controller.core.kept_privileges import find_given_up, grantee_of, unite
+from pgrole_controller.core.kept_privileges import find_former, grantee_of, unite
 from pgrole_controller.core.ownership import find_own_claim, proves
 from pgrole_controller.core.password import DesiredPassword, PasswordOrigin
 from pgrole_controller.core.plan import Plan
@@ -312,7 +312,7 @@ class _ServerPlan:
         except Refused:
             return None
         known = claim.privileges if claim else {}
-        forgotten = find_given_up(desired, known) & observed.unheld
+        forgotten = find_former(desired, known) & observed.unheld
         left = {name: some for name, some in known.items() if name not in forgotten}
         kept = unite(desired.privileges or {}, left if self._server.keeps_privileges else {})
         made = grantee_of(desired, kept, placeholder if plan.oid is None else plan.oid)

@@ -173,7 +173,7 @@ class DatabaseWorker:
         """Reports the trouble on every object that names the database. A missing database holds nothing to revoke."""
         gone = isinstance(error, DatabaseMissing)
         for grantee in self._grantees:
-            given_up = gone and self.database not in grantee.declared
+            former = gone and self.database not in grantee.declared
             before = self._context.grantees.results(self._context.config().name, grantee.key).get(self.database)
             self.report(
                 PrivilegeResult(
@@ -181,8 +181,8 @@ class DatabaseWorker:
                     grantee.uid,
                     self.database,
                     grantee.digest_of(self.database),
-                    None if given_up else error,
-                    confirmed=given_up,
+                    None if former else error,
+                    confirmed=former,
                     drift_count=before.drift_count if before else 0,
                     last_drifts=before.last_drifts if before else (),
                 )

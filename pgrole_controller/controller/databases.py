@@ -180,13 +180,13 @@ class Databases:
             if self._ending.get(name) is running.ended:
                 del self._ending[name]
 
-    def _report(self, database: str, error: PgRoleError, given_up: PgRoleError) -> None:
-        """`given_up`: for roles whose spec no longer declares privileges there."""
+    def _report(self, database: str, error: PgRoleError, former: PgRoleError) -> None:
+        """`former`: for roles whose spec no longer declares privileges there."""
         server = self._config().name
         for grantee in self._grantees.of_database(server, database):
             digest = grantee.digest_of(database)
             before = self._grantees.results(server, grantee.key).get(database)
-            told = error if database in grantee.declared else given_up
+            told = error if database in grantee.declared else former
             if before is None or before.digest != digest or str(before.error) != str(told):
                 self._grantees.report(server, PrivilegeResult(grantee.key, grantee.uid, database, digest, told))
 

@@ -7,7 +7,7 @@ from pgrole_controller.controller.objects import Target
 from pgrole_controller.core.decision import find_held
 from pgrole_controller.core.deletion import find_role_to_drop
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.kept_privileges import find_given_up
+from pgrole_controller.core.kept_privileges import find_former
 from pgrole_controller.core.state import Desired, Observed, Server
 from pgrole_controller.postgres.catalog import ReferencedNames
 from pgrole_controller.postgres.held_databases import HeldQuestion
@@ -95,8 +95,8 @@ def _to_look_for(desired: Desired, observed: Observed, server: Server) -> HeldQu
     """
     held = find_held(observed.claim, observed, server)
     if held is not None and observed.claim is not None:
-        given_up = find_given_up(desired, observed.claim.privileges) & observed.references.databases
-        return HeldQuestion(held.oid, given_up) if given_up else None
+        former = find_former(desired, observed.claim.privileges) & observed.references.databases
+        return HeldQuestion(held.oid, former) if former else None
     if observed.named is not None and desired.privileges and not desired.terminating:
         return HeldQuestion(observed.named.oid, frozenset(desired.privileges), served=True)
     return None

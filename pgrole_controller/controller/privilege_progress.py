@@ -83,7 +83,7 @@ def where_changed(some: Iterable[PrivilegeProgress]) -> Look:
     return Look(Scope.NAMED, objects=objects, defaults=any(one.default_changes for one in changed))
 
 
-def give_up(some: Iterable[PrivilegeProgress], database: str) -> None:
+def report_unfinished(some: Iterable[PrivilegeProgress], database: str) -> None:
     for one in some:
         if one.has_changes and one.error is None:
             one.error = Transient(

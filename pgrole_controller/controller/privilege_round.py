@@ -25,11 +25,11 @@ from pgrole_controller.controller.privilege_progress import (
     CulpritDrift,
     PrivilegeProgress,
     build_result,
-    give_up,
     is_done,
     is_verified,
     place_of,
     place_of_change,
+    report_unfinished,
     restore_applied,
     where_changed,
 )
@@ -138,7 +138,7 @@ class _Round:
             if not any(one.has_changes or one.needs_storing for one in some):
                 break
             if turn == PASSES:
-                give_up(some, self._session.database)
+                report_unfinished(some, self._session.database)
             elif (error := self._why_not(some)) is not None:
                 for one in some:
                     one.error = error if one.has_changes else None

@@ -7,7 +7,7 @@ from typing import Any
 from pgrole_controller.core.approval import RoleOffer, join_parts
 from pgrole_controller.core.errors import PgRoleError, Reason, make_legible
 from pgrole_controller.core.grantee import Grantee
-from pgrole_controller.core.kept_privileges import explain_given_up
+from pgrole_controller.core.kept_privileges import explain_former
 from pgrole_controller.core.privilege_result import PrivilegeResult
 
 #: Maximum number of findings that a message names; it counts the rest.
@@ -45,7 +45,7 @@ class GrantedPrivileges:
         """Returns why the privileges in this database are not as declared; None if they are, or if that is unknown."""
         result = self.current_result(database)
         error = self.problems.get(database) or (result.error if result else None)
-        return error if error is None or self.declares(database) else explain_given_up(database, error)
+        return error if error is None or self.declares(database) else explain_former(database, error)
 
     def declares(self, database: str) -> bool:
         """Whether the spec declares privileges there, rather than only former ones."""

@@ -62,12 +62,12 @@ def former_of(declared: Mapping[str, DatabasePrivileges], kept: KeptPrivileges) 
     return {name: some for name, some in left.items() if some}
 
 
-def find_given_up(desired: Desired, kept: KeptPrivileges) -> frozenset[str]:
+def find_former(desired: Desired, kept: KeptPrivileges) -> frozenset[str]:
     """Returns the databases that only former specs declare."""
     return frozenset(kept) - frozenset(() if desired.terminating else desired.privileges or ())
 
 
-def explain_given_up(database: str, error: PgRoleError) -> PgRoleError:
+def explain_former(database: str, error: PgRoleError) -> PgRoleError:
     """Returns the error for a database that only former specs declare."""
     message = (
         f'database "{database}" is no longer in spec.privileges, but the role may still have privileges there, and the '

@@ -306,8 +306,8 @@ class TestDrift:
         assert len(decide(one, observed, current=False).changes) == 2
         changed = replace(one, declared={"orders": of_objects(table("INSERT"), table("INSERT", name="absent"))})
         assert decide_privileges(changed, observed, one.digest_of("orders")) == unchanged
-        given_up = replace(changed, declared={}, former={"orders": (of_objects(table("DELETE")),)})
-        after = decide_privileges(given_up, observed, one.digest_of("orders"))
+        former = replace(changed, declared={}, former={"orders": (of_objects(table("DELETE")),)})
+        after = decide_privileges(former, observed, one.digest_of("orders"))
         assert texts(after) == ["REVOKE DELETE ON TABLE app.orders FROM reader"]
 
     def test_nothing_changes_while_suspended_or_without_permission_for_the_database(self) -> None:

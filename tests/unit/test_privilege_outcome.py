@@ -103,10 +103,10 @@ class TestTheOutcome:
         assert outcome.retried
 
     def test_what_was_given_up_and_cannot_be_revoked_is_explained_and_looked_at_again(self) -> None:
-        given_up = replace(GRANTEE, declared={"lake": DECLARED["lake"]}, former={"orders": (DECLARED["orders"],)})
+        former = replace(GRANTEE, declared={"lake": DECLARED["lake"]}, former={"orders": (DECLARED["orders"],)})
         refused = Refused(Reason.NOT_ALLOWED, "PgServer.spec.databases does not include it")
-        answered = replace(ORDERS, digest=given_up.digest_of("orders"), error=refused)
-        outcome = merge(known(LAKE, answered, grantee=given_up))
+        answered = replace(ORDERS, digest=former.digest_of("orders"), error=refused)
+        outcome = merge(known(LAKE, answered, grantee=former))
         assert (outcome.phase, outcome.reason, outcome.retried) == (Phase.STALLED, Reason.NOT_ALLOWED, True)
         assert outcome.message == (
             'database "orders" is no longer in spec.privileges, but the role may still have privileges there, and the '
@@ -146,8 +146,8 @@ class TestProblems:
         problems = find_problems(replace(GRANTEE, policy=PrivilegePolicy()), frozenset(DECLARED))
         assert {(type(one), one.reason) for one in problems.values()} == {(Refused, Reason.NOT_ALLOWED)}
         assert all("spec.privileges" in one.message for one in problems.values())
-        given_up = replace(GRANTEE, declared={}, former={name: (one,) for name, one in DECLARED.items()})
-        problems = find_problems(replace(given_up, policy=PrivilegePolicy(databases=())), frozenset(DECLARED))
+        former = replace(GRANTEE, declared={}, former={name: (one,) for name, one in DECLARED.items()})
+        problems = find_problems(replace(former, policy=PrivilegePolicy(databases=())), frozenset(DECLARED))
         assert all("Remove it" not in one.message for one in problems.values())
 
 
