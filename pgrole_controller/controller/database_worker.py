@@ -284,8 +284,9 @@ class DatabaseWorker:
         if self._memory.repaired_at > noticed_at:
             seconds = self._memory.repaired_at - noticed_at
             metrics.PRIVILEGE_REPAIR_SECONDS.labels(config.name).observe(seconds)
-        for result in results:
+        for result in {result.key: result for result in results}.values():  # the last of each role
             self._note_retry(result)
+        for result in results:
             self.report(result)
 
     def _note_retry(self, result: PrivilegeResult) -> None:

@@ -34,7 +34,8 @@ class AppliedState:
 class RoleMemory:
     """What is known of one role. `generation`: of the spec. `contests`: by the role in whose name privileges are
     granted (`PrivilegeDifference.granted_by`), so that a role that keeps reverting repairs delays no other repair.
-    `pending`, `reported`, `confirmed`: from the last complete read. `told`: what was announced as reported.
+    `pending`, `reported`, `confirmed`: from the last complete read. `failed`: the last round ended with another error
+    than what is pending, or a contest. `told`: what was announced as reported.
     `last_drifts`: as in PrivilegeResult. `offer`: what can be approved.
 
     `missed`: objects that were new when the role was granted nothing on them: it was suspended or ignored, or the grant
@@ -134,7 +135,13 @@ class PrivilegeMemory:
 
     def unsettled(self) -> frozenset[Key]:
         """Returns the roles for which a partial read does not suffice."""
-        return frozenset(key for key, one in self._roles.items() if one.pending or one.reported or one.failed)
+        return frozenset(key for key, one in self._roles.items() if one.reported or one.failed)
+
+    def waiting(self) -> frozenset[Key]:
+        """Returns the roles for which something is pending. They need a complete read only after a change that can end
+        it, so that nobody makes every change expensive with a declaration that is never fulfilled.
+        """
+        return frozenset(key for key, one in self._roles.items() if one.pending)
 
     def note_objects(self, acls: Iterable[ObservedAcl], *, complete: bool) -> frozenset[ObjectId] | None:
         """Returns the objects that did not exist, or had another name or owner, at the last complete read; None if

@@ -161,7 +161,7 @@ def find_error(one: PrivilegeProgress, database: str) -> PgRoleError | None:
 def build_result(one: PrivilegeProgress, database: str) -> PrivilegeResult:
     """Returns what to report about the role, and notes whether its round failed."""
     role, error = one.role, find_error(one, database)
-    role.failed = error is not None
+    role.failed = one.error is not None or bool(one.held)
     return PrivilegeResult(
         one.grantee.key,
         one.grantee.uid,

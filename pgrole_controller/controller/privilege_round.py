@@ -128,6 +128,8 @@ class _Round:
         complete = look.scope is Scope.FULL
         observed, stored = await self._read(grantees, look)
         every = some = [self._begin(one) for one in await self._screening.choose(grantees, observed)]
+        waiting = frozenset[Key]() if complete else self._memory.waiting()
+        self.unclear = await self._screening.find_awaited([one for one in grantees if one.key in waiting], observed)
         for turn in range(1, PASSES + 1):
             for one in some:
                 restore_applied(one, stored, self._memory.applied)
@@ -156,7 +158,9 @@ class _Round:
                     look = where_changed(some)
                 observed, stored = await self._read([one.grantee for one in some], look)
         if not complete:
-            self.unclear = {one.grantee.key for one in every if one.decision.reported or one.decision.pending}
+            self.unclear |= {
+                one.grantee.key for one in every if one.role.pending or one.decision.reported or one.decision.pending
+            }
         for one in every:
             self.unfinished[one.grantee.key] = frozenset(change.object.id for change in one.changes)
         return [self._result(one, complete=complete) for one in every if complete or one.touched]

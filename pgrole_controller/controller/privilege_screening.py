@@ -7,6 +7,7 @@ from pgrole_controller.controller.privilege_memory import PrivilegeMemory
 from pgrole_controller.core.acl import ObservedAcl
 from pgrole_controller.core.acl_screening import AclScreening
 from pgrole_controller.core.grantee import Grantee
+from pgrole_controller.core.object_patterns import compile_privileges
 from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.request import Key
 
@@ -27,6 +28,12 @@ class RoundScreening:
         keys = await large_rounds.run_aside(comparisons, self._find_differing, grantees, observed)
         return [one for one in grantees if one.key in keys or self._memory.is_contested(one.key)]
 
+    async def find_awaited(self, grantees: Sequence[Grantee], observed: ObservedDatabase) -> set[Key]:
+        """Returns the roles that declare an object of this read by its name."""
+        if not grantees:
+            return set()
+        return await large_rounds.run_aside(len(observed.acls) * len(grantees), self._find_named, grantees, observed)
+
     def select(self, grantee: Grantee, observed: ObservedDatabase) -> Sequence[ObservedAcl]:
         """Returns the objects on which the role may differ from its declaration."""
         if self._last is None or self._last.observed is not observed:
@@ -36,6 +43,17 @@ class RoundScreening:
     def forget(self) -> None:
         """Frees the last screening, with what was read for it."""
         self._last = None
+
+    def _find_named(self, grantees: Iterable[Grantee], observed: ObservedDatabase) -> set[Key]:
+        concerned = self._memory.concerned(observed)
+        return {one.key for one in grantees if one.key in concerned and self._names_any(one, observed)}
+
+    def _names_any(self, grantee: Grantee, observed: ObservedDatabase) -> bool:
+        declared = grantee.declared.get(self._database)
+        if declared is None:
+            return False
+        compiled = compile_privileges(declared, observed.facts.version)
+        return any(compiled.wanted(acl.object).is_by_name for acl in observed.acls)
 
     def _find_differing(self, grantees: Iterable[Grantee], observed: ObservedDatabase) -> set[Key]:
         concerned = self._memory.concerned(observed)

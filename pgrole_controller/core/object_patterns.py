@@ -69,6 +69,11 @@ class Wanted:
     def __bool__(self) -> bool:
         return bool(self.privileges or self.columns)
 
+    @property
+    def is_by_name(self) -> bool:
+        """Whether the declaration names this object exactly."""
+        return bool(self.literal or self.literal_columns)
+
     def has(self, privilege: str, column: str = "") -> bool:
         """Tells whether it wants the privilege on the whole object, or on the column."""
         return column in self.columns.get(privilege, ()) if column else privilege in self.privileges

@@ -10,13 +10,14 @@ import asyncpg
 import pytest
 
 from pgrole_controller import metrics
-from pgrole_controller.controller import large_rounds, privilege_round
+from pgrole_controller.controller import database_worker, large_rounds, privilege_round
 from pgrole_controller.controller.database_worker import DatabaseWorker
 from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.core import contest as contests
 from pgrole_controller.core.acl import ObjectKind
 from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.approval import read_approval
+from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.grantee import (
@@ -34,7 +35,7 @@ from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import acl_attribution
 from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.database_session import LONGEST_PAUSE_SECONDS, DatabaseSession
-from pgrole_controller.postgres.ddl_events import EventReader, Look, Scope
+from pgrole_controller.postgres.ddl_events import EventReader, Look, Scope, UnexplainedWrites
 from pgrole_controller.postgres.held_databases import HeldQuestion, read_unheld
 from tests.integration.database_world import DEADLINE, KEY, POLICY, READ, SERVER, WRITE, DatabaseWorkerWorld, make_world
 from tests.servers import Servers
@@ -629,6 +630,48 @@ async def test_a_new_table_is_no_drift_for_a_role_that_waits_for_something_else(
         await world.wait_may("SELECT", "app.invoices")
         assert world.result is not None
         assert world.result.reported == ()
+
+
+async def find_nothing(_writes: UnexplainedWrites) -> Look:
+    return Look()
+
+
+async def test_a_role_that_waits_makes_no_change_of_something_else_expensive(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_worker, "_RETRY", Backoff(3600.0, 3600.0))
+    monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
+    scopes: list[Scope] = []
+    read = DatabaseSession.read
+
+    async def note(session: DatabaseSession, roles: Any, reach: Any, look: Look, with_columns: Any) -> Any:
+        scopes.append(look.scope)
+        return await read(session, roles, reach, look, with_columns)
+
+    await world.hand.execute("CREATE SCHEMA elsewhere")
+    later = ObjectPrivileges(ObjectKind.TABLE, "app", ("later",), frozenset({"SELECT"}))
+    declared = DatabasePrivileges(world.database, schemas=(SchemaAccess("absent", READ.access),), objects=(later,))
+    waiting = replace(world.declare(), declared={world.database: declared})
+    world.grantees.publish(SERVER, waiting)
+    world.declare_other(SchemaAccess("elsewhere", READ.access))
+    async with world.working():
+        await world.wait(lambda result: result.error is not None)
+        await world.hand.execute("CREATE TABLE elsewhere.first (id int)")
+        await world.wait_may("SELECT", "elsewhere.first", role=world.other)
+        monkeypatch.setattr(DatabaseSession, "read", note)
+        await world.hand.execute("CREATE TABLE elsewhere.second (id int); CREATE TABLE app.others (id int)")
+        await world.wait_may("SELECT", "elsewhere.second", role=world.other)
+        await world.hand.execute(f"GRANT UPDATE ON elsewhere.second TO {world.other}")
+        await world.wait_may("UPDATE", "elsewhere.second", role=world.other, expected=False)
+        assert scopes
+        assert Scope.FULL not in scopes
+        await world.hand.execute("CREATE SCHEMA absent")
+        await world.wait(lambda result: result.error is not None and "absent" not in result.error.message)
+        # What it waits for comes with its privileges: there is nothing to grant, but something to report.
+        async with world.hand.transaction():
+            await world.hand.execute("CREATE TABLE app.later (id int)")
+            await world.hand.execute(f"GRANT SELECT ON app.later TO {world.role}")
+        await world.wait_settled()
 
 
 async def test_a_declared_column_that_is_added_and_a_table_whose_owner_changes_are_no_drift(
