@@ -1285,3 +1285,13 @@ async def test_a_session_that_keeps_privileges_may_still_grant_some(world: Datab
     async with world.working():
         await world.wait_settled()
         assert await read_unheld(world.home, asked) == [frozenset()]
+
+
+async def test_a_session_that_only_bears_the_name_keeps_no_database(world: DatabaseWorkerWorld) -> None:
+    asked = [HeldQuestion(world.oid, frozenset({world.database}))]
+    await world.hand.execute(f"ALTER ROLE {world.alice} NOSUPERUSER")
+    dsn = world.server.dsn(user=world.alice, password="a", database=world.database)
+    async with connect(Endpoint(dsn), "database"):
+        assert await read_unheld(world.home, asked) == [{world.database}]
+        await world.hand.execute(f"ALTER ROLE {world.alice} CREATEROLE")
+        assert await read_unheld(world.home, asked) == [frozenset()]
