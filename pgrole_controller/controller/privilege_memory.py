@@ -34,8 +34,8 @@ class AppliedState:
 class RoleMemory:
     """What is known of one role. `generation`: of the spec. `contests`: by the role in whose name privileges are
     granted (`PrivilegeDifference.granted_by`), so that a role that keeps reverting repairs delays no other repair.
-    `pending`, `reported`, `confirmed`: from the last complete read. `failed`: the last round ended with another error
-    than what is pending, or a contest. `told`: what was announced as reported.
+    `pending`, `reported`, `declarable` (some of `reported` is), `confirmed`: from the last complete read. `failed`: the
+    last round ended with another error than what is pending, or a contest. `told`: what was announced as reported.
     `last_drifts`: as in PrivilegeResult. `offer`: what can be approved.
 
     `missed`: objects that were new when the role was granted nothing on them: it was suspended or ignored, or the grant
@@ -48,6 +48,7 @@ class RoleMemory:
     contests: dict[str, FieldContest] = field(default_factory=dict)
     pending: tuple[PgRoleError, ...] = ()
     reported: tuple[str, ...] = ()
+    declarable: bool = True
     confirmed: bool = False
     failed: bool = False
     told: frozenset[str] = frozenset()

@@ -172,6 +172,7 @@ def build_result(one: PrivilegeProgress, database: str) -> PrivilegeResult:
         drift_count=one.applied.drift_count,
         last_drifts=role.last_drifts,
         reported=role.reported,
+        declarable=role.declarable,
         news=tuple(one.news),
         offer=role.offer,
         approve_handled=one.applied.approve_handled,

@@ -362,6 +362,7 @@ class _Round:
             role, decision = one.role, one.decision
             self._announce_reported(one)
             role.pending, role.reported = decision.pending, phrases(decision.reported)
+            role.declarable = any(difference.declarable for difference in decision.reported)
             role.confirmed = decision.confirmed
         return build_result(one, self._session.database)
 

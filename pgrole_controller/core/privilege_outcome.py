@@ -71,7 +71,8 @@ def _of_reported(outcome: Outcome, privileges: GrantedPrivileges) -> Outcome:
         words = f"{words}; {UNFIT}"
     if outcome.reason is Reason.DRIFT_REPORTED:
         return replace(outcome, message=f"{outcome.message}; {words}")
-    if privileges.grantee is not None and privileges.grantee.report_only:
+    declarable = any(one.reported and one.declarable for one in privileges.current_results)
+    if declarable and privileges.grantee is not None and privileges.grantee.report_only:
         why = "drift detected but not corrected, since spec.drift.policy is Report"
     else:
         why = "privileges that no PgRole can declare are reported and not revoked: revoke those that are not wanted"

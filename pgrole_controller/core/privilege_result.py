@@ -74,7 +74,7 @@ class PrivilegeResult:
     - `confirmed`: nothing that only `Grantee.former` granted is left, so the claim may forget it.
     - `drift_count`: corrected in this database since the role was first applied there.
     - `last_drifts`: of the last round with drift in this database, one for each culprit, the latest last. `reported`:
-      what differs now and is not changed, in words.
+      what differs now and is not changed, in words; `declarable`: a PgRole can declare some of it.
     - `news`: since the last result of this key, to be announced once.
     - `offer`: what of `reported` a person can approve. `approve_handled`: the approval by which drift was corrected
       last. `unfit`: the object's annotation approves something else.
@@ -89,6 +89,7 @@ class PrivilegeResult:
     drift_count: int = 0
     last_drifts: tuple[PrivilegeDrift, ...] = ()
     reported: tuple[str, ...] = ()
+    declarable: bool = True
     news: tuple[PrivilegeNews, ...] = ()
     offer: PrivilegeOffer | None = None
     approve_handled: str = ""

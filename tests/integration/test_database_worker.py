@@ -555,6 +555,7 @@ async def test_suspended_and_report_only(world: DatabaseWorkerWorld) -> None:
         await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
         result = await world.wait(lambda result: bool(result.reported))
         assert result.reported == ("UPDATE on table app.orders was granted",)
+        assert result.declarable
         assert await world.may("UPDATE", "app.orders")
 
 
@@ -973,7 +974,8 @@ async def test_a_privilege_that_cannot_be_declared_is_reported_with_the_reason(w
         await world.wait_settled()
         world.news()
         await world.hand.execute(f"GRANT USAGE ON TYPE app.mood TO {world.role}")
-        await world.wait(lambda result: bool(result.reported))
+        result = await world.wait(lambda result: bool(result.reported))
+        assert not result.declarable
     ((reason, note),) = world.news()
     assert reason is News.DRIFT_REPORTED
     assert note.endswith("not corrected, since no PgRole can declare it: revoke it if it is not wanted")

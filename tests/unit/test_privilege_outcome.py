@@ -130,8 +130,10 @@ class TestTheOutcome:
         assert outcome.message.endswith("Report: login; DELETE on table app.orders (database orders)")
         assert merge(known(LAKE, ORDERS), own) == own
 
-    def test_what_cannot_be_declared_is_reported_whatever_the_policy(self) -> None:
-        outcome = merge(known(LAKE, replace(ORDERS, reported=("USAGE on type app.mood",))))
+    @pytest.mark.parametrize("report_only", [False, True])
+    def test_what_cannot_be_declared_is_reported_whatever_the_policy(self, report_only: bool) -> None:
+        found = replace(ORDERS, reported=("USAGE on type app.mood",), declarable=False)
+        outcome = merge(known(LAKE, found, grantee=replace(GRANTEE, report_only=report_only)))
         assert outcome.reason is Reason.DRIFT_REPORTED
         assert outcome.message.startswith("privileges that no PgRole can declare")
 
