@@ -32,6 +32,7 @@ from pgrole_controller.core.privilege_difference import (
     DifferenceLedger,
     PendingNames,
     PrivilegeDifference,
+    SimilarRoutines,
     label_of,
 )
 from pgrole_controller.core.privilege_policy import check_database
@@ -141,18 +142,21 @@ def _find_missing(declaration: CompiledPrivileges, observed: ObservedDatabase, p
         return
     some = [observed.acls[place].object for place in observed.index.in_schemas({one.schema for one in names})]
     objects = {(one.kind, one.schema, one.name) for one in some}
-    routines = {
-        (one.schema, one.name, normalize_arguments(one.arguments)) for one in some if one.kind is ObjectKind.ROUTINE
-    }
+    routines: dict[tuple[str, str], set[str]] = {}
+    for obj in some:
+        if obj.kind is ObjectKind.ROUTINE:
+            routines.setdefault((obj.schema, obj.name), set()).add(normalize_arguments(obj.arguments))
     for one in names:
         kinds = TABLE_KINDS if one.kind is ObjectKind.TABLE else (one.kind,)
-        found = any((kind, one.schema, one.name) in objects for kind in kinds)
+        found, similar = any((kind, one.schema, one.name) in objects for kind in kinds), None
         if not found and one.kind is ObjectKind.ROUTINE:
-            ways = split_signature(one.name)
-            found = any((one.schema, name, types or "") in routines for name, types in ways if types is not None)
+            ways = [(name, types) for name, types in split_signature(one.name) if (one.schema, name) in routines]
+            found = any(types is not None and types in routines[one.schema, name] for name, types in ways)
+            similar = next((SimilarRoutines(name, routines[one.schema, name]) for name, _ in ways), None)
         if not found:
             label = label_of(one.kind, one.schema, one.name)
             if one.schema in POSTGRESQL_SCHEMAS:
                 pending.add_of_postgresql(label)
             else:
-                pending.add_missing(label, mark_object(one.kind, one.schema, one.name), mark_schema(one.schema))
+                mark = mark_object(one.kind, one.schema, one.name)
+                pending.add_missing(label, mark, mark_schema(one.schema), similar=similar)

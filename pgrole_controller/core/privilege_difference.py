@@ -25,6 +25,8 @@ MOST_NAMED = 5
 
 #: How `label_of` begins for a routine, and what to check if one with types of arguments is missing.
 _ROUTINE = "routine "
+_LONGEST_SIGNATURE = 100
+_MOST_SIMILAR = 3
 _TYPES = " (a type of an argument that is not PostgreSQL's own needs its schema, such as f(app.state))"
 
 
@@ -166,6 +168,20 @@ def _marks_of_absent(obj: DatabaseObject) -> tuple[str, str]:
     return mark_object(obj.kind, obj.schema, obj.name), mark_schema(obj.schema)
 
 
+@dataclass(frozen=True, slots=True)
+class SimilarRoutines:
+    """The routines of one schema that have the name of a missing one; `arguments`: normalized."""
+
+    name: str
+    arguments: Collection[str]
+
+    def __str__(self) -> str:
+        """For people, after the name of the missing one."""
+        some = [f"{self.name}({one})" for one in nsmallest(_MOST_SIMILAR, self.arguments)]
+        some = [one if len(one) <= _LONGEST_SIGNATURE else f"{one[:_LONGEST_SIGNATURE]}…" for one in some]
+        return f" (there is {_enumerate(some, len(self.arguments))})"
+
+
 class PendingNames:
     """Collects what could not be done, for messages that name a few items and count the rest.
 
@@ -175,7 +191,7 @@ class PendingNames:
     def __init__(self, database: str, only: AppliedDeclaration | None = None) -> None:
         self._database = database
         self._only = only
-        self._missing: dict[str, None] = {}
+        self._missing: dict[str, SimilarRoutines | None] = {}
         self._of_postgresql: dict[str, None] = {}
         self._denied: dict[str, list[str]] = {}
         self._counts: Counter[str] = Counter()
@@ -190,9 +206,9 @@ class PendingNames:
         self.awaited.add(mark)
         return True
 
-    def add_missing(self, what: str, mark: str, *others: str) -> None:
+    def add_missing(self, what: str, mark: str, *others: str, similar: SimilarRoutines | None = None) -> None:
         if self.add_mark(mark, *others):
-            self._missing[what] = None
+            self._missing[what] = similar
 
     def add_of_postgresql(self, what: str) -> None:
         """An object in a schema of PostgreSQL that no extension created there."""
@@ -228,7 +244,8 @@ class PendingNames:
             what = _enumerate(list(self._of_postgresql)[:MOST_NAMED], len(self._of_postgresql))
             found.append(Refused(Reason.INVALID_SPEC, f"{where}: {what}: {NOT_MANAGED}"))
         if self._missing:
-            what = _enumerate(nsmallest(MOST_NAMED, self._missing), len(self._missing))
+            named = [f"{one}{self._missing[one] or ''}" for one in nsmallest(MOST_NAMED, self._missing)]
+            what = _enumerate(named, len(self._missing))
             message = f"{where}: waiting for {what}: the privileges are granted when it exists"
             if any(one.startswith(_ROUTINE) and one.endswith(")") and one[-2:] != "()" for one in self._missing):
                 message += _TYPES

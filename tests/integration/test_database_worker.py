@@ -633,6 +633,17 @@ async def test_a_new_table_is_no_drift_for_a_role_that_waits_for_something_else(
         assert world.result.reported == ()
 
 
+async def test_a_missing_routine_is_named_with_those_of_its_name(world: DatabaseWorkerWorld) -> None:
+    await world.hand.execute("CREATE FUNCTION app.close(bigint, app.items) RETURNS int LANGUAGE sql RETURN 1")
+    routine = ObjectPrivileges(ObjectKind.ROUTINE, "app", ("close(bigint)",), frozenset({"EXECUTE"}))
+    declared = DatabasePrivileges(world.database, objects=(routine,))
+    world.grantees.publish(SERVER, replace(world.declare(), declared={world.database: declared}))
+    async with world.working():
+        result = await world.wait(lambda result: result.error is not None)
+    assert result.error is not None
+    assert "routine app.close(bigint) (there is close(bigint,app.items))" in result.error.message
+
+
 async def find_nothing(_writes: UnexplainedWrites) -> Look:
     return Look()
 

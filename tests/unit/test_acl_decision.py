@@ -339,6 +339,15 @@ class TestPending:
         partial = decide(grantee(declared), observe((TABLE, ()), columns=("id", "no"), complete=False))
         assert partial.pending == ()
 
+    def test_routines_with_other_arguments_are_named_beside_the_missing_one(self) -> None:
+        declared = of_objects(ObjectPrivileges(ObjectKind.ROUTINE, "app", ("close(text)",), frozenset({"EXECUTE"})))
+        some = ("integer", "bigint", "date", "b" * 300, "uuid")
+        routines = [make("close", ObjectKind.ROUTINE, oid=20000 + at, arguments=one) for at, one in enumerate(some)]
+        other = make("open", ObjectKind.ROUTINE, oid=30000, arguments="integer")
+        (waiting,) = decide(grantee(declared), observe(*((one, ()) for one in [*routines, other]))).pending
+        text = f"routine app.close(text) (there is close({'b' * 94}…, close(bigint), close(date) and 2 more):"
+        assert text in waiting.message
+
     def test_columns_of_unread_tables_are_pending(self) -> None:
         decision = decide(grantee(of_objects(table("SELECT", "id"))), observe((TABLE, ())))
         assert decision.changes == ()
@@ -488,7 +497,7 @@ class TestPending:
         declared = of_objects(ObjectPrivileges(ObjectKind.ROUTINE, "app", names, frozenset({"EXECUTE"})))
         routine = make("close", ObjectKind.ROUTINE, arguments="bigint")
         (waiting,) = decide(grantee(declared), observe((routine, ()))).pending
-        assert "routine app.close(text), routine app.open():" in waiting.message
+        assert "routine app.close(text) (there is close(bigint)), routine app.open():" in waiting.message
         assert waiting.message.endswith("needs its schema, such as f(app.state))")
 
     def test_a_routine_is_found_by_other_names_of_its_types(self) -> None:
