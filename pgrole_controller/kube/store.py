@@ -25,7 +25,7 @@ LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 OWN_PREFIX = "pgrole.dev/"
 
 #: Limits of cached parsed objects, in bytes of JSON: in total, and for one. Parsed, they take several times as much.
-PARSED_BYTES = 2**19
+PARSED_BYTES = 2**17
 PARSED_LARGEST = 2**14
 
 _REMOVED_KEPT = 4_096
