@@ -20,6 +20,10 @@ from pgrole_controller.core.privilege_result import PrivilegeDrift
 from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.drift_history import RecordedDrift
 
+#: The pause after a further read, as a multiple of the time it took, and at most this many seconds.
+_REST_TIMES = 9.0
+_LONGEST_REST = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class AppliedState:
@@ -34,9 +38,9 @@ class AppliedState:
 class RoleMemory:
     """What is known of one role. `generation`: of the spec. `contests`: by the role in whose name privileges are
     granted (`PrivilegeDifference.granted_by`), so that a role that keeps reverting repairs delays no other repair.
-    `pending`, `reported`, `declarable` (some of `reported` is), `confirmed`: from the last complete read. `failed`: the
-    last round ended with another error than what is pending, or a contest. `told`: what was announced as reported.
-    `last_drifts`: as in PrivilegeResult. `offer`: what can be approved.
+    `pending`, `reported`, `declarable` (some of `reported` is), `confirmed`: from the last complete read. `failure`:
+    another error, since then. `told`: what was announced as reported. `last_drifts`: as in PrivilegeResult. `offer`:
+    what can be approved.
 
     `missed`: objects that were new when the role was granted nothing on them: it was suspended or ignored, or the grant
     failed. None: not known, as before the role's first complete read.
@@ -50,7 +54,7 @@ class RoleMemory:
     reported: tuple[str, ...] = ()
     declarable: bool = True
     confirmed: bool = False
-    failed: bool = False
+    failure: PgRoleError | None = None
     told: frozenset[str] = frozenset()
     last_drifts: tuple[PrivilegeDrift, ...] = ()
     offer: PrivilegeOffer | None = None
@@ -62,6 +66,40 @@ class RoleMemory:
 
 
 @dataclass(slots=True)
+class FurtherReads:
+    """Complete reads for roles for which the read after an event does not suffice.
+
+    They take at most a tenth of the time, and wait their turn beyond that: whoever keeps one role from being as
+    declared would otherwise make every change in the database expensive.
+    """
+
+    _due: float = -math.inf  # on the loop's clock
+    _put_off: frozenset[Key] = frozenset()
+
+    def may_begin(self, now: float) -> bool:
+        return now >= self._due
+
+    def note(self, began: float, ended: float) -> None:
+        """There was one."""
+        self._due = ended + min(_REST_TIMES * (ended - began), _LONGEST_REST)
+
+    def put_off(self, keys: frozenset[Key]) -> None:
+        self._put_off |= keys
+
+    def finish(self, keys: frozenset[Key]) -> None:
+        """Everything was read for these."""
+        self._put_off -= keys
+
+    @property
+    def next(self) -> float:
+        """When one that was put off is due, on the loop's clock."""
+        return self._due if self._put_off else math.inf
+
+    def take_due(self, now: float) -> frozenset[Key]:
+        return self._put_off if now >= self.next else frozenset()
+
+
+@dataclass(slots=True)
 class PrivilegeMemory:
     """`applied`: by oid of the role, where the database stores nothing. `repaired_at`: when the last correction of a
     drift was committed, on the loop's clock. `recorded`: drifts were written that the home database lacks.
@@ -69,6 +107,7 @@ class PrivilegeMemory:
     """
 
     applied: dict[int, AppliedState] = field(default_factory=dict)
+    further: FurtherReads = field(default_factory=FurtherReads)
     repaired_at: float = -math.inf
     recorded: bool = False
     unrecorded: list[RecordedDrift] = field(default_factory=list)
@@ -93,6 +132,7 @@ class PrivilegeMemory:
         if known.digest != digest:
             known.digest = digest
             known.pending, known.reported, known.confirmed, known.offer = (), (), False, None
+            known.failure = None
         return known
 
     def keep_only(self, grantees: Iterable[Grantee]) -> None:
@@ -136,7 +176,9 @@ class PrivilegeMemory:
 
     def unsettled(self) -> frozenset[Key]:
         """Returns the roles for which a partial read does not suffice."""
-        return frozenset(key for key, one in self._roles.items() if one.reported or one.failed)
+        return frozenset(
+            key for key, one in self._roles.items() if one.reported or one.failure is not None or self.is_contested(key)
+        )
 
     def waiting(self) -> frozenset[Key]:
         """Returns the roles for which something is pending. They need a complete read only after a change that can end

@@ -158,10 +158,14 @@ def find_error(one: PrivilegeProgress, database: str) -> PgRoleError | None:
     return next(iter([*refused, *one.role.pending]), None)
 
 
-def build_result(one: PrivilegeProgress, database: str) -> PrivilegeResult:
-    """Returns what to report about the role, and notes whether its round failed."""
-    role, error = one.role, find_error(one, database)
-    role.failed = one.error is not None or bool(one.held)
+def build_result(one: PrivilegeProgress, database: str, *, complete: bool) -> PrivilegeResult:
+    """Returns what to report about the role, and notes its failure. Unless the read was `complete`, an earlier one is
+    not over.
+    """
+    role = one.role
+    if complete or one.error is not None:
+        role.failure = one.error
+    error = find_error(one, database) or role.failure
     return PrivilegeResult(
         one.grantee.key,
         one.grantee.uid,

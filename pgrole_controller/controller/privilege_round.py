@@ -76,22 +76,34 @@ async def run_round(
     """
     memory.keep_only(grantees)
     everyone = frozenset(one.key for one in grantees)
+    further = memory.further.may_begin(anyio.current_time())
+    unclear = frozenset[Key]()
     match look.scope:
         case Scope.NOTHING:
             complete, partial = keys, frozenset[Key]()
         case Scope.FULL:
             complete, partial = everyone, frozenset()
         case _:
-            complete = keys | memory.unsettled()
+            unclear = memory.unsettled()
+            complete = keys | unclear if further else keys
             partial = everyone - complete
     async with session.lock:
         one_round = _Round(session, memory, config, cluster, suspended, everyone=len(everyone))
         results = await one_round.settle([one for one in grantees if one.key in partial], look)
-        complete |= one_round.unclear | {one.key for one in one_round.left}
+        unclear |= one_round.unclear
+        complete |= {one.key for one in one_round.left}
+        if further:
+            complete |= unclear
+        else:
+            memory.further.put_off(unclear - complete)
         waiting = [one for one in grantees if one.key in complete]
+        began = anyio.current_time()
         while waiting:
             results += await one_round.settle(waiting, EVERYTHING | look)
             waiting = one_round.left
+        if complete and look.scope is not Scope.FULL:
+            memory.further.note(began, anyio.current_time())
+        memory.further.finish(complete)
         memory.settle(one_round.unfinished, everyone=complete | partial >= everyone)
         await one_round.record_reported()
     return results
@@ -364,7 +376,7 @@ class _Round:
             role.pending, role.reported = decision.pending, phrases(decision.reported)
             role.declarable = any(difference.declarable for difference in decision.reported)
             role.confirmed = decision.confirmed
-        return build_result(one, self._session.database)
+        return build_result(one, self._session.database, complete=complete)
 
     def _announce_reported(self, one: PrivilegeProgress) -> None:
         """Drift that is left as it is, once."""

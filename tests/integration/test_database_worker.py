@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from pgrole_controller import metrics
-from pgrole_controller.controller import database_worker, large_rounds, privilege_round
+from pgrole_controller.controller import database_worker, large_rounds, privilege_memory, privilege_round
 from pgrole_controller.controller.database_worker import DatabaseWorker
 from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.core import contest as contests
@@ -648,11 +648,8 @@ async def find_nothing(_writes: UnexplainedWrites) -> Look:
     return Look()
 
 
-async def test_a_role_that_waits_makes_no_change_of_something_else_expensive(
-    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(database_worker, "_RETRY", Backoff(3600.0, 3600.0))
-    monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
+def note_scopes(monkeypatch: pytest.MonkeyPatch) -> list[Scope]:
+    """The list to which every later read adds its scope."""
     scopes: list[Scope] = []
     read = DatabaseSession.read
 
@@ -660,6 +657,61 @@ async def test_a_role_that_waits_makes_no_change_of_something_else_expensive(
         scopes.append(look.scope)
         return await read(session, roles, reach, look, with_columns)
 
+    monkeypatch.setattr(DatabaseSession, "read", note)
+    return scopes
+
+
+@pytest.mark.parametrize("cause", ["reported", "failed", "contested"])
+async def test_a_role_that_is_not_as_declared_makes_changes_of_something_else_expensive_only_now_and_then(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
+    for name in ("_RETRY", "_LOCK_RETRY"):
+        monkeypatch.setattr(database_worker, name, Backoff(3600.0, 3600.0))
+    for name in ("_REST_TIMES", "_LONGEST_REST"):
+        monkeypatch.setattr(privilege_memory, name, 1e9)
+    monkeypatch.setattr(contests, "FIRST_DELAY", 3600.0)
+    await world.hand.execute("CREATE SCHEMA elsewhere")
+    world.declare(READ, report_only=cause == "reported")
+    world.declare_other(SchemaAccess("elsewhere", READ.access))
+    other = await asyncpg.connect(world.server.dsn(database=world.database))
+    async with world.working() as worker:
+        await world.wait_settled()
+        grant = f"GRANT UPDATE ON app.orders TO {world.role}"
+        if cause == "contested":
+            await contest(world)
+        elif cause == "failed":
+            await other.execute("BEGIN; LOCK TABLE app.orders IN SHARE UPDATE EXCLUSIVE MODE")
+        await world.hand.execute(grant)
+        await world.wait(lambda result: bool(result.reported) or result.error is not None)
+        before = world.result
+        assert before is not None
+        await world.hand.execute("CREATE TABLE elsewhere.first (id int)")
+        await world.wait_may("SELECT", "elsewhere.first", role=world.other)
+        scopes = note_scopes(monkeypatch)
+        await world.hand.execute("CREATE TABLE elsewhere.second (id int); CREATE TABLE app.others (id int)")
+        await world.wait_may("SELECT", "elsewhere.second", role=world.other)
+        await world.wait_may("SELECT", "app.others")
+        await world.hand.execute(f"GRANT UPDATE ON elsewhere.second TO {world.other}")
+        await world.wait_may("UPDATE", "elsewhere.second", role=world.other, expected=False)
+        assert scopes
+        assert Scope.FULL not in scopes
+        now = world.result
+        assert now is not None
+        assert (now.reported, now.error) == (before.reported, before.error)
+        await other.execute("ROLLBACK")
+        await world.hand.execute(f"REVOKE UPDATE ON app.orders FROM {world.role}")
+        worker.note_everything()
+        if cause != "contested":
+            await world.wait(lambda result: result.error is None and not result.reported)
+    await other.close()
+
+
+async def test_a_role_that_waits_makes_no_change_of_something_else_expensive(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_worker, "_RETRY", Backoff(3600.0, 3600.0))
+    monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
     await world.hand.execute("CREATE SCHEMA elsewhere")
     later = ObjectPrivileges(ObjectKind.TABLE, "app", ("later",), frozenset({"SELECT"}))
     declared = DatabasePrivileges(world.database, schemas=(SchemaAccess("absent", READ.access),), objects=(later,))
@@ -670,7 +722,7 @@ async def test_a_role_that_waits_makes_no_change_of_something_else_expensive(
         await world.wait(lambda result: result.error is not None)
         await world.hand.execute("CREATE TABLE elsewhere.first (id int)")
         await world.wait_may("SELECT", "elsewhere.first", role=world.other)
-        monkeypatch.setattr(DatabaseSession, "read", note)
+        scopes = note_scopes(monkeypatch)
         await world.hand.execute("CREATE TABLE elsewhere.second (id int); CREATE TABLE app.others (id int)")
         await world.wait_may("SELECT", "elsewhere.second", role=world.other)
         await world.hand.execute(f"GRANT UPDATE ON elsewhere.second TO {world.other}")

@@ -1,9 +1,10 @@
-"""controller/privilege_memory: which objects are new to which role."""
+"""controller/privilege_memory: which objects are new to which role, and when more is read."""
 
+import math
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from pgrole_controller.controller.privilege_memory import PrivilegeMemory, RoleMemory, hold, note_repair
+from pgrole_controller.controller.privilege_memory import FurtherReads, PrivilegeMemory, RoleMemory, hold, note_repair
 from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObservedAcl
 from pgrole_controller.core.contest import LIMIT, Moment
 from pgrole_controller.core.request import Key
@@ -129,3 +130,19 @@ def test_any_changed_spec_ends_a_contest() -> None:
         assert memory.role(READER.key, READER.uid, digest, generation) is role
         assert not memory.is_contested(READER.key)
         assert memory.role(READER.key, READER.uid, digest, generation).contests == {}
+
+
+def test_further_reads_take_a_tenth_of_the_time_and_what_waits_for_one_comes_when_it_is_due() -> None:
+    reads = FurtherReads()
+    assert reads.may_begin(100.0)
+    reads.note(100.0, 100.5)
+    assert not reads.may_begin(104.9)
+    assert reads.next == math.inf
+    reads.put_off(frozenset({READER.key, OTHER.key}))
+    assert reads.next == 105.0
+    assert reads.take_due(104.9) == frozenset()
+    assert reads.take_due(105.0) == {READER.key, OTHER.key}
+    reads.finish(frozenset({READER.key}))
+    assert reads.take_due(105.0) == {OTHER.key}
+    reads.note(105.0, 1105.0)
+    assert reads.take_due(1115.0) == {OTHER.key}
