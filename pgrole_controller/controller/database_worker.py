@@ -244,7 +244,7 @@ class DatabaseWorker:
                 self._everything = True
                 resync_at = now + self._context.config().resync_seconds
             look, keys = await self._collect(session, now)
-            if look.scope is not Scope.NOTHING or keys:
+            if look.asks or keys:
                 rest = 0.0
                 await self._round(session, look, keys)
                 if not prepared:
@@ -285,7 +285,8 @@ class DatabaseWorker:
         context = self._context
         config = context.config()
         noticed_at, self._noticed_at = self._noticed_at, math.inf
-        metrics.PRIVILEGE_READS.labels(config.name, (look.scope or Scope.FULL).name.lower()).inc()
+        if look.scope is not Scope.NOTHING or keys:
+            metrics.PRIVILEGE_READS.labels(config.name, (look.scope or Scope.FULL).name.lower()).inc()
         results = await run_round(
             session, grantees, look, keys, self._memory, config, context.cluster, context.suspended
         )

@@ -35,7 +35,7 @@ from pgrole_controller.controller.privilege_progress import (
 )
 from pgrole_controller.controller.privilege_records import RoundRecords
 from pgrole_controller.controller.privilege_restart import find_new_objects
-from pgrole_controller.controller.privilege_screening import RoundScreening
+from pgrole_controller.controller.privilege_screening import RoundScreening, find_dependent
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.acl import ObjectId
 from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
@@ -77,15 +77,16 @@ async def run_round(
     memory.keep_only(grantees)
     everyone = frozenset(one.key for one in grantees)
     further = memory.further.may_begin(anyio.current_time())
-    unclear = frozenset[Key]()
+    unclear = memory.unsettled() if look.asks else frozenset[Key]()
+    if look.dropped:
+        unclear |= memory.waiting() | find_dependent(grantees, session.database, look.dropped)
+    complete = keys | unclear if further else keys
     match look.scope:
         case Scope.NOTHING:
-            complete, partial = keys, frozenset[Key]()
+            partial = frozenset[Key]()
         case Scope.FULL:
             complete, partial = everyone, frozenset()
         case _:
-            unclear = memory.unsettled()
-            complete = keys | unclear if further else keys
             partial = everyone - complete
     async with session.lock:
         one_round = _Round(session, memory, config, cluster, suspended, everyone=len(everyone))

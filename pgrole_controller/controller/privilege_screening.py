@@ -1,6 +1,6 @@
 """Which roles, and which objects of each, a round in one database has to decide about."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from pgrole_controller.controller import large_rounds
 from pgrole_controller.controller.privilege_memory import PrivilegeMemory
@@ -10,6 +10,17 @@ from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.object_patterns import compile_privileges
 from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.request import Key
+from pgrole_controller.postgres.ddl_events import SCHEMA
+
+
+def find_dependent(grantees: Iterable[Grantee], database: str, dropped: Collection[str]) -> frozenset[Key]:
+    """Returns the roles that may declare something which exists no longer. `dropped`: as in Look."""
+    found = set[Key]()
+    for one in grantees:
+        declared = one.declared.get(database)
+        if declared is not None and (declared.objects or (SCHEMA in dropped and declared.schemas)):
+            found.add(one.key)
+    return frozenset(found)
 
 
 class RoundScreening:

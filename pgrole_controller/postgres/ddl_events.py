@@ -72,7 +72,8 @@ class Look:
     """What to read.
 
     `names` may belong to objects of any schema. `xid`: only rows that this transaction or a later one wrote (0: none).
-    `columns`: these may be rows of columns. `defaults`: also default privileges.
+    `columns`: these may be rows of columns. `defaults`: also default privileges. `dropped`: kinds of objects that are
+    gone, which no read shows.
     """
 
     scope: Scope = Scope.NOTHING
@@ -81,6 +82,12 @@ class Look:
     xid: int = 0
     columns: bool = False
     defaults: bool = False
+    dropped: frozenset[str] = frozenset()
+
+    @property
+    def asks(self) -> bool:
+        """Whether there is anything to find out."""
+        return self.scope is not Scope.NOTHING or bool(self.dropped)
 
     def __or__(self, other: "Look") -> "Look":
         """Returns everything that either reads."""
@@ -91,6 +98,7 @@ class Look:
             min(filter(None, (self.xid, other.xid)), default=0),
             self.columns or other.columns,
             self.defaults or other.defaults,
+            self.dropped | other.dropped,
         )
 
 
@@ -98,21 +106,31 @@ EVERYTHING = Look(Scope.FULL)
 
 _CATALOGS = {1247: "pg_type", 1255: "pg_proc", 1259: "pg_class", 2615: "pg_namespace"}
 
+#: Its events are those of REVOKE, also for default privileges.
+_DROP_OWNED = "DROP OWNED"
 #: Commands whose effect on names and owners reaches objects that have no event of their own. The name of a type is part
 #: of its routines' signatures.
 _FAR_REACHING = (
-    *("DROP", "ALTER SCHEMA", "CREATE SCHEMA", "ALTER EXTENSION", "CREATE EXTENSION"),
-    *("ALTER TYPE", "ALTER DOMAIN"),
+    *("ALTER SCHEMA", "CREATE SCHEMA", "ALTER EXTENSION", "CREATE EXTENSION", "ALTER TYPE", "ALTER DOMAIN"),
+    _DROP_OWNED,
 )
 #: Commands that create objects without an event of their own: the constructors of a range, a view made of a table.
 _CREATING_MORE = ("CREATE TYPE", "CREATE RULE")
 #: Commands that change ACLs and name no object.
 _GRANTING = ("GRANT", "REVOKE")
 _DEFAULTS = "ALTER DEFAULT PRIVILEGES"
-#: Its events are those of REVOKE, also for default privileges.
-_DROP_OWNED = "DROP OWNED"
+#: The events for what DROP removes (sql/database).
+_DROP = "DROP"
+SCHEMA = "schema"
 #: Kinds in events of GRANT and REVOKE that cannot be declared, and that only a full read finds.
 _ONLY_REPORTED = frozenset({"TYPE", "DOMAIN", "LANGUAGE", "FOREIGN DATA WRAPPER", "FOREIGN SERVER", "LARGE OBJECT"})
+#: Kinds of what PostgreSQL lists as dropped that can have privileges; of all columns, the last word.
+_WITH_PRIVILEGES = frozenset(
+    {
+        *(SCHEMA, "table", "view", "materialized view", "foreign table", "sequence", "column"),
+        *("function", "procedure", "aggregate", "type", "domain", "language", "foreign-data wrapper", "server"),
+    }
+)
 
 _STATEMENT = re.compile(r"\s*(?:grant|revoke)\b(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
 _UNCERTAIN = re.compile(
@@ -156,6 +174,8 @@ def _choose(event: CommittedCommand) -> Look:
     command = event.command.upper()
     if event.siblings >= CUT or command.startswith(_FAR_REACHING):
         return Look(Scope.FULL, xid=event.xid)
+    if command == _DROP:
+        return _choose_after_drop(event)
     if command in _GRANTING:
         if event.kind.upper() in _ONLY_REPORTED:
             return Look(Scope.FULL, xid=event.xid)
@@ -171,6 +191,14 @@ def _choose(event: CommittedCommand) -> Look:
     if event.object is None or command in _CREATING_MORE:
         return Look(Scope.RECENT, xid=event.xid)
     return Look(Scope.NAMED, objects=frozenset({event.object}), xid=event.xid)
+
+
+def _choose_after_drop(event: CommittedCommand) -> Look:
+    """What is gone has nothing to revoke, and a declaration may wait for it from now on."""
+    if event.tag.upper() in (_DROP_OWNED, "DROP EXTENSION"):
+        return Look(Scope.FULL, xid=event.xid)
+    kind = "column" if event.kind.endswith(" column") else event.kind
+    return Look(xid=event.xid, dropped=frozenset({kind}) & _WITH_PRIVILEGES)
 
 
 @dataclass(slots=True)

@@ -707,6 +707,30 @@ async def test_a_role_that_is_not_as_declared_makes_changes_of_something_else_ex
     await other.close()
 
 
+async def test_what_is_dropped_is_read_only_for_roles_whose_declaration_may_wait_for_it_now(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
+    await world.hand.execute("CREATE SCHEMA elsewhere; CREATE INDEX one ON app.orders (id)")
+    items = ObjectPrivileges(ObjectKind.TABLE, "app", ("items",), frozenset({"SELECT"}))
+    named = DatabasePrivileges(world.database, objects=(items,))
+    plain = world.declare(READ, SchemaAccess("elsewhere", READ.access))
+    async with world.working():
+        await world.wait_settled()
+        scopes = note_scopes(monkeypatch)
+        await world.hand.execute("DROP INDEX app.one; ALTER TABLE app.orders DROP COLUMN total; DROP TABLE app.orders")
+        await world.hand.execute("CREATE TABLE app.later (id int)")
+        await world.wait_may("SELECT", "app.later")
+        assert scopes
+        assert Scope.FULL not in scopes
+        await world.hand.execute("DROP SCHEMA elsewhere")
+        await world.wait(lambda result: result.error is not None and "elsewhere" in result.error.message)
+        world.grantees.publish(SERVER, replace(plain, declared={world.database: named}))
+        await world.wait_settled()
+        await world.hand.execute("DROP TABLE app.items")
+        await world.wait(lambda result: result.error is not None and "app.items" in result.error.message)
+
+
 async def test_a_role_that_waits_makes_no_change_of_something_else_expensive(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

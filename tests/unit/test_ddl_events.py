@@ -67,9 +67,32 @@ def test_a_created_or_altered_object_is_read_since_it_may_match_now(tag: str) ->
     assert look.objects == {TABLE}
 
 
-@pytest.mark.parametrize("tag", ["DROP", "DROP OWNED", "CREATE SCHEMA", "ALTER SCHEMA", "CREATE EXTENSION"])
+@pytest.mark.parametrize("tag", ["DROP OWNED", "CREATE SCHEMA", "ALTER SCHEMA", "CREATE EXTENSION"])
 def test_far_reaching_commands_read_everything(tag: str) -> None:
     assert command(tag, target=TABLE).scope is Scope.FULL
+
+
+@pytest.mark.parametrize(
+    ("kind", "dropped"),
+    [
+        ("table", {"table"}),
+        ("schema", {"schema"}),
+        ("view column", {"column"}),
+        ("type", {"type"}),
+        ("index", set()),
+        ("table constraint", set()),
+        ("trigger", set()),
+    ],
+)
+def test_what_is_dropped_is_not_read_and_what_has_no_privileges_concerns_nobody(kind: str, dropped: set[str]) -> None:
+    look = choose([CommittedCommand(7, "DROP", "ALTER TABLE", kind, TABLE)])
+    assert (look.scope, set(look.dropped), look.asks) == (Scope.NOTHING, dropped, bool(dropped))
+    assert set((look | Look(Scope.NAMED)).dropped) == dropped
+
+
+@pytest.mark.parametrize("tag", ["DROP OWNED", "DROP EXTENSION"])
+def test_statements_that_drop_and_do_more_read_everything(tag: str) -> None:
+    assert choose([CommittedCommand(7, "DROP", tag, "table", TABLE)]).scope is Scope.FULL
 
 
 def test_a_truncated_list_of_events_reads_everything() -> None:
