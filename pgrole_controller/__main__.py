@@ -1,4 +1,6 @@
-"""Entry points of the programs. SIGINT ends them without a traceback while they import what they need, too."""
+"""Entry points of the programs. SIGINT and SIGTERM end them while they import what they need, too: SIGINT without a
+traceback, and SIGTERM also in a container, whose first process the kernel does not end by a signal without a handler.
+"""
 
 import os
 import signal
@@ -6,25 +8,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _INTERRUPTED = 128 + 2  # as `ending.INTERRUPTED`, which is not imported yet
+_TERMINATED = 128 + 15
 
 
 def main() -> None:
     """`pgrole-controller` and `kubectl-pgrole`."""
-    with _ending_at_sigint():
+    with _ending_at_signals():
         from pgrole_controller import cli
     cli.main()
 
 
 def complete_for_kubectl() -> None:
     """`kubectl_complete-pgrole`."""
-    with _ending_at_sigint():
+    with _ending_at_signals():
         from pgrole_controller import cli
     cli.complete_for_kubectl()
 
 
 @contextmanager
-def _ending_at_sigint() -> Iterator[None]:
-    """Unless SIGINT is ignored, as in a background job of a shell."""
+def _ending_at_signals() -> Iterator[None]:
+    """Unless a signal is ignored, as SIGINT is in a background job of a shell. SIGTERM ends a command later, too, until
+    it prepares for that.
+    """
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda _number, _frame: os._exit(_TERMINATED))
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler:
         yield

@@ -1,6 +1,7 @@
 """What a start imports, seen in processes of their own: what one imported stays for all that follow."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -265,17 +266,19 @@ except aiohttp.ClientConnectorCertificateError:
 
 
 @pytest.mark.parametrize("name", ["main", "complete_for_kubectl"])
-def test_an_interrupt_during_the_imports_ends_a_command_without_a_word(name: str) -> None:
-    code = f"""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_during_the_imports_ends_a_command_silently(name: str, number: signal.Signals, code: int) -> None:
+    """With a handler, as the first process of a container needs it."""
+    script = f"""
 import os, signal, sys
 from pgrole_controller import __main__
 class Interrupting:
     def find_spec(self, name, path=None, target=None):
         if name == "pgrole_controller.cli":
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), {number.value})
 sys.meta_path.insert(0, Interrupting())
 signal.signal(signal.SIGINT, signal.default_int_handler)
 __main__.{name}()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
