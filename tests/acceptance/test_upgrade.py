@@ -115,8 +115,8 @@ async def test_both_at_the_same_time_do_no_harm_to_each_other(team_objects: Team
         async with running(team_objects.controller(PRESENT, "--leader-election", "true")):
             await team_objects.database.wait_value(SCHEMA, VERSION)
             assert await team_objects.snapshot() == left
-            await team_objects.prove("first")
-            await team_objects.prove("second")
+            await team_objects.prove("first", alone=False)
+            await team_objects.prove("second", alone=False)
             assert await team_objects.database.fetchval("SELECT count(*) FROM pgrole.leader WHERE number > 0") == 1
             counted = {obj["metadata"]["name"]: drifts(obj) for obj in await team_objects.kube.objects()}
             # told twice at most: both may see a drift before either has set it back
