@@ -6,6 +6,7 @@ Guarantees: what no event explains has a Culprit without a login; one question i
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from pgrole_controller.controller import large_rounds
 from pgrole_controller.controller.privilege_progress import PrivilegeProgress
 from pgrole_controller.core.acl import ObjectId, ObservedAcl
 from pgrole_controller.core.attribution import DEFAULTS, GRANTED, REVOKED, ChangedRow
@@ -30,14 +31,26 @@ async def find_culprits(
     session: DatabaseSession,
 ) -> list[list[CulpritDifferences]]:
     """By culprit, the given differences of each role; the latest culprit last. Raises PgRoleError."""
+    number = sum(len(differences) for _, differences in some)
+    rows = await large_rounds.run_aside(number, _find_rows, some, observed)
+    # All differences of a table, of its columns, too, can have the same.
+    distinct = dict.fromkeys(row for by_one in rows for row in by_one.values() if row is not None)
+    culprits = await session.read_culprits(list(distinct))
+    return [
+        await large_rounds.run_aside(len(differences), group_by_culprit, differences, found, culprits)
+        for (_, differences), found in zip(some, rows, strict=True)
+    ]
+
+
+def _find_rows(
+    some: Sequence[tuple[PrivilegeProgress, Sequence[PrivilegeDifference]]], observed: ObservedDatabase
+) -> list[dict[PrivilegeDifference, ChangedRow | None]]:
     acls = {one.object.id: one for one in observed.acls}
     defaults = {label_default(one): one.xmin for one in observed.defaults or ()}
-    rows = [
+    return [
         {each: _changed_row(each, acls, defaults, one.grantee.role_name) for each in differences}
         for one, differences in some
     ]
-    culprits = await session.read_culprits([row for by_one in rows for row in by_one.values() if row is not None])
-    return [group_by_culprit(differences, found, culprits) for (_, differences), found in zip(some, rows, strict=True)]
 
 
 def _changed_row(
@@ -74,15 +87,19 @@ def group_by_culprit(
     culprits: Mapping[ChangedRow, Culprit],
 ) -> list[CulpritDifferences]:
     """Who caused which differences, the latest last; beyond a limit, the last one found stands for the rest."""
+    by_row: dict[ChangedRow | None, Culprit] = {}
     grouped: dict[Culprit, list[PrivilegeDifference]] = {}
     commands: dict[Culprit, list[Culprit]] = {}
     for difference in drift:
         row = rows[difference]
-        by = culprits.get(row, Culprit()) if row is not None else Culprit()
-        who = replace(by, time=None, statement="")
-        if who not in grouped and len(grouped) >= _MOST_CULPRITS:
-            who = next(reversed(grouped))
+        who = by_row.get(row)
+        if who is None:
+            by = culprits.get(row, Culprit()) if row is not None else Culprit()
+            who = replace(by, time=None, statement="")
+            if who not in grouped and len(grouped) >= _MOST_CULPRITS:
+                who = next(reversed(grouped))
+            by_row[row] = who
+            commands.setdefault(who, []).append(by)
         grouped.setdefault(who, []).append(difference)
-        commands.setdefault(who, []).append(by)
     found = [(sum_up(commands[who]), tuple(differences)) for who, differences in grouped.items()]
     return sorted(found, key=lambda one: one[0].time.timestamp() if one[0].time else 0.0)

@@ -218,7 +218,7 @@ class _Round:
         while number < len(some) and changes < most_changes:
             one = some[number]
             new = one.role.new_for(new_objects)
-            await large_rounds.run_aside(len(observed.acls), self._decide_one, one, observed, new)
+            await large_rounds.run_aside(observed.size, self._decide_one, one, observed, new)
             changes += len(one.changes)
             number += 1
             await turns.share()
@@ -240,7 +240,7 @@ class _Round:
             self._memory.begin_noting(key, known.get(key, frozenset()))
             if key in known:
                 new = (new_objects or frozenset()) | known[key]
-                await large_rounds.run_aside(len(observed.acls), self._decide_one, one, observed, new)
+                await large_rounds.run_aside(observed.size, self._decide_one, one, observed, new)
 
     def _decide_one(
         self, one: PrivilegeProgress, observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
@@ -312,7 +312,7 @@ class _Round:
         return None
 
     async def _apply(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
-        repairs = await large_rounds.run_aside(len(observed.acls), large_rounds.group_changes, some, observed)
+        repairs = await large_rounds.run_aside(observed.size, large_rounds.group_changes, some, observed)
         defaults = [change for one in some for change in one.default_changes]
         session = self._session
         grantees = [one.grantee.oid for one in some]

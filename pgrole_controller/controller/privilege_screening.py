@@ -35,7 +35,7 @@ class RoundScreening:
         """Returns the roles that need a decision after this read."""
         if observed.complete or observed.defaults is not None:
             return grantees
-        comparisons = len(observed.acls) * len(grantees)
+        comparisons = observed.size + len(observed.acls) * len(grantees)
         keys = await large_rounds.run_aside(comparisons, self._find_differing, grantees, observed)
         return [one for one in grantees if one.key in keys or self._memory.is_contested(one.key)]
 

@@ -36,6 +36,11 @@ class ObservedDatabase:
     _by_grantee: dict[int, HeldByRole] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
+    def size(self) -> int:
+        """Number of objects and of their entries: a table has entries for up to 1,600 columns."""
+        return sum(1 + len(one.entries) for one in self.acls)
+
+    @cached_property
     def index(self) -> AclIndex:
         """Finds what concerns one grantee."""
         return AclIndex(self.acls, self.defaults or ())

@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import anyio
+import anyio.lowlevel
 
 from pgrole_controller.core import grant_ddl
 from pgrole_controller.core.acl import (
     AclChange,
+    AclEntry,
     DatabaseObject,
     DefaultAclChange,
     ObjectId,
@@ -47,6 +49,9 @@ _STATEMENT_TIMEOUT = "3500ms"
 _CHANGE_LOCK_TIMEOUT = "2s"
 #: Time limit in seconds for dividing the changes of one object, well below that of a transaction.
 _PARTS_SECONDS = 1.0
+
+#: Number of entries of one object that take more than about a millisecond to compare.
+_MANY_ENTRIES = 1000
 
 #: A statement and its arguments.
 Statement: TypeAlias = tuple[str, Sequence[object]]
@@ -289,18 +294,18 @@ class AclTransactions:
         if not repairs:
             return
         after = await self._read(repairs)
-        lost = [(one, entry) for one in repairs for entry in find_lost(one, after.get(one.observed.object.id))]
+        lost: list[tuple[AclRepair, AclEntry]] = []
+        for one in repairs:
+            await _share_turn(one)
+            lost += [(one, entry) for entry in find_lost(one, after.get(one.observed.object.id))]
         if lost:
             names = await _read_role_names(self._connection, {entry.grantee for _, entry in lost})
             await self._run([grant_again(one, entry, names) for one, entry in lost if entry.grantee in names])
             after = await self._read(repairs)
-        wrong = {
-            one.observed.object.id: text
-            for one in repairs
-            if (text := find_wrong(one, after.get(one.observed.object.id)))
-        }
-        if wrong:
-            raise Ineffective(Reason.DATABASE_ERROR, next(iter(wrong.values())))
+        for one in repairs:
+            await _share_turn(one)
+            if text := find_wrong(one, after.get(one.observed.object.id)):
+                raise Ineffective(Reason.DATABASE_ERROR, text)
 
     async def _verify_defaults(self, changes: Sequence[DefaultAclChange]) -> None:
         if not changes:
@@ -323,6 +328,12 @@ class AclTransactions:
         tables = [one.observed.object.id.oid for one in repairs if any(entry.column for entry in one.observed.entries)]
         found = await read_named_acls(self._connection, self._grantees, oids, tables=tables)
         return {one.object.id: one for one in found}
+
+
+async def _share_turn(repair: AclRepair) -> None:
+    """Lets other tasks run before much is compared."""
+    if len(repair.observed.entries) >= _MANY_ENTRIES:
+        await anyio.lowlevel.checkpoint()
 
 
 async def _read_role_names(connection: Connection, oids: Collection[int]) -> dict[int, str]:

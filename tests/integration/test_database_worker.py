@@ -10,9 +10,16 @@ import asyncpg
 import pytest
 
 from pgrole_controller import metrics
-from pgrole_controller.controller import database_worker, large_rounds, privilege_memory, privilege_round
+from pgrole_controller.controller import (
+    database_worker,
+    large_rounds,
+    privilege_attribution,
+    privilege_memory,
+    privilege_round,
+)
 from pgrole_controller.controller.database_worker import DatabaseWorker
 from pgrole_controller.controller.grantees import Grantees
+from pgrole_controller.controller.privilege_attribution import CulpritDifferences, group_by_culprit
 from pgrole_controller.core import contest as contests
 from pgrole_controller.core.acl import ObjectKind
 from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
@@ -166,6 +173,34 @@ async def test_a_thread_decides_about_many_objects_and_the_loop_serves_others(
         await world.wait_may("DELETE", "app.orders", expected=False)
         await world.wait(lambda result: result.drift_count == 1)
     assert threads
+    assert threading.main_thread() not in threads
+
+
+async def test_a_thread_compares_many_columns_of_one_table(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def decide(*arguments: Any, **options: Any) -> PrivilegeDecision:
+        threads.append(threading.current_thread())
+        return decide_privileges(*arguments, **options)
+
+    def group(*arguments: Any) -> list[CulpritDifferences]:
+        threads.append(threading.current_thread())
+        return group_by_culprit(*arguments)
+
+    columns = [f"c{number}" for number in range(large_rounds.MANY_COMPARISONS // 4 + 1)]
+    await world.hand.execute(f"CREATE TABLE app.wide ({', '.join(f'{one} bool' for one in columns)})")
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        monkeypatch.setattr(privilege_round, "decide_privileges", decide)
+        monkeypatch.setattr(privilege_attribution, "group_by_culprit", group)
+        each = ", ".join(f"{one} ({', '.join(columns)})" for one in ("INSERT", "UPDATE", "REFERENCES", "SELECT"))
+        await world.hand.execute(f"GRANT {each} ON app.wide TO {world.role}")
+        result = await world.wait(lambda result: result.drift_count == 1)
+    assert [one.by.login for one in result.last_drifts] == ["postgres"]
+    assert len(threads) > 1
     assert threading.main_thread() not in threads
 
 
