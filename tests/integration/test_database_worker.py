@@ -129,9 +129,14 @@ async def test_a_change_is_decided_about_for_the_roles_that_it_concerns_alone(
     assert decided == [world.role]
 
 
+async def find_nothing(_writes: UnexplainedWrites) -> Look:
+    return Look()
+
+
 async def test_more_changes_than_memory_is_meant_for_are_made_role_after_role(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
     monkeypatch.setattr(large_rounds, "MOST_CHANGES", 2)
     decided = note_decisions(monkeypatch)
     world.declare(READ)
@@ -677,10 +682,6 @@ async def test_a_missing_routine_is_named_with_those_of_its_name(world: Database
         result = await world.wait(lambda result: result.error is not None)
     assert result.error is not None
     assert "routine app.close(bigint) (there is close(bigint,app.items))" in result.error.message
-
-
-async def find_nothing(_writes: UnexplainedWrites) -> Look:
-    return Look()
 
 
 def note_scopes(monkeypatch: pytest.MonkeyPatch) -> list[Scope]:
