@@ -198,7 +198,7 @@ def _choose_after_drop(event: CommittedCommand) -> Look:
     if event.tag.upper() in (_DROP_OWNED, "DROP EXTENSION"):
         return Look(Scope.FULL, xid=event.xid)
     kind = "column" if event.kind.endswith(" column") else event.kind
-    return Look(xid=event.xid, dropped=frozenset({kind}) & _WITH_PRIVILEGES)
+    return Look(dropped=frozenset({kind}) & _WITH_PRIVILEGES)
 
 
 @dataclass(slots=True)
