@@ -1,5 +1,6 @@
-"""Entry points of the programs. SIGINT and SIGTERM end them while they import what they need, too: SIGINT without a
-traceback, and SIGTERM also in a container, whose first process the kernel does not end by a signal without a handler.
+"""Entry points of the programs. SIGINT or SIGTERM ends them silently, even during their imports.
+
+The first process of a container needs a handler for that: without one, the kernel ignores SIGTERM.
 """
 
 import os

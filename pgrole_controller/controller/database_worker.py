@@ -252,14 +252,7 @@ class DatabaseWorker:
                     await session.prepare()
             else:
                 rest = min(max(2 * rest, _FIRST_REST), LONGEST_REST)
-            due = min(
-                [
-                    resync_at,
-                    self._memory.next_check(),
-                    self._memory.further.next,
-                    *(at for _, at in self._retries.values()),
-                ]
-            )
+            due = min([resync_at, self._memory.next_check(), *(at for _, at in self._retries.values())])
             with anyio.move_on_after(max(due - anyio.current_time(), 0.0)):
                 await self._wake.wait()
             await anyio.sleep(max(began + max(COALESCE_SECONDS, rest) - anyio.current_time(), 0.0))
@@ -269,8 +262,7 @@ class DatabaseWorker:
         noticed, self._noticed = self._noticed, False
         everything, self._everything = self._everything, False
         changed, self._changed = self._changed, set()
-        due = {key for key, (_, at) in self._retries.items() if at <= now} | self._memory.due_contests(now)
-        due |= self._memory.further.take_due(now)
+        due = {key for key, (_, at) in self._retries.items() if at <= now} | self._memory.due(now)
         look = EVERYTHING if everything else Look()
         if noticed or everything:
             look |= await session.look()

@@ -39,8 +39,8 @@ class RoleMemory:
     """What is known of one role. `generation`: of the spec. `contests`: by the role in whose name privileges are
     granted (`PrivilegeDifference.granted_by`), so that a role that keeps reverting repairs delays no other repair.
     `pending`, `reported`, `declarable` (some of `reported` is), `confirmed`: from the last complete read. `failure`:
-    another error, since then. `told`: what was announced as reported. `last_drifts`: as in PrivilegeResult. `offer`:
-    what can be approved.
+    the last other error, until a complete read ends without one. `told`: what was announced as reported. `last_drifts`:
+    as in PrivilegeResult. `offer`: what can be approved.
 
     `missed`: objects that were new when the role was granted nothing on them: it was suspended or ignored, or the grant
     failed. None: not known, as before the role's first complete read.
@@ -76,15 +76,16 @@ class FurtherReads:
     _due: float = -math.inf  # on the loop's clock
     _put_off: frozenset[Key] = frozenset()
 
-    def may_begin(self, now: float) -> bool:
-        return now >= self._due
+    def admit(self, keys: frozenset[Key], now: float) -> frozenset[Key]:
+        """Returns these roles if a read may begin; otherwise none, and they wait for the next one."""
+        if now >= self._due:
+            return keys
+        self._put_off |= keys
+        return frozenset()
 
     def note(self, began: float, ended: float) -> None:
         """There was one."""
         self._due = ended + min(_REST_TIMES * (ended - began), _LONGEST_REST)
-
-    def put_off(self, keys: frozenset[Key]) -> None:
-        self._put_off |= keys
 
     def finish(self, keys: frozenset[Key]) -> None:
         """Everything was read for these."""
@@ -95,7 +96,7 @@ class FurtherReads:
         """When one that was put off is due, on the loop's clock."""
         return self._due if self._put_off else math.inf
 
-    def take_due(self, now: float) -> frozenset[Key]:
+    def due(self, now: float) -> frozenset[Key]:
         return self._put_off if now >= self.next else frozenset()
 
 
@@ -232,11 +233,13 @@ class PrivilegeMemory:
             self._fresh.clear()
 
     def next_check(self) -> float:
-        """When a contested role is due, on the loop's clock."""
-        return min((due for one in self._roles.values() for due in _due(one)), default=math.inf)
+        """When a contested role, or a read that was put off, is due, on the loop's clock."""
+        contested = min((due for one in self._roles.values() for due in _due(one)), default=math.inf)
+        return min(contested, self.further.next)
 
-    def due_contests(self, now: float) -> frozenset[Key]:
-        return frozenset(key for key, one in self._roles.items() if any(due <= now for due in _due(one)))
+    def due(self, now: float) -> frozenset[Key]:
+        contested = frozenset(key for key, one in self._roles.items() if any(due <= now for due in _due(one)))
+        return contested | self.further.due(now)
 
 
 def _identify(obj: DatabaseObject) -> int:

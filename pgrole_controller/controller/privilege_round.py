@@ -76,11 +76,11 @@ async def run_round(
     """
     memory.keep_only(grantees)
     everyone = frozenset(one.key for one in grantees)
-    further = memory.further.may_begin(anyio.current_time())
+    now = anyio.current_time()
     unclear = memory.unsettled() if look.asks else frozenset[Key]()
     if look.dropped:
         unclear |= memory.waiting() | find_dependent(grantees, session.database, look.dropped)
-    complete = keys | unclear if further else keys
+    complete = keys | memory.further.admit(unclear, now)
     match look.scope:
         case Scope.NOTHING:
             partial = frozenset[Key]()
@@ -91,12 +91,8 @@ async def run_round(
     async with session.lock:
         one_round = _Round(session, memory, config, cluster, suspended, everyone=len(everyone))
         results = await one_round.settle([one for one in grantees if one.key in partial], look)
-        unclear |= one_round.unclear
+        complete |= memory.further.admit(frozenset(one_round.unclear), now)
         complete |= {one.key for one in one_round.left}
-        if further:
-            complete |= unclear
-        else:
-            memory.further.put_off(unclear - complete)
         waiting = [one for one in grantees if one.key in complete]
         began = anyio.current_time()
         while waiting:

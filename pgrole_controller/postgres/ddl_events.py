@@ -194,7 +194,7 @@ def _choose(event: CommittedCommand) -> Look:
 
 
 def _choose_after_drop(event: CommittedCommand) -> Look:
-    """What is gone has nothing to revoke, and a declaration may wait for it from now on."""
+    """A dropped object leaves nothing to revoke, but a declaration that names it now waits for it."""
     if event.tag.upper() in (_DROP_OWNED, "DROP EXTENSION"):
         return Look(Scope.FULL, xid=event.xid)
     kind = "column" if event.kind.endswith(" column") else event.kind

@@ -139,8 +139,8 @@ class TeamObjects:
     async def prove(self, token: str, *, alone: bool = True) -> None:
         """Exercises a controller: drift is repaired, a password rotated on demand, a role created and dropped.
 
-        `token` must differ each time. Unless the controller is `alone`, another one may create the role again before
-        it learns that its object is deleted; then nobody may manage it any longer.
+        `token` must differ each time. Unless the controller is `alone`, another one may recreate the role before it
+        learns that the object is deleted. Then no claim on the role may remain.
         """
         before = {name: drifts(await self._object(name)) for name in DRIFTS}
         for statements in DRIFTS.values():

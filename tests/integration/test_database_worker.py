@@ -2,7 +2,9 @@
 
 import json
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import anyio
@@ -19,7 +21,6 @@ from pgrole_controller.controller import (
 )
 from pgrole_controller.controller.database_worker import DatabaseWorker
 from pgrole_controller.controller.grantees import Grantees
-from pgrole_controller.controller.privilege_attribution import CulpritDifferences, group_by_culprit
 from pgrole_controller.core import contest as contests
 from pgrole_controller.core.acl import ObjectKind
 from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
@@ -160,16 +161,26 @@ async def test_more_changes_than_memory_is_meant_for_are_made_role_after_role(
     assert result.error is None
 
 
+def note_threads(monkeypatch: pytest.MonkeyPatch, *functions: tuple[ModuleType, str]) -> list[threading.Thread]:
+    """The list to which every later call of these functions adds its thread."""
+    threads: list[threading.Thread] = []
+
+    def noting(call: Callable[..., Any]) -> Callable[..., Any]:
+        def note(*arguments: Any, **options: Any) -> Any:
+            threads.append(threading.current_thread())
+            return call(*arguments, **options)
+
+        return note
+
+    for module, name in functions:
+        monkeypatch.setattr(module, name, noting(getattr(module, name)))
+    return threads
+
+
 async def test_a_thread_decides_about_many_objects_and_the_loop_serves_others(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads: set[threading.Thread] = set()
-
-    def decide(*arguments: Any, **options: Any) -> PrivilegeDecision:
-        threads.add(threading.current_thread())
-        return decide_privileges(*arguments, **options)
-
-    monkeypatch.setattr(privilege_round, "decide_privileges", decide)
+    threads = note_threads(monkeypatch, (privilege_round, "decide_privileges"))
     monkeypatch.setattr(large_rounds, "MANY_COMPARISONS", 1)
     world.declare(READ)
     async with world.working():
@@ -184,23 +195,14 @@ async def test_a_thread_decides_about_many_objects_and_the_loop_serves_others(
 async def test_a_thread_compares_many_columns_of_one_table(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads: list[threading.Thread] = []
-
-    def decide(*arguments: Any, **options: Any) -> PrivilegeDecision:
-        threads.append(threading.current_thread())
-        return decide_privileges(*arguments, **options)
-
-    def group(*arguments: Any) -> list[CulpritDifferences]:
-        threads.append(threading.current_thread())
-        return group_by_culprit(*arguments)
-
     columns = [f"c{number}" for number in range(large_rounds.MANY_COMPARISONS // 4 + 1)]
     await world.hand.execute(f"CREATE TABLE app.wide ({', '.join(f'{one} bool' for one in columns)})")
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
-        monkeypatch.setattr(privilege_round, "decide_privileges", decide)
-        monkeypatch.setattr(privilege_attribution, "group_by_culprit", group)
+        threads = note_threads(
+            monkeypatch, (privilege_round, "decide_privileges"), (privilege_attribution, "group_by_culprit")
+        )
         each = ", ".join(f"{one} ({', '.join(columns)})" for one in ("INSERT", "UPDATE", "REFERENCES", "SELECT"))
         await world.hand.execute(f"GRANT {each} ON app.wide TO {world.role}")
         result = await world.wait(lambda result: result.drift_count == 1)

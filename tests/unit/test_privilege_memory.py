@@ -134,15 +134,15 @@ def test_any_changed_spec_ends_a_contest() -> None:
 
 def test_further_reads_take_a_tenth_of_the_time_and_what_waits_for_one_comes_when_it_is_due() -> None:
     reads = FurtherReads()
-    assert reads.may_begin(100.0)
+    both = frozenset({READER.key, OTHER.key})
+    assert reads.admit(both, 100.0) == both
     reads.note(100.0, 100.5)
-    assert not reads.may_begin(104.9)
     assert reads.next == math.inf
-    reads.put_off(frozenset({READER.key, OTHER.key}))
+    assert reads.admit(both, 104.9) == frozenset()
     assert reads.next == 105.0
-    assert reads.take_due(104.9) == frozenset()
-    assert reads.take_due(105.0) == {READER.key, OTHER.key}
+    assert reads.due(104.9) == frozenset()
+    assert reads.due(105.0) == both
     reads.finish(frozenset({READER.key}))
-    assert reads.take_due(105.0) == {OTHER.key}
+    assert reads.due(105.0) == {OTHER.key}
     reads.note(105.0, 1105.0)
-    assert reads.take_due(1115.0) == {OTHER.key}
+    assert reads.due(1115.0) == {OTHER.key}
