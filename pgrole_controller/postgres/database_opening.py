@@ -1,7 +1,8 @@
 """Opens a session with one database whose privileges are managed, and explains why a database does not accept one."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 from pgrole_controller import resources
 from pgrole_controller.core.database_options import DatabaseMode
@@ -11,7 +12,7 @@ from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.database_schema import DatabaseInstallation, install_database
 from pgrole_controller.postgres.database_session import DatabaseSession
 from pgrole_controller.postgres.errors import convert_unexpected, refusing_connections, translate_errors
-from pgrole_controller.postgres.fence import Candidate, Fence, lead_while_away, take_lead
+from pgrole_controller.postgres.fence import Candidate, Fence, NotLeading, lead_while_away, take_lead
 from pgrole_controller.postgres.rows import fetch_row
 
 _DATABASE_MISSING = "3D000"
@@ -32,8 +33,10 @@ async def open_database(
     may_install: bool,
     candidate: Candidate | None,
     on_notice: Callable[[], None],
+    known: Fence | None = None,
 ) -> AsyncIterator[DatabaseSession]:
     """A session with one database of the server that `server` identifies. `home`: the name of the home database.
+    `known`: the lead that this process took there in an earlier session.
 
     `on_notice` is called when something may have changed. Raises PgRoleError if the session cannot begin; what is wrong
     with the database itself is Waiting or names the remedy.
@@ -45,7 +48,7 @@ async def open_database(
                 raise Transient(Reason.SERVER_NOT_READY, f'database "{database}" is on a different server')
             await _silence_triggers(connection, identity)
             installation = await install_database(connection, allowed=may_install)
-            fence = await _lead(connection, candidate, installation)
+            fence = await _lead(connection, candidate, installation, known)
             place = await fetch_row(connection, "", resources.text("sql", "events", "place.sql"))
             session = DatabaseSession(
                 database,
@@ -134,11 +137,16 @@ async def _silence_triggers(connection: Connection, identity: Identity) -> None:
 
 
 async def _lead(
-    connection: Connection, candidate: Candidate | None, installation: DatabaseInstallation
+    connection: Connection, candidate: Candidate | None, installation: DatabaseInstallation, known: Fence | None
 ) -> Fence | None:
     if candidate is None:
         return None
     guarded = installation.others_may_create
+    if known is not None and known.number is not None and installation.present and known.acting:
+        known = replace(known, guarded=guarded)
+        with suppress(NotLeading):
+            await known.beat(connection)
+            return known
     if not candidate.is_leading() and installation.present and candidate.away() > 0.0:
         fence = await lead_while_away(connection, candidate, guarded=guarded)
         if fence is None:

@@ -72,8 +72,7 @@ BACKSTOP_SECONDS = 60.0
 UNEXPLAINED_SECONDS = 2.0
 #: While nothing may be written, how often to see whether an administrator removed the cause.
 BLOCKED_SECONDS = 5.0
-#: In Poll: how much of the time is spent on fingerprints, and the longest time between two, in seconds: one that was
-#: slow because the machine was busy says little about the next.
+#: How much of the time is spent on polling, and the longest pause, in seconds: one slow poll says little of the next.
 _POLLING_SHARE = 0.02
 LONGEST_PAUSE_SECONDS = 15.0
 #: Between two times that old events are deleted, and between two of these deletions, in seconds.
@@ -315,7 +314,7 @@ class DatabaseSession:
         """Detects a lost connection, which receives nothing and raises no error by itself."""
         while True:
             async with self.lock:
-                if self.fence is not None and (self.fence.is_leading() or self.fence.enforcing):
+                if self.fence is not None and self.fence.acting:
                     await self.fence.beat(self.connection)
                 query = "SELECT channel FROM pg_catalog.pg_listening_channels() AS l (channel)"
                 channels = await fetch(self.connection, "heartbeat", query, seconds=_DEADLINE)
@@ -338,17 +337,17 @@ class DatabaseSession:
                 )
 
     async def _prune(self) -> NoReturn:
-        """Deletes old events regularly, since anyone who may run DDL adds to them."""
+        pause = PRUNE_SECONDS
         while True:
-            await anyio.sleep(PRUNE_SECONDS)
-            pruned = PRUNED_AT_ONCE
-            while pruned >= PRUNED_AT_ONCE:
-                async with self.lock:
-                    if self.fence is None or self.fence.is_leading() or self.fence.enforcing:
-                        pruned = await prune_events(self.connection, guarded=self.installation.others_may_create)
-                    else:
-                        pruned = 0
-                await anyio.sleep(_PRUNE_PAUSE)
+            await anyio.sleep(pause)
+            pause = _PRUNE_PAUSE if await self.prune() else PRUNE_SECONDS
+
+    async def prune(self) -> bool:
+        """Deletes old events, to which any DDL adds. Returns whether more are left. Raises PgRoleError."""
+        async with self.lock:
+            if self.fence is not None and not self.fence.acting:
+                return False
+            return await prune_events(self.connection, guarded=self.installation.others_may_create) >= PRUNED_AT_ONCE
 
     async def _look_often(self) -> NoReturn:
         """Reads the events often where a notification would break PREPARE TRANSACTION."""
@@ -374,7 +373,7 @@ class DatabaseSession:
                 self._unread |= EVERYTHING
                 self.on_notice()
             if self.mode is DatabaseMode.POLL:
-                pause = self._pause_after(took)
+                pause = pause_after(took, self.interval)
 
     async def _watch_unexplained(self, writes: UnexplainedWrites) -> NoReturn:
         while True:
@@ -387,9 +386,10 @@ class DatabaseSession:
                 self.on_notice()
             await anyio.sleep(max(UNEXPLAINED_SECONDS, took / _POLLING_SHARE))
 
-    def _pause_after(self, took: float) -> float:
-        """Limits fingerprints to about 2 % of the time, however large the catalog is."""
-        return min(max(self.interval, took / _POLLING_SHARE), max(self.interval, LONGEST_PAUSE_SECONDS))
+
+def pause_after(took: float, interval: float) -> float:
+    """Limits polling to about 2 % of the time, however large the catalog is."""
+    return min(max(interval, took / _POLLING_SHARE), max(interval, LONGEST_PAUSE_SECONDS))
 
 
 def _summary(installation: DatabaseInstallation) -> tuple[object, ...]:

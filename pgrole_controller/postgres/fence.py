@@ -71,6 +71,11 @@ class Fence:
         return self.number is not None and not self.is_leading() and self.is_enforcing()
 
     @property
+    def acting(self) -> bool:
+        """Whether this process may change something: it leads, or is enforcing."""
+        return self.is_leading() or self.enforcing
+
+    @property
     def statement(self) -> str | None:
         """Fails with SQLSTATE PGR04 if another process leads. None without a number."""
         if self.number is None:

@@ -1,0 +1,113 @@
+"""Which databases of a server have a connection of their own, if not all can, and whose turn it is among the others."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+#: A database gives up its place only to one in which something changed this much later, in seconds.
+QUIET_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A database that is to be served. `placed`: it has a connection of its own. `reachable`: the last attempt to
+    connect succeeded, or `placed` and none has failed. `changed_at`: when something last changed there, in seconds.
+    """
+
+    name: str
+    placed: bool
+    reachable: bool
+    changed_at: float
+
+
+def choose_places(standings: Iterable[Standing], most: int, *, exchanging: bool) -> frozenset[str]:
+    """Returns the databases that are to have a connection of their own, at most `most`.
+
+    Those that have one keep it, while there is room. If `exchanging`, the one that has been quiet for longest gives it
+    up to the one that changed last, or one that cannot be reached to one that can.
+    """
+    ranked = sorted(standings, key=_rank)
+    chosen = [one for one in ranked if one.placed][:most]
+    others = [one for one in ranked if not one.placed]
+    free = most - len(chosen)
+    if free > 0:
+        chosen += others[:free]
+    elif exchanging and chosen and others and outranks(others[0], chosen[-1]):
+        chosen[-1] = others[0]
+    return frozenset(one.name for one in chosen)
+
+
+def _rank(one: Standing) -> tuple[bool, float, str]:
+    return not one.reachable, -one.changed_at, one.name
+
+
+def outranks(newer: Standing, older: Standing) -> bool:
+    """Whether the one without a connection is to get that of the other."""
+    return newer.reachable and (not older.reachable or newer.changed_at >= older.changed_at + QUIET_SECONDS)
+
+
+class TurnKind(IntEnum):
+    """Why a database has its turn. If two kinds could begin, the one that waited longer does."""
+
+    ASKED = 0  # a declaration changed, or something is to be retried
+    RETRY = 1  # the last turn failed
+    ROUTINE = 2  # something may have changed there
+
+
+@dataclass(frozen=True, slots=True)
+class PolledDatabase:
+    """A database without a connection of its own. Times are on one clock; -inf: always or never, as inf.
+
+    `served_at`: end of its last turn. `due`: not before; only a request from `asked_at` on is earlier, unless the last
+    turn `failed`.
+    """
+
+    name: str
+    served_at: float = -math.inf
+    due: float = -math.inf
+    asked_at: float = math.inf
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPace:
+    """When the next turn may begin: one that was asked for, or any other. `last`: the end of the last one by kind."""
+
+    asked_from: float
+    others_from: float
+    last: Mapping[TurnKind, float]
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseTurn:
+    """`at`: when it may begin."""
+
+    name: str
+    kind: TurnKind
+    at: float
+
+
+def choose_turn(databases: Iterable[PolledDatabase], pace: TurnPace, now: float) -> DatabaseTurn | None:
+    """Returns the next turn, which may be later than now; None: no database is to have one."""
+    turns = [(_find_turn(one, pace), one.served_at) for one in databases]
+    ready = [
+        (pace.last.get(turn.kind, -math.inf), turn.kind, served_at, turn.name, turn)
+        for turn, served_at in turns
+        if turn.at <= now
+    ]
+    if ready:
+        return min(ready)[-1]
+    return min((turn for turn, _ in turns), key=lambda turn: turn.at, default=None)
+
+
+def _find_turn(one: PolledDatabase, pace: TurnPace) -> DatabaseTurn:
+    routine = max(one.due, pace.others_from)
+    if one.failed:
+        return DatabaseTurn(one.name, TurnKind.RETRY, routine)
+    asked = max(one.asked_at, pace.asked_from)
+    return (
+        DatabaseTurn(one.name, TurnKind.ASKED, asked)
+        if asked <= routine
+        else DatabaseTurn(one.name, TurnKind.ROUTINE, routine)
+    )
