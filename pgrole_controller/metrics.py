@@ -312,7 +312,7 @@ def _by_server(servers: Iterable[ServerFigures]) -> Iterator[tuple[str, str, lis
         ("pgrole_databases", "Number of databases that PgRoles declare privileges in.", declared, "databases"),
         (
             "pgrole_databases_connected",
-            "Number of databases whose privileges the controller keeps through a connection.",
+            "Number of databases with a connection, or with one in their last turn.",
             declared,
             "databases_connected",
         ),

@@ -100,8 +100,9 @@ class DatabasesSpec(Model):
         ge=1,
         le=500,
         description=(
-            "Maximum number of databases in which privileges are managed. Each has a connection of its own. PgRoles "
-            "with privileges in any other database get PrivilegePending."
+            "Maximum number of databases with a connection of their own. If PgRoles declare privileges in more "
+            "databases, those that have been quiet for longest are polled in turn through one connection, and changes "
+            "there are noticed later."
         ),
         json_schema_extra={"format": "int32"},
     )
@@ -159,7 +160,11 @@ class DatabaseStatus(Model):
     detection: Literal["Events", "Poll", "Resync"] | None = Field(
         default=None, description="How the controller detects changes of privileges there. Absent before it connected."
     )
-    ready: bool = Field(description="Whether the controller is connected and manages privileges there.")
+    ready: bool = Field(
+        description="Whether the controller manages privileges there: is connected, or was in the database's last turn."
+    )
     message: str = Field(
-        default="", description="Why it is not ready, or why Events is not used.", json_schema_extra={"maxLength": 512}
+        default="",
+        description="Why it is not ready, why Events is not used, or that it is polled in turn.",
+        json_schema_extra={"maxLength": 512},
     )

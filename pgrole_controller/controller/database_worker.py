@@ -1,7 +1,8 @@
 """The worker of one database: keeps the privileges of published roles there as declared.
 
 Expected flow: with each session it reads everything, decides, applies, reads back and reports. Then it waits for an
-event, a changed role, a retry or the resync, reads what that asks for, and does the same again.
+event, a changed role, a retry or the resync, reads what that asks for, and does the same again. In a database that has
+no connection of its own, each session is one turn, and ends after the first round.
 
 Guarantees: whatever goes wrong with this database is reported on the objects that name it, and delays nothing else; a
 role whose privileges cannot be read or decided delays no other role; after every reconnect everything is read.
@@ -10,7 +11,8 @@ role whose privileges cannot be read or decided delays no other role; after ever
 import logging
 import math
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import anyio
@@ -34,6 +36,7 @@ from pgrole_controller.postgres.database_opening import DatabaseMissing, open_da
 from pgrole_controller.postgres.database_session import DatabaseSession
 from pgrole_controller.postgres.ddl_events import EVERYTHING, Look, Scope
 from pgrole_controller.postgres.errors import UnexpectedError
+from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
@@ -48,6 +51,9 @@ _FIRST_REST = 0.001
 _RECONNECT = Backoff(0.25, 15.0)
 #: A session that lasted this long does not count as a failure, in seconds.
 _HEALTHY_SECONDS = 10.0
+#: How long a turn may take until its session begins, and from then on, in seconds: other databases wait for their turn.
+OPENING_SECONDS = 15.0
+TURN_SECONDS = 60.0
 #: Pause after a failure to apply a role's privileges, in seconds.
 _RETRY = Backoff(1.0, 300.0)
 #: The same while another session holds a lock, since nothing announces its release.
@@ -70,32 +76,38 @@ class DatabaseContext:
 
 
 class DatabaseWorker:
-    """`mode` None: no session. `trouble`: why there is none. `why`: why the session does not use Events. `stores`: it
-    has a session, and the database has its part of schema pgrole.
+    """`mode` None: no session, or the last turn failed. `trouble`: why. `why`: why the session does not use Events.
+    `stores`: it has a session, or had one in its last turn, and the database has its part of schema pgrole. `opened`:
+    a session began in the last turn. `failures`: in a row. `changed_at`: when a declaration for this database changed,
+    or a drift or new object was found there, on the loop's clock.
     """
 
-    def __init__(self, database: str, context: DatabaseContext) -> None:
+    def __init__(self, database: str, context: DatabaseContext, changed_at: float = -math.inf) -> None:
         self.database = database
         self.mode: DatabaseMode | None = None
         self.trouble: PgRoleError | None = None
         self.why = ""
         self.stores = False
+        self.opened = False
+        self.failures = 0
+        self.changed_at = changed_at
         self._context = context
         self._wake = Signal()
         self._noticed = False
         self._noticed_at = math.inf
         self._changed: set[Key] = set()
-        self._everything = False
+        self._everything = True
         self._database_changed = False
         self._retry_now = Signal()
-        self._failures = 0
         self._access: object = None
         self._scope: anyio.CancelScope | None = None
+        self._fence: Fence | None = None  # of the last turn
         self._memory = PrivilegeMemory()
         self._retries: dict[Key, tuple[int, float]] = {}  # failures in a row, and the time of the next attempt
 
     def note_grantee(self, key: Key) -> None:
         """The role was published, changed or withdrawn."""
+        self.changed_at = anyio.current_time()
         self._changed.add(key)
         self._retries.pop(key, None)
         self._wake.set()
@@ -135,28 +147,48 @@ class DatabaseWorker:
         detection = config.databases.detection if config.databases else None
         return config.endpoint, config.may_install, config.interval, detection
 
+    @property
+    def asked_at(self) -> float:
+        """From when on there is something to read, on the loop's clock; -inf: already."""
+        return -math.inf if self._everything or self._database_changed or self._changed else self._next_retry()
+
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Runs until cancelled. Then it may be given turns."""
         while True:
-            began = anyio.current_time()
-            try:
-                with anyio.CancelScope() as self._scope:
-                    await self._run_session()
-                self._failures = 0
-                continue  # to connect in another way
-            except PgRoleError as error:
-                failure = error
-            except Exception as error:  # noqa: BLE001 -- this database's error
-                failure = UnexpectedError(error)
-            finally:
+            if await self._attempt(self._run_session, _HEALTHY_SECONDS):
                 self.mode, self.stores = None, False
-            if anyio.current_time() - began >= _HEALTHY_SECONDS:
-                self._failures = 0
-            self._failures += 1
-            metrics.DATABASE_SESSION_FAILURES.labels(self._context.config().name).inc()
-            self._fail(failure)
-            with anyio.move_on_after(_RECONNECT.delay(self._failures, random.random())):  # noqa: S311 -- no secret
+                continue  # to connect in another way
+            with anyio.move_on_after(_RECONNECT.delay(self.failures, random.random())):  # noqa: S311 -- no secret
                 await self._retry_now.wait()
+
+    async def take_turn(self) -> None:
+        """Reads everything in a session of its own, and does what that asks for. Raises nothing."""
+        await self._attempt(self._run_turn, math.inf)
+
+    def await_turn(self) -> None:
+        """Its own session ended. The database counts as served until its next turn."""
+        if self.mode is not None:
+            self.mode = self._turn_mode
+
+    async def _attempt(self, run: Callable[[], Awaitable[None]], healthy: float) -> bool:
+        """Whether it ended without an error. One after this many seconds is the first one in a row."""
+        began = anyio.current_time()
+        try:
+            with anyio.CancelScope() as self._scope:
+                await run()
+            self.failures = 0
+            return True
+        except PgRoleError as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001 -- this database's error
+            failure = UnexpectedError(error)
+        self.mode, self.stores = None, False
+        if anyio.current_time() - began >= healthy:
+            self.failures = 0
+        self.failures += 1
+        metrics.DATABASE_SESSION_FAILURES.labels(self._context.config().name).inc()
+        self._fail(failure)
+        return False
 
     def _fail(self, error: PgRoleError) -> None:
         extra = {"server": self._context.config().name, "database": self.database, "error": error.message}
@@ -165,7 +197,7 @@ class DatabaseWorker:
             extra |= describe_error(error.__cause__ or error)
         news = self.trouble is None or self.trouble.message != error.message
         log.log(logging.WARNING if news else logging.DEBUG, "no session with a database", extra=extra)
-        if self._failures > 1 or error.reason is not Reason.SERVER_NOT_READY:
+        if self.failures > 1 or error.reason is not Reason.SERVER_NOT_READY:
             self.trouble = error
             self._report_trouble(error)
 
@@ -191,12 +223,18 @@ class DatabaseWorker:
     def report(self, result: PrivilegeResult) -> None:
         """Reports a result. An error with the same text is no news."""
         server = self._context.config().name
+        if result.news:
+            self.changed_at = anyio.current_time()
         before = self._context.grantees.results(server, result.key).get(self.database)
         if before is not None and _are_equal(before.error, result.error):
             result = replace(result, error=before.error)
         self._context.grantees.report(server, result)
 
-    async def _run_session(self) -> None:
+    @asynccontextmanager
+    async def _open(
+        self, detection: DatabaseMode | None = None, known: Fence | None = None
+    ) -> AsyncIterator[DatabaseSession]:
+        """`detection` None: as declared."""
         config = self._context.config()
         if config.endpoint is None or config.databases is None:
             raise Transient(Reason.SERVER_NOT_READY, "the controller cannot connect to the server")
@@ -206,13 +244,43 @@ class DatabaseWorker:
             self.database,
             self._context.home,
             self._context.server,
-            detection=config.databases.detection,
+            detection=detection or config.databases.detection,
             interval=config.interval,
             may_install=config.may_install,
             candidate=self._context.leadership.candidate(_stand_by),
             on_notice=self._notice,
+            known=known,
         ) as session:
+            yield session
+
+    async def _run_session(self) -> None:
+        async with self._open() as session:
             await self._serve(session)
+
+    async def _run_turn(self) -> None:
+        self.opened = False
+        with anyio.move_on_after(OPENING_SECONDS) as limit:
+            async with self._open(DatabaseMode.RESYNC, self._fence) as session:
+                limit.deadline = anyio.current_time() + TURN_SECONDS
+                self.opened, self._fence = True, session.fence
+                self._everything = True
+                look, keys = await self._collect(session, anyio.current_time())
+                await self._round(session, look, keys)
+                if session.stores:
+                    await session.prune()
+                self.mode, self.stores, self.trouble = self._turn_mode, session.stores, None
+        if limit.cancelled_caught:
+            raise Transient(
+                Reason.PROGRESSING,
+                f"the controller could not {'finish its turn' if self.opened else 'begin a session'} in database "
+                f'"{self.database}" in time: it tries again',
+            )
+
+    @property
+    def _turn_mode(self) -> DatabaseMode:
+        databases = self._context.config().databases
+        resync = databases is not None and databases.detection is DatabaseMode.RESYNC
+        return DatabaseMode.RESYNC if resync else DatabaseMode.POLL
 
     async def _serve(self, session: DatabaseSession) -> None:
         log.info(
@@ -252,8 +320,7 @@ class DatabaseWorker:
                     await session.prepare()
             else:
                 rest = min(max(2 * rest, _FIRST_REST), LONGEST_REST)
-            due = min([resync_at, self._memory.next_check(), *(at for _, at in self._retries.values())])
-            with anyio.move_on_after(max(due - anyio.current_time(), 0.0)):
+            with anyio.move_on_after(max(min(resync_at, self._next_retry()) - anyio.current_time(), 0.0)):
                 await self._wake.wait()
             await anyio.sleep(max(began + max(COALESCE_SECONDS, rest) - anyio.current_time(), 0.0))
 
@@ -289,6 +356,9 @@ class DatabaseWorker:
             self._note_retry(result)
         for result in results:
             self.report(result)
+
+    def _next_retry(self) -> float:
+        return min([self._memory.next_check(), *(at for _, at in self._retries.values())])
 
     def _note_retry(self, result: PrivilegeResult) -> None:
         if result.error is None or result.error.reason in (Reason.CONTESTED, Reason.SUSPENDED):

@@ -27,7 +27,7 @@ class AuditSource(StrEnum):
 class DatabasesConfig:
     """The databases that the controller may connect to. `match`, `but`: patterns of names with * and ?.
 
-    `max`: how many have a connection of their own.
+    `max`: how many have a connection of their own; the rest is polled in turn.
     """
 
     match: tuple[str, ...]

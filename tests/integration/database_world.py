@@ -148,7 +148,7 @@ class DatabaseWorkerWorld:
         return [(one.reason, one.note) for one in (*announced, *self.grantees.take_news(SERVER, KEY))]
 
 
-async def _make_template(server: PostgresServer, home: Connection) -> str:
+async def make_template(server: PostgresServer, home: Connection) -> str:
     """A database where schema pgrole is installed: to copy it costs a fifth of installing it again."""
     name = "with_pgrole"
     if not await home.fetchval("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name):
@@ -162,7 +162,7 @@ async def _make_template(server: PostgresServer, home: Connection) -> str:
 async def make_world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorld]:
     name = f"n{secrets.token_hex(4)}"
     home = await asyncpg.connect(server.dsn())
-    await home.execute(f"CREATE DATABASE {name} TEMPLATE {await _make_template(server, home)}")
+    await home.execute(f"CREATE DATABASE {name} TEMPLATE {await make_template(server, home)}")
     await home.execute(
         f"CREATE ROLE {name}_reader; CREATE ROLE {name}_second; CREATE ROLE {name}_alice LOGIN SUPERUSER PASSWORD 'a'"
     )

@@ -1,0 +1,358 @@
+"""controller.databases with more databases than may have a connection: the others are served in turn."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from pgrole_controller.controller import database_rotation, database_worker, databases
+from pgrole_controller.controller.databases import Databases
+from pgrole_controller.controller.leadership import Leadership
+from pgrole_controller.core import database_places
+from pgrole_controller.core.backoff import Backoff
+from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
+from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.grantee import Access, SchemaAccess
+from pgrole_controller.core.privilege_result import Evidence, News
+from pgrole_controller.kube.term import Term
+from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres import database_opening, database_session
+from pgrole_controller.postgres.fence import Fence, take_lead
+from tests.integration.database_world import KEY, SERVER, WRITE
+from tests.integration.databases_world import DatabasesWorld, SessionRecord, in_turn, make_databases, state_of
+
+GRANT = "GRANT DELETE ON app.orders TO {}"
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns follow each other at once."""
+    monkeypatch.setattr(database_session, "_POLLING_SHARE", 10.0)
+    monkeypatch.setattr(database_rotation, "_RETRY", Backoff(0.1, 0.2))
+    monkeypatch.setattr(database_rotation, "_REST_TIMES", 0.0)
+
+
+@pytest.fixture
+def restless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever changed last has a connection."""
+    monkeypatch.setattr(database_places, "QUIET_SECONDS", 0.001)
+    monkeypatch.setattr(databases, "EXCHANGE_SECONDS", 0.0)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def three(server: PostgresServer) -> AsyncIterator[DatabasesWorld]:
+    async with make_databases(server, 3) as made:
+        yield made
+
+
+def is_placed(served: Databases, name: str) -> bool:
+    return state_of(served, name).mode is DatabaseMode.EVENTS
+
+
+async def test_all_are_served_though_one_has_a_connection(
+    three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = SessionRecord(monkeypatch)
+    three.declare(*three.names)
+    async with three.serving() as served:
+        await three.wait_settled(*three.names)
+        await three.wait(lambda: len(in_turn(served)) == 2, "two are polled")
+        assert [state_of(served, name).mode for name in three.names] == [
+            DatabaseMode.EVENTS,
+            DatabaseMode.POLL,
+            DatabaseMode.POLL,
+        ]
+        assert state_of(served, three.names[1]).message == (
+            "polled in turn, like 2 of 3 databases, since PgServer.spec.databases.max is 1: raise it to have changes "
+            "noticed sooner"
+        )
+        assert served.storing() == set(three.names)
+        sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgrole-controller database'"
+        assert await three.home.fetchval(sessions) <= 2
+        three.config = replace(three.config, databases=DatabasesConfig(("*",), max=3))
+        served.note_config()
+        await three.wait(lambda: all(is_placed(served, name) for name in three.names), "all have a connection")
+    for name in three.names:
+        assert await three.may(name, "SELECT")
+    assert (record.most, record.most_in) == (3, 1)
+
+
+async def test_drift_is_set_back_and_attributed_in_a_later_turn(three: DatabasesWorld) -> None:
+    three.declare(*three.names)
+    async with three.serving() as served:
+        await three.wait_settled(*three.names)
+        alice = f"{three.role}_alice"
+        await three.home.execute(f"CREATE ROLE {alice} LOGIN SUPERUSER PASSWORD 'a'")
+        last = three.names[-1]
+        hand = await asyncpg.connect(three.server.dsn(alice, password="a", database=last))
+        await hand.execute(GRANT.format(three.role))
+        await hand.close()
+        await three.wait_may(last, "DELETE", expected=False)
+        await three.wait(lambda: (result := three.result(last)) is not None and result.drift_count == 1, "counted")
+        result = three.result(last)
+        assert result is not None
+        assert result.last_drift is not None
+        assert (result.last_drift.by.login, result.last_drift.by.proof) == (alice, Evidence.TRANSACTION)
+        assert last in served.take_recorded()
+        assert last not in served.take_recorded()
+        # what changed a moment later takes no place yet
+        assert is_placed(served, three.names[0])
+        assert last in in_turn(served)
+        await three.hands[last].execute("CREATE TABLE app.items (id int)")
+        await three.wait_may(last, "SELECT", "app.items")
+        result = three.result(last)
+        assert result is not None
+        assert result.drift_count == 1
+    await three.home.execute(f"DROP ROLE {alice}")
+
+
+@pytest.mark.usefixtures("restless")
+async def test_the_database_in_which_something_changes_gets_the_connection(
+    three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = SessionRecord(monkeypatch)
+    three.declare(*three.names)
+    async with three.serving() as served:
+        await three.wait_settled(*three.names)
+        for name in (*three.names[1:], *three.names):
+            await three.hands[name].execute(GRANT.format(three.role))
+            await three.wait_may(name, "DELETE", expected=False)
+            await three.wait(lambda: is_placed(served, name), f"{name} has the connection")  # noqa: B023
+            await three.wait(lambda: len(in_turn(served)) == 2, "the others are polled")
+        await three.wait_settled(*three.names)
+    assert record.most_in == 1
+    assert record.most <= 3  # one may still be ending
+
+
+async def test_a_changed_declaration_and_an_altered_database_do_not_wait_for_their_turn(three: DatabasesWorld) -> None:
+    three.config = replace(three.config, interval=3600.0)
+    three.declare(*three.names)
+    async with three.serving() as served:
+        await three.wait_settled(*three.names)
+        last = three.names[-1]
+        three.declare(*three.names, schemas=(WRITE,))
+        await three.wait_may(last, "UPDATE")
+        await three.wait_settled(*three.names)
+        await three.home.execute(f"GRANT CREATE ON DATABASE {last} TO {three.role}")
+        served.note_databases((last,))
+
+        async def is_revoked() -> bool:
+            query = "SELECT NOT has_database_privilege($1, $2, 'CREATE')"
+            return bool(await three.home.fetchval(query, three.role, last))
+
+        await three.wait(is_revoked, "CREATE on the database is revoked")
+        await three.hands[last].execute(f"GRANT TRUNCATE ON app.orders TO {three.role}")
+        first = three.names[0]
+        await three.hands[first].execute(f"GRANT TRUNCATE ON app.orders TO {three.role}")
+        await three.wait_may(first, "TRUNCATE", expected=False)
+        assert await three.may(last, "TRUNCATE"), "a turn that nothing asked for"
+
+
+async def test_databases_that_cannot_be_reached_delay_no_other(server: PostgresServer) -> None:
+    async with make_databases(server, 5) as some:
+        placed, closed, dropped, hanging, last = some.names
+        await some.home.execute(f"ALTER DATABASE {closed} ALLOW_CONNECTIONS false")
+        await some.hands[dropped].close()
+        await some.home.execute(f"DROP DATABASE {dropped}")
+        some.declare(*some.names)
+        async with some.serving() as served:
+            await some.wait_settled(placed, hanging, last)
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(database_worker, "TURN_SECONDS", 1.5)
+                holder = await asyncpg.connect(server.dsn(database=hanging))
+                await holder.execute("BEGIN; LOCK TABLE pgrole.applied IN ACCESS EXCLUSIVE MODE")
+                for name, reason, words in (
+                    (closed, Reason.DATABASE_ERROR, "does not accept connections"),
+                    (dropped, Reason.PRIVILEGE_PENDING, f'"{dropped}" does not exist'),
+                    (hanging, Reason.PROGRESSING, "could not finish its turn"),
+                ):
+
+                    def is_told(name: str = name, reason: Reason = reason, words: str = words) -> bool:
+                        state, result = state_of(served, name), some.result(name)
+                        error = None if result is None else result.error
+                        told = error is not None and words in error.message and words in state.message
+                        return told and state.mode is None
+
+                    await some.wait(is_told, f"{name} says: {words}")
+                await some.hands[last].execute(GRANT.format(some.role))
+                await some.wait_may(last, "DELETE", expected=False)
+                await some.wait(lambda: served.storing() == {placed, last}, "two have a part of schema pgrole")
+                await holder.close()
+            await some.home.execute(f"ALTER DATABASE {closed} ALLOW_CONNECTIONS true")
+            served.note_databases((closed,))
+            await some.wait_settled(closed, hanging)
+            assert state_of(served, placed).mode is DatabaseMode.EVENTS
+
+
+@pytest.mark.usefixtures("restless")
+async def test_a_database_that_cannot_be_reached_leaves_its_connection_to_another(three: DatabasesWorld) -> None:
+    three.declare(three.names[0])
+    async with three.serving() as served:
+        await three.wait_settled(three.names[0])
+        three.declare(*three.names[:2])
+        await three.wait_settled(*three.names[:2])
+        first, second = sorted(three.names[:2], key=lambda name: not is_placed(served, name))
+        await three.home.execute(f"ALTER DATABASE {first} ALLOW_CONNECTIONS false")
+        await three.home.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = $1 AND application_name LIKE 'pgrole%'",
+            first,
+        )
+        await three.wait(lambda: is_placed(served, second), f"{second} has the connection")
+        await three.home.execute(f"ALTER DATABASE {first} ALLOW_CONNECTIONS true")
+
+
+async def test_what_is_given_up_is_revoked_and_the_database_left(
+    three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three.declare(*three.names)
+    async with three.serving() as served:
+        await three.wait_settled(*three.names)
+        first, *others = three.names
+        three.declare(first, former=others)
+        for name in others:
+            await three.wait_may(name, "SELECT", expected=False)
+            await three.wait(lambda: (result := three.result(name)) is not None and result.confirmed, name)  # noqa: B023
+        three.declare(first)
+        await three.wait(lambda: [one.name for one in served.states()] == [first], "the others are left")
+        record = SessionRecord(monkeypatch)
+        three.declare(*three.names)  # they come back
+        await three.wait_settled(*three.names)
+        assert record.most_in == 1
+
+
+async def test_drift_that_is_only_reported_is_told_once(three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    three.declare(*three.names, report_only=True)
+    async with three.serving():
+        await three.wait_settled(*three.names)
+        three.announced.clear()
+        last = three.names[-1]
+        await three.hands[last].execute(GRANT.format(three.role))
+        await three.wait(lambda: (result := three.result(last)) is not None and bool(result.reported), "reported")
+        record = SessionRecord(monkeypatch)
+        await three.wait(lambda: record.begun.count(last) > 2, "further turns")
+        await three.hands[last].execute("CREATE TABLE app.items (id int)")
+        await three.wait_may(last, "SELECT", "app.items")
+        told: list[News] = []
+
+        def is_told() -> bool:
+            told.extend(one.reason for one in (*three.announced, *three.grantees.take_news(SERVER, KEY)))
+            three.announced.clear()
+            return News.PRIVILEGES_EXTENDED in told
+
+        await three.wait(is_told, "the new table is told")
+        assert sorted(told) == [News.DRIFT_REPORTED, News.PRIVILEGES_EXTENDED]
+        assert await three.may(last, "DELETE")
+
+
+async def test_what_failed_is_tried_again_in_a_turn_of_its_own(
+    three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_worker, "_LOCK_RETRY", Backoff(0.3, 0.3))
+    three.config = replace(three.config, interval=3600.0)
+    last = three.names[-1]
+    holder = await asyncpg.connect(three.server.dsn(database=last))
+    await holder.execute("BEGIN; LOCK TABLE app.orders IN SHARE UPDATE EXCLUSIVE MODE")
+    three.declare(*three.names)
+    async with three.serving():
+        await three.wait(
+            lambda: (
+                (result := three.result(last)) is not None
+                and result.error is not None
+                and result.error.reason is Reason.PROGRESSING
+            ),
+            "the lock is told",
+        )
+        await holder.close()
+        await three.wait_settled(last)
+
+
+async def test_old_events_are_deleted(three: DatabasesWorld) -> None:
+    three.declare(*three.names)
+    async with three.serving():
+        await three.wait_settled(*three.names)
+        hand = three.hands[three.names[-1]]
+        await hand.execute(
+            "INSERT INTO pgrole.ddl_event (at, xid, pid, session, acting, app, tag, command) "
+            "VALUES (now() - interval '8 days', '1', 1, '', '', '', '', '')"
+        )
+        query = "SELECT NOT EXISTS (SELECT FROM pgrole.ddl_event WHERE at < now() - interval '7 days')"
+
+        async def are_gone() -> bool:
+            return bool(await hand.fetchval(query))
+
+        await three.wait(are_gone, "old events are deleted")
+
+
+async def test_nothing_is_detected_between_resyncs_where_resync_is_requested(three: DatabasesWorld) -> None:
+    three.config = replace(three.config, databases=DatabasesConfig(("*",), max=1, detection=DatabaseMode.RESYNC))
+    three.declare(*three.names)
+    async with three.serving() as served:
+        await three.wait_settled(*three.names)
+        await three.wait(
+            lambda: {state_of(served, name).mode for name in three.names} == {DatabaseMode.RESYNC}, "all are Resync"
+        )
+        last = three.names[-1]
+        await three.hands[last].execute(GRANT.format(three.role))
+        three.declare(*three.names[:2], schemas=(SchemaAccess("app", frozenset({Access.EXECUTE})),))
+        await three.wait_settled(*three.names[:2])
+        assert await three.may(last, "DELETE")
+
+
+async def test_the_lead_is_taken_once_in_each_and_again_after_another_process(
+    three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    term = Term()
+    three.leadership = Leadership(term, "i1", "one")
+    three.leadership.synced = lambda: True
+    taken: list[int] = []
+
+    async def note(*arguments: Any, **options: Any) -> Fence:
+        fence = await take_lead(*arguments, **options)
+        taken.append(fence.number or 0)
+        return fence
+
+    monkeypatch.setattr(database_opening, "take_lead", note)
+
+    async def renew() -> None:
+        while True:
+            term.hold(anyio.current_time(), anyio.current_time() + 3600.0)
+            await term.renewal_requested()
+            term.renewal_started()
+
+    record = SessionRecord(monkeypatch)
+    last = three.names[-1]
+    three.declare(*three.names)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(renew)
+        await term.stand_by()
+        async with three.serving():
+            await three.wait_settled(*three.names)
+            turns = record.begun.count(last)
+            await three.wait(lambda: record.begun.count(last) > turns + 2, "further turns")
+            assert len(taken) == 3
+            await three.hands[last].execute(
+                "SELECT pgrole.lead('i1', pgrole.draw_number('i1'), 'two'); UPDATE pgrole.leader SET heartbeat = NULL"
+            )
+            await three.hands[last].execute(GRANT.format(three.role))
+            await three.wait_may(last, "DELETE", expected=False)
+            assert len(taken) == 4
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_turn_with_nothing_to_do_writes_nothing(three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    three.declare(*three.names)
+    async with three.serving():
+        await three.wait_settled(*three.names)
+        record = SessionRecord(monkeypatch)
+        last = three.names[-1]
+        await three.wait(lambda: record.begun.count(last) > 2, "further turns")
+        before = await three.hands[last].fetchval("SELECT pg_current_xact_id()::text::bigint")
+        turns = len(record.begun)
+        await three.wait(lambda: len(record.begun) > turns + 4, "further turns")
+        after = await three.hands[last].fetchval("SELECT pg_current_xact_id()::text::bigint")
+    assert after == before + 1
