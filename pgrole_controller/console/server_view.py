@@ -201,15 +201,19 @@ def _connection(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[
     yield Fact("Credentials", (f"Secret {secret}" if secret else "unknown",))
     yield Fact("PostgreSQL", (read_text(status, "version", most=128) or "unknown",))
     yield Fact("System identifier", (read_text(status, "systemIdentifier", most=64) or "unknown",))
-    yield Fact("Sessions of the controller", _list_sessions(status))
+    yield Fact("Sessions of the controller", _list_sessions(spec, status))
 
 
-def _list_sessions(status: Mapping[str, Any]) -> tuple[str, ...]:
+def _list_sessions(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, ...]:
     if judge({"status": status}).state is not RoleState.READY:
         return ("none in use",)
     databases = sum(1 for each in read_maps(status, "databases") if read_flag(each, "ready"))
-    words = "1 database" if databases == 1 else f"{databases} databases"
-    return ("home database", f"{words} with managed privileges") if databases else ("home database",)
+    if not databases:
+        return ("home database",)
+    connected = min(databases, read_number(spec, "databases", "max") or databases)
+    words = "1 database" if connected == 1 else f"{connected} databases"
+    others = (f"{databases - connected} more in turn",) if connected < databases else ()
+    return ("home database", f"{words} with managed privileges", *others)
 
 
 def _policy(spec: Mapping[str, Any]) -> Iterator[PolicyRow]:

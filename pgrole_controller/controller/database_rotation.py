@@ -6,7 +6,7 @@ that hangs or refuses takes a bounded time from the others, and is tried again w
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -16,7 +16,7 @@ from pgrole_controller.controller.database_worker import DatabaseWorker
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.database_options import DatabaseMode
-from pgrole_controller.core.database_places import PolledDatabase, DatabaseTurn, TurnKind, TurnPace, choose_turn
+from pgrole_controller.core.database_places import DatabaseTurn, PolledDatabase, TurnKind, TurnPace, choose_turn
 from pgrole_controller.postgres.database_session import pause_after
 from pgrole_controller.signals import Signal
 
@@ -62,9 +62,10 @@ class DatabaseRotation:
         if polled is not None and polled.scope is not None:
             polled.scope.cancel()
 
-    def wake(self) -> None:
-        """Something may be asked for."""
-        self._changed.set()
+    def wake(self, databases: Collection[str]) -> None:
+        """Something may be asked for in these, or another worker of theirs ended."""
+        if not self._polled.keys().isdisjoint(databases):
+            self._changed.set()
 
     def retry(self, database: str) -> None:
         """The cause of a failed turn may be gone. Does nothing if the database is not served."""
@@ -75,6 +76,7 @@ class DatabaseRotation:
     async def run(self) -> NoReturn:
         """Until cancelled."""
         while True:
+            await anyio.sleep(max(self._asked_from - anyio.current_time(), 0.0))
             self._changed.clear()
             turn, now = self._choose(), anyio.current_time()
             if turn is not None and turn.at <= now:

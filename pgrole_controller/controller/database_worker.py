@@ -52,7 +52,7 @@ _RECONNECT = Backoff(0.25, 15.0)
 #: A session that lasted this long does not count as a failure, in seconds.
 _HEALTHY_SECONDS = 10.0
 #: How long a turn may take until its session begins, and from then on, in seconds: other databases wait for their turn.
-OPENING_SECONDS = 15.0
+OPENING_SECONDS = 20.0
 TURN_SECONDS = 60.0
 #: Pause after a failure to apply a role's privileges, in seconds.
 _RETRY = Backoff(1.0, 300.0)
@@ -107,7 +107,10 @@ class DatabaseWorker:
 
     def note_grantee(self, key: Key) -> None:
         """The role was published, changed or withdrawn."""
-        self.changed_at = anyio.current_time()
+        server, grantees = self._context.config().name, self._context.grantees
+        grantee, before = grantees.get(server, key), grantees.results(server, key).get(self.database)
+        if grantee is None or before is None or before.digest != grantee.digest_of(self.database):
+            self.changed_at = anyio.current_time()
         self._changed.add(key)
         self._retries.pop(key, None)
         self._wake.set()

@@ -111,7 +111,7 @@ class Databases:
         """A role with privileges in these databases was published, changed or withdrawn."""
         for name in self._served.keys() & names:
             self._served[name].worker.note_grantee(key)
-        self._rotation.wake()
+        self._rotation.wake(names)
         self._changed.set()
 
     def note_config(self) -> None:
@@ -214,7 +214,7 @@ class Databases:
                 await served.worker.run()
         served.worker.await_turn()
         self._note_end(name)
-        self._rotation.wake()
+        self._rotation.wake({name})
 
     def _note_turn(self, name: str) -> None:
         self._note_end(name)

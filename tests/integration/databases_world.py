@@ -18,7 +18,7 @@ from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
-from pgrole_controller.core.grantee import DatabasePrivileges, Grantee, SchemaAccess
+from pgrole_controller.core.grantee import DatabasePrivileges, Grantee
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.privilege_result import PrivilegeNews, PrivilegeResult
 from pgrole_controller.local.postgres import PostgresServer
@@ -28,7 +28,7 @@ from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.database_opening import open_database
 from pgrole_controller.postgres.database_session import DatabaseSession
 from pgrole_controller.postgres.session import Session
-from tests.integration.database_world import DEADLINE, KEY, POLICY, READ, SERVER, make_template
+from tests.integration.database_world import DEADLINE, KEY, POLICY, READ, SERVER, WRITE, make_template
 
 
 class DatabasesWorld:
@@ -54,13 +54,10 @@ class DatabasesWorld:
         return list(self.hands)
 
     def declare(
-        self,
-        *names: str,
-        schemas: Sequence[SchemaAccess] = (READ,),
-        former: Sequence[str] = (),
-        report_only: bool = False,
+        self, *names: str, writes: Sequence[str] = (), former: Sequence[str] = (), report_only: bool = False
     ) -> None:
-        declared = {name: DatabasePrivileges(name, schemas=tuple(schemas)) for name in names}
+        """`writes`: those of these databases where it may write, too. `former`: where it was declared earlier."""
+        declared = {name: DatabasePrivileges(name, schemas=(WRITE if name in writes else READ,)) for name in names}
         given_up = {name: (DatabasePrivileges(name, schemas=(READ,)),) for name in former}
         self.grantees.publish(
             SERVER,
@@ -101,15 +98,9 @@ class DatabasesWorld:
     async def wait_settled(self, *names: str) -> None:
         def is_so(name: str) -> bool:
             grantee, result = self.grantees.get(SERVER, KEY), self.result(name)
-            return (
-                grantee is not None
-                and result is not None
-                and (result.digest, result.error)
-                == (
-                    grantee.digest_of(name),
-                    None,
-                )
-            )
+            if grantee is None or result is None:
+                return False
+            return (result.digest, result.error) == (grantee.digest_of(name), None)
 
         for name in names:
             await self.wait(lambda: is_so(name), f"{name} did not become as declared")  # noqa: B023 -- awaited here
@@ -135,9 +126,11 @@ def in_turn(databases: Databases) -> list[str]:
 
 
 class SessionRecord:
-    """The sessions with databases at any time. `most`: at once; `most_in`: in one database."""
+    """The sessions with databases at any time. `most`: at once; `most_in`: in one database. Each takes `ending` seconds
+    to end.
+    """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ending: float = 0.0) -> None:
         self.begun: list[str] = []
         self.most = self.most_in = 0
         self._now: list[str] = []
@@ -154,6 +147,8 @@ class SessionRecord:
                 async with open_database(endpoint, database, *more, **options) as session:  # type: ignore[arg-type]
                     yield session
             finally:
+                with anyio.CancelScope(shield=True):
+                    await anyio.sleep(ending)
                 self._now.remove(database)
 
         monkeypatch.setattr(database_worker, "open_database", record)

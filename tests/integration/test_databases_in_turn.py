@@ -16,13 +16,12 @@ from pgrole_controller.core import database_places
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.grantee import Access, SchemaAccess
 from pgrole_controller.core.privilege_result import Evidence, News
 from pgrole_controller.kube.term import Term
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import database_opening, database_session
 from pgrole_controller.postgres.fence import Fence, take_lead
-from tests.integration.database_world import KEY, SERVER, WRITE
+from tests.integration.database_world import KEY, SERVER
 from tests.integration.databases_world import DatabasesWorld, SessionRecord, in_turn, make_databases, state_of
 
 GRANT = "GRANT DELETE ON app.orders TO {}"
@@ -76,6 +75,11 @@ async def test_all_are_served_though_one_has_a_connection(
         three.config = replace(three.config, databases=DatabasesConfig(("*",), max=3))
         served.note_config()
         await three.wait(lambda: all(is_placed(served, name) for name in three.names), "all have a connection")
+        three.config = replace(three.config, databases=DatabasesConfig(("*",), max=2))
+        served.note_config()
+        await three.wait(lambda: len(in_turn(served)) == 1, "one is polled again")
+        turns = len(record.begun)
+        await three.wait(lambda: len(record.begun) > turns + 2, "it has turns")
     for name in three.names:
         assert await three.may(name, "SELECT")
     assert (record.most, record.most_in) == (3, 1)
@@ -114,7 +118,7 @@ async def test_drift_is_set_back_and_attributed_in_a_later_turn(three: Databases
 async def test_the_database_in_which_something_changes_gets_the_connection(
     three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = SessionRecord(monkeypatch)
+    record = SessionRecord(monkeypatch, ending=0.3)
     three.declare(*three.names)
     async with three.serving() as served:
         await three.wait_settled(*three.names)
@@ -123,7 +127,10 @@ async def test_the_database_in_which_something_changes_gets_the_connection(
             await three.wait_may(name, "DELETE", expected=False)
             await three.wait(lambda: is_placed(served, name), f"{name} has the connection")  # noqa: B023
             await three.wait(lambda: len(in_turn(served)) == 2, "the others are polled")
-        await three.wait_settled(*three.names)
+        for number, name in enumerate(three.names, 1):
+            three.declare(*three.names, writes=three.names[:number])
+            await three.wait_settled(*three.names)
+            await three.wait(lambda: is_placed(served, name), f"{name} has the connection")  # noqa: B023
     assert record.most_in == 1
     assert record.most <= 3  # one may still be ending
 
@@ -134,7 +141,7 @@ async def test_a_changed_declaration_and_an_altered_database_do_not_wait_for_the
     async with three.serving() as served:
         await three.wait_settled(*three.names)
         last = three.names[-1]
-        three.declare(*three.names, schemas=(WRITE,))
+        three.declare(*three.names, writes=three.names)
         await three.wait_may(last, "UPDATE")
         await three.wait_settled(*three.names)
         await three.home.execute(f"GRANT CREATE ON DATABASE {last} TO {three.role}")
@@ -220,7 +227,7 @@ async def test_what_is_given_up_is_revoked_and_the_database_left(
         three.declare(first)
         await three.wait(lambda: [one.name for one in served.states()] == [first], "the others are left")
         record = SessionRecord(monkeypatch)
-        three.declare(*three.names)  # they come back
+        three.declare(*three.names)
         await three.wait_settled(*three.names)
         assert record.most_in == 1
 
@@ -288,7 +295,9 @@ async def test_old_events_are_deleted(three: DatabasesWorld) -> None:
         await three.wait(are_gone, "old events are deleted")
 
 
-async def test_nothing_is_detected_between_resyncs_where_resync_is_requested(three: DatabasesWorld) -> None:
+async def test_nothing_is_detected_between_resyncs_where_resync_is_requested(
+    three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     three.config = replace(three.config, databases=DatabasesConfig(("*",), max=1, detection=DatabaseMode.RESYNC))
     three.declare(*three.names)
     async with three.serving() as served:
@@ -296,10 +305,16 @@ async def test_nothing_is_detected_between_resyncs_where_resync_is_requested(thr
         await three.wait(
             lambda: {state_of(served, name).mode for name in three.names} == {DatabaseMode.RESYNC}, "all are Resync"
         )
-        last = three.names[-1]
+        _, second, last = three.names
+        record = SessionRecord(monkeypatch)
         await three.hands[last].execute(GRANT.format(three.role))
-        three.declare(*three.names[:2], schemas=(SchemaAccess("app", frozenset({Access.EXECUTE})),))
-        await three.wait_settled(*three.names[:2])
+
+        def has_turns() -> bool:
+            served.note_databases((second,))
+            return len(record.begun) > 2
+
+        await three.wait(has_turns, "turns that are asked for")
+        assert set(record.begun) == {second}
         assert await three.may(last, "DELETE")
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from pgrole_controller.core.database_places import (
     QUIET_SECONDS,
+    DatabaseTurn,
     PolledDatabase,
     Standing,
-    DatabaseTurn,
     TurnKind,
     TurnPace,
     choose_places,
