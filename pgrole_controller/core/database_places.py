@@ -57,10 +57,10 @@ class TurnKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PolledDatabase:
-    """A database without a connection of its own. Times are on one clock; -inf: always or never, as inf.
+    """A database without a connection of its own. Times are on one clock.
 
-    `served_at`: end of its last turn. `due`: not before; only a request from `asked_at` on is earlier, unless the last
-    turn `failed`.
+    `served_at`: end of its last turn. `due`: its next turn begins no earlier, except one that is asked for from
+    `asked_at` on; none is, if the last turn `failed`.
     """
 
     name: str
@@ -106,8 +106,6 @@ def _find_turn(one: PolledDatabase, pace: TurnPace) -> DatabaseTurn:
     if one.failed:
         return DatabaseTurn(one.name, TurnKind.RETRY, routine)
     asked = max(one.asked_at, pace.asked_from)
-    return (
-        DatabaseTurn(one.name, TurnKind.ASKED, asked)
-        if asked <= routine
-        else DatabaseTurn(one.name, TurnKind.ROUTINE, routine)
-    )
+    if asked <= routine:
+        return DatabaseTurn(one.name, TurnKind.ASKED, asked)
+    return DatabaseTurn(one.name, TurnKind.ROUTINE, routine)

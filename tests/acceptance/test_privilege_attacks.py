@@ -280,7 +280,7 @@ async def test_databases_beyond_the_maximum_take_no_others_place(attacked: Attac
         await team.wait_ready("greedy")
         assert await second.may("@a_x_greedy", "SELECT", "ours.own")
 
-        polled = [("Events", True), ("Poll", True)]
+        polled = [("Poll", True), ("Events", True)]
         await attacked.teams.servers.wait_for(SERVER, lambda obj: _detections(obj) == polled, "the second is polled")
         await attacked.inside.execute(attacked.fill('REVOKE SELECT ON ours.own FROM "@a_x_first"'))
 

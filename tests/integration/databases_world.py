@@ -40,6 +40,7 @@ class DatabasesWorld:
         self.grantees = Grantees()
         self.leadership = Leadership()
         self.announced: list[PrivilegeNews] = []
+        self.session: Session
         self.config = ServerConfig(
             SERVER,
             Endpoint(server.dsn()),
@@ -75,10 +76,15 @@ class DatabasesWorld:
         self.grantees.connect(
             lambda _server, key, names: databases.note_change(key, names), lambda _server, _key: None, self._announce
         )
-        session = cast("Session", SimpleNamespace(identity=identity))
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(databases.run, session, "postgres")
+        self.session = cast("Session", SimpleNamespace(identity=identity))
+        async with self.run(databases):
             yield databases
+
+    @asynccontextmanager
+    async def run(self, databases: Databases) -> AsyncIterator[None]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(databases.run, self.session, "postgres")
+            yield
             tasks.cancel_scope.cancel()
 
     def _announce(self, _server: str, result: PrivilegeResult) -> bool:

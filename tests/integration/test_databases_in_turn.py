@@ -160,22 +160,25 @@ async def test_a_changed_declaration_and_an_altered_database_do_not_wait_for_the
 
 
 async def test_databases_that_cannot_be_reached_delay_no_other(server: PostgresServer) -> None:
-    async with make_databases(server, 5) as some:
-        placed, closed, dropped, hanging, last = some.names
+    async with make_databases(server, 6) as some:
+        placed, closed, dropped, hanging, stuck, last = some.names
         await some.home.execute(f"ALTER DATABASE {closed} ALLOW_CONNECTIONS false")
         await some.hands[dropped].close()
         await some.home.execute(f"DROP DATABASE {dropped}")
         some.declare(*some.names)
         async with some.serving() as served:
-            await some.wait_settled(placed, hanging, last)
+            await some.wait_settled(placed, hanging, stuck, last)
             with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(database_worker, "TURN_SECONDS", 1.5)
-                holder = await asyncpg.connect(server.dsn(database=hanging))
-                await holder.execute("BEGIN; LOCK TABLE pgrole.applied IN ACCESS EXCLUSIVE MODE")
+                for limit in ("OPENING_SECONDS", "TURN_SECONDS"):
+                    patched.setattr(database_worker, limit, 1.5)
+                holders = [await asyncpg.connect(server.dsn(database=name)) for name in (hanging, stuck)]
+                for holder, table in zip(holders, ("pgrole.applied", "pg_catalog.pg_event_trigger"), strict=True):
+                    await holder.execute(f"BEGIN; LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
                 for name, reason, words in (
                     (closed, Reason.DATABASE_ERROR, "does not accept connections"),
                     (dropped, Reason.PRIVILEGE_PENDING, f'"{dropped}" does not exist'),
                     (hanging, Reason.PROGRESSING, "could not finish its turn"),
+                    (stuck, Reason.PROGRESSING, "could not begin a session"),
                 ):
 
                     def is_told(name: str = name, reason: Reason = reason, words: str = words) -> bool:
@@ -188,11 +191,25 @@ async def test_databases_that_cannot_be_reached_delay_no_other(server: PostgresS
                 await some.hands[last].execute(GRANT.format(some.role))
                 await some.wait_may(last, "DELETE", expected=False)
                 await some.wait(lambda: served.storing() == {placed, last}, "two have a part of schema pgrole")
-                await holder.close()
+                for holder in holders:
+                    await holder.close()
             await some.home.execute(f"ALTER DATABASE {closed} ALLOW_CONNECTIONS true")
             served.note_databases((closed,))
-            await some.wait_settled(closed, hanging)
+            await some.wait_settled(closed, hanging, stuck)
             assert state_of(served, placed).mode is DatabaseMode.EVENTS
+
+
+async def test_a_new_session_with_the_home_database_begins_with_what_changed_last(three: DatabasesWorld) -> None:
+    three.declare(*three.names)
+    last = three.names[-1]
+    async with three.serving() as served:
+        await three.wait_settled(*three.names)
+        three.declare(*three.names, writes=(last,))
+        await three.wait_settled(*three.names)
+        assert is_placed(served, three.names[0])
+    assert {one.mode for one in served.states()} == {None}
+    async with three.run(served):
+        await three.wait(lambda: is_placed(served, last), f"{last} has the connection")
 
 
 @pytest.mark.usefixtures("restless")
