@@ -59,7 +59,7 @@ class Reporter:
         self._store = store
         self._recorder = recorder
         self._endings = endings
-        self._statuses = StatusWriter(client, store, self._record_outcome)
+        self._statuses = StatusWriter(client, store, self._record_outcome, recorder.quiet)
         self._send, self._receive = anyio.create_memory_object_stream[tuple[str, Result]](float("inf"))
 
     def report(self, result: Result) -> None:

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from pgrole_controller.kube.client import EVENTS, NAMESPACES, ApiError, Client
-from pgrole_controller.kube.events import Recorder
+from pgrole_controller.kube.events import MAKE_WAY_SECONDS, Recorder
 from pgrole_controller.kube.resource import MERGE_PATCH
 from pgrole_controller.kube.server_side_apply import FINALIZER, apply_finalizer, apply_status, unchanged
 from pgrole_controller.kube.store import Stored, pack
@@ -314,6 +314,35 @@ async def test_an_api_server_that_fails_is_asked_twice_and_no_more(tmp_path: Pat
         await written(recorder)
         assert fake.count("post") == 2
         assert recorder.dropped == 1
+
+
+@pytest.mark.parametrize("end", ["quiet", "time", "crowded", "closed"])
+async def test_events_make_way_for_more_urgent_requests_until_they_must_wait_no_longer(
+    tmp_path: Path, end: str
+) -> None:
+    fake, clock = FakeApiServer(EVENTS), [0.0]
+    async with fake.serve(tmp_path / "k"), Client.connect(str(tmp_path / "k")) as client:
+        recorder = Recorder(client, clock=lambda: clock[0], waiting_limit=4)
+        recorder.quiet.clear()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(recorder.run)
+            recorder.record(REFERENCE, "First", "x", action="B")
+            await anyio.wait_all_tasks_blocked()
+            assert fake.count("post") == 0
+            if end == "quiet":
+                recorder.quiet.set()
+            elif end == "time":
+                clock[0] = MAKE_WAY_SECONDS
+            elif end == "crowded":
+                for number in range(2):
+                    recorder.record(REFERENCE, f"Reason{number}", "x", action="B")
+            else:
+                recorder.close()
+            with anyio.fail_after(30):
+                while fake.count("post") == 0:  # noqa: ASYNC110 -- the fake has no signal
+                    await anyio.sleep(0.01)
+            recorder.close()
+        assert recorder.dropped == 0
 
 
 async def test_recording_never_waits_nor_raises_when_nothing_writes(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.server_side_apply import FINALIZER
 from pgrole_controller.kube.store import Store, Stored, pack
+from pgrole_controller.signals import Signal
 from tests.worker_context import make_context
 
 
@@ -87,7 +88,7 @@ OTHER = Outcome(Phase.STALLED, Reason.CONFLICT, "another has it")
 async def test_a_status_that_stands_does_not_even_wait_to_be_written(objects: Objects) -> None:
     api = StatusApi()
     told: list[Outcome] = []
-    statuses = StatusWriter(cast("Client", api), objects.store, lambda outcome, *_: told.append(outcome))
+    statuses = StatusWriter(cast("Client", api), objects.store, lambda outcome, *_: told.append(outcome), Signal())
     objects.store.put(made(1))
     for _ in range(2):
         statuses.put(PendingStatus(made(1), RECONCILED, None, None, ()))
@@ -106,9 +107,28 @@ async def test_a_status_that_stands_does_not_even_wait_to_be_written(objects: Ob
     assert api.asked == 2
 
 
+async def test_events_make_way_until_the_last_status_is_written(objects: Objects) -> None:
+    quiet = Signal()
+    quiet.set()
+    statuses = StatusWriter(cast("Client", StatusApi()), objects.store, lambda *_: None, quiet)
+    objects.store.put(made(1))
+    statuses.put(PendingStatus(made(1), RECONCILED, None, None, ()))
+    statuses.put(PendingStatus(made(1), OTHER, None, None, ()))
+    assert not quiet.is_set()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(statuses.run)
+        await quiet.wait()
+        assert (statuses._waiting, statuses._writing) == ({}, set())
+        statuses.put(PendingStatus(made(1), RECONCILED, None, None, ()))
+        assert not quiet.is_set()
+        statuses.forget(KEY)
+        await quiet.wait()
+        statuses.close()
+
+
 async def test_a_status_that_somebody_else_wrote_over_is_written_again(objects: Objects) -> None:
     api = StatusApi()
-    statuses = StatusWriter(cast("Client", api), objects.store, lambda *_: None)
+    statuses = StatusWriter(cast("Client", api), objects.store, lambda *_: None, Signal())
     objects.store.put(made(1))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(statuses.run)
