@@ -30,7 +30,8 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import first_error
-from pgrole_controller.postgres.database_opening import DatabaseMissing, open_database
+from pgrole_controller.postgres.database_connection import DatabaseMissing
+from pgrole_controller.postgres.database_opening import open_database
 from pgrole_controller.postgres.database_session import DatabaseSession
 from pgrole_controller.postgres.ddl_events import EVERYTHING, Look, Scope
 from pgrole_controller.postgres.errors import UnexpectedError

@@ -65,15 +65,16 @@ def summarize(findings: Sequence[Finding]) -> str:
     counts = {state: sum(finding.state is state for finding in findings) for state in FindingState}
     return ", ".join(
         (
-            _count(counts[FindingState.PROBLEM], "problem"),
-            _count(counts[FindingState.WARNING], "warning"),
+            count_things(counts[FindingState.PROBLEM], "problem"),
+            count_things(counts[FindingState.WARNING], "warning"),
             f"{counts[FindingState.UNKNOWN]} unknown",
             f"{counts[FindingState.OK]} ok",
         )
     )
 
 
-def _count(number: int, noun: str) -> str:
+def count_things(number: int, noun: str) -> str:
+    """Returns e.g. `1 warning` or `2 warnings`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from pgrole_controller.core.database_options import HistoryConfig
-from pgrole_controller.core.finding import Finding, FindingState, Remedy, RemedyKind, shell, sql
+from pgrole_controller.core.finding import Finding, FindingState, Remedy, RemedyKind, count_things, shell, sql
 from pgrole_controller.core.server_facts import ClaimCount, EventTriggerFacts, HistoryFacts, RoleFacts, SchemaFacts
 
 OK, WARNING, PROBLEM, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.PROBLEM, FindingState.UNKNOWN
@@ -96,8 +96,18 @@ def judge_detection(area: str, role: RoleFacts, schema: SchemaFacts, database: s
     return [Finding(area, check, OK, f"{may_watch}; {seen}")]
 
 
+def report_missing_database(area: str, database: str) -> Finding:
+    """For a database in which PgRoles declare privileges."""
+    text = f'database "{database}" does not exist: PgRoles that declare privileges there are PrivilegePending'
+    return Finding(area, _event_triggers_of(database), WARNING, text, sql("CREATE DATABASE {}", database))
+
+
+def _event_triggers_of(database: str) -> str:
+    return f'event triggers of "{database}"'
+
+
 def judge_event_triggers(area: str, triggers: EventTriggerFacts, role: RoleFacts) -> list[Finding]:
-    check = f'event triggers of "{triggers.database}"'
+    check = _event_triggers_of(triggers.database)
     database = triggers.database
     findings = []
     if triggers.installed < 2:
@@ -125,9 +135,8 @@ def judge_event_triggers(area: str, triggers: EventTriggerFacts, role: RoleFacts
 
 
 def judge_history(area: str, history: HistoryFacts, config: HistoryConfig, now: datetime) -> Finding:
-    size = (
-        f"{history.rows} drifts, {history.bytes / 2**20:.1f} MiB, kept for {config.retention_seconds / 86400:.0f} days"
-    )
+    kept = f"{history.bytes / 2**20:.1f} MiB, kept for {config.retention_seconds / 86400:.0f} days"
+    size = f"{count_things(history.rows, 'drift')}, {kept}"
     if history.rows > config.max_rows * 1.1:
         return Finding(area, "history", WARNING, f"{size}: more than history.maxRows ({config.max_rows}) are kept")
     # partitions of whole months are emptied
@@ -160,7 +169,8 @@ def judge_claims(area: str, counts: Sequence[ClaimCount], cluster: str | None) -
     total = sum(count.claims for count in counts)
     released = sum(count.released for count in counts)
     others = [count for count in counts if count.cluster != cluster and count.claims > count.released]
-    findings = [Finding(area, check, OK, f"{total} claims of {len(counts)} clusters, {released} released")]
+    text = f"{count_things(total, 'claim')} of {count_things(len(counts), 'cluster')}, {released} released"
+    findings = [Finding(area, check, OK, text)]
     if cluster is not None and others:
         names = ", ".join(f"{count.cluster} ({count.claims - count.released})" for count in others[:5])
         text = f"other clusters hold claims: {names}. If one no longer exists, release its claims: docs/claims.md"

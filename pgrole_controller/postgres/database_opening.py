@@ -1,23 +1,19 @@
-"""Opens a session with one database whose privileges are managed, and explains why a database does not accept one."""
+"""Opens a session with one database whose privileges are managed."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from pgrole_controller import resources
 from pgrole_controller.core.database_options import DatabaseMode
-from pgrole_controller.core.errors import PgRoleError, Reason, Transient, Waiting
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.postgres.capabilities import Identity, identify
-from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.connection import Connection, Endpoint
+from pgrole_controller.postgres.database_connection import connect_to
 from pgrole_controller.postgres.database_schema import DatabaseInstallation, install_database
 from pgrole_controller.postgres.database_session import DatabaseSession
-from pgrole_controller.postgres.errors import convert_unexpected, refusing_connections, translate_errors
+from pgrole_controller.postgres.errors import convert_unexpected, translate_errors
 from pgrole_controller.postgres.fence import Candidate, Fence, lead_while_away, take_lead
 from pgrole_controller.postgres.rows import fetch_row
-
-_DATABASE_MISSING = "3D000"
-_NOT_ACCEPTING = "55000"
-_FORBIDDEN = "42501"
-_FULL = "53300"
 
 
 @asynccontextmanager
@@ -39,7 +35,8 @@ async def open_database(
     with the database itself is Waiting or names the remedy.
     """
     with convert_unexpected():
-        async with _connect(endpoint.at(database), database) as connection:
+        # PostgreSQL would plan the large questions of each round again: that takes longer than to answer them
+        async with connect_to(endpoint, database, "database", plan_cache_mode="force_generic_plan") as connection:
             identity = await _identify(connection, database)
             if not identity.is_same_server(server):
                 raise Transient(Reason.SERVER_NOT_READY, f'database "{database}" is on a different server')
@@ -60,61 +57,6 @@ async def open_database(
             )
             await session.detect(detection)
             yield session
-
-
-@asynccontextmanager
-async def _connect(endpoint: Endpoint, database: str) -> AsyncIterator[Connection]:
-    """Raises PgRoleError that is about the database where the database is at fault."""
-    opened = False
-    try:
-        # PostgreSQL would plan the large questions of each round again: that takes longer than to answer them
-        async with connect(endpoint, "database", plan_cache_mode="force_generic_plan") as connection:
-            opened = True
-            yield connection
-    except PgRoleError as error:
-        if opened:
-            raise
-        raise explain(error, database) from error.__cause__
-
-
-def explain(error: PgRoleError, database: str) -> PgRoleError:
-    """Returns the error for the objects that declare privileges in a database to which the controller cannot
-    connect.
-    """
-    codes = _codes(error, set())
-    if _DATABASE_MISSING in codes:
-        return DatabaseMissing(database)
-    if _NOT_ACCEPTING in codes:
-        return refusing_connections(database)
-    if _FORBIDDEN in codes:
-        return Transient(
-            Reason.DATABASE_ERROR,
-            f'the controller\'s role may not connect to database "{database}": GRANT CONNECT ON DATABASE "{database}" '
-            "TO the controller's role",
-        )
-    if _FULL in codes:
-        return Transient(
-            Reason.DATABASE_ERROR, f'the controller cannot connect to database "{database}": {error.message}'
-        )
-    return error
-
-
-class DatabaseMissing(Waiting):
-    """The database does not exist: nothing can be granted there, and nothing is left to revoke."""
-
-    def __init__(self, database: str) -> None:
-        super().__init__(Reason.PRIVILEGE_PENDING, f'database "{database}" does not exist')
-
-
-def _codes(error: BaseException | None, within: set[int]) -> set[str]:
-    """SQLSTATEs of an error and its causes."""
-    if error is None or id(error) in within:
-        return set()
-    within.add(id(error))
-    found = {str(getattr(error, "sqlstate", None) or "")}
-    if isinstance(error, BaseExceptionGroup):
-        found |= {code for one in error.exceptions for code in _codes(one, within)}
-    return (found | _codes(error.__cause__, within)) - {""}
 
 
 async def _identify(connection: Connection, database: str) -> Identity:

@@ -137,6 +137,12 @@ async def test_diff_shows_drift_that_is_only_reported(kube: Kube, database: Data
     assert one.sql == ()
 
 
+async def test_diff_of_a_namespace_without_pgroles_suggests_another(kube: Kube, choice: ServerChoice) -> None:
+    report = await diff_cluster(choice, "kube-public")
+    assert report.objects == ()
+    assert report.notes == ("namespace kube-public has no PgRoles: name another with -n, or use --all-namespaces",)
+
+
 async def test_diff_names_an_object_that_does_not_exist(kube: Kube, choice: ServerChoice) -> None:
     report = await diff_cluster(choice, kube.namespace, ["nowhere"])
     assert report.failed

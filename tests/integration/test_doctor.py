@@ -183,6 +183,13 @@ async def test_event_triggers_of_databases_with_privileges_fire_again(patient: P
     assert "not installed" in found[name][0].text
     await admin.execute(queries.install_event_triggers())
     assert states((await examined(patient.admins_dsn))[name]) == {OK}
+    await admin.execute("UPDATE pgrole.claim SET privileges = jsonb_build_object('no such', '[]'::jsonb)::text")
+    (missing,) = (await examined(patient.admins_dsn))['event triggers of "no such"']
+    assert missing.text.startswith('database "no such" does not exist: ')
+    assert missing.state is WARNING
+    await admin.execute(
+        "UPDATE pgrole.claim SET privileges = jsonb_build_object($1::text, '[]'::jsonb)::text", patient.database
+    )
     await admin.execute("ALTER EVENT TRIGGER pgrole_on_ddl ENABLE; ALTER EVENT TRIGGER pgrole_on_drop DISABLE")
     found = await examined(patient.admins_dsn)
     assert [one.state for one in found[name]] == [PROBLEM, PROBLEM]

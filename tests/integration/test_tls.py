@@ -23,7 +23,8 @@ from pgrole_controller.local.postgres import SUPERUSER, PostgresServer, postgres
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import tls
 from pgrole_controller.postgres.connection import CONNECT_SECONDS, Endpoint, connect
-from pgrole_controller.postgres.diagnosis import diagnosing, read_server_facts
+from pgrole_controller.postgres.database_connection import connect_read_only
+from pgrole_controller.postgres.diagnosis import read_server_facts
 from pgrole_controller.postgres.tls import Mode
 from tests.certificates import Certificate, Certificates
 from tests.libpq import ask_libpq
@@ -149,14 +150,14 @@ async def test_a_certificate_that_is_right_is_accepted_in_every_mode(trial: TlsT
 async def test_doctor_reads_the_end_of_a_verified_certificate(trial: TlsTrial) -> None:
     await trial.show(trial.sign(ends=timedelta(days=9)))
     ends = datetime.now(UTC) + timedelta(days=9)
-    async with diagnosing(trial.endpoint("verify-full", ca=trial.ours.pem)) as connection:
+    async with connect_read_only(trial.endpoint("verify-full", ca=trial.ours.pem)) as connection:
         verified = await read_server_facts(connection)
     assert verified.encrypted
     assert verified.verified
     assert verified.expires is not None
     assert abs(verified.expires - ends) < timedelta(hours=1)
     assert "certificate expires at" in judge_encryption("s", verified, "verify-full", datetime.now(UTC)).text
-    async with diagnosing(trial.endpoint("require")) as connection:
+    async with connect_read_only(trial.endpoint("require")) as connection:
         unverified = await read_server_facts(connection)
     assert (unverified.encrypted, unverified.verified, unverified.expires) == (True, False, None)
 
