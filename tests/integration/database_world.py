@@ -34,7 +34,7 @@ from pgrole_controller.postgres.database_schema import install_database
 DEADLINE = 20.0
 SERVER = "default"
 KEY = Key("shop", "reader")
-#: Privileges on everything may be declared.
+#: Allows privileges on everything to be declared.
 POLICY = PrivilegePolicy(rules=(PrivilegeRule(),), databases=("*",))
 READ = SchemaAccess("app", frozenset({Access.READ}))
 WRITE = SchemaAccess("app", frozenset({Access.WRITE}))
@@ -149,7 +149,7 @@ class DatabaseWorkerWorld:
 
 
 async def _make_template(server: PostgresServer, home: Connection) -> str:
-    """A database where schema pgrole is installed: to copy it costs a fifth of installing it again."""
+    """A database with schema pgrole: copying it costs a fifth of installing the schema."""
     name = "with_pgrole"
     if not await home.fetchval("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name):
         await home.execute(f"CREATE DATABASE {name}")

@@ -1,4 +1,4 @@
-"""Shared by the tests of `export`: servers that are set up from files, what the controller would do, and doing it."""
+"""Shared by the tests of `export`: sets up servers from files, computes what the controller would do, and does it."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -74,7 +74,7 @@ async def run_script(server: PostgresServer, steps: Iterable[Step]) -> None:
 
 
 async def add_observer(server: PostgresServer) -> str:
-    """Makes a login with pg_monitor that may connect to every database; returns its DSN."""
+    """Creates a login with pg_monitor that may connect to every database; returns its DSN."""
     connection = await asyncpg.connect(server.dsn())
     try:
         await connection.execute(f"CREATE ROLE {OBSERVER} LOGIN PASSWORD 'o'; GRANT pg_monitor TO {OBSERVER}")
@@ -97,7 +97,7 @@ async def export_from(dsn: str, *roles: str, databases: tuple[str, ...] | None =
 
 @dataclass(frozen=True, slots=True)
 class LiveRole:
-    """An exported object, read again from its YAML, beside the role as it is."""
+    """An exported object, parsed from its YAML, and the role as observed."""
 
     document: dict[str, Any]
     found: ObservedRole
@@ -116,7 +116,7 @@ async def live_roles(connection: Connection, objects: Sequence[ExportedObject]) 
 
 
 async def check_unchanged(server: PostgresServer, objects: Sequence[ExportedObject]) -> None:
-    """The controller would adopt every role, and change neither it nor its privileges."""
+    """Asserts that the controller would adopt every role and change neither it nor its privileges."""
     async with connect(Endpoint(dsn=server.dsn()), "test") as connection:
         roles = await live_roles(connection, objects)
         every = await read_role_names(connection)
@@ -176,7 +176,7 @@ def _grantee(one: LiveRole, owned: frozenset[int]) -> Grantee:
 
 
 async def apply_to(server: PostgresServer, objects: Sequence[ExportedObject]) -> None:
-    """Makes the roles of a server as declared, with the controller's own SQL."""
+    """Applies the objects to a server's roles with the controller's own SQL."""
     async with connect(Endpoint(dsn=server.dsn()), "test") as connection:
         version = connection.get_server_version().major
         every = [one.oid for one in await read_role_names(connection)]

@@ -1,4 +1,4 @@
-"""Follows the remedies that `doctor` prints, as its reader would."""
+"""Follows the remedies that `doctor` prints, as a user would."""
 
 from collections.abc import Sequence
 

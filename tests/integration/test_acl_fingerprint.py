@@ -26,7 +26,7 @@ async def db(postgres_server: PostgresServer) -> AsyncIterator[AclDatabase]:
         yield made
 
 
-async def test_the_fingerprint_tells_every_change_of_a_privilege(db: AclDatabase) -> None:
+async def test_the_fingerprint_differs_after_every_change_of_a_privilege(db: AclDatabase) -> None:
     fingerprints = Fingerprints(db.connection, await identify(db.connection))
     assert not await fingerprints.compare()
     database = await db.beside.fetchval("SELECT current_database()")
