@@ -196,7 +196,7 @@ async def test_policy_correct_ignores_the_annotation(kube: Kube, database: Datab
 
 
 @pytest.mark.slow
-class TestOfItsOwn:
+class TestOwnController:
     async def test_after_a_kill_following_the_commit_the_approval_is_not_used_again(
         self, stage: Stage, role_name: str
     ) -> None:

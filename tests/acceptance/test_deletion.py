@@ -86,7 +86,7 @@ async def is_released(database: Database, role: str) -> bool:
     return claim is not None and claim["released_at"] is not None
 
 
-class TestWithoutANewOwner:
+class TestDropWithoutNewOwner:
     async def test_a_role_without_dependents_is_dropped_with_its_claim(
         self, kube: Kube, database: Database, role: str
     ) -> None:
@@ -363,7 +363,7 @@ class TestOpenSessions:
             connection.terminate()
 
 
-class TestTheWayOut:
+class TestRetainWhileDropping:
     async def test_retain_restores_the_login_that_the_deletion_disabled(
         self, kube: Kube, database: Database, shared_postgres: PostgresServer, role: str
     ) -> None:
@@ -517,7 +517,7 @@ async def test_locked_tables_delay_only_deletions_in_their_namespace_which_wait_
         await kube.wait_gone(name.replace("_", "-"))
 
 
-class TestWhatComesBetween:
+class TestInterruptedDrop:
     @pytest.mark.parametrize("held", ["one", "three", "two"])
     @pytest.mark.parametrize("broken", ["stopped", "killed", "server"])
     @pytest.mark.slow
@@ -618,7 +618,7 @@ async def end_while_held(stage: Stage, controller: Controller, broken: str, held
         connection.terminate()
 
 
-class TestWhoseRole:
+class TestDropOfOwnRolesOnly:
     async def test_a_role_the_object_never_owned_is_not_dropped(
         self, kube: Kube, database: Database, role: str
     ) -> None:

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 GROUPS = "SELECT array_agg(roleid::regrole::text ORDER BY 1) FROM pg_auth_members WHERE member = '{0}'::regrole"
 
 
-class TestPowersThatWereAcquired:
+class TestAcquiredPowers:
     @pytest.mark.parametrize(
         "drift",
         [{}, {"ignore": ["superuser", "bypassrls", "memberOf"]}],
@@ -118,7 +118,7 @@ POLICIES: dict[str, tuple[Json, Json, Json]] = {
 }
 
 
-class TestAPolicyThatChanges:
+class TestPolicyChanges:
     @pytest.mark.parametrize("which", POLICIES)
     async def test_a_stricter_policy_refuses_and_keeps_roles_and_a_looser_one_applies_immediately(
         self, two_teams: TwoTeams, which: str

@@ -185,7 +185,7 @@ async def blocked(kube: Kube, *words: str, name: str = "app") -> Json:
     )
 
 
-class TestRolesThatOthersMade:
+class TestRolesMadeByOthers:
     @pytest.mark.since(16, "CREATEROLE reaches only roles with ADMIN")
     async def test_adoption_reports_that_it_needs_admin(self, kube: Kube, database: Database, role: str) -> None:
         await database.execute(f"CREATE ROLE {role}")

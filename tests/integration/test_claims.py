@@ -284,7 +284,7 @@ class TestTransfer:
         assert "kept (held: 1, released: 0)" in again.out
 
 
-class TestAsking:
+class TestConfirmation:
     async def test_without_a_terminal_the_command_shows_its_plan_and_refuses(self, trial: ClaimsTrial) -> None:
         answer = await trial.run("release", "--cluster", "lost")
         assert answer.code == 2

@@ -70,7 +70,7 @@ async def exchange(port: int, request: bytes, *, seconds: float = DEADLINE) -> b
         writer.close()
 
 
-class TestOtherSites:
+class TestCrossSiteRequests:
     """A page of another site, open in the viewer's browser."""
 
     @pytest.mark.parametrize(

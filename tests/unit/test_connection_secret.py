@@ -198,7 +198,7 @@ class TestConventionalKeys:
         assert password not in told.message
 
 
-class TestWhatIsRefused:
+class TestRefusedTemplates:
     @pytest.mark.parametrize("template", ["{password", "{dbname}", "{username.__class__}", "{username!r}", "{port:d}"])
     def test_an_invalid_template_is_rejected_by_its_key(self, template: str) -> None:
         desired = DesiredSecret("c", data=(("GOOD", "{host}"), ("BAD_URL", template)))
@@ -411,7 +411,7 @@ def sealed(data: Mapping[str, bytes], annotations: Mapping[str, str]) -> dict[st
     return {**annotations, HASH: f"v1:{b64encode(SALT).decode()}:{b64encode(digest).decode()}"}
 
 
-class TestNothingIsWrittenWhenNothingChanged:
+class TestUnchangedSecrets:
     def test_rendered_content_is_current_with_any_salt_and_with_additions_by_others(self) -> None:
         content = rendered(salt=b"another salt of 24 bytes")
         assert current(content)

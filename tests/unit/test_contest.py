@@ -221,7 +221,7 @@ def test_repairs_of_an_uncontested_field_are_remembered_for_only_a_minute(ring: 
     assert len(ring.contests) == 0
 
 
-class TestLeavingOut:
+class TestHeldBackChanges:
     def test_nothing_is_written_when_everything_is_held_back(self) -> None:
         plan = without_held(drift("connectionLimit"), frozenset({"connectionLimit"}), SERVER)
         assert not plan.writes
@@ -305,7 +305,7 @@ class TestContestedPasswords:
         assert ring.due(now) - now == pytest.approx(LONGEST_DELAY, abs=0.1)
 
 
-class TestWho:
+class TestSuspects:
     def test_suspects_are_looked_up_at_most_once_a_second_and_only_during_a_contest(self, ring: Ring) -> None:
         assert not ring.contests.needs_suspects("uid", at(0))
         ring.field_contest("comment")

@@ -67,7 +67,7 @@ def blocked(asked: Desired, observed: Observed, policy: Policy | None = None) ->
     return caught.value
 
 
-class TestDecidingWithoutANewOwner:
+class TestDecidingDropWithoutNewOwner:
     def test_a_role_without_dependents_is_dropped_even_if_it_can_log_in(self) -> None:
         assert end(desired(), see()).changes == (Drop("app"),)
 
@@ -89,7 +89,7 @@ class TestDecidingWithoutANewOwner:
         assert not plan.writes
 
 
-class TestDecidingTheNewOwner:
+class TestDecidingNewOwner:
     asked = desired(new_owner="heir")
 
     def test_the_login_is_removed_before_owned_objects_are_reassigned(self) -> None:
@@ -166,7 +166,7 @@ class TestDecidingTheNewOwner:
         assert end(self.asked, observed, Policy(reassign_to=("heir",))).changes
 
 
-class TestDecidingTheWayOut:
+class TestDecidingRetain:
     asked = desired(drop=False)
     taken = claim(applied=LOGIN_TAKEN)
 
@@ -220,7 +220,7 @@ class TestDecidingTheWayOut:
         assert add_way_out(error) is error
 
 
-class TestWhichRoleIsLookedAt:
+class TestRoleToDrop:
     def test_the_role_that_would_be_dropped_is_found(self) -> None:
         stranger = ObservedRole(OID, Role("stranger"))
         elsewhere = see(named=replace(FOUND, oid=OID + 5), claimed=stranger, claim=claim(system_identifier=99))

@@ -57,7 +57,7 @@ def secured(**values: Any) -> Desired:
     return desired(password=FROM_SECRET, secrets=ObservedSecrets(password=SECRET), remembered=OURS, **values)
 
 
-class TestWhatIsKept:
+class TestEnforcedState:
     def test_drift_is_corrected(self) -> None:
         plan = away(desired(), Observed(named=DRIFTED, claim=claim()))
         assert plan.changes == (SetAttribute("app", "superuser", False),)
@@ -108,7 +108,7 @@ class TestWhatIsKept:
         assert plan.changes == (SetAttribute("app", "password", None),)
 
 
-class TestWhatIsNotDone:
+class TestWithheldActions:
     """In each case the role has drifted and stays as it is."""
 
     @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ class TestWhatIsNotDone:
             decide(desired(role=desired_role), observed, AWAY, Policy(member_of=("readers",)))
 
 
-class TestWhatIsNoted:
+class TestNotedGenerations:
     def test_generations_are_recorded_with_the_applied_state(self) -> None:
         plan = decide(desired(), Observed(), HERE, Policy())
         assert plan.acted_on == KNOWN

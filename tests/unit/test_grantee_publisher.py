@@ -210,7 +210,7 @@ class TestDeletion:
         assert scene.grantees.published("main") == ()
 
 
-class TestGivenUp:
+class TestFormerDatabases:
     """A database that the spec no longer lists."""
 
     KEPT: ClassVar[dict[str, tuple[DatabasePrivileges, ...]]] = {"orders": (ORDERS,), "lake": (LAKE,)}
@@ -237,7 +237,7 @@ class TestGivenUp:
         return asked.privilege_results
 
 
-class TestTheRolesOfTheNamespace:
+class TestNamespaceRoles:
     async def test_a_new_claim_updates_the_owned_roles_of_published_grantees(self, scene: GranteeScene) -> None:
         await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
         scene.session = GranteeSession(OID, OID + 1)

@@ -81,7 +81,7 @@ def bring(asked: Desired, record: PasswordRecord, found: ObservedRole | None, **
     return PasswordResult(password_task=password_task_of(asked, record, found), **values)
 
 
-class TestWhatIsKnownIsNotFetched:
+class TestKnownPasswords:
     def test_the_same_secret_and_the_same_verifier_need_nothing(self) -> None:
         assert run(desired(), DECIDED, OURS) == PasswordDecision(DECIDED)
 
@@ -164,7 +164,7 @@ class TestThePasswordTask:
         assert password_task.iterations == taken
 
 
-class TestWhatWasBrought:
+class TestPasswordResults:
     def test_a_new_password_is_set_and_recorded_and_is_not_drift(self) -> None:
         brought = bring(desired(), PasswordRecord(), there(), source="s-uid/1/password", verifier=VERIFIER)
         decided = run(desired(password_result=brought), PasswordRecord(), there())
@@ -267,7 +267,7 @@ class TestDisabled:
         assert run(desired(DISABLED), PasswordRecord(source=NO_PASSWORD), there(UNSEEN)).left
 
 
-class TestWhatStandsInTheWay:
+class TestPasswordErrors:
     @pytest.mark.parametrize(
         ("asked", "reason", "words"),
         [

@@ -45,7 +45,7 @@ def refusal(asked: Desired, observed: Observed, *, policy: Policy = POLICY) -> P
 FOUND = ObservedRole(OID, DESIRED)
 
 
-class TestWhoseRoleIsIt:
+class TestRoleIdentity:
     """One test for each combination of role and claim."""
 
     def test_our_role_as_declared_needs_no_change(self) -> None:

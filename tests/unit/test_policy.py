@@ -230,7 +230,7 @@ POWERFUL = replace(
 )
 
 
-class TestWhatIsLeftToOthers:
+class TestIgnoredFields:
     def test_an_ignored_field_is_left_alone_only_within_the_policy(self) -> None:
         every = frozenset({"superuser", "member_of", "parameters", "connection_limit"})
         desired_role = digest(Role(DESIRED.name, login=True))
@@ -275,7 +275,7 @@ def limited(asked: Desired, there: Role, claim: Claim | None = None, policy: Pol
     return decide(asked, observed, SERVER, policy)
 
 
-class TestWhileRefused:
+class TestRefusedObjects:
     """The policy was tightened, or the spec changed to something that is refused."""
 
     role = replace(joins("team-b_app"), createdb=True, parameters=(("log_statement", "all"),))

@@ -288,7 +288,7 @@ async def test_removing_a_lane_discards_the_keys_that_waited_in_it() -> None:
     assert [item.key for item in taker.items] == [B]
 
 
-class TestCalm:
+class TestCalmPeriod:
     """Before `calm_until`, only a drift begins a batch."""
 
     @in_timelapse
