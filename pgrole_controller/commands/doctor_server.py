@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 
 from pgrole_controller.commands.doctor_checks import CheckList
 from pgrole_controller.controller.server_config import ServerConfig
-from pgrole_controller.core import attribution_findings, schema_findings, server_findings
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.core.finding import Finding, FindingState
-from pgrole_controller.core.server_facts import RoleFacts, SchemaFacts, ServerFacts
+from pgrole_controller.core.findings import attribution_findings, schema_findings, server_findings
+from pgrole_controller.core.findings.finding import Finding, FindingState
+from pgrole_controller.core.findings.server_facts import RoleFacts, SchemaFacts, ServerFacts
 from pgrole_controller.postgres import diagnosis
 from pgrole_controller.postgres.connection import Connection, Endpoint
 from pgrole_controller.postgres.database_connection import DatabaseMissing, connect_read_only

@@ -25,7 +25,7 @@ from pgrole_controller.core.approval import RoleOffer
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.granted_privileges import GrantedPrivileges
+from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role_drift import FoundCause
 from pgrole_controller.core.status import Outcome, StatusDetails, build_status, of_error

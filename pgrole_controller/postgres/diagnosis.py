@@ -10,7 +10,7 @@ from ssl import SSLObject, cert_time_to_seconds
 
 from pgrole_controller import resources
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.core.server_facts import (
+from pgrole_controller.core.findings.server_facts import (
     ClaimCount,
     EventTriggerFacts,
     HistoryFacts,

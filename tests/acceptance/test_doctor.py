@@ -10,7 +10,7 @@ import pytest_asyncio
 import yaml
 
 from pgrole_controller.commands.doctor import examine
-from pgrole_controller.core.finding import Finding, FindingState
+from pgrole_controller.core.findings.finding import Finding, FindingState
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.manifests import apply, apply_crds, create_namespace
 from pgrole_controller.local.postgres import PostgresServer

@@ -17,9 +17,9 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.api.privileges import DatabasePrivilegesSpec, ObjectPrivilegesSpec
-from pgrole_controller.core.acl import COLUMN_PRIVILEGES, DECLARABLE, TABLE_KINDS, ObjectKind
-from pgrole_controller.core.grantee import Access
-from pgrole_controller.core.object_patterns import ACCESS
+from pgrole_controller.core.privileges.acl import COLUMN_PRIVILEGES, DECLARABLE, TABLE_KINDS, ObjectKind
+from pgrole_controller.core.privileges.grantee import Access
+from pgrole_controller.core.privileges.object_patterns import ACCESS
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import asyncpg
 
-from pgrole_controller.core.acl import ObjectKind, ObservedAcl
+from pgrole_controller.core.privileges.acl import ObjectKind, ObservedAcl
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 

@@ -15,25 +15,26 @@ from pgrole_controller.commands.export import Export, ExportOptions, export_role
 from pgrole_controller.commands.export_objects import ExportedObject
 from pgrole_controller.commands.export_yaml import to_yaml
 from pgrole_controller.commands.server_reading import of_dsn
-from pgrole_controller.core import ddl, grant_ddl
-from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core import ddl
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.desired import desired_of, privileges_of
 from pgrole_controller.core.diff import diff
 from pgrole_controller.core.errors import Waiting
-from pgrole_controller.core.grantee import Grantee, PrivilegePolicy
 from pgrole_controller.core.plan import Action
 from pgrole_controller.core.policy import Policy
-from pgrole_controller.core.privilege_reach import PrivilegeReach
+from pgrole_controller.core.privileges import grant_ddl
+from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.privileges.grantee import Grantee, PrivilegePolicy
+from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import POWERS, ObservedRole
 from pgrole_controller.core.state import Observed, Server
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres.acl_catalog import read_database
 from pgrole_controller.postgres.catalog import ReferencedNames, read_references
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.privileges.acl_catalog import read_database
 from pgrole_controller.postgres.role_catalog import read_role_names, read_roles
 
 OBSERVER = "export_observer"

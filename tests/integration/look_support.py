@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import asyncpg
 
 from pgrole_controller.commands.doctor import examine
-from pgrole_controller.core.finding import Finding, FindingState, RemedyKind
+from pgrole_controller.core.findings.finding import Finding, FindingState, RemedyKind
 from pgrole_controller.local.postgres import PostgresServer
 from tests.commands import NO_CLUSTER, choose
 

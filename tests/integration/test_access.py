@@ -20,11 +20,11 @@ from pgrole_controller.commands.access_reading import ObjectReport, RoleReport, 
 from pgrole_controller.commands.access_text import print_role, print_users
 from pgrole_controller.commands.arguments import ServerChoice
 from pgrole_controller.commands.output import make_console
-from pgrole_controller.core.access_report import NamedObjects, RoleAccess, who_can
-from pgrole_controller.core.acl import COLUMN_PRIVILEGES, ObjectKind
-from pgrole_controller.core.effective_access import AccessJudge, every_privilege
+from pgrole_controller.core.access.access_report import NamedObjects, RoleAccess, who_can
+from pgrole_controller.core.access.effective_access import AccessJudge, every_privilege
+from pgrole_controller.core.access.role_graph import RoleGraph
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.role_graph import RoleGraph
+from pgrole_controller.core.privileges.acl import COLUMN_PRIVILEGES, ObjectKind
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.access_catalog import (
     INHERIT_BY_GRANT_SINCE,

@@ -11,10 +11,10 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.core.acl import ObjectKind
 from pgrole_controller.core.drift_record import rfc3339
-from pgrole_controller.core.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
-from pgrole_controller.core.kept_privileges import write_kept
+from pgrole_controller.core.privileges.acl import ObjectKind
+from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
+from pgrole_controller.core.privileges.kept_privileges import write_kept
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.access_catalog import INHERIT_BY_GRANT_SINCE
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect

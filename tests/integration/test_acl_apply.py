@@ -1,4 +1,4 @@
-"""postgres/acl_apply.py: decisions take effect whoever granted a privilege, and never break other sessions' DDL."""
+"""postgres/privileges/acl_apply.py: decisions take effect whoever granted what, and never break other sessions' DDL."""
 
 import re
 from collections.abc import AsyncIterator, Hashable, Sequence
@@ -9,18 +9,18 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.core.acl import DECLARABLE, AclChange, AclEntry, DefaultAclChange, ObservedAcl
 from pgrole_controller.core.errors import PgRoleError, Reason
+from pgrole_controller.core.privileges.acl import DECLARABLE, AclChange, AclEntry, DefaultAclChange, ObservedAcl
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres import acl_batches
-from pgrole_controller.postgres.acl_apply import AppliedAcls, apply_acls
-from pgrole_controller.postgres.acl_catalog import read_acls, read_columns, read_defaults
-from pgrole_controller.postgres.acl_checks import NOT_AS_EXPECTED, prepare_checks
-from pgrole_controller.postgres.acl_locks import PATIENCE_SECONDS, REST_SECONDS
-from pgrole_controller.postgres.acl_script import render_repairs
-from pgrole_controller.postgres.acl_transaction import AclDialect
-from pgrole_controller.postgres.acl_verification import AclRepair
 from pgrole_controller.postgres.fence import Fence
+from pgrole_controller.postgres.privileges import acl_batches
+from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls, apply_acls
+from pgrole_controller.postgres.privileges.acl_catalog import read_acls, read_columns, read_defaults
+from pgrole_controller.postgres.privileges.acl_checks import NOT_AS_EXPECTED, prepare_checks
+from pgrole_controller.postgres.privileges.acl_locks import PATIENCE_SECONDS, REST_SECONDS
+from pgrole_controller.postgres.privileges.acl_script import render_repairs
+from pgrole_controller.postgres.privileges.acl_transaction import AclDialect
+from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from tests.integration.acl_support import ROLES, AclDatabase, acl_database, anywhere, held, named
 from tests.integration.test_acl_catalog import CREATED, OBJECTS, ODD_NAMES
 from tests.servers import Servers

@@ -1,4 +1,4 @@
-"""postgres/acl_catalog.py and sql/privileges: which privileges of a database are read, and which are not."""
+"""postgres/privileges/acl_catalog.py and sql/privileges: which privileges of a database are read, and which are not."""
 
 from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
@@ -7,13 +7,15 @@ from itertools import pairwise
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.core.acl import DECLARABLE, TABLE_KINDS, AclEntry, ObjectId, ObjectKind
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.observed_database import ObservedDatabase
-from pgrole_controller.core.routine_signature import normalize_arguments
+from pgrole_controller.core.privileges.acl import DECLARABLE, TABLE_KINDS, AclEntry, ObjectId, ObjectKind
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.routine_signature import normalize_arguments
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres import acl_catalog, answer_pages, queries
-from pgrole_controller.postgres.acl_catalog import (
+from pgrole_controller.postgres import answer_pages, queries
+from pgrole_controller.postgres.connection import Endpoint, connect
+from pgrole_controller.postgres.privileges import acl_catalog
+from pgrole_controller.postgres.privileges.acl_catalog import (
     read_acls,
     read_columns,
     read_database,
@@ -24,7 +26,6 @@ from pgrole_controller.postgres.acl_catalog import (
     read_recent_acls,
     read_recent_acls_and,
 )
-from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.single_row import SingleRow
 from tests.integration.acl_support import AclDatabase, acl_database, anywhere, held, labels, named, nowhere
 from tests.integration.sql_support import count_pages_of

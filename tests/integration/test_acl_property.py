@@ -12,7 +12,7 @@ import pytest_asyncio
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from pgrole_controller.core.acl import (
+from pgrole_controller.core.privileges.acl import (
     TABLE_KINDS,
     AclChange,
     DatabaseObject,
@@ -21,8 +21,8 @@ from pgrole_controller.core.acl import (
     ObjectKind,
     ObservedAcl,
 )
-from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
-from pgrole_controller.core.grantee import (
+from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.privileges.grantee import (
     Access,
     DatabasePrivileges,
     Grantee,
@@ -31,13 +31,13 @@ from pgrole_controller.core.grantee import (
     PrivilegeRule,
     SchemaAccess,
 )
-from pgrole_controller.core.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.request import Key
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres.acl_apply import apply_acls
-from pgrole_controller.postgres.acl_catalog import read_acls, read_database, read_named_acls
-from pgrole_controller.postgres.acl_transaction import AclDialect
-from pgrole_controller.postgres.acl_verification import AclRepair
+from pgrole_controller.postgres.privileges.acl_apply import apply_acls
+from pgrole_controller.postgres.privileges.acl_catalog import read_acls, read_database, read_named_acls
+from pgrole_controller.postgres.privileges.acl_transaction import AclDialect
+from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from tests.integration.acl_support import ROLES, AclDatabase, acl_database, anywhere
 
 SCHEMAS = ("app", "hr", "scratch")

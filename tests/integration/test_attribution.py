@@ -1,4 +1,4 @@
-"""postgres/acl_attribution.py: names whoever changes a privilege, with the transaction as proof."""
+"""postgres/privileges/acl_attribution.py: names whoever changes a privilege, with the transaction as proof."""
 
 import random
 from collections.abc import AsyncIterator
@@ -7,10 +7,10 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.core.attribution import DEFAULTS, GRANTED, REVOKED, ChangedRow
-from pgrole_controller.core.privilege_result import Culprit, Evidence
+from pgrole_controller.core.privileges.attribution import DEFAULTS, GRANTED, REVOKED, ChangedRow
+from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres.acl_attribution import MOST_ROWS, read_culprits, read_culprits_of
+from pgrole_controller.postgres.privileges.acl_attribution import MOST_ROWS, read_culprits, read_culprits_of
 from tests.integration.event_support import PEOPLE, EventDatabase, event_database
 
 #: Ways in which alice changes table `a`, hiding the statement more or less. `%s`: GRANT … or REVOKE ….

@@ -9,10 +9,10 @@ import pytest_asyncio
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.diff import Create, Rename, SetAttribute
 from pgrole_controller.core.errors import Reason, Transient
-from pgrole_controller.core.grantee import DatabasePrivileges
-from pgrole_controller.core.kept_privileges import LARGEST, write_kept
 from pgrole_controller.core.password import PasswordRecord
 from pgrole_controller.core.plan import NewOwner, Plan
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges
+from pgrole_controller.core.privileges.kept_privileges import LARGEST, write_kept
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import Role
 from pgrole_controller.core.state import Observed

@@ -15,7 +15,7 @@ from pgrole_controller.core.errors import Refused
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries, schema
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.database_schema import inspect_database, install_database, remove
+from pgrole_controller.postgres.privileges.database_schema import inspect_database, install_database, remove
 from tests.integration.sql_support import listening
 from tests.releases import BEFORE
 from tests.servers import Servers

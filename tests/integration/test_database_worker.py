@@ -12,23 +12,23 @@ import asyncpg
 import pytest
 
 from pgrole_controller import metrics
-from pgrole_controller.controller import (
+from pgrole_controller.controller.privileges import (
     database_worker,
     large_rounds,
     privilege_attribution,
     privilege_memory,
     privilege_round,
 )
-from pgrole_controller.controller.database_worker import DatabaseWorker
-from pgrole_controller.controller.grantees import Grantees
+from pgrole_controller.controller.privileges.database_worker import DatabaseWorker
+from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.core import contest as contests
-from pgrole_controller.core.acl import ObjectKind
-from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.approval import read_approval
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.grantee import (
+from pgrole_controller.core.privileges.acl import ObjectKind
+from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.privileges.grantee import (
     Access,
     DatabasePrivileges,
     Grantee,
@@ -36,15 +36,15 @@ from pgrole_controller.core.grantee import (
     PrivilegeRule,
     SchemaAccess,
 )
-from pgrole_controller.core.privilege_news import combine_drifts
-from pgrole_controller.core.privilege_reach import PrivilegeReach
-from pgrole_controller.core.privilege_result import Evidence, News
+from pgrole_controller.core.privileges.privilege_news import combine_drifts
+from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
+from pgrole_controller.core.privileges.privilege_result import Evidence, News
 from pgrole_controller.local.process import reached
-from pgrole_controller.postgres import acl_attribution
 from pgrole_controller.postgres.connection import Endpoint, connect
-from pgrole_controller.postgres.database_session import LONGEST_PAUSE_SECONDS, DatabaseSession
-from pgrole_controller.postgres.ddl_events import EventReader, Look, Scope, UnexplainedWrites
 from pgrole_controller.postgres.held_databases import HeldQuestion, read_unheld
+from pgrole_controller.postgres.privileges import acl_attribution
+from pgrole_controller.postgres.privileges.database_session import LONGEST_PAUSE_SECONDS, DatabaseSession
+from pgrole_controller.postgres.privileges.ddl_events import EventReader, Look, Scope, UnexplainedWrites
 from tests.integration.database_world import DEADLINE, KEY, POLICY, READ, SERVER, WRITE, DatabaseWorkerWorld, make_world
 from tests.servers import Servers
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from pgrole_controller.core.database_options import HistoryConfig
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.privilege_result import Culprit, Evidence
+from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect

@@ -9,7 +9,7 @@ import asyncpg
 import pytest_asyncio
 
 from pgrole_controller.core.database_options import HistoryConfig
-from pgrole_controller.core.privilege_result import Culprit, Evidence
+from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.drift_history import RecordedDrift, build_record_statement

@@ -9,9 +9,9 @@ from typing import cast
 import asyncpg
 
 from pgrole_controller.controller.context import WorkerContext
-from pgrole_controller.controller.databases import Databases
-from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.maintenance import Maintenance
+from pgrole_controller.controller.privileges.databases import Databases
+from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import DatabasesConfig

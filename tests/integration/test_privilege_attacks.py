@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.core.acl import AclChange, ObjectKind
-from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
-from pgrole_controller.core.grantee import (
+from pgrole_controller.core.privileges.acl import AclChange, ObjectKind
+from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.privileges.grantee import (
     Access,
     DatabasePrivileges,
     Grantee,
@@ -20,14 +20,14 @@ from pgrole_controller.core.grantee import (
     PrivilegeRule,
     SchemaAccess,
 )
-from pgrole_controller.core.observed_database import ObservedDatabase
-from pgrole_controller.core.privilege_reach import PrivilegeReach
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.request import Key
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres.acl_apply import AppliedAcls, apply_acls
-from pgrole_controller.postgres.acl_catalog import read_database
-from pgrole_controller.postgres.acl_transaction import AclDialect, AclTransactions
-from pgrole_controller.postgres.acl_verification import AclRepair
+from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls, apply_acls
+from pgrole_controller.postgres.privileges.acl_catalog import read_database
+from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AclTransactions
+from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from tests.integration.acl_support import AclDatabase, acl_database
 from tests.servers import Servers
 

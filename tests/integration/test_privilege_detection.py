@@ -4,9 +4,15 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from pgrole_controller.core.acl import ObjectKind
 from pgrole_controller.core.database_options import DatabaseMode
-from pgrole_controller.core.grantee import Access, DatabasePrivileges, Grantee, ObjectPrivileges, SchemaAccess
+from pgrole_controller.core.privileges.acl import ObjectKind
+from pgrole_controller.core.privileges.grantee import (
+    Access,
+    DatabasePrivileges,
+    Grantee,
+    ObjectPrivileges,
+    SchemaAccess,
+)
 from pgrole_controller.local.process import reached
 from tests.integration.database_world import (
     DEADLINE,

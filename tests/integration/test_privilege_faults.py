@@ -16,22 +16,28 @@ import asyncpg
 import pytest
 from anyio.streams.stapled import MultiListener
 
-from pgrole_controller.controller import database_worker, privilege_round
-from pgrole_controller.controller.database_worker import DatabaseContext, DatabaseWorker
 from pgrole_controller.controller.leadership import Leadership
-from pgrole_controller.core.acl import ObjectKind
+from pgrole_controller.controller.privileges import database_worker, privilege_round
+from pgrole_controller.controller.privileges.database_worker import DatabaseContext, DatabaseWorker
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import PgRoleError, Reason
-from pgrole_controller.core.grantee import Access, DatabasePrivileges, Grantee, ObjectPrivileges, SchemaAccess
-from pgrole_controller.core.privilege_result import PrivilegeResult
+from pgrole_controller.core.privileges.acl import ObjectKind
+from pgrole_controller.core.privileges.grantee import (
+    Access,
+    DatabasePrivileges,
+    Grantee,
+    ObjectPrivileges,
+    SchemaAccess,
+)
+from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.term import Term
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
-from pgrole_controller.postgres import database_session
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Endpoint, connect
+from pgrole_controller.postgres.privileges import database_session
 from pgrole_controller.postgres.schema import install as install_home
 from tests.integration.database_world import DEADLINE, POLICY, READ, SERVER, DatabaseWorkerWorld, make_world
 from tests.servers import Servers

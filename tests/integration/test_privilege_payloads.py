@@ -12,10 +12,11 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.grantee import Access, SchemaAccess
+from pgrole_controller.core.privileges.grantee import Access, SchemaAccess
 from pgrole_controller.local.process import reached
-from pgrole_controller.postgres import answer_pages, database_session, ddl_events
+from pgrole_controller.postgres import answer_pages
 from pgrole_controller.postgres.connection import Connection, Endpoint
+from pgrole_controller.postgres.privileges import database_session, ddl_events
 from tests.integration.database_world import DEADLINE, READ, DatabaseWorkerWorld, make_world
 from tests.servers import Servers
 

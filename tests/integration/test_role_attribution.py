@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from pgrole_controller.core.audit_line import ChangedRole
 from pgrole_controller.core.database_options import AuditSource
-from pgrole_controller.core.privilege_result import Evidence
+from pgrole_controller.core.privileges.privilege_result import Evidence
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import audit_log
 from pgrole_controller.postgres.audit_log import JsonLog

@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.errors import PgRoleError, Refused, Transient
-from pgrole_controller.core.server_findings import judge_encryption
+from pgrole_controller.core.findings.server_findings import judge_encryption
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer, postgres
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import tls

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgrole_controller.core.acl import (
+from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.privileges.acl import (
     AclChange,
     AclEntry,
     DatabaseObject,
@@ -16,10 +17,9 @@ from pgrole_controller.core.acl import (
     ObjectKind,
     ObservedAcl,
 )
-from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
-from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.grant_ddl import statements
-from pgrole_controller.core.grantee import (
+from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.privileges.grant_ddl import statements
+from pgrole_controller.core.privileges.grantee import (
     Access,
     DatabasePrivileges,
     Grantee,
@@ -28,9 +28,9 @@ from pgrole_controller.core.grantee import (
     PrivilegeRule,
     SchemaAccess,
 )
-from pgrole_controller.core.observed_database import ObservedDatabase
-from pgrole_controller.core.privilege_difference import phrases
-from pgrole_controller.core.privilege_policy import DatabaseFacts
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.privilege_difference import phrases
+from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts
 from pgrole_controller.core.request import Key
 
 ME, OWNER, DELEGATE, STRANGER, ADMIN = 16400, 16500, 16600, 16700, 16800

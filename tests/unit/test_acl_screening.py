@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from pgrole_controller.core import acl_screening
-from pgrole_controller.core.acl import AclEntry, DatabaseObject, ObjectId, ObjectKind, ObservedAcl
-from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
-from pgrole_controller.core.acl_index import AclIndex
-from pgrole_controller.core.acl_screening import AclScreening, PrivilegeTerms
-from pgrole_controller.core.grantee import (
+from pgrole_controller.core.privileges import acl_screening
+from pgrole_controller.core.privileges.acl import AclEntry, DatabaseObject, ObjectId, ObjectKind, ObservedAcl
+from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.privileges.acl_index import AclIndex
+from pgrole_controller.core.privileges.acl_screening import AclScreening, PrivilegeTerms
+from pgrole_controller.core.privileges.grantee import (
     Access,
     DatabasePrivileges,
     Grantee,
@@ -20,10 +20,10 @@ from pgrole_controller.core.grantee import (
     PrivilegeRule,
     SchemaAccess,
 )
-from pgrole_controller.core.grantee_index import GranteeIndex
-from pgrole_controller.core.object_patterns import compile_privileges
-from pgrole_controller.core.observed_database import ObservedDatabase
-from pgrole_controller.core.privilege_policy import DatabaseFacts
+from pgrole_controller.core.privileges.grantee_index import GranteeIndex
+from pgrole_controller.core.privileges.object_patterns import compile_privileges
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts
 from pgrole_controller.core.request import Key
 
 OWNER, STRANGER = 20_000, 20_001

@@ -18,10 +18,10 @@ from pgrole_controller.api.privileges import (
     SchemaPrivilegesSpec,
 )
 from pgrole_controller.api.server_databases import ObjectKindName, PrivilegeName
-from pgrole_controller.core.acl import COLUMN_PRIVILEGES, DECLARABLE, TABLE_KINDS, ObjectKind
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.desired import desired_of, privileges_of
-from pgrole_controller.core.grantee import (
+from pgrole_controller.core.privileges.acl import COLUMN_PRIVILEGES, DECLARABLE, TABLE_KINDS, ObjectKind
+from pgrole_controller.core.privileges.grantee import (
     Access,
     DatabasePrivileges,
     ObjectPrivileges,

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgrole_controller.api.status import PgRoleStatus
-from pgrole_controller.core.acl import AclChange, DatabaseObject, DefaultAclChange, ObjectId, ObjectKind
 from pgrole_controller.core.approval import (
     APPROVE,
     LONGEST,
@@ -27,8 +26,6 @@ from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.diff import SetAttribute
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.granted_privileges import GrantedPrivileges, describe_approval
-from pgrole_controller.core.grantee import DatabasePrivileges, Grantee
 from pgrole_controller.core.password import (
     DesiredPassword,
     ObservedSecrets,
@@ -40,7 +37,10 @@ from pgrole_controller.core.password import (
 )
 from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.policy import Policy
-from pgrole_controller.core.privilege_result import PrivilegeResult
+from pgrole_controller.core.privileges.acl import AclChange, DatabaseObject, DefaultAclChange, ObjectId, ObjectKind
+from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges, describe_approval
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
+from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import Membership, ObservedRole, Password, Role, digest
 from pgrole_controller.core.scram import make_verifier

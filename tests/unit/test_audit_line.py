@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgrole_controller.core.audit_line import MOST_BELOW, ChangedRole, RoleCommand, find_author, read_lines
-from pgrole_controller.core.privilege_result import Evidence
+from pgrole_controller.core.privileges.privilege_result import Evidence
 
 
 def line(message: str, **changed: Any) -> bytes:

@@ -24,8 +24,8 @@ from pgrole_controller.console.role_view import view_role
 from pgrole_controller.console.roles_view import PAGE_ROWS, read_query, view_roles
 from pgrole_controller.console.snapshot import Snapshot
 from pgrole_controller.console.template_files import tell_distance
+from pgrole_controller.core.access.membership_graph import NodeKind
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.membership_graph import NodeKind
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import of_read_back

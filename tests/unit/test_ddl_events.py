@@ -4,9 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from pgrole_controller.core.acl import ObjectId
-from pgrole_controller.postgres import ddl_events
-from pgrole_controller.postgres.ddl_events import CUT, EVERYTHING, CommittedCommand, Look, Scope, choose, read_names
+from pgrole_controller.core.privileges.acl import ObjectId
+from pgrole_controller.postgres.privileges import ddl_events
+from pgrole_controller.postgres.privileges.ddl_events import (
+    CUT,
+    EVERYTHING,
+    CommittedCommand,
+    Look,
+    Scope,
+    choose,
+    read_names,
+)
 from pgrole_controller.postgres.rows import Unreadable
 
 TABLE = ObjectId("pg_class", 20000)

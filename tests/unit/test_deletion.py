@@ -16,12 +16,12 @@ from pgrole_controller.core.deletion import (
 )
 from pgrole_controller.core.diff import Drop, Rename, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
-from pgrole_controller.core.grantee import DatabasePrivileges, PrivilegePolicy
-from pgrole_controller.core.kept_privileges import grantee_of
 from pgrole_controller.core.plan import NewOwner, Plan, ReassignOwned, ReassignResult
 from pgrole_controller.core.policy import Policy, References
-from pgrole_controller.core.privilege_policy import check_database
-from pgrole_controller.core.privilege_result import PrivilegeResult
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, PrivilegePolicy
+from pgrole_controller.core.privileges.kept_privileges import grantee_of
+from pgrole_controller.core.privileges.privilege_policy import check_database
+from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.role import ObservedRole, Role, digest
 from pgrole_controller.core.state import Dependents, Desired, Observed, Server
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 
-from pgrole_controller.core.access_report import NamedObjects, Surroundings, what_can, who_can
-from pgrole_controller.core.acl import AclEntry, DatabaseObject, ObjectId, ObjectKind
-from pgrole_controller.core.effective_access import (
+from pgrole_controller.core.access.access_report import NamedObjects, Surroundings, what_can, who_can
+from pgrole_controller.core.access.effective_access import (
     MOST_ROUTES,
     PUBLIC,
     AccessJudge,
@@ -12,7 +11,7 @@ from pgrole_controller.core.effective_access import (
     EffectivePrivilege,
     Source,
 )
-from pgrole_controller.core.role_graph import (
+from pgrole_controller.core.access.role_graph import (
     MOST_COUNTED,
     PG_DATABASE_OWNER,
     PG_READ_ALL_DATA,
@@ -22,6 +21,7 @@ from pgrole_controller.core.role_graph import (
     GroupEdge,
     RoleGraph,
 )
+from pgrole_controller.core.privileges.acl import AclEntry, DatabaseObject, ObjectId, ObjectKind
 
 VERSION = 180000
 OWNER, READERS, TEAM, ALICE, BOB, ROOT = range(1, 7)

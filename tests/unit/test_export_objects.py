@@ -20,10 +20,10 @@ from pgrole_controller.commands.export_yaml import to_yaml
 from pgrole_controller.core.desired import desired_role_of, privileges_of
 from pgrole_controller.core.diff import diff, field_names
 from pgrole_controller.core.errors import Refused
-from pgrole_controller.core.grantee import Access, DatabasePrivileges, SchemaAccess
+from pgrole_controller.core.folding.privilege_folding import FoldedDatabase
 from pgrole_controller.core.parameters import ALL, UNREADABLE
 from pgrole_controller.core.policy import Policy, Reached, References
-from pgrole_controller.core.privilege_folding import FoldedDatabase
+from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, SchemaAccess
 from pgrole_controller.core.role import BEFORE_ALL_TIME, UNSEEN, Membership, ObservedRole, Role
 
 NAMES = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=15)

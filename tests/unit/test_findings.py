@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from pgrole_controller.api.crd import PGROLE, crd
-from pgrole_controller.core import attribution_findings, cluster_findings, schema_findings, server_findings
-from pgrole_controller.core.cluster_findings import NEEDED, RequiredRight
 from pgrole_controller.core.database_options import AuditSource, HistoryConfig
-from pgrole_controller.core.finding import Finding, FindingState, has_problem, sql, summarize
-from pgrole_controller.core.server_facts import (
+from pgrole_controller.core.findings import attribution_findings, cluster_findings, schema_findings, server_findings
+from pgrole_controller.core.findings.cluster_findings import NEEDED, RequiredRight
+from pgrole_controller.core.findings.finding import Finding, FindingState, has_problem, sql, summarize
+from pgrole_controller.core.findings.server_facts import (
     ClaimCount,
     EventTriggerFacts,
     HistoryFacts,

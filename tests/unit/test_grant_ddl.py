@@ -7,8 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pglast import ast, parse_sql
 
-from pgrole_controller.core.acl import AclChange, DatabaseObject, DefaultAclChange, ObjectId, ObjectKind
-from pgrole_controller.core.grant_ddl import GRANTEES_PER_STATEMENT, OBJECTS_PER_STATEMENT, render_types, statements
+from pgrole_controller.core.privileges.acl import AclChange, DatabaseObject, DefaultAclChange, ObjectId, ObjectKind
+from pgrole_controller.core.privileges.grant_ddl import (
+    GRANTEES_PER_STATEMENT,
+    OBJECTS_PER_STATEMENT,
+    render_types,
+    statements,
+)
 from tests.roles import names
 
 

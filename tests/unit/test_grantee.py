@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from pgrole_controller.core.acl import ObjectKind
-from pgrole_controller.core.grantee import (
+from pgrole_controller.core.privileges.acl import ObjectKind
+from pgrole_controller.core.privileges.grantee import (
     Access,
     DatabasePrivileges,
     Grantee,

@@ -6,9 +6,9 @@ from typing import ClassVar, cast
 
 import pytest
 
-from pgrole_controller.controller.grantee_publisher import add_results, publish, withdraw_unread
-from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.objects import Target
+from pgrole_controller.controller.privileges.grantee_publisher import add_results, publish, withdraw_unread
+from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.reconcile import _decide
 from pgrole_controller.controller.result import Attempt
 from pgrole_controller.controller.server_config import ServerConfig
@@ -16,10 +16,10 @@ from pgrole_controller.core.claim import Claim, Generations, Owner
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.errors import Reason, Refused, Transient
-from pgrole_controller.core.grantee import DatabasePrivileges, Grantee, PrivilegePolicy
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy, References, ServerPolicy
-from pgrole_controller.core.privilege_result import News, PrivilegeNews, PrivilegeResult
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegePolicy
+from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole, Role, digest
 from pgrole_controller.core.state import Desired, Observed, Server

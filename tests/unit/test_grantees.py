@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from pgrole_controller.controller.grantees import Grantees
-from pgrole_controller.core.grantee import DatabasePrivileges, Grantee
-from pgrole_controller.core.privilege_result import News, PrivilegeNews, PrivilegeResult
+from pgrole_controller.controller.privileges.grantees import Grantees
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
+from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
 
 KEY, OTHER = Key("shop", "app"), Key("shop", "other")

@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgrole_controller.core.acl import DECLARABLE, ObjectKind
 from pgrole_controller.core.claim import Claim, Generations, Owner
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
-from pgrole_controller.core.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
-from pgrole_controller.core.kept_privileges import (
+from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.policy import Policy, References
+from pgrole_controller.core.privileges.acl import DECLARABLE, ObjectKind
+from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
+from pgrole_controller.core.privileges.kept_privileges import (
     LARGEST,
     former_of,
     grantee_of,
@@ -24,9 +26,7 @@ from pgrole_controller.core.kept_privileges import (
     unite,
     write_kept,
 )
-from pgrole_controller.core.plan import Plan
-from pgrole_controller.core.policy import Policy, References
-from pgrole_controller.core.privilege_result import PrivilegeResult
+from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole, Role, digest
 from pgrole_controller.core.state import Desired, Observed, Server

@@ -6,8 +6,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from pgrole_controller.core.graph_svg import render_svg
-from pgrole_controller.core.membership_graph import (
+from pgrole_controller.core.access.graph_svg import render_svg
+from pgrole_controller.core.access.membership_graph import (
     EdgeKind,
     GraphEdge,
     GraphNode,
@@ -17,7 +17,7 @@ from pgrole_controller.core.membership_graph import (
     render_dot,
     towards_object,
 )
-from pgrole_controller.core.role_graph import AccessRole, GroupEdge, RoleGraph
+from pgrole_controller.core.access.role_graph import AccessRole, GroupEdge, RoleGraph
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = (

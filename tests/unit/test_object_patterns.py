@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
-from pgrole_controller.core.object_patterns import (
+from pgrole_controller.core.policy import matches
+from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
+from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
+from pgrole_controller.core.privileges.object_patterns import (
     CompiledPrivileges,
     check_declarable,
     wanted,
 )
-from pgrole_controller.core.policy import matches
-from pgrole_controller.core.routine_signature import normalize_arguments
+from pgrole_controller.core.privileges.routine_signature import normalize_arguments
 
 READ, WRITE, EXECUTE = (frozenset({one}) for one in Access)
 TABLES = (ObjectKind.TABLE, ObjectKind.VIEW, ObjectKind.MATERIALIZED_VIEW, ObjectKind.FOREIGN_TABLE)

@@ -6,14 +6,14 @@ from typing import cast
 
 import pytest
 
-from pgrole_controller.controller.privilege_approval import build_approval_statements, consider_approval
-from pgrole_controller.controller.privilege_memory import AppliedState, RoleMemory
-from pgrole_controller.controller.privilege_progress import PrivilegeProgress
-from pgrole_controller.core.acl_decision import decide_privileges
+from pgrole_controller.controller.privileges.privilege_approval import build_approval_statements, consider_approval
+from pgrole_controller.controller.privileges.privilege_memory import AppliedState, RoleMemory
+from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress
 from pgrole_controller.core.approval import Approval, read_approval
-from pgrole_controller.core.grantee import Grantee
-from pgrole_controller.core.observed_database import ObservedDatabase
-from pgrole_controller.postgres.database_session import DatabaseSession
+from pgrole_controller.core.privileges.acl_decision import decide_privileges
+from pgrole_controller.core.privileges.grantee import Grantee
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from tests.unit.test_acl_decision import TABLE, entry, grantee, observe
 
 

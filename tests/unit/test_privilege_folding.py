@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from pgrole_controller.api.pgrole import PgRole
 from pgrole_controller.commands.export_objects import count_names, privileges_to_spec
-from pgrole_controller.core.acl import (
+from pgrole_controller.core.desired import privileges_of
+from pgrole_controller.core.folding.privilege_folding import FoldedDatabase, PrivilegeFolder
+from pgrole_controller.core.privileges.acl import (
     DECLARABLE,
     AclEntry,
     DatabaseObject,
@@ -15,12 +17,16 @@ from pgrole_controller.core.acl import (
     ObjectKind,
     ObservedAcl,
 )
-from pgrole_controller.core.acl_decision import decide_privileges
-from pgrole_controller.core.desired import privileges_of
-from pgrole_controller.core.grantee import Access, DatabasePrivileges, Grantee, ObjectPrivileges, PrivilegePolicy
-from pgrole_controller.core.observed_database import ObservedDatabase
-from pgrole_controller.core.privilege_folding import FoldedDatabase, PrivilegeFolder
-from pgrole_controller.core.privilege_policy import DatabaseFacts
+from pgrole_controller.core.privileges.acl_decision import decide_privileges
+from pgrole_controller.core.privileges.grantee import (
+    Access,
+    DatabasePrivileges,
+    Grantee,
+    ObjectPrivileges,
+    PrivilegePolicy,
+)
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts
 from pgrole_controller.core.request import Key
 
 ME, OWNER, DELEGATE, ADMIN = 16400, 16500, 16600, 10

@@ -4,9 +4,15 @@ import math
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from pgrole_controller.controller.privilege_memory import FurtherReads, PrivilegeMemory, RoleMemory, hold, note_repair
-from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObservedAcl
+from pgrole_controller.controller.privileges.privilege_memory import (
+    FurtherReads,
+    PrivilegeMemory,
+    RoleMemory,
+    hold,
+    note_repair,
+)
 from pgrole_controller.core.contest import LIMIT, Moment
+from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObservedAcl
 from pgrole_controller.core.request import Key
 from tests.unit.test_acl_decision import STRANGER, grantee, make
 

@@ -2,10 +2,10 @@
 
 from datetime import UTC, datetime
 
-from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObjectKind
-from pgrole_controller.core.privilege_difference import DifferenceLedger, PrivilegeDifference
-from pgrole_controller.core.privilege_news import announce_drift, announce_extension, describe_drift
-from pgrole_controller.core.privilege_result import Culprit, Evidence, News
+from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
+from pgrole_controller.core.privileges.privilege_difference import DifferenceLedger, PrivilegeDifference
+from pgrole_controller.core.privileges.privilege_news import announce_drift, announce_extension, describe_drift
+from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence, News
 
 NOW = datetime(2027, 1, 2, 16, 4, 9, 113000, tzinfo=UTC)
 ALICE = Culprit(Evidence.TRANSACTION, "alice", "alice", "psql", "10.2.3.4", NOW, "GRANT DELETE ON app.orders TO x")

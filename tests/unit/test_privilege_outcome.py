@@ -12,11 +12,11 @@ from pgrole_controller.api.status import PgRoleStatus
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.drift_record import LARGEST, MOST, DriftRecord, extend_history
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
-from pgrole_controller.core.granted_privileges import GrantedPrivileges
-from pgrole_controller.core.grantee import DatabasePrivileges, Grantee, PrivilegePolicy
 from pgrole_controller.core.plan import Plan
-from pgrole_controller.core.privilege_outcome import add_privileges, find_problems
-from pgrole_controller.core.privilege_result import Culprit, Evidence, PrivilegeDrift, PrivilegeResult
+from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegePolicy
+from pgrole_controller.core.privileges.privilege_outcome import add_privileges, find_problems
+from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence, PrivilegeDrift, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import (
     PROGRESSING,

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObjectKind
-from pgrole_controller.core.grantee import Grantee, PrivilegePolicy, PrivilegeRule
-from pgrole_controller.core.privilege_policy import (
+from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
+from pgrole_controller.core.privileges.grantee import Grantee, PrivilegePolicy, PrivilegeRule
+from pgrole_controller.core.privileges.privilege_policy import (
     DatabaseFacts,
     check_database,
     why_not_created_by,

@@ -1,8 +1,14 @@
 """core.privilege_reach: which objects declarations may concern; it must include everything that one matches."""
 
-from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObjectKind
-from pgrole_controller.core.grantee import Access, DatabasePrivileges, Grantee, ObjectPrivileges, SchemaAccess
-from pgrole_controller.core.privilege_reach import PrivilegeReach
+from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
+from pgrole_controller.core.privileges.grantee import (
+    Access,
+    DatabasePrivileges,
+    Grantee,
+    ObjectPrivileges,
+    SchemaAccess,
+)
+from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.request import Key
 
 PEOPLE = ObjectPrivileges(ObjectKind.TABLE, "hr", ("people",), frozenset({"SELECT"}), ("id",))

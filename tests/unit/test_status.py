@@ -8,10 +8,10 @@ import pytest
 
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
-from pgrole_controller.core.granted_privileges import GrantedPrivileges
-from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.plan import Plan
-from pgrole_controller.core.privilege_result import Culprit, Evidence, PrivilegeDrift, PrivilegeResult
+from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
+from pgrole_controller.core.privileges.grantee import Grantee
+from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence, PrivilegeDrift, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role_drift import FoundCause, RoleDrift
 from pgrole_controller.core.status import (

@@ -6,7 +6,7 @@ from typing import Any, cast
 from pgrole_controller.controller.objects import Target
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.telemetry import KEPT, MOST, OVERDUE, DriftCounts, OwnChanges
-from pgrole_controller.core.privilege_result import News, PrivilegeNews
+from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role_drift import RoleDrift
 from pgrole_controller.kube.store import Stored
