@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.core.database_places import QUIET_SECONDS
+from pgrole_controller.core.privileges.database_places import QUIET_SECONDS
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached

@@ -10,23 +10,23 @@ import anyio
 import asyncpg
 import pytest
 
-from pgrole_controller.controller import database_worker
 from pgrole_controller.controller.context import WorkerContext
-from pgrole_controller.controller.databases import Databases, DatabaseState
-from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.leadership import Leadership
+from pgrole_controller.controller.privileges import database_worker
+from pgrole_controller.controller.privileges.databases import Databases, DatabaseState
+from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
-from pgrole_controller.core.grantee import DatabasePrivileges, Grantee
 from pgrole_controller.core.policy import ServerPolicy
-from pgrole_controller.core.privilege_result import PrivilegeNews, PrivilegeResult
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
+from pgrole_controller.core.privileges.privilege_result import PrivilegeNews, PrivilegeResult
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.database_opening import open_database
-from pgrole_controller.postgres.database_session import DatabaseSession
+from pgrole_controller.postgres.privileges.database_opening import open_database
+from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.session import Session
 from tests.integration.database_world import DEADLINE, KEY, POLICY, READ, SERVER, WRITE, make_template
 

@@ -9,18 +9,18 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.controller import database_rotation, database_worker, databases
-from pgrole_controller.controller.databases import Databases
 from pgrole_controller.controller.leadership import Leadership
-from pgrole_controller.core import database_places
+from pgrole_controller.controller.privileges import database_rotation, database_worker, databases
+from pgrole_controller.controller.privileges.databases import Databases
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.privilege_result import Evidence, News
+from pgrole_controller.core.privileges import database_places
+from pgrole_controller.core.privileges.privilege_result import Evidence, News
 from pgrole_controller.kube.term import Term
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres import database_opening, database_session
 from pgrole_controller.postgres.fence import Fence, take_lead
+from pgrole_controller.postgres.privileges import database_opening, database_session
 from tests.integration.database_world import KEY, SERVER
 from tests.integration.databases_world import DatabasesWorld, SessionRecord, in_turn, make_databases, state_of
 

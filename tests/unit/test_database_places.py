@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pgrole_controller.core.database_places import (
+from pgrole_controller.core.privileges.database_places import (
     QUIET_SECONDS,
     DatabaseTurn,
     PolledDatabase,

@@ -1,0 +1,126 @@
+"""Serves the databases of one server that have no connection of their own, one after the other.
+
+Guarantees: one connection at a time, and no turn in a database where another worker may still be at work; a database
+that hangs or refuses takes a bounded time from the others, and is tried again with back-off.
+"""
+
+import math
+import random
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import NoReturn
+
+import anyio
+
+from pgrole_controller.controller.privileges.database_worker import DatabaseWorker
+from pgrole_controller.controller.server_config import ServerConfig
+from pgrole_controller.core.backoff import Backoff
+from pgrole_controller.core.database_options import DatabaseMode
+from pgrole_controller.core.privileges.database_places import (
+    DatabaseTurn,
+    PolledDatabase,
+    TurnKind,
+    TurnPace,
+    choose_turn,
+)
+from pgrole_controller.postgres.privileges.database_session import pause_after
+from pgrole_controller.signals import Signal
+
+#: Maximum pause before a turn that was asked for, in seconds.
+LONGEST_WAIT = 1.0
+#: Pause of one database after a turn that failed, in seconds, and at least this multiple of the time it took.
+_RETRY = Backoff(1.0, 60.0)
+_REST_TIMES = 4.0
+
+
+@dataclass(slots=True)
+class _Polled:
+    """`busy`: whoever works in the database holds it. `failed`, `due`, `served_at`: as in PolledDatabase."""
+
+    worker: DatabaseWorker
+    busy: anyio.Lock
+    served_at: float = -math.inf
+    due: float = -math.inf
+    failed: bool = False
+    scope: anyio.CancelScope | None = None  # of its turn
+
+
+class DatabaseRotation:
+    """`after_turn` is called with the database's name."""
+
+    def __init__(self, config: Callable[[], ServerConfig], after_turn: Callable[[str], None]) -> None:
+        self._config = config
+        self._after_turn = after_turn
+        self._polled: dict[str, _Polled] = {}
+        self._changed = Signal()
+        self._asked_from = self._others_from = -math.inf
+        self._last: dict[TurnKind, float] = {}
+
+    def add(self, worker: DatabaseWorker, busy: anyio.Lock) -> None:
+        """Does nothing if the database is served already."""
+        if worker.database not in self._polled:
+            self._polled[worker.database] = _Polled(worker, busy)
+            self._changed.set()
+
+    def remove(self, database: str) -> None:
+        """Its turn ends, if it has one. Does nothing if the database is not served."""
+        polled = self._polled.pop(database, None)
+        if polled is not None and polled.scope is not None:
+            polled.scope.cancel()
+
+    def wake(self, databases: Collection[str]) -> None:
+        """Something may be asked for in these, or another worker of theirs ended."""
+        if not self._polled.keys().isdisjoint(databases):
+            self._changed.set()
+
+    def retry(self, database: str) -> None:
+        """The cause of a failed turn may be gone. Does nothing if the database is not served."""
+        if database in self._polled:
+            self._polled[database].failed = False
+            self._changed.set()
+
+    async def run(self) -> NoReturn:
+        """Until cancelled."""
+        while True:
+            await anyio.sleep(max(self._asked_from - anyio.current_time(), 0.0))
+            self._changed.clear()
+            turn, now = self._choose(), anyio.current_time()
+            if turn is not None and turn.at <= now:
+                await self._serve(turn)
+                continue
+            with anyio.move_on_after(math.inf if turn is None else turn.at - now):
+                await self._changed.wait()
+
+    def _choose(self) -> DatabaseTurn | None:
+        databases = [
+            PolledDatabase(name, one.served_at, one.due, one.worker.asked_at, one.failed)
+            for name, one in self._polled.items()
+            if not one.busy.locked()
+        ]
+        return choose_turn(databases, TurnPace(self._asked_from, self._others_from, self._last), anyio.current_time())
+
+    async def _serve(self, turn: DatabaseTurn) -> None:
+        polled = self._polled[turn.name]
+        began = anyio.current_time()
+        with anyio.CancelScope() as polled.scope:
+            async with polled.busy:
+                await polled.worker.take_turn()
+        self._note(polled, turn.kind, anyio.current_time() - began)
+        self._after_turn(turn.name)
+
+    def _note(self, polled: _Polled, kind: TurnKind, took: float) -> None:
+        now, config = anyio.current_time(), self._config()
+        self._last[kind] = polled.served_at = now
+        self._asked_from = now + min(config.interval, LONGEST_WAIT)
+        if kind is not TurnKind.ASKED:
+            self._others_from = now + pause_after(took, config.interval)
+        self._others_from = max(self._others_from, self._asked_from)
+        failures = polled.worker.failures
+        polled.failed = failures > 0
+        if polled.failed:
+            delay = _RETRY.delay(failures, random.random())  # noqa: S311 -- no secret
+            polled.due = now + max(delay, _REST_TIMES * took)
+        elif config.databases is not None and config.databases.detection is DatabaseMode.RESYNC:
+            polled.due = now + config.resync_seconds
+        else:
+            polled.due = now

@@ -1,0 +1,241 @@
+"""Which databases of one server are served: those that published roles name, and the server's owner allows.
+
+The worker of each keeps a connection, as long as they are not too many: those in which nothing has changed for long are
+then served in turn.
+
+Guarantees: workers live inside the session with the home database, and end with it or with the lead; whatever happens
+to one database delays neither the home database nor, unless they are served in turn, another one; no two workers are at
+work in one database.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import anyio
+from anyio.abc import TaskGroup
+
+from pgrole_controller.controller.context import WorkerContext
+from pgrole_controller.controller.privileges.database_rotation import DatabaseRotation
+from pgrole_controller.controller.privileges.database_worker import DatabaseContext, DatabaseWorker
+from pgrole_controller.controller.server_config import ServerConfig
+from pgrole_controller.core.database_options import DatabaseMode
+from pgrole_controller.core.errors import PgRoleError, Refused
+from pgrole_controller.core.privileges.database_places import Standing, choose_places, outranks
+from pgrole_controller.core.privileges.grantee import PrivilegePolicy
+from pgrole_controller.core.privileges.privilege_policy import check_database
+from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
+from pgrole_controller.core.request import Key
+from pgrole_controller.postgres.session import Session
+from pgrole_controller.signals import Signal
+
+log = logging.getLogger(__name__)
+
+#: Minimum time between two exchanges of databases that have a connection, in seconds: each takes two sessions.
+EXCHANGE_SECONDS = 10.0
+
+
+class DatabaseState(NamedTuple):
+    """One database with managed privileges, for status and metrics. `mode` None: not served. `message`: why not, or why
+    not by Events.
+    """
+
+    name: str
+    mode: DatabaseMode | None
+    message: str
+
+
+@dataclass(slots=True)
+class _Served:
+    """`busy`: whoever works in the database holds it. `scope`: of the worker's own task; None: it is served in turn."""
+
+    worker: DatabaseWorker
+    busy: anyio.Lock
+    scope: anyio.CancelScope | None = None
+
+    @property
+    def standing(self) -> Standing:
+        worker, placed = self.worker, self.scope is not None
+        reachable = worker.trouble is None if placed else worker.opened
+        return Standing(worker.database, placed, reachable, worker.changed_at)
+
+
+class Databases:
+    """The workers of one server's databases. `config` returns the server's current declaration."""
+
+    def __init__(
+        self,
+        config: Callable[[], ServerConfig],
+        context: WorkerContext,
+        suspended: Callable[[], bool],
+    ) -> None:
+        self._config = config
+        self._context = context
+        self._grantees = context.grantees
+        self._suspended = suspended
+        self._served: dict[str, _Served] = {}
+        self._ending: dict[str, anyio.Lock] = {}  # of workers that are no longer served, and may still be at work
+        self._changed_at: dict[str, float] = {}  # by database, in former sessions
+        self._rotation = DatabaseRotation(config, self._note_turn)
+        self._exchange_from = -math.inf
+        self._changed = Signal()
+
+    async def run(self, session: Session, home: str) -> None:
+        """Runs until cancelled, with every worker in it. `session` is with the home database, whose name is `home`."""
+        context = DatabaseContext(
+            self._config,
+            self._grantees,
+            self._context.leadership,
+            self._context.objects.cluster,
+            session.identity,
+            home,
+            self._suspended,
+        )
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._rotation.run)
+                while True:
+                    self._changed.clear()
+                    self._update(tasks, context)
+                    wait = self._exchange_from - anyio.current_time()
+                    with anyio.move_on_after(wait if wait > 0.0 else math.inf):
+                        await self._changed.wait()
+        finally:
+            self._changed_at = {name: served.worker.changed_at for name, served in self._served.items()}
+            self._served, self._ending = {}, {}
+            self._rotation = DatabaseRotation(self._config, self._note_turn)
+
+    def note_change(self, key: Key, names: frozenset[str]) -> None:
+        """A role with privileges in these databases was published, changed or withdrawn."""
+        for name in self._served.keys() & names:
+            self._served[name].worker.note_grantee(key)
+        self._rotation.wake(names)
+        self._changed.set()
+
+    def note_config(self) -> None:
+        """The server's declaration changed."""
+        for name, served in self._served.items():
+            served.worker.note_config()
+            self._rotation.retry(name)
+        self._changed.set()
+
+    def note_databases(self, names: tuple[str, ...] | None) -> None:
+        """These databases were created, or changed their name, owner or ACL; None: any."""
+        for name in self._served if names is None else self._served.keys() & set(names):
+            self._served[name].worker.note_database()
+            self._rotation.retry(name)
+
+    def storing(self) -> set[str]:
+        """The databases that are served, and have a part of schema pgrole."""
+        return {name for name, served in self._served.items() if served.worker.stores}
+
+    def take_recorded(self) -> set[str]:
+        """Returns the databases in which drifts were recorded since the last call."""
+        return {name for name, served in self._served.items() if served.worker.take_recorded()}
+
+    def states(self) -> list[DatabaseState]:
+        """The state of every database that published roles name, sorted by name."""
+        some = self._config().databases
+        polled = sum(served.scope is None for served in self._served.values())
+        in_turn = (
+            f"polled in turn, like {polled} of {len(self._served)} databases, since PgServer.spec.databases.max is "
+            f"{some.max if some else 0}: raise it to have changes noticed sooner"
+        )
+        return [self._state(name, in_turn) for name in sorted(self._grantees.databases(self._config().name))]
+
+    def _state(self, name: str, in_turn: str) -> DatabaseState:
+        """`in_turn`: the message about a database that is served in turn."""
+        served = self._served.get(name)
+        if served is None:
+            error = self._refuse(name, self._templates())
+            return DatabaseState(name, None, error.message if error else "")
+        worker = served.worker
+        if worker.trouble is not None:
+            return DatabaseState(name, worker.mode, worker.trouble.message)
+        return DatabaseState(name, worker.mode, in_turn if served.scope is None else worker.why)
+
+    def _update(self, tasks: TaskGroup, context: DatabaseContext) -> None:
+        """Serves databases as declared: on a connection of its own, or in turn."""
+        config, now = self._config(), anyio.current_time()
+        named = self._grantees.databases(config.name)
+        templates = self._templates()
+        refused = {name: error for name in named if (error := self._refuse(name, templates)) is not None}
+        allowed = named - refused.keys()
+        for name in self._served.keys() - allowed:
+            self._forget(name)
+        for name in allowed - self._served.keys():
+            worker = DatabaseWorker(name, context, self._changed_at.pop(name, now))
+            busy = self._ending.pop(name) if name in self._ending else anyio.Lock()
+            self._served[name] = _Served(worker, busy)
+        chosen = choose_places(
+            [served.standing for served in self._served.values()],
+            0 if config.databases is None else config.databases.max,
+            exchanging=now >= self._exchange_from,
+        )
+        for name, served in self._served.items():
+            if served.scope is not None and name not in chosen:
+                served.scope.cancel()
+                served.scope = None
+                self._exchange_from = now + EXCHANGE_SECONDS
+            if name not in chosen:
+                self._rotation.add(served.worker, served.busy)
+            elif served.scope is None:
+                self._rotation.remove(name)
+                served.scope = anyio.CancelScope()
+                tasks.start_soon(self._run, name, served, served.scope)
+        for name, error in refused.items():
+            self._report(name, error, self._refuse(name, templates, declared=False) or error)
+
+    def _templates(self) -> frozenset[str]:
+        """The databases of published roles that are templates."""
+        published = self._grantees.published(self._config().name)
+        return frozenset[str]().union(*(one.policy.templates for one in published))
+
+    def _refuse(self, database: str, templates: frozenset[str], *, declared: bool = True) -> Refused | None:
+        """`declared`: by a spec, rather than by former ones."""
+        some = self._config().databases
+        policy = PrivilegePolicy() if some is None else PrivilegePolicy(None, some.match, some.but, templates)
+        return check_database(policy, database, declared=declared)
+
+    def _forget(self, name: str) -> None:
+        served = self._served.pop(name)
+        if served.busy.locked():
+            self._ending[name] = served.busy
+        self._rotation.remove(name)
+        if served.scope is not None:
+            served.scope.cancel()
+
+    async def _run(self, name: str, served: _Served, scope: anyio.CancelScope) -> None:
+        """One worker on a connection of its own, once no other is at work in the database."""
+        with scope:
+            async with served.busy:
+                await served.worker.run()
+        served.worker.await_turn()
+        self._note_end(name)
+        self._rotation.wake({name})
+
+    def _note_turn(self, name: str) -> None:
+        self._note_end(name)
+        served = self._served.get(name)
+        if served is None or served.scope is not None:
+            return
+        if any(
+            other.scope is not None and outranks(served.standing, other.standing) for other in self._served.values()
+        ):
+            self._changed.set()
+
+    def _note_end(self, name: str) -> None:
+        if name in self._ending and not self._ending[name].locked():
+            del self._ending[name]
+
+    def _report(self, database: str, error: PgRoleError, former: PgRoleError) -> None:
+        """`former`: for roles whose spec no longer declares privileges there."""
+        server = self._config().name
+        for grantee in self._grantees.of_database(server, database):
+            digest = grantee.digest_of(database)
+            before = self._grantees.results(server, grantee.key).get(database)
+            told = error if database in grantee.declared else former
+            if before is None or before.digest != digest or str(before.error) != str(told):
+                self._grantees.report(server, PrivilegeResult(grantee.key, grantee.uid, database, digest, told))
