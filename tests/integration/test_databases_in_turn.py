@@ -29,7 +29,8 @@ GRANT = "GRANT DELETE ON app.orders TO {}"
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns follow each other at once."""
+    """Turns follow each other at once, and no database takes the connection of another."""
+    monkeypatch.setattr(database_places, "QUIET_SECONDS", 3600.0)
     monkeypatch.setattr(database_session, "_POLLING_SHARE", 10.0)
     monkeypatch.setattr(database_rotation, "_RETRY", Backoff(0.1, 0.2))
     monkeypatch.setattr(database_rotation, "_REST_TIMES", 0.0)

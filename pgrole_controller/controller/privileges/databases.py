@@ -4,8 +4,8 @@ The worker of each keeps a connection, as long as they are not too many: those i
 then served in turn.
 
 Guarantees: workers live inside the session with the home database, and end with it or with the lead; whatever happens
-to one database delays neither the home database nor, unless they are served in turn, another one; no two workers are at
-work in one database.
+to one database delays neither the home database nor another one, except that those in turn wait for each other for a
+bounded time; no two workers are at work in one database.
 """
 
 import logging
