@@ -1,0 +1,68 @@
+"""What existing roles hold in the databases that the objects list which would adopt them, for the same decision that
+the controller makes. One READ ONLY transaction in each database.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import anyio
+
+from pgrole_controller.commands.output import make_unexpected
+from pgrole_controller.commands.server_reading import reading
+from pgrole_controller.core.adoption_findings import find_for_adoption
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.grantee import Grantee
+from pgrole_controller.core.observed_database import ObservedDatabase
+from pgrole_controller.core.privilege_reach import PrivilegeReach
+from pgrole_controller.core.privilege_result import PrivilegeResult
+from pgrole_controller.core.request import Key
+from pgrole_controller.postgres.connection import Endpoint
+from pgrole_controller.postgres.plan_reading import read_privileges
+
+#: Number of databases read concurrently, and of candidates of one read.
+_AT_ONCE, _MOST_READ = 4, 100
+
+
+async def compare_candidates(
+    endpoint: Endpoint, candidates: Sequence[Grantee]
+) -> dict[Key, dict[str, PrivilegeResult]]:
+    """Returns results by object and database. A database that cannot be read is an error in the results."""
+    found: dict[Key, dict[str, PrivilegeResult]] = {one.key: {} for one in candidates}
+    limit = anyio.CapacityLimiter(_AT_ONCE)
+
+    async def run(database: str, some: Sequence[Grantee]) -> None:
+        async with limit:
+            for result in await _compare(endpoint, database, some):
+                found[result.key][database] = result
+
+    async with anyio.create_task_group() as tasks:
+        for database in sorted(frozenset[str]().union(*(one.databases for one in candidates))):
+            some = [one for one in candidates if database in one.declared]
+            for start in range(0, len(some), _MOST_READ):
+                tasks.start_soon(run, database, some[start : start + _MOST_READ])
+    return found
+
+
+async def _compare(endpoint: Endpoint, database: str, some: Sequence[Grantee]) -> list[PrivilegeResult]:
+    try:
+        async with reading(endpoint, database) as connection:
+            observed, _ = await read_privileges(
+                connection, [one.oid for one in some], PrivilegeReach.of(database, some)
+            )
+    except PgRoleError as error:
+        return [replace(_begin(one, database), error=error) for one in some]
+    return [_find(one, observed) for one in some]
+
+
+def _begin(candidate: Grantee, database: str) -> PrivilegeResult:
+    return PrivilegeResult(candidate.key, candidate.uid, database, candidate.digest_of(database))
+
+
+def _find(candidate: Grantee, observed: ObservedDatabase) -> PrivilegeResult:
+    result = _begin(candidate, observed.facts.database)
+    try:
+        return replace(result, adoption=find_for_adoption(candidate, observed))
+    except PgRoleError as error:
+        return replace(result, error=error)
+    except Exception as error:  # noqa: BLE001 -- this role's error, whatever the database holds
+        return replace(result, error=make_unexpected(error))

@@ -1,0 +1,127 @@
+"""Finds what the adoption of a role would revoke in one database, and what the role holds there beyond the policy.
+
+A privilege is beyond the policy if the object could not declare it, even by the exact name of the object and column:
+
+- the policy denies it, by the owner of the object or by a rule;
+- it is on an object of a kind that no PgRole can declare, whoever owns it;
+- it has the grant option, which no PgRole can declare, and the owner is no role of the namespace. Such an owner's login
+  could grant it as well.
+
+It makes no difference whether the database's declaration would revoke it: some are left, such as those in schemas that
+are not managed. What the role owns does not count, nor what PUBLIC has or other roles pass on. A retained role may hold
+what its claim records, whatever the policy says by now.
+"""
+
+from collections.abc import Iterable, Iterator
+from heapq import nsmallest
+
+from pgrole_controller.core.acl import DECLARABLE, AclEntry, DatabaseObject, DefaultAcl, ObjectId, ObjectKind
+from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.default_acl_decision import DEFAULT_KINDS, REVOKED_TYPES, label_default, label_place
+from pgrole_controller.core.errors import make_legible
+from pgrole_controller.core.grantee import Candidate, Grantee
+from pgrole_controller.core.object_patterns import CompiledPrivileges, compile_privileges
+from pgrole_controller.core.observed_database import ObservedDatabase
+from pgrole_controller.core.policy import FIRST_NORMAL_OID
+from pgrole_controller.core.privilege_difference import MOST_NAMED, PrivilegeDifference
+from pgrole_controller.core.privilege_policy import why_not_created_by, why_not_granted
+from pgrole_controller.core.privilege_result import AdoptionFindings
+
+#: Maximum length of one privilege in words: a routine can have a hundred arguments.
+_LONGEST = 200
+
+
+def find_for_adoption(grantee: Grantee, observed: ObservedDatabase) -> AdoptionFindings:
+    """`observed` must be complete, with default privileges: nothing is concluded from a partial view."""
+    if not observed.complete or observed.defaults is None:
+        raise ValueError("adoption needs a complete read")
+    revoked = _words(_find_revoked(decide_privileges(grantee, observed, "")))
+    beyond = _words(_HeldPrivileges(grantee, observed).find_beyond())
+    return AdoptionFindings(_first(revoked), len(revoked), _first(beyond), len(beyond))
+
+
+def _words(some: Iterable[PrivilegeDifference]) -> set[str]:
+    """Each once, whoever granted it."""
+    return {make_legible(one.what, _LONGEST) for one in some}
+
+
+def _first(words: set[str]) -> tuple[str, ...]:
+    return tuple(nsmallest(MOST_NAMED, words))
+
+
+def _find_revoked(decision: PrivilegeDecision) -> Iterator[PrivilegeDifference]:
+    for change in decision.changes:
+        if change.revoke:
+            for privilege in change.privileges:
+                for column in change.columns or ("",):
+                    yield PrivilegeDifference(privilege, change.object, column, option=change.option_only)
+    for default in decision.default_changes:
+        if default.revoke:
+            place = label_place((default.creator_name, default.schema, default.object_type))
+            for privilege in default.privileges:
+                yield PrivilegeDifference(privilege, place=place, option=default.option_only)
+
+
+class _HeldPrivileges:
+    """Everything that one role holds in one database, however it got it."""
+
+    def __init__(self, grantee: Grantee, observed: ObservedDatabase) -> None:
+        self._grantee = grantee
+        self._observed = observed
+        self._verdicts: dict[tuple[object, ...], bool] = {}
+        former = grantee.former.get(observed.facts.database, ()) if grantee.candidate is Candidate.RETAINED else ()
+        self._recorded: list[CompiledPrivileges] = [compile_privileges(one, observed.facts.version) for one in former]
+
+    def find_beyond(self) -> Iterator[PrivilegeDifference]:
+        oid, facts = self._grantee.oid, self._observed.facts
+        for acl in self._observed.index.concerning(oid, ()):
+            obj = acl.object
+            if obj.owner == oid or (obj.kind is ObjectKind.DATABASE and obj.name != facts.database):
+                continue
+            entries, _ = self._observed.entries_of(acl, oid)
+            for entry in entries:
+                option = entry.grantable and obj.owner not in self._grantee.owned
+                denied = self._is_denied(obj, entry) and not self._is_recorded(obj, entry)
+                if option or denied:
+                    yield PrivilegeDifference(entry.privilege, obj, entry.column, option=not denied)
+        for default in self._observed.index.defaults_for(oid):
+            if default.creator != oid:
+                yield from self._find_defaults_beyond(default)
+
+    def _is_recorded(self, obj: DatabaseObject, entry: AclEntry) -> bool:
+        return any(one.wanted(obj).has(entry.privilege, entry.column) for one in self._recorded)
+
+    def _is_denied(self, obj: DatabaseObject, entry: AclEntry) -> bool:
+        """The answer is the same for all objects of a kind in a schema, except for what is named here."""
+        if entry.privilege not in DECLARABLE.get(obj.kind, ()):
+            return True
+        of_postgresql = obj.id.oid < FIRST_NORMAL_OID
+        place = (obj.owner, obj.schema, obj.kind, obj.security_definer, obj.extension, of_postgresql, entry.privilege)
+        known = self._verdicts.get(place)
+        if known is None:
+            denial = why_not_granted(self._grantee, obj, entry.privilege, self._observed.facts, literal=True)
+            known = self._verdicts[place] = denial is not None
+        return known
+
+    def _find_defaults_beyond(self, default: DefaultAcl) -> Iterator[PrivilegeDifference]:
+        facts, place = self._observed.facts, label_default(default)
+        owned = default.creator in self._grantee.owned
+        barred = why_not_created_by(self._grantee, default.creator, default.creator_name, facts) is not None
+        for entry in default.entries:
+            if entry.grantee != self._grantee.oid:
+                continue
+            denied = barred or default.object_type not in REVOKED_TYPES
+            # Only its owner may have declared what is granted on a routine before it is known whether it is
+            # SECURITY DEFINER, or on a schema before it has a name.
+            kind = DEFAULT_KINDS.get(default.object_type)
+            if not denied and not owned:
+                denied = kind is None or kind is ObjectKind.ROUTINE or self._is_future_denied(default, kind, entry)
+            if denied or (entry.grantable and not owned):
+                yield PrivilegeDifference(entry.privilege, place=place, option=not denied)
+
+    def _is_future_denied(self, default: DefaultAcl, kind: ObjectKind, entry: AclEntry) -> bool:
+        future = DatabaseObject(
+            ObjectId("", FIRST_NORMAL_OID), kind, default.schema, "", default.creator, default.creator_name
+        )
+        denial = why_not_granted(self._grantee, future, entry.privilege, self._observed.facts, literal=True)
+        return denial is not None
