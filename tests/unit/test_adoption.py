@@ -141,7 +141,7 @@ class TestCandidate:
         one = candidate(replace(ASKED, report_only=True, privileges_ignored=True), observed)
         assert (one.key, one.uid, one.oid, one.candidate) == (KEY, "uid-1", OID, Candidate.NEW)
         assert one.declared == {"orders": READ, "lake": LAKE}
-        assert not (one.former or one.report_only or one.ignored)
+        assert not any((one.former, one.report_only, one.ignored))
         assert one.owned == {20_001}
         assert one.policy == replace(POLICY.privileges, templates=frozenset({"lake"}))
 
