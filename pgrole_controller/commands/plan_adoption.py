@@ -9,7 +9,7 @@ import anyio
 
 from pgrole_controller.commands.output import make_unexpected
 from pgrole_controller.commands.server_reading import reading
-from pgrole_controller.core.adoption_findings import find_for_adoption
+from pgrole_controller.core.adoption_findings import find_for_adoption, is_cut
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.observed_database import ObservedDatabase
@@ -51,6 +51,8 @@ async def _compare(endpoint: Endpoint, database: str, some: Sequence[Grantee]) -
             )
     except PgRoleError as error:
         return [replace(_begin(one, database), error=error) for one in some]
+    if len(some) > 1 and is_cut(observed):
+        return [result for one in some for result in await _compare(endpoint, database, [one])]
     return [_find(one, observed) for one in some]
 
 

@@ -12,7 +12,7 @@ import anyio
 from pgrole_controller.controller import large_rounds
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.privilege_memory import FurtherReads
-from pgrole_controller.core.adoption_findings import find_for_adoption
+from pgrole_controller.core.adoption_findings import find_for_adoption, is_cut
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.observed_database import ObservedDatabase
@@ -51,6 +51,8 @@ async def _compare(session: DatabaseSession, candidates: Sequence[Grantee]) -> l
     reach = PrivilegeReach.of(session.database, candidates)
     async with session.lock:
         observed, _ = await session.read([one.oid for one in candidates], reach, EVERYTHING)
+    if len(candidates) > 1 and is_cut(observed):
+        return [result for one in candidates for result in await _compare(session, [one])]
     return [await large_rounds.run_aside(observed.size, _find, one, observed) for one in candidates]
 
 

@@ -1,23 +1,24 @@
 """Finds what the adoption of a role would revoke in one database, and what the role holds there beyond the policy.
 
-A privilege is beyond the policy if the object could not declare it, even by the exact name of the object and column:
+Whatever a role of the namespace owns is within the policy, since that owner's login could grant it. Of other objects, a
+privilege is beyond the policy if
 
-- the policy denies it, by the owner of the object or by a rule;
-- it is on an object of a kind that no PgRole can declare, whoever owns it;
-- it has the grant option, which no PgRole can declare, and the owner is no role of the namespace. Such an owner's login
-  could grant it as well.
+- the policy denies it, even if it were declared by the exact name of the object and column; privileges on types, which
+  no PgRole can declare, are judged by the same rules;
+- it is on a language, a foreign data wrapper, a foreign server or a large object: no rule opens these;
+- it has the grant option, which no PgRole can declare.
 
-It makes no difference whether the database's declaration would revoke it: some are left, such as those in schemas that
-are not managed. What the role owns does not count, nor what PUBLIC has or other roles pass on. A retained role may hold
-what its claim records, whatever the policy says by now.
+It makes no difference whether adoption would revoke it: some are left, such as those in schemas that are not managed.
+What the role owns does not count, nor what PUBLIC has or other roles pass on. A retained role may hold what its claim
+records, whatever the policy says by now.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import nsmallest
 
 from pgrole_controller.core.acl import DECLARABLE, AclEntry, DatabaseObject, DefaultAcl, ObjectId, ObjectKind
 from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
-from pgrole_controller.core.default_acl_decision import DEFAULT_KINDS, REVOKED_TYPES, label_default, label_place
+from pgrole_controller.core.default_acl_decision import label_default, label_place
 from pgrole_controller.core.errors import make_legible
 from pgrole_controller.core.grantee import Candidate, Grantee
 from pgrole_controller.core.object_patterns import CompiledPrivileges, compile_privileges
@@ -30,6 +31,24 @@ from pgrole_controller.core.privilege_result import AdoptionFindings
 #: Maximum length of one privilege in words: a routine can have a hundred arguments.
 _LONGEST = 200
 
+#: Kinds that no declaration can name, and those of them that no rule opens.
+_UNDECLARABLE = frozenset(ObjectKind) - DECLARABLE.keys()
+_CLOSED = _UNDECLARABLE - {ObjectKind.TYPE}
+
+#: A read has at most this number of objects of such kinds, and entries of one ACL (sql/privileges).
+_MOST_UNDECLARABLE, _MOST_ENTRIES = 1000, 10_000
+
+#: Types in pg_default_acl of which a rule can decide before the object exists: whether a routine will be SECURITY
+#: DEFINER is unknown, and a schema has no name.
+_FUTURE: Mapping[str, ObjectKind] = {"r": ObjectKind.TABLE, "S": ObjectKind.SEQUENCE, "T": ObjectKind.TYPE}
+
+
+def is_cut(observed: ObservedDatabase) -> bool:
+    """Whether the roles that were read together may hold more than one read has."""
+    acls = (*observed.acls, *(observed.defaults or ()))
+    many = any(len(one.entries) >= _MOST_ENTRIES for one in acls)
+    return many or sum(one.object.kind in _UNDECLARABLE for one in observed.acls) >= _MOST_UNDECLARABLE
+
 
 def find_for_adoption(grantee: Grantee, observed: ObservedDatabase) -> AdoptionFindings:
     """`observed` must be complete, with default privileges: nothing is concluded from a partial view."""
@@ -37,6 +56,8 @@ def find_for_adoption(grantee: Grantee, observed: ObservedDatabase) -> AdoptionF
         raise ValueError("adoption needs a complete read")
     revoked = _words(_find_revoked(decide_privileges(grantee, observed, "")))
     beyond = _words(_HeldPrivileges(grantee, observed).find_beyond())
+    if is_cut(observed):
+        beyond.add("more privileges than the controller reads at once")
     return AdoptionFindings(_first(revoked), len(revoked), _first(beyond), len(beyond))
 
 
@@ -93,8 +114,8 @@ class _HeldPrivileges:
 
     def _is_denied(self, obj: DatabaseObject, entry: AclEntry) -> bool:
         """The answer is the same for all objects of a kind in a schema, except for what is named here."""
-        if entry.privilege not in DECLARABLE.get(obj.kind, ()):
-            return True
+        if obj.kind in _CLOSED:
+            return obj.owner not in self._grantee.owned
         of_postgresql = obj.id.oid < FIRST_NORMAL_OID
         place = (obj.owner, obj.schema, obj.kind, obj.security_definer, obj.extension, of_postgresql, entry.privilege)
         known = self._verdicts.get(place)
@@ -110,18 +131,15 @@ class _HeldPrivileges:
         for entry in default.entries:
             if entry.grantee != self._grantee.oid:
                 continue
-            denied = barred or default.object_type not in REVOKED_TYPES
-            # Only its owner may have declared what is granted on a routine before it is known whether it is
-            # SECURITY DEFINER, or on a schema before it has a name.
-            kind = DEFAULT_KINDS.get(default.object_type)
-            if not denied and not owned:
-                denied = kind is None or kind is ObjectKind.ROUTINE or self._is_future_denied(default, kind, entry)
+            denied = barred or (not owned and self._is_future_denied(default, entry))
             if denied or (entry.grantable and not owned):
                 yield PrivilegeDifference(entry.privilege, place=place, option=not denied)
 
-    def _is_future_denied(self, default: DefaultAcl, kind: ObjectKind, entry: AclEntry) -> bool:
-        future = DatabaseObject(
-            ObjectId("", FIRST_NORMAL_OID), kind, default.schema, "", default.creator, default.creator_name
-        )
+    def _is_future_denied(self, default: DefaultAcl, entry: AclEntry) -> bool:
+        kind = _FUTURE.get(default.object_type)
+        if kind is None:
+            return True
+        identity = ObjectId("", FIRST_NORMAL_OID)
+        future = DatabaseObject(identity, kind, default.schema, "", default.creator, default.creator_name)
         denial = why_not_granted(self._grantee, future, entry.privilege, self._observed.facts, literal=True)
         return denial is not None

@@ -88,20 +88,19 @@ async def test_it_is_compared_after_each_change_and_nothing_is_written(
 
 
 async def test_what_its_object_could_not_declare_is_found_until_it_is_revoked(world: DatabaseWorkerWorld) -> None:
+    server = f"{world.database}_wrapper"
     await world.hand.execute(
-        f"CREATE TYPE app.state AS ENUM ('new'); GRANT USAGE ON TYPE app.state TO {world.role};"
+        f"CREATE FOREIGN DATA WRAPPER {server}; GRANT USAGE ON FOREIGN DATA WRAPPER {server} TO {world.role};"
         f"GRANT DELETE ON app.orders TO {world.role}; GRANT UPDATE (id) ON app.items TO {world.role} WITH GRANT OPTION"
     )
     publish(world, replace(POLICY, rules=(PrivilegeRule(privileges=frozenset({"SELECT", "UPDATE"})),)))
-    option = "grant option for UPDATE on column app.items.id"
+    wrapper, option = f"USAGE on foreign data wrapper {server}", "grant option for UPDATE on column app.items.id"
     async with world.working():
         await world.wait(lambda one: one.adoption is not None and one.adoption.beyond_count == 3)
         await world.hand.execute(f"REVOKE DELETE ON app.orders FROM {world.role}")
-        await world.wait(
-            lambda one: one.adoption is not None and one.adoption.beyond == ("USAGE on type app.state", option)
-        )
+        await world.wait(lambda one: one.adoption is not None and one.adoption.beyond == (wrapper, option))
         await world.hand.execute(
-            f"REVOKE USAGE ON TYPE app.state FROM {world.role};"
+            f"REVOKE USAGE ON FOREIGN DATA WRAPPER {server} FROM {world.role};"
             f"REVOKE GRANT OPTION FOR UPDATE (id) ON app.items FROM {world.role}"
         )
         await world.wait(lambda one: one.adoption is not None and one.adoption.beyond_count == 0)

@@ -115,15 +115,28 @@ class TestBeyond:
             assert find(obj, entry(privilege), one=candidate(policy=OPEN)).beyond_count == 1
             assert find(obj, entry(privilege), one=candidate(policy=NAMED)).beyond_count == 0
 
-    @pytest.mark.parametrize("owner", [OWNER, STRANGER])
     @pytest.mark.parametrize(
-        "kind", [ObjectKind.TYPE, ObjectKind.LANGUAGE, ObjectKind.FOREIGN_SERVER, ObjectKind.LARGE_OBJECT]
+        "kind",
+        [ObjectKind.LANGUAGE, ObjectKind.FOREIGN_DATA_WRAPPER, ObjectKind.FOREIGN_SERVER, ObjectKind.LARGE_OBJECT],
     )
-    def test_kinds_that_no_pgrole_can_declare_are_beyond_it_whoever_owns_them(
-        self, kind: ObjectKind, owner: int
-    ) -> None:
-        obj = make("it", kind, owner=owner)
-        assert find(obj, entry("USAGE"), one=candidate(policy=OPEN)).beyond_count == 1
+    def test_kinds_that_no_pgrole_can_declare_are_beyond_it_whatever_a_rule_says(self, kind: ObjectKind) -> None:
+        for policy in (OPEN, NAMED):
+            assert (
+                find(make("it", kind, owner=STRANGER), entry("USAGE"), one=candidate(policy=policy)).beyond_count == 1
+            )
+        assert find(make("it", kind), entry("USAGE")).beyond_count == 0, "the owner could grant it"
+
+    def test_types_are_judged_by_the_rules(self) -> None:
+        theirs = make("state", ObjectKind.TYPE, owner=STRANGER)
+        assert find(theirs, entry("USAGE"), one=candidate(policy=OPEN)).beyond_count == 0
+        assert find(theirs, entry("USAGE")).beyond == ("USAGE on type app.state",)
+        assert find(make("state", ObjectKind.TYPE), entry("USAGE")).beyond_count == 0
+
+    def test_more_of_them_than_a_read_has_are_beyond_it_whoever_owns_them(self) -> None:
+        some = [(make(f"t{number}", ObjectKind.TYPE, oid=20000 + number), (entry("USAGE"),)) for number in range(1000)]
+        assert find_for_adoption(candidate(), observe(*some[:-1])).beyond_count == 0
+        found = find_for_adoption(candidate(), observe(*some))
+        assert found.beyond == ("more privileges than the controller reads at once",)
 
     def test_the_grant_option_is_beyond_it_on_other_owners_objects(self) -> None:
         found = find(THEIRS, entry("SELECT", grantable=True), one=candidate(policy=OPEN))
@@ -144,8 +157,9 @@ class TestBeyond:
             (future(entry("SELECT")), True),
             (future(entry("SELECT", grantable=True)), True),
             (future(entry("USAGE"), kind="n", schema=""), True),
-            (future(entry("USAGE"), kind="T"), False),
+            (future(entry("USAGE"), kind="T"), True),
             (future(entry("SELECT"), creator=STRANGER), False),
+            (future(entry("USAGE"), creator=STRANGER, kind="T"), False),
             (future(entry("SELECT", grantee=0), creator=STRANGER), True),
             (future(entry("SELECT"), creator=ME), True),
         ],
@@ -153,7 +167,7 @@ class TestBeyond:
     def test_default_privileges(self, default: DefaultAcl, *, allowed: bool) -> None:
         assert (find(TABLE, defaults=(default,)).beyond_count == 0) is allowed
 
-    @pytest.mark.parametrize(("kind", "allowed"), [("r", True), ("f", False), ("n", False), ("L", False)])
+    @pytest.mark.parametrize(("kind", "allowed"), [("r", True), ("T", True), ("f", False), ("n", False), ("L", False)])
     def test_default_privileges_of_a_creator_that_a_rule_names(self, kind: str, *, allowed: bool) -> None:
         policy = PrivilegePolicy((PrivilegeRule(owned_by=("stranger",)),), ("orders",))
         default = future(entry("SELECT"), creator=STRANGER, kind=kind)
