@@ -19,15 +19,13 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.postgres.plan_reading import read_privileges
 
-#: Number of databases read concurrently, and of candidates of one read.
+#: Number of databases read concurrently, and of adoptees of one read.
 _AT_ONCE, _MOST_READ = 4, 100
 
 
-async def compare_candidates(
-    endpoint: Endpoint, candidates: Sequence[Grantee]
-) -> dict[Key, dict[str, PrivilegeResult]]:
+async def compare_adoptees(endpoint: Endpoint, adoptees: Sequence[Grantee]) -> dict[Key, dict[str, PrivilegeResult]]:
     """Returns results by object and database. A database that cannot be read is an error in the results."""
-    found: dict[Key, dict[str, PrivilegeResult]] = {one.key: {} for one in candidates}
+    found: dict[Key, dict[str, PrivilegeResult]] = {one.key: {} for one in adoptees}
     limit = anyio.CapacityLimiter(_AT_ONCE)
 
     async def run(database: str, some: Sequence[Grantee]) -> None:
@@ -36,8 +34,8 @@ async def compare_candidates(
                 found[result.key][database] = result
 
     async with anyio.create_task_group() as tasks:
-        for database in sorted(frozenset[str]().union(*(one.databases for one in candidates))):
-            some = [one for one in candidates if database in one.declared]
+        for database in sorted(frozenset[str]().union(*(one.databases for one in adoptees))):
+            some = [one for one in adoptees if database in one.declared]
             for start in range(0, len(some), _MOST_READ):
                 tasks.start_soon(run, database, some[start : start + _MOST_READ])
     return found
@@ -56,14 +54,14 @@ async def _compare(endpoint: Endpoint, database: str, some: Sequence[Grantee]) -
     return [_find(one, observed) for one in some]
 
 
-def _begin(candidate: Grantee, database: str) -> PrivilegeResult:
-    return PrivilegeResult(candidate.key, candidate.uid, database, candidate.digest_of(database))
+def _begin(adoptee: Grantee, database: str) -> PrivilegeResult:
+    return PrivilegeResult(adoptee.key, adoptee.uid, database, adoptee.digest_of(database))
 
 
-def _find(candidate: Grantee, observed: ObservedDatabase) -> PrivilegeResult:
-    result = _begin(candidate, observed.facts.database)
+def _find(adoptee: Grantee, observed: ObservedDatabase) -> PrivilegeResult:
+    result = _begin(adoptee, observed.facts.database)
     try:
-        return replace(result, adoption=find_for_adoption(candidate, observed))
+        return replace(result, adoption=find_for_adoption(adoptee, observed))
     except PgRoleError as error:
         return replace(result, error=error)
     except Exception as error:  # noqa: BLE001 -- this role's error, whatever the database holds

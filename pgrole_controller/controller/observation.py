@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pgrole_controller.controller.objects import Target
-from pgrole_controller.core.adoption import find_candidate
+from pgrole_controller.core.adoption import find_adoptee
 from pgrole_controller.core.decision import find_held
 from pgrole_controller.core.deletion import find_role_to_drop
 from pgrole_controller.core.errors import PgRoleError
@@ -113,7 +113,7 @@ async def _add_owned(
         for place, (target, observed) in enumerate(zip(targets, observations, strict=True))
         if target.desired
         and isinstance(observed, Observed)
-        and find_candidate(target.desired, observed, server, target.policy)
+        and find_adoptee(target.desired, observed, server, target.policy)
     }
     roles = await session.read_namespace_roles(sorted(set(asked.values()))) if asked else {}
     for place, namespace in asked.items():

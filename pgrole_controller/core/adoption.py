@@ -1,6 +1,6 @@
 """Decides whether an object may take over a role that exists, by what the role holds in the databases that it lists.
 
-Only the workers of these databases can see that. So a role that an object may take over is published as a candidate,
+Only the workers of these databases can see that. So a role that an object may take over is published as an adoptee,
 which they compare without changing anything, and the decision waits until every listed database has answered about
 this declaration, role and policy. A database in which the role holds nothing need not answer: the home database knows.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
-from pgrole_controller.core.grantee import Candidate, Grantee
+from pgrole_controller.core.grantee import Grantee, Takeover
 from pgrole_controller.core.kept_privileges import former_of, grantee_of
 from pgrole_controller.core.ownership import find_own_claim
 from pgrole_controller.core.policy import Policy, check_admitted, check_holds, protection
@@ -25,7 +25,7 @@ _UNANSWERED = "the controller has not compared its privileges there yet"
 _REMEDY = "ask an administrator to revoke them first, or to allow them in PgServer.spec.allow.privileges"
 
 
-def find_candidate(desired: Desired, observed: Observed, server: Server, policy: Policy) -> Grantee | None:
+def find_adoptee(desired: Desired, observed: Observed, server: Server, policy: Policy) -> Grantee | None:
     """Returns the existing role that the object may take over, for the workers of the databases that it lists; None if
     there is none, or if what it holds there would change nothing.
     """
@@ -40,13 +40,13 @@ def find_candidate(desired: Desired, observed: Observed, server: Server, policy:
     if named.held_by or protection(policy, named.role.name, named.oid, server.own_roles):
         return None
     if claim is None:
-        return _make_candidate(desired, named, observed, policy) if policy.adopt else None
+        return _make_adoptee(desired, named, observed, policy) if policy.adopt else None
     # Where claims do not record privileges, the role could not be told from one that its object gave privileges to.
     is_retained = claim.released and server.keeps_privileges
-    return _make_candidate(desired, named, observed, policy, claim) if is_retained else None
+    return _make_adoptee(desired, named, observed, policy, claim) if is_retained else None
 
 
-def _make_candidate(
+def _make_adoptee(
     desired: Desired, named: ObservedRole, observed: Observed, policy: Policy, retained: Claim | None = None
 ) -> Grantee:
     made = grantee_of(desired, {}, named.oid)
@@ -59,13 +59,13 @@ def _make_candidate(
         owned=observed.owned,
         report_only=False,
         ignored=False,
-        candidate=Candidate.RETAINED if retained else Candidate.NEW,
+        adoptee=Takeover.RETAINED if retained else Takeover.NEW,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class HeldInDatabases:
-    """What is known of a candidate's privileges in the databases that its object lists.
+    """What is known of an adoptee's privileges in the databases that its object lists.
 
     `revoked`, `beyond`: as in AdoptionFindings, with the database. `unknown`: databases without an answer, and why.
     """
@@ -86,15 +86,15 @@ class HeldInDatabases:
         return ", and would ".join(parts)
 
 
-def find_held(candidate: Grantee, desired: Desired, observed: Observed) -> HeldInDatabases:
+def find_held(adoptee: Grantee, desired: Desired, observed: Observed) -> HeldInDatabases:
     """Combines the answers of the databases."""
     revoked, beyond = list[str](), list[str]()
     revoked_count = beyond_count = 0
     unknown: dict[str, PgRoleError | None] = {}
-    problems = find_problems(candidate, observed.references.databases)
-    for name in sorted(frozenset(candidate.declared) - observed.unheld):
+    problems = find_problems(adoptee, observed.references.databases)
+    for name in sorted(frozenset(adoptee.declared) - observed.unheld):
         result = desired.privilege_results.get(name)
-        if result is not None and (result.uid, result.digest) != (candidate.uid, candidate.digest_of(name)):
+        if result is not None and (result.uid, result.digest) != (adoptee.uid, adoptee.digest_of(name)):
             result = None
         if name in problems or result is None or result.adoption is None:
             unknown[name] = problems.get(name) or (result.error if result else None)
@@ -137,10 +137,10 @@ def check_retained(desired: Desired, observed: Observed, server: Server, policy:
     """Raises PgRoleError if the object's claim was released, and the role holds more than the claim records or the
     object could declare, or if that is unknown.
     """
-    candidate = find_candidate(desired, observed, server, policy)
-    if candidate is None or observed.named is None:
+    adoptee = find_adoptee(desired, observed, server, policy)
+    if adoptee is None or observed.named is None:
         return
-    held = find_held(candidate, desired, observed)
+    held = find_held(adoptee, desired, observed)
     check_held_privileges(held, observed.named, action="taking the role back")
 
 
@@ -154,7 +154,7 @@ def check_adoption(
     """Raises PgRoleError if the object may not adopt the role, or if that is unknown. `fields`: what adoption would
     change on the role.
     """
-    held = find_held(_make_candidate(desired, named, observed, policy), desired, observed)
+    held = find_held(_make_adoptee(desired, named, observed, policy), desired, observed)
     if not desired.adopt:
         what = f"would change {', '.join(fields)}" if fields else "would change nothing"
         if revoked := held.describe_revoked():

@@ -20,7 +20,7 @@ from pgrole_controller.core.acl import DECLARABLE, AclEntry, DatabaseObject, Def
 from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.default_acl_decision import label_default, label_place
 from pgrole_controller.core.errors import make_legible
-from pgrole_controller.core.grantee import Candidate, Grantee
+from pgrole_controller.core.grantee import Grantee, Takeover
 from pgrole_controller.core.object_patterns import CompiledPrivileges, compile_privileges
 from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.policy import FIRST_NORMAL_OID
@@ -45,9 +45,10 @@ _FUTURE: Mapping[str, ObjectKind] = {"r": ObjectKind.TABLE, "S": ObjectKind.SEQU
 
 def is_cut(observed: ObservedDatabase) -> bool:
     """Whether the roles that were read together may hold more than one read has."""
-    acls = (*observed.acls, *(observed.defaults or ()))
-    many = any(len(one.entries) >= _MOST_ENTRIES for one in acls)
-    return many or sum(one.object.kind in _UNDECLARABLE for one in observed.acls) >= _MOST_UNDECLARABLE
+    entries = max((len(one.entries) for one in observed.acls), default=0)
+    defaults = max((len(one.entries) for one in observed.defaults or ()), default=0)
+    undeclarable = sum(one.object.kind in _UNDECLARABLE for one in observed.acls)
+    return max(entries, defaults) >= _MOST_ENTRIES or undeclarable >= _MOST_UNDECLARABLE
 
 
 def find_for_adoption(grantee: Grantee, observed: ObservedDatabase) -> AdoptionFindings:
@@ -55,7 +56,7 @@ def find_for_adoption(grantee: Grantee, observed: ObservedDatabase) -> AdoptionF
     if not observed.complete or observed.defaults is None:
         raise ValueError("adoption needs a complete read")
     revoked = _words(_find_revoked(decide_privileges(grantee, observed, "")))
-    beyond = _words(_HeldPrivileges(grantee, observed).find_beyond())
+    beyond = _words(_HeldEntries(grantee, observed).find_beyond())
     if is_cut(observed):
         beyond.add("more privileges than the controller reads at once")
     return AdoptionFindings(_first(revoked), len(revoked), _first(beyond), len(beyond))
@@ -83,14 +84,14 @@ def _find_revoked(decision: PrivilegeDecision) -> Iterator[PrivilegeDifference]:
                 yield PrivilegeDifference(privilege, place=place, option=default.option_only)
 
 
-class _HeldPrivileges:
+class _HeldEntries:
     """Everything that one role holds in one database, however it got it."""
 
     def __init__(self, grantee: Grantee, observed: ObservedDatabase) -> None:
         self._grantee = grantee
         self._observed = observed
         self._verdicts: dict[tuple[object, ...], bool] = {}
-        former = grantee.former.get(observed.facts.database, ()) if grantee.candidate is Candidate.RETAINED else ()
+        former = grantee.former.get(observed.facts.database, ()) if grantee.adoptee is Takeover.RETAINED else ()
         self._recorded: list[CompiledPrivileges] = [compile_privileges(one, observed.facts.version) for one in former]
 
     def find_beyond(self) -> Iterator[PrivilegeDifference]:

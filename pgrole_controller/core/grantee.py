@@ -85,8 +85,8 @@ class PrivilegePolicy:
     templates: frozenset[str] = frozenset()
 
 
-class Candidate(StrEnum):
-    """Why a role is published that its object does not own yet."""
+class Takeover(StrEnum):
+    """How an object may take over a role that it does not own."""
 
     NEW = "New"  # others made it
     RETAINED = "Retained"  # the object's own claim on it was released
@@ -102,7 +102,7 @@ class Grantee:
     - `owned`: oids of the roles that this object's namespace claims on this server.
     - `report_only`, `ignored`, `suspended`: from the object's spec (`ignored`: drift.ignore lists privileges).
     - `approval`: of reported drift, by annotation.
-    - `candidate`: the object does not own the role. The workers only compare it, and write nothing about it anywhere.
+    - `adoptee`: the object does not own the role. The workers only compare it, and write nothing about it anywhere.
     """
 
     key: Key
@@ -118,7 +118,7 @@ class Grantee:
     ignored: bool = False
     suspended: bool = False
     approval: Approval = field(default_factory=Approval)
-    candidate: Candidate | None = None
+    adoptee: Takeover | None = None
     _digests: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -132,7 +132,7 @@ class Grantee:
 
     def digest_of(self, database: str) -> str:
         """Returns a digest of everything that decides what the role may do there, except policy and drift options; of a
-        candidate, policy included.
+        adoptee, policy included.
         """
         known = self._digests.get(database)
         if known is None:
@@ -143,8 +143,8 @@ class Grantee:
         declared, former = self.declared.get(database), self.former.get(database, ())
         held: list[object] = [self.oid, None if declared is None else to_json(declared)]
         held.append([to_json(one) for one in former])
-        if self.candidate is not None:
-            held += [self.candidate, _without_empty(asdict(self.policy)), sorted(self.owned)]
+        if self.adoptee is not None:
+            held += [self.adoptee, _without_empty(asdict(self.policy)), sorted(self.owned)]
         return "sha256:" + hashlib.sha256(json.dumps(held, sort_keys=True).encode(errors="surrogatepass")).hexdigest()
 
 

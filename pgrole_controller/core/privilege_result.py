@@ -92,7 +92,7 @@ class PrivilegeResult:
     - `news`: since the last result of this key, to be announced once.
     - `offer`: what of `reported` a person can approve. `approve_handled`: the approval by which drift was corrected
       last. `unfit`: the object's annotation approves something else.
-    - `adoption`: of a candidate; None: not compared.
+    - `adoption`: of an adoptee; None: not compared.
     """
 
     key: Key

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from pgrole_controller.core.adoption import find_candidate
+from pgrole_controller.core.adoption import find_adoptee
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
-from pgrole_controller.core.grantee import Candidate, Grantee, PrivilegePolicy
+from pgrole_controller.core.grantee import Grantee, PrivilegePolicy, Takeover
 from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.policy import Policy, References
 from pgrole_controller.core.privilege_result import AdoptionFindings, PrivilegeResult
@@ -26,14 +26,14 @@ ASKED = desired(READ, LAKE, adopt=True)
 RELEASED = Claim("app", OID, 7, ME, "sha256:x", released=True, privileges={"orders": (READ,), "old": (LAKE,)})
 
 
-def candidate(asked: Desired = ASKED, observed: Observed = SEEN, policy: Policy = POLICY) -> Grantee:
-    found = find_candidate(asked, observed, SERVER, policy)
+def adoptee(asked: Desired = ASKED, observed: Observed = SEEN, policy: Policy = POLICY) -> Grantee:
+    found = find_adoptee(asked, observed, SERVER, policy)
     assert found is not None
     return found
 
 
 def answer(asked: Desired, answers: Mapping[str, AdoptionFindings | PgRoleError], observed: Observed = SEEN) -> Desired:
-    one = candidate(asked, observed)
+    one = adoptee(asked, observed)
     results = {
         name: PrivilegeResult(KEY, one.uid, name, one.digest_of(name), adoption=found)
         if isinstance(found, AdoptionFindings)
@@ -49,7 +49,7 @@ def refuse(asked: Desired, observed: Observed = SEEN, policy: Policy = POLICY, s
     return caught.value
 
 
-class TestAdoption:
+class TestWhetherItIsAdopted:
     def test_it_waits_until_every_database_has_answered(self) -> None:
         error = refuse(ASKED)
         assert (type(error), error.reason) == (Transient, Reason.PROGRESSING)
@@ -66,7 +66,7 @@ class TestAdoption:
 
     def test_without_privileges_it_is_adopted_at_once(self) -> None:
         assert decide(desired(adopt=True), SEEN, SERVER, POLICY).action is Action.ADOPTED
-        assert find_candidate(desired(adopt=True), SEEN, SERVER, POLICY) is None
+        assert find_adoptee(desired(adopt=True), SEEN, SERVER, POLICY) is None
 
     def test_privileges_beyond_the_policy_deny_it_at_once(self) -> None:
         error = refuse(answer(ASKED, {"orders": BEYOND}))
@@ -135,11 +135,11 @@ class TestRoleExists:
         assert refuse(asked).reason is Reason.ROLE_EXISTS
 
 
-class TestCandidate:
+class TestAdoptee:
     def test_it_declares_what_the_object_lists_under_its_policy(self) -> None:
         observed = replace(SEEN, references=replace(THERE, templates=frozenset({"lake", "other"})))
-        one = candidate(replace(ASKED, report_only=True, privileges_ignored=True), observed)
-        assert (one.key, one.uid, one.oid, one.candidate) == (KEY, "uid-1", OID, Candidate.NEW)
+        one = adoptee(replace(ASKED, report_only=True, privileges_ignored=True), observed)
+        assert (one.key, one.uid, one.oid, one.adoptee) == (KEY, "uid-1", OID, Takeover.NEW)
         assert one.declared == {"orders": READ, "lake": LAKE}
         assert not any((one.former, one.report_only, one.ignored))
         assert one.owned == {20_001}
@@ -161,11 +161,11 @@ class TestCandidate:
         ],
     )
     def test_no_other_role_is_one(self, asked: Desired, observed: Observed, policy: Policy) -> None:
-        assert find_candidate(asked, observed, SERVER, policy) is None
+        assert find_adoptee(asked, observed, SERVER, policy) is None
 
     def test_its_digest_is_never_that_of_the_role_once_it_is_owned(self) -> None:
-        one = candidate()
-        assert one.digest_of("orders") != replace(one, candidate=None).digest_of("orders")
+        one = adoptee()
+        assert one.digest_of("orders") != replace(one, adoptee=None).digest_of("orders")
 
 
 class TestRetained:
@@ -186,17 +186,17 @@ class TestRetained:
         assert error.reason is Reason.NOT_ALLOWED
         assert error.message.startswith('taking the role back is denied: role "app" has privileges')
 
-    def test_the_candidate_knows_what_its_claim_records(self) -> None:
-        one = candidate(desired(WRITE), self.KEPT)
-        assert one.candidate is Candidate.RETAINED
+    def test_the_adoptee_knows_what_its_claim_records(self) -> None:
+        one = adoptee(desired(WRITE), self.KEPT)
+        assert one.adoptee is Takeover.RETAINED
         assert one.former == {"orders": (READ,)}
-        assert candidate(self.PLAIN, self.KEPT, replace(POLICY, adopt=False)).candidate is Candidate.RETAINED
+        assert adoptee(self.PLAIN, self.KEPT, replace(POLICY, adopt=False)).adoptee is Takeover.RETAINED
 
     def test_another_objects_released_claim_records_nothing_for_this_one(self) -> None:
         other = replace(RELEASED, owner=Owner("cluster-a", "shop", "ns-uid", "other", "uid-9"))
-        one = candidate(ASKED, replace(SEEN, claim=other))
-        assert (one.candidate, one.former) == (Candidate.NEW, {})
+        one = adoptee(ASKED, replace(SEEN, claim=other))
+        assert (one.adoptee, one.former) == (Takeover.NEW, {})
 
     def test_where_claims_record_no_privileges_it_is_taken_back_at_once(self) -> None:
-        assert find_candidate(self.PLAIN, self.KEPT, STATUS_SERVER, POLICY) is None
+        assert find_adoptee(self.PLAIN, self.KEPT, STATUS_SERVER, POLICY) is None
         assert decide(self.PLAIN, self.KEPT, STATUS_SERVER, POLICY).owner == ME

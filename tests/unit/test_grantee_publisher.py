@@ -17,7 +17,7 @@ from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.errors import Reason, Refused, Transient
 from pgrole_controller.core.granted_privileges import GrantedPrivileges
-from pgrole_controller.core.grantee import Candidate, DatabasePrivileges, Grantee, PrivilegePolicy
+from pgrole_controller.core.grantee import DatabasePrivileges, Grantee, PrivilegePolicy, Takeover
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy, References, ServerPolicy
 from pgrole_controller.core.privilege_result import AdoptionFindings, News, PrivilegeNews, PrivilegeResult
@@ -147,26 +147,26 @@ async def test_a_role_that_the_object_does_not_own_is_withdrawn(scene: GranteeSc
 @pytest.mark.parametrize(
     ("claim", "kind"),
     [
-        (None, Candidate.NEW),
-        (Claim("app", OID, 7, owner(OTHER), "sha256:x", released=True), Candidate.NEW),
-        (Claim("app", OID, 7, owner(), "sha256:x", released=True), Candidate.RETAINED),
+        (None, Takeover.NEW),
+        (Claim("app", OID, 7, owner(OTHER), "sha256:x", released=True), Takeover.NEW),
+        (Claim("app", OID, 7, owner(), "sha256:x", released=True), Takeover.RETAINED),
     ],
 )
 async def test_a_role_that_the_object_may_take_over_is_published_to_be_compared_only(
-    scene: GranteeScene, claim: Claim | None, kind: Candidate
+    scene: GranteeScene, claim: Claim | None, kind: Takeover
 ) -> None:
     existing = see({}, claim=claim, owned=frozenset({OID}))
     attempt = await scene.reconcile(target(ORDERS), existing)
     (grantee,) = scene.grantees.published("main")
-    assert (grantee.candidate, grantee.oid, grantee.declared) == (kind, OID, {"orders": ORDERS})
+    assert (grantee.adoptee, grantee.oid, grantee.declared) == (kind, OID, {"orders": ORDERS})
     assert attempt.conclude().privileges == GrantedPrivileges(), "status says nothing of another's privileges"
     scene.report("orders", adoption=AdoptionFindings(("DELETE on table app.orders",), 1))
     refused = await scene.reconcile(target(ORDERS), existing)
     expected = "DELETE on table app.orders (database orders)"
-    assert kind is Candidate.RETAINED or expected in cast("Refused", refused.decision).message
+    assert kind is Takeover.RETAINED or expected in cast("Refused", refused.decision).message
 
 
-async def test_a_candidate_is_replaced_once_the_object_owns_the_role(scene: GranteeScene) -> None:
+async def test_a_adoptee_is_replaced_once_the_object_owns_the_role(scene: GranteeScene) -> None:
     await scene.reconcile(target(ORDERS), see({}, claim=None))
     scene.report("orders", adoption=AdoptionFindings())
     await scene.reconcile(target(ORDERS, LAKE), see({"orders": (ORDERS,)}))
@@ -175,7 +175,7 @@ async def test_a_candidate_is_replaced_once_the_object_owns_the_role(scene: Gran
     scene.report("orders", adoption=AdoptionFindings())
     attempt = await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
     (grantee,) = scene.grantees.published("main")
-    assert grantee.candidate is None
+    assert grantee.adoptee is None
     assert not attempt.conclude().outcome.ready, "what it was compared with confirms nothing"  # type: ignore[union-attr]
 
 

@@ -7,16 +7,17 @@ import pytest
 from pgrole_controller.core.acl import ObjectKind
 from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.grantee import (
-    Candidate,
     DatabasePrivileges,
     Grantee,
     ObjectPrivileges,
     PrivilegePolicy,
     PrivilegeRule,
+    Takeover,
 )
 from pgrole_controller.core.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
-from tests.integration.database_world import POLICY, SERVER, WRITE, DatabaseWorkerWorld
+from pgrole_controller.local.process import reached
+from tests.integration.database_world import DEADLINE, POLICY, SERVER, WRITE, DatabaseWorkerWorld
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -34,9 +35,9 @@ ORDER BY 1
 
 
 def publish(world: DatabaseWorkerWorld, policy: PrivilegePolicy = POLICY) -> Grantee:
-    candidate = replace(world.declare(WRITE), candidate=Candidate.NEW, policy=policy)
-    world.grantees.publish(SERVER, candidate)
-    return candidate
+    adoptee = replace(world.declare(WRITE), adoptee=Takeover.NEW, policy=policy)
+    world.grantees.publish(SERVER, adoptee)
+    return adoptee
 
 
 async def wait_revoked(world: DatabaseWorkerWorld, *revoked: str) -> PrivilegeResult:
@@ -108,29 +109,29 @@ async def test_what_its_object_could_not_declare_is_found_until_it_is_revoked(wo
 
 async def test_once_its_object_owns_it_privileges_are_enforced_and_never_before(world: DatabaseWorkerWorld) -> None:
     await world.hand.execute(f"GRANT TRUNCATE ON app.items TO {world.role}")
-    candidate = publish(world)
+    adoptee = publish(world)
     async with world.working():
         await wait_revoked(world, "TRUNCATE on table app.items")
-        world.grantees.publish(SERVER, replace(candidate, candidate=None))
+        world.grantees.publish(SERVER, replace(adoptee, adoptee=None))
         await world.wait_may("TRUNCATE", "app.items", expected=False)
         result = await world.wait_settled()
         assert result.adoption is None
         await world.hand.execute(f"GRANT TRUNCATE ON app.items TO {world.role}")
         await world.wait_may("TRUNCATE", "app.items", expected=False)
-        world.grantees.publish(SERVER, candidate)
+        world.grantees.publish(SERVER, adoptee)
         await wait_revoked(world)
         await world.hand.execute(f"GRANT TRUNCATE ON app.items TO {world.role}")
         await wait_revoked(world, "TRUNCATE on table app.items")
     assert await world.may("TRUNCATE", "app.items")
 
 
-async def test_a_candidate_that_cannot_be_compared_delays_no_other_role(
+async def test_a_adoptee_that_cannot_be_compared_delays_no_other_role(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("unexpected")
 
-    monkeypatch.setattr("pgrole_controller.controller.candidate_comparison.find_for_adoption", fail)
+    monkeypatch.setattr("pgrole_controller.controller.adoptee_comparison.find_for_adoption", fail)
     publish(world)
     other = world.declare_other(WRITE)
     async with world.working():
@@ -139,3 +140,29 @@ async def test_a_candidate_that_cannot_be_compared_delays_no_other_role(
     assert result.error is not None
     assert "RuntimeError" in result.error.message
     assert result.adoption is None
+
+
+async def test_many_are_compared_in_several_rounds(world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pgrole_controller.controller.adoptee_comparison._AT_ONCE", 2)
+    monkeypatch.setattr("pgrole_controller.controller.adoptee_comparison._LONGEST", 0.0)
+    one = replace(world.declare(WRITE), adoptee=Takeover.NEW)
+    keys = [Key("shop", f"adoptee{number}") for number in range(5)]
+    for key in keys:
+        world.grantees.publish(SERVER, replace(one, key=key))
+    world.grantees.withdraw(SERVER, one.key)
+
+    async def have(*revoked: str) -> None:
+        async def is_so() -> bool:
+            results = [world.grantees.results(SERVER, key).get(world.database) for key in keys]
+            return all(found and found.adoption and found.adoption.revoked == revoked for found in results)
+
+        assert await reached(is_so, DEADLINE)
+
+    async with world.working() as worker:
+        await have()
+        await world.hand.execute(f"GRANT TRUNCATE ON app.orders TO {world.role}")
+        await have("TRUNCATE on table app.orders")
+        world.grantees.withdraw_all(SERVER)
+        worker.note_everything()
+        world.declare_other(WRITE)
+        await world.wait_may("DELETE", "app.orders", role=world.other)
