@@ -3,16 +3,14 @@ the controller makes. One READ ONLY transaction in each database.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import anyio
 
 from pgrole_controller.commands.output import make_unexpected
 from pgrole_controller.commands.server_reading import reading
-from pgrole_controller.core.adoption_findings import find_for_adoption, is_cut
+from pgrole_controller.core.adoption_findings import answer_for, is_cut
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.grantee import Grantee
-from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
@@ -48,21 +46,7 @@ async def _compare(endpoint: Endpoint, database: str, some: Sequence[Grantee]) -
                 connection, [one.oid for one in some], PrivilegeReach.of(database, some)
             )
     except PgRoleError as error:
-        return [replace(_begin(one, database), error=error) for one in some]
+        return [PrivilegeResult(one.key, one.uid, database, one.digest_of(database), error) for one in some]
     if len(some) > 1 and is_cut(observed):
         return [result for one in some for result in await _compare(endpoint, database, [one])]
-    return [_find(one, observed) for one in some]
-
-
-def _begin(adoptee: Grantee, database: str) -> PrivilegeResult:
-    return PrivilegeResult(adoptee.key, adoptee.uid, database, adoptee.digest_of(database))
-
-
-def _find(adoptee: Grantee, observed: ObservedDatabase) -> PrivilegeResult:
-    result = _begin(adoptee, observed.facts.database)
-    try:
-        return replace(result, adoption=find_for_adoption(adoptee, observed))
-    except PgRoleError as error:
-        return replace(result, error=error)
-    except Exception as error:  # noqa: BLE001 -- this role's error, whatever the database holds
-        return replace(result, error=make_unexpected(error))
+    return [answer_for(one, observed, make_unexpected) for one in some]

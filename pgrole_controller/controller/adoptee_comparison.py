@@ -5,17 +5,15 @@ each holds is read completely after every event there, since a privilege that wa
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 
 import anyio
 
 from pgrole_controller.controller import large_rounds
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.privilege_memory import FurtherReads
-from pgrole_controller.core.adoption_findings import find_for_adoption, is_cut
-from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.adoption_findings import answer_for, is_cut
 from pgrole_controller.core.grantee import Grantee
-from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
@@ -57,18 +55,9 @@ async def _compare(session: DatabaseSession, adoptees: Sequence[Grantee], began:
         return await _compare(session, adoptees[:1], began)
     results: list[PrivilegeResult] = []
     for one in adoptees:
-        results.append(await large_rounds.run_aside(observed.size, _find, one, observed))
+        results.append(
+            await large_rounds.run_aside(observed.size, answer_for, one, observed, partial(contain, key=one.key))
+        )
         if anyio.current_time() - began > _LONGEST:
             break
     return results
-
-
-def _find(adoptee: Grantee, observed: ObservedDatabase) -> PrivilegeResult:
-    database = observed.facts.database
-    result = PrivilegeResult(adoptee.key, adoptee.uid, database, adoptee.digest_of(database))
-    try:
-        return replace(result, adoption=find_for_adoption(adoptee, observed))
-    except PgRoleError as error:
-        return replace(result, error=error)
-    except Exception as error:  # noqa: BLE001 -- this role's error
-        return replace(result, error=contain(error, adoptee.key))

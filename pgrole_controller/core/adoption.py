@@ -33,17 +33,16 @@ def find_adoptee(desired: Desired, observed: Observed, server: Server, policy: P
     if named is None or not desired.privileges or desired.terminating or desired.suspended:
         return None
     try:
-        check_admitted(policy, desired.role.name)
         claim = find_own_claim(desired, observed, server)
+        # Claims that do not record privileges do not tell which of them the object itself had declared.
+        if not policy.adopt if claim is None else not (claim.released and server.keeps_privileges):
+            return None
+        check_admitted(policy, desired.role.name)
     except Refused:
         return None
     if named.held_by or protection(policy, named.role.name, named.oid, server.own_roles):
         return None
-    if claim is None:
-        return _make_adoptee(desired, named, observed, policy) if policy.adopt else None
-    # Where claims do not record privileges, the role could not be told from one that its object gave privileges to.
-    is_retained = claim.released and server.keeps_privileges
-    return _make_adoptee(desired, named, observed, policy, claim) if is_retained else None
+    return _make_adoptee(desired, named, observed, policy, claim)
 
 
 def _make_adoptee(

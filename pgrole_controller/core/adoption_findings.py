@@ -13,20 +13,21 @@ What the role owns does not count, nor what PUBLIC has or other roles pass on. A
 records, whatever the policy says by now.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from heapq import nsmallest
 
 from pgrole_controller.core.acl import DECLARABLE, AclEntry, DatabaseObject, DefaultAcl, ObjectId, ObjectKind
 from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.default_acl_decision import label_default, label_place
-from pgrole_controller.core.errors import make_legible
+from pgrole_controller.core.errors import PgRoleError, make_legible
 from pgrole_controller.core.grantee import Grantee, Takeover
 from pgrole_controller.core.object_patterns import CompiledPrivileges, compile_privileges
 from pgrole_controller.core.observed_database import ObservedDatabase
 from pgrole_controller.core.policy import FIRST_NORMAL_OID
 from pgrole_controller.core.privilege_difference import MOST_NAMED, PrivilegeDifference
 from pgrole_controller.core.privilege_policy import why_not_created_by, why_not_granted
-from pgrole_controller.core.privilege_result import AdoptionFindings
+from pgrole_controller.core.privilege_result import AdoptionFindings, PrivilegeResult
 
 #: Maximum length of one privilege in words: a routine can have a hundred arguments.
 _LONGEST = 200
@@ -60,6 +61,20 @@ def find_for_adoption(grantee: Grantee, observed: ObservedDatabase) -> AdoptionF
     if is_cut(observed):
         beyond.add("more privileges than the controller reads at once")
     return AdoptionFindings(_first(revoked), len(revoked), _first(beyond), len(beyond))
+
+
+def answer_for(
+    grantee: Grantee, observed: ObservedDatabase, contain: Callable[[Exception], PgRoleError]
+) -> PrivilegeResult:
+    """Returns what to report about one role; an unexpected error is this role's."""
+    database = observed.facts.database
+    result = PrivilegeResult(grantee.key, grantee.uid, database, grantee.digest_of(database))
+    try:
+        return replace(result, adoption=find_for_adoption(grantee, observed))
+    except PgRoleError as error:
+        return replace(result, error=error)
+    except Exception as error:  # noqa: BLE001 -- this role's error, whatever the database holds
+        return replace(result, error=contain(error))
 
 
 def _words(some: Iterable[PrivilegeDifference]) -> set[str]:

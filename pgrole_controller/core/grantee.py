@@ -131,8 +131,8 @@ class Grantee:
         return frozenset(self.declared) | frozenset(self.former)
 
     def digest_of(self, database: str) -> str:
-        """Returns a digest of everything that decides what the role may do there, except policy and drift options; of a
-        adoptee, policy included.
+        """Returns a digest of everything that decides what the role may do there, except policy and drift options; for
+        an adoptee, the policy counts.
         """
         known = self._digests.get(database)
         if known is None:

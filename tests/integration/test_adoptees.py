@@ -131,7 +131,7 @@ async def test_a_adoptee_that_cannot_be_compared_delays_no_other_role(
     def fail(*_: object) -> None:
         raise RuntimeError("unexpected")
 
-    monkeypatch.setattr("pgrole_controller.controller.adoptee_comparison.find_for_adoption", fail)
+    monkeypatch.setattr("pgrole_controller.core.adoption_findings.find_for_adoption", fail)
     publish(world)
     other = world.declare_other(WRITE)
     async with world.working():
