@@ -13,9 +13,9 @@ What the role owns does not count, nor what PUBLIC has or other roles pass on. A
 records, whatever the policy says by now.
 """
 
+from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from heapq import nsmallest
 
 from pgrole_controller.core.acl import DECLARABLE, AclEntry, DatabaseObject, DefaultAcl, ObjectId, ObjectKind
 from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
@@ -56,11 +56,11 @@ def find_for_adoption(grantee: Grantee, observed: ObservedDatabase) -> AdoptionF
     """`observed` must be complete, with default privileges: nothing is concluded from a partial view."""
     if not observed.complete or observed.defaults is None:
         raise ValueError("adoption needs a complete read")
-    revoked = _words(_find_revoked(decide_privileges(grantee, observed, "")))
-    beyond = _words(_HeldEntries(grantee, observed).find_beyond())
+    revoked, revoked_count = _name_first(_find_revoked(decide_privileges(grantee, observed, "")))
+    beyond, beyond_count = _name_first(_HeldEntries(grantee, observed).find_beyond())
     if is_cut(observed):
-        beyond.add("more privileges than the controller reads at once")
-    return AdoptionFindings(_first(revoked), len(revoked), _first(beyond), len(beyond))
+        beyond, beyond_count = ("more privileges than the controller reads at once", *beyond), beyond_count + 1
+    return AdoptionFindings(revoked, revoked_count, beyond, beyond_count)
 
 
 def answer_for(
@@ -77,13 +77,24 @@ def answer_for(
         return replace(result, error=contain(error))
 
 
-def _words(some: Iterable[PrivilegeDifference]) -> set[str]:
-    """Each once, whoever granted it."""
-    return {make_legible(one.what, _LONGEST) for one in some}
-
-
-def _first(words: set[str]) -> tuple[str, ...]:
-    return tuple(nsmallest(MOST_NAMED, words))
+def _name_first(some: Iterable[PrivilegeDifference]) -> tuple[tuple[str, ...], int]:
+    """Returns the first by name, and the number of all: each once, whoever granted it. Those of one object follow each
+    other, so that only the last object's are remembered.
+    """
+    first, count = list[str](), 0
+    last: object = None
+    seen = set[tuple[str, str, bool]]()
+    for one in some:
+        place = one.object.id if one.object else one.place
+        if place != last:
+            last, seen = place, set()
+        kind = (one.privilege, one.column, one.option)
+        if kind not in seen:
+            seen.add(kind)
+            count += 1
+            insort(first, make_legible(one.what, _LONGEST))
+            del first[MOST_NAMED:]
+    return tuple(first), count
 
 
 def _find_revoked(decision: PrivilegeDecision) -> Iterator[PrivilegeDifference]:
