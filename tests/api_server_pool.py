@@ -1,7 +1,7 @@
 """API servers that tests use one after another: starting one takes five times the CPU of emptying one.
 
-A borrower gets a server as after its start, without the CRDs, and may do anything through its API; whoever stops,
-freezes or kills one starts its own.
+A borrower gets a server as after its start, without the CRDs, and may do anything through its API. A test that stops,
+freezes or kills an API server starts its own.
 """
 
 from collections.abc import AsyncIterator
@@ -21,18 +21,18 @@ _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _MERGE = "application/merge-patch+json"
 _EMPTY_SECONDS = 30.0
 _REST_SECONDS = 0.3
-#: The last namespace that the API server makes by itself after a start.
+#: The last namespace that the API server creates by itself after a start.
 _LAST = "/api/v1/namespaces/kube-node-lease"
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/"
 _NAMESPACES = "/api/v1/namespaces/"
-#: No such group any more, or a storage that is about to go or come.
+#: The group no longer exists, or its storage is being created or removed.
 _PASSING = (404, 429, 503)
 #: The API server writes these by itself.
 _OWN = ("/leases/", "/apiservices/", "/flowschemas/", "/prioritylevelconfigurations/")
 
 
 async def list_metadata(server: ApiServer) -> dict[str, Json]:
-    """Returns the metadata of every object, by path. Events are left out. Raises LocalApiError for a group that goes
+    """Returns the metadata of every object except Events, by path. Raises LocalApiError for a group that is removed
     meanwhile (404, 429, 503).
     """
     found: dict[str, Json] = {}
@@ -87,7 +87,7 @@ class ApiServerPool:
 
 @dataclass(frozen=True, slots=True)
 class _PooledServer:
-    """`tokens` are those of the users that it began with; `content` is what it has by itself, by path."""
+    """`tokens` are those of its initial users; `content` is its initial content, by path."""
 
     server: ApiServer
     tokens: dict[str, str]
@@ -95,7 +95,7 @@ class _PooledServer:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[ApiServer]:
-        """A client with its own kubeconfigs, which knows no ServiceAccount of an earlier borrower."""
+        """Yields a client with its own kubeconfigs, without ServiceAccounts of earlier borrowers."""
         audit = AuditLog(self.server.folder)
         async with anyio.TemporaryDirectory(prefix="pgrole-borrowed-") as folder:
             place, server = Path(folder), self.server
@@ -109,7 +109,7 @@ class _PooledServer:
                 await borrowed.stop()
 
     def pause(self) -> None:
-        """An idle API server and its etcd take a hundredth of a core."""
+        """Pauses API server and etcd, which take a hundredth of a core even when idle."""
         self.server.pause()
         self.server.etcd.pause()
 
@@ -118,7 +118,7 @@ class _PooledServer:
         self.server.resume()
 
     async def is_emptied(self) -> bool:
-        """Deletes what was added. Returns False if something stays, or what was there has changed."""
+        """Deletes added objects. Returns False if some remain, or the initial content has changed."""
         with anyio.move_on_after(_EMPTY_SECONDS):
             while True:
                 try:
@@ -136,7 +136,7 @@ class _PooledServer:
         return False
 
     async def _delete(self, path: str, metadata: Json) -> None:
-        if "/apiservices/" in path:  # goes with its definition
+        if "/apiservices/" in path:  # deleted with its CRD
             return
         if metadata.get("finalizers") and not path.startswith(_CRDS):
             await self._ask("PATCH", path, {"metadata": {"finalizers": None}}, _MERGE)
@@ -150,7 +150,7 @@ class _PooledServer:
         await self._ask("PUT", f"{path}/finalize", body)
 
     async def _ask(self, method: str, path: str, body: Json | None = None, content_type: str = "") -> None:
-        """The object may be gone, or about to."""
+        """Sends a request about an object that may be deleted already, or terminating."""
         try:
             await self.server.request(method, path, body, content_type=content_type or "application/json")
         except LocalApiError as error:
@@ -159,13 +159,13 @@ class _PooledServer:
 
 
 def _rank(path: str) -> int:
-    """Definitions go after their objects, and namespaces last."""
+    """Returns the order of deletion: CRDs after their objects, and namespaces last."""
     is_namespace = path.startswith(_NAMESPACES) and "/" not in path.removeprefix(_NAMESPACES)
     return 2 if is_namespace else int(path.startswith(_CRDS))
 
 
 def _versions(found: dict[str, Json]) -> dict[str, str]:
-    """Of each object, the version or, where the API server writes by itself, nothing."""
+    """Returns each object's version, or an empty string if the API server writes it by itself."""
     return {
         path: "" if any(part in path for part in _OWN) else metadata["resourceVersion"]
         for path, metadata in found.items()
@@ -173,7 +173,7 @@ def _versions(found: dict[str, Json]) -> dict[str, str]:
 
 
 async def _rest(server: ApiServer) -> dict[str, str]:
-    """Returns what a server has once it has made what it makes by itself after a start."""
+    """Returns a server's initial content, once it has created everything that it creates by itself."""
     last: dict[str, str] = {}
     while True:
         now = _versions(await list_metadata(server))

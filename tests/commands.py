@@ -36,7 +36,9 @@ class CommandAnswer:
 
 
 async def run_command(*arguments: str, program: str = "pgrole-controller", **environment: str | None) -> CommandAnswer:
-    """Without a terminal and without a cluster, unless the environment names one. None unsets a variable."""
+    """Runs a command without a terminal, and without a cluster unless the environment names one. None unsets a
+    variable.
+    """
     return await anyio.to_thread.run_sync(partial(_run, program, arguments, environment))
 
 
@@ -58,12 +60,12 @@ def _run(program: str, arguments: Sequence[str], environment: Mapping[str, str |
 
 
 def make_environment(**environment: str | None) -> dict[str, str]:
-    """This process's, with these variables; None unsets one."""
+    """Returns this process's environment with these variables; None unsets one."""
     given = {**os.environ, **environment}
     return {name: value for name, value in given.items() if value is not None}
 
 
 def choose(**chosen: str | None) -> ServerChoice:
-    """As `server_choice` returns it for these arguments."""
+    """Returns what `server_choice` returns for these arguments."""
     nothing = dict.fromkeys(("dsn", "server", "kubeconfig", "context", "namespace"))
     return ServerChoice(**{**nothing, "own_namespace": "pgrole-system", **chosen})  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ _ORDER = ("docs", "deploy", "acceptance", "browser", "integration", "unit")
 # one thread each a fifth of the CPU of its requests.
 os.environ.setdefault("GOGC", "400")
 os.environ.setdefault("GOMAXPROCS", "1")
-# How long an example takes depends on the machine. Every run draws others.
+# How long an example takes depends on the machine. Every run draws different ones.
 _EXAMPLES = int(os.environ.get("EXAMPLES", "50"))
 settings.register_profile(
     "untimed", deadline=None, max_examples=_EXAMPLES, suppress_health_check=[HealthCheck.too_slow]
@@ -66,9 +66,9 @@ def pytest_configure(config: pytest.Config) -> None:
         chosen.docker or config.getoption("--kubernetes") != k3s.CHOICES[0]
     ):  # Docker's client leaves its Unix sockets to the garbage collector
         config.addinivalue_line("filterwarnings", r"ignore:unclosed <socket.socket fd=\d+, family=1,:ResourceWarning")
-    config.addinivalue_line("markers", "postgres: runs against the PostgreSQL of --postgres (set by itself)")
-    config.addinivalue_line("markers", "since(version, what): is about what PostgreSQL has since a version")
-    config.addinivalue_line("markers", "before(version, what): is about how PostgreSQL was before a version")
+    config.addinivalue_line("markers", "postgres: runs against the PostgreSQL of --postgres (set automatically)")
+    config.addinivalue_line("markers", "since(version, what): requires a feature that PostgreSQL has since a version")
+    config.addinivalue_line("markers", "before(version, what): tests behaviour of PostgreSQL before a version")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects by marks
@@ -104,7 +104,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 def shown(request: pytest.FixtureRequest) -> AbstractContextManager[None]:
-    """Shows output at once, for the progress of slow steps."""
+    """Shows output immediately, for the progress of slow steps."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
     return nullcontext() if capture is None else capture.global_and_fixture_disabled()
 
@@ -160,7 +160,7 @@ async def api_servers(binaries: Binaries) -> AsyncIterator[ApiServerPool]:
 
 @asynccontextmanager
 async def lent(request: pytest.FixtureRequest, pool: ApiServerPool) -> AsyncIterator[ApiServer]:
-    """One of them for a fixture: after a failed test, nobody else gets it."""
+    """Lends an API server to a fixture; after a failed test, it is not lent again."""
     failed = request.session.testsfailed
     async with pool.lend() as server:
         yield server

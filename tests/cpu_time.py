@@ -1,18 +1,18 @@
-"""How much CPU a callback of a loop that serves every server may take, whatever a tenant stored."""
+"""Maximum CPU time of one callback in the loop that serves every server, whatever a tenant stored."""
 
 import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: In seconds of CPU, which do not depend on other load.
+#: In seconds of CPU time, which does not depend on other load.
 LONGEST_CALLBACK = 0.25
 
 
 @contextmanager
 def within_a_callback(what: str = "", callbacks: int = 1) -> Iterator[None]:
-    """Asserts that the body takes no longer than so many callbacks may, also if it raises. No garbage is collected
-    meanwhile: after thousands of tests in one process, that alone takes as long.
+    """Asserts that the body, even if it raises, takes no longer than this many callbacks may. It disables garbage
+    collection, which alone would take as long after thousands of tests in one process.
     """
     gc.disable()
     began = time.process_time()

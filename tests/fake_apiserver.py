@@ -167,7 +167,7 @@ class FakeApiServer:
             await runner.cleanup()
 
     def put(self, namespace: str, name: str, **content: object) -> dict[str, Any]:
-        """Creates or changes an object, like another client."""
+        """Creates or changes an object, as another client would."""
         before = self.objects.get((namespace, name))
         metadata = {"namespace": namespace, "name": name, "resourceVersion": self._next()}
         metadata["uid"] = before["metadata"]["uid"] if before else str(uuid.uuid4())

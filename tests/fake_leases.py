@@ -127,7 +127,7 @@ async def lose_the_answer(answer: Answer) -> bytes:
 
 async def hang(_answer: Answer) -> bytes:
     await anyio.sleep_forever()
-    raise AssertionError("it slept for ever")
+    raise AssertionError("it slept forever")
 
 
 def answer_with(status: int, reason: str) -> Fault:

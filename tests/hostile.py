@@ -119,7 +119,7 @@ def serving(
 
 @dataclass(slots=True)
 class Account:
-    """CPU seconds that a loop's callbacks took of its thread."""
+    """CPU seconds that a loop's callbacks took in its thread."""
 
     longest: float = 0.0
     by: str = ""
@@ -157,7 +157,7 @@ class Proxy:
     server_port: int
     mutate: Callable[[], Mutation]
     port: int = 0
-    #: To the clients, in the order of connecting.
+    #: To the clients, in the order in which they connected.
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _clients: list[socket.socket] = field(default_factory=list)
@@ -170,7 +170,7 @@ class Proxy:
             self._tasks.append(asyncio.create_task(self._carry(client)))
 
     async def end(self) -> None:
-        """Raises what a mutation raised."""
+        """Ends the proxy. Raises an exception that a mutation raised."""
         for task in self._tasks:
             task.cancel()
         ended = await asyncio.gather(*self._tasks, return_exceptions=True)

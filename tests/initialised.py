@@ -24,17 +24,17 @@ _IDENTIFIER = struct.Struct("=Q")
 _WAL_IDENTIFIER_AT = 24  # XLogLongPageHeaderData.xlp_sysid
 _CRC = struct.Struct("=I")
 _CRC_AT_LEAST = 200  # ControlFileData is longer in every version
-#: Where files are kept in memory: to copy a server there costs a third of the CPU, and nothing is written to a disk.
+#: A file system in memory: copying a server there takes a third of the CPU, and writes nothing to a disk.
 _MEMORY = Path("/dev/shm")
 #: Bytes that must be free there: enough for all servers of several test processes.
 _MEMORY_BYTES = 4 << 30
-#: Tests connect some thousand times.
+#: Version and setting for fast logins, since tests connect thousands of times.
 _QUICK_LOGIN = (16, "scram_iterations=1")
 
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """What is copied: the data directory of a server that ran once and stopped."""
+    """The data directory to copy, of a server that ran once and stopped."""
 
     version: int
     programs: Path
@@ -43,7 +43,7 @@ class Original:
 
 @asynccontextmanager
 async def initialised(version: int) -> AsyncIterator[Original]:
-    """Made by initdb, removed at the end."""
+    """Yields a data directory made by initdb; removes it at the end."""
     with _server_folder("pgrole-initdb-") as folder:
         async with postgres(folder, version=version, settings=UNSAFE) as server:
             pass

@@ -32,7 +32,7 @@ class K3s(RemoteApiServer):
     """Skips tests that would stop or freeze it."""
 
     def _refuse(self, what: str) -> NoReturn:
-        pytest.skip(f"this test has the API server {what}: run it without --kubernetes k3s")
+        pytest.skip(f"this test needs the API server {what}: run it without --kubernetes k3s")
 
 
 @asynccontextmanager

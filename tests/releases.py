@@ -50,7 +50,7 @@ class ReleasedVersion:
 
 @cache
 def _unpacked(wheel: Path) -> Path:
-    """Files other than Python, until the process ends."""
+    """Unpacks the release's files other than Python; they exist until the process ends."""
     folder = tempfile.mkdtemp(prefix="pgrole-release-")
     atexit.register(shutil.rmtree, folder)
     with zipfile.ZipFile(wheel) as archive:

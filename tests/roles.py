@@ -1,4 +1,4 @@
-"""Hypothesis strategies: role names, texts and roles as hostile as PostgreSQL can hold."""
+"""Hypothesis strategies: role names, texts and roles, as hostile as PostgreSQL can store."""
 
 from datetime import UTC, datetime
 
@@ -48,7 +48,7 @@ def memberships() -> st.SearchStrategy[tuple[Membership, ...]]:
     )
 
 
-#: Hashed once. Includes a clear text of special characters, the shortest salt, and another number of iterations.
+#: Hashed once. Includes a clear text with special characters, the shortest salt, and another iteration count.
 PASSWORDS = tuple(
     Password(verifier.digest, verifier)
     for verifier in (
@@ -70,7 +70,8 @@ def parameters() -> st.SearchStrategy[Parameters]:
 
 def roles(name: st.SearchStrategy[str] | None = None) -> st.SearchStrategy[Role]:
     flag = st.booleans()
-    moments = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30), timezones=st.just(UTC))  # noqa: DTZ001 -- bounds are naive
+    # Hypothesis requires naive bounds.
+    moments = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30), timezones=st.just(UTC))  # noqa: DTZ001
     return st.builds(
         Role,
         name=name or names(),

@@ -97,7 +97,7 @@ def _describe(handle: events.Handle) -> str:
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, Task):
         return f"task {owner.get_name()}"
-    # Not its repr: that of a response before its start keeps aiohttp from reading its headers later.
+    # Not its repr: the repr of a response before its start keeps aiohttp from reading its headers later.
     named = getattr(callback, "func", callback)
     return f"{type(owner).__name__} {getattr(named, '__qualname__', type(named).__name__)}"
 

@@ -1,4 +1,4 @@
-"""An event loop whose clock advances only when nothing can run, and then at once: minutes of waiting take no time.
+"""An event loop whose clock advances only when nothing can run, and then immediately: minutes of waiting take no time.
 
 For tests without I/O. The clock is the loop's, `anyio.current_time()`.
 """
@@ -35,7 +35,7 @@ class _Selector(selectors.SelectSelector):
         if events or timeout == 0:
             return events
         if timeout is None:
-            raise AssertionError("everything waits, and for nothing that will ever happen")
+            raise AssertionError("every task waits for something that will never happen")
         self._pause(timeout)
         return events
 
@@ -48,7 +48,7 @@ def pause(seconds: float) -> None:
 
 
 def in_timelapse(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Runs an async test in such a loop."""
+    """Runs an async test in a Timelapse loop."""
 
     @wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:

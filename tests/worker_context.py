@@ -1,4 +1,4 @@
-"""What workers share, for tests without an API server."""
+"""The context that workers share, for tests without an API server."""
 
 from typing import cast
 
@@ -15,7 +15,7 @@ from pgrole_controller.kube.client import Client
 
 
 def make_context(queue: Queue, objects: Objects, reporter: Reporter | None = None) -> WorkerContext:
-    """Without a `reporter` nothing is reconciled, and in no case a password task is run."""
+    """Tests without a `reporter` must not reconcile, and none may run a password task."""
     endings = Endings(queue, objects.contests)
     background = Background(cast("Client", None), objects.store, endings, cast("PasswordTasks", None))
     return WorkerContext(objects, queue, endings, background, cast("Reporter", reporter), LiveServers(), Leadership())

@@ -14,7 +14,7 @@ from pgrole_controller.commands.arguments import DONE, server_choice
 from pgrole_controller.commands.output import finish, make_console, write_document
 
 if TYPE_CHECKING:
-    from pgrole_controller.core.membership_graph import MembershipGraph
+    from pgrole_controller.core.access.membership_graph import MembershipGraph
 
 
 def run(options: argparse.Namespace) -> int:
@@ -41,7 +41,7 @@ def _show_role(report: RoleReport, form: str) -> None:
 
         write_document(describe_role(report))
     else:
-        from pgrole_controller.core.membership_graph import around_role
+        from pgrole_controller.core.access.membership_graph import around_role
 
         _draw(around_role(report.graph, report.role), form)
 
@@ -60,8 +60,8 @@ def _show_users(report: ObjectReport, form: str) -> None:
 
 
 def _draw(graph: "MembershipGraph", form: str) -> None:
-    from pgrole_controller.core.graph_svg import render_svg
-    from pgrole_controller.core.membership_graph import render_dot
+    from pgrole_controller.core.access.graph_svg import render_svg
+    from pgrole_controller.core.access.membership_graph import render_dot
 
     write_document(render_dot(graph) if form == "dot" else render_svg(graph))
 
@@ -70,7 +70,7 @@ def _picture(report: ObjectReport) -> "MembershipGraph":
     """The roles that the object's ACL names; predefined roles and superusers only if a user's shortest route needs
     them.
     """
-    from pgrole_controller.core.membership_graph import towards_object
+    from pgrole_controller.core.access.membership_graph import towards_object
 
     holders: dict[int, list[str]] = {}
     for entry in report.found.acl.entries:

@@ -2,12 +2,12 @@
 
 from pgrole_controller.commands.access_reading import ObjectReport, RoleReport
 from pgrole_controller.commands.output import render_document
-from pgrole_controller.core.access_origin import Declarations, LastChange
-from pgrole_controller.core.access_report import AccessLine
-from pgrole_controller.core.acl import DatabaseObject, ObjectKind
+from pgrole_controller.core.access.access_origin import Declarations, LastChange
+from pgrole_controller.core.access.access_report import AccessLine
+from pgrole_controller.core.access.effective_access import EffectivePrivilege, Route
+from pgrole_controller.core.access.role_graph import RoleGraph
 from pgrole_controller.core.drift_record import rfc3339
-from pgrole_controller.core.effective_access import EffectivePrivilege, Route
-from pgrole_controller.core.role_graph import RoleGraph
+from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectKind
 
 #: Maximum number of objects that one entry names.
 _MOST_NAMES = 10_000

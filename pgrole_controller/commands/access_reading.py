@@ -8,8 +8,8 @@ import anyio
 from pgrole_controller.commands.arguments import ServerChoice
 from pgrole_controller.commands.output import spell_error
 from pgrole_controller.commands.server_reading import find_server, reading
-from pgrole_controller.core.access_origin import Changes, Declarations, LastChange
-from pgrole_controller.core.access_report import (
+from pgrole_controller.core.access.access_origin import Changes, Declarations, LastChange
+from pgrole_controller.core.access.access_report import (
     AccessLine,
     DeclaredHere,
     NamedObjects,
@@ -18,9 +18,16 @@ from pgrole_controller.core.access_report import (
     what_can,
     who_can,
 )
-from pgrole_controller.core.effective_access import PUBLIC, AccessJudge, AccessObject, EffectivePrivilege, Route, Source
+from pgrole_controller.core.access.effective_access import (
+    PUBLIC,
+    AccessJudge,
+    AccessObject,
+    EffectivePrivilege,
+    Route,
+    Source,
+)
+from pgrole_controller.core.access.role_graph import PG_MAINTAIN, PG_READ_ALL_DATA, PG_WRITE_ALL_DATA, RoleGraph
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
-from pgrole_controller.core.role_graph import PG_MAINTAIN, PG_READ_ALL_DATA, PG_WRITE_ALL_DATA, RoleGraph
 from pgrole_controller.postgres.access_catalog import (
     INHERIT_BY_GRANT_SINCE,
     FoundObject,

@@ -48,7 +48,10 @@ async def diff_cluster(choice: ServerChoice, namespace: str | None, names: Seque
         view = await read_cluster(client, None if namespace is None else {namespace}, required=True)
         asked = frozenset(Key(namespace or "", name) for name in names) if names else None
         missing = sorted((asked or frozenset()) - view.roles.keys())
-        reports = [PlanReport(tuple(map(_missing, missing)), view.notes)]
+        notes = view.notes
+        if namespace is not None and not (view.roles or names):
+            notes += (f"namespace {namespace} has no PgRoles: name another with -n, or use --all-namespaces",)
+        reports = [PlanReport(tuple(map(_missing, missing)), notes)]
         by_server: dict[str, list[Subject]] = {}
         for key, obj in sorted(view.roles.items()):
             server = server_of(obj)

@@ -24,10 +24,10 @@ from pgrole_controller.commands.output import (
 )
 from pgrole_controller.commands.server_reading import at_dsn, of_dsn, open_cluster, read_server
 from pgrole_controller.controller.server_config import ServerConfig
-from pgrole_controller.core.cluster_findings import CLUSTER, not_checked
 from pgrole_controller.core.ddl import spell_printably
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.finding import Finding, FindingState, RemedyKind, describe, has_problem, summarize
+from pgrole_controller.core.findings.cluster_findings import CLUSTER, not_checked
+from pgrole_controller.core.findings.finding import Finding, FindingState, RemedyKind, describe, has_problem, summarize
 from pgrole_controller.kube.errors import KubeError, NotConfigured
 from pgrole_controller.program import spell_commands
 from pgrole_controller.settings import WrongSetting

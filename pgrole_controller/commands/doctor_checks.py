@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from pgrole_controller.commands.output import make_unexpected
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.finding import Finding, FindingState
+from pgrole_controller.core.findings.finding import Finding, FindingState
 from pgrole_controller.kube.errors import KubeError
 
 #: The findings of one question.

@@ -5,12 +5,13 @@ from datetime import UTC, datetime
 
 from pgrole_controller.commands.doctor_checks import CheckList
 from pgrole_controller.controller.server_config import ServerConfig
-from pgrole_controller.core import attribution_findings, schema_findings, server_findings
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.core.finding import Finding, FindingState
-from pgrole_controller.core.server_facts import RoleFacts, SchemaFacts, ServerFacts
+from pgrole_controller.core.findings import attribution_findings, schema_findings, server_findings
+from pgrole_controller.core.findings.finding import Finding, FindingState
+from pgrole_controller.core.findings.server_facts import RoleFacts, SchemaFacts, ServerFacts
 from pgrole_controller.postgres import diagnosis
 from pgrole_controller.postgres.connection import Connection, Endpoint
+from pgrole_controller.postgres.database_connection import DatabaseMissing, connect_read_only
 from pgrole_controller.postgres.schema import VERSION
 
 #: Maximum number of databases whose event triggers are read, one connection after the other.
@@ -41,7 +42,7 @@ async def check_server(
         return [Finding(area, "connection", FindingState.UNKNOWN, text)]
 
     async def connect() -> list[Finding]:
-        async with diagnosis.diagnosing(endpoint) as connection:
+        async with connect_read_only(endpoint) as connection:
             await _ask_all(checks, connection, config, endpoint, login, databases, cluster)
         return []
 
@@ -161,8 +162,11 @@ async def _ask_databases(
 
         async def ask_event_triggers(name: str = name) -> list[Finding]:
             role = _role(basis)
-            async with diagnosis.diagnosing(endpoint, name) as connection:
-                triggers = await diagnosis.read_event_trigger_facts(connection, role.name)
+            try:
+                async with connect_read_only(endpoint, name) as connection:
+                    triggers = await diagnosis.read_event_trigger_facts(connection, role.name)
+            except DatabaseMissing:
+                return [schema_findings.report_missing_database(area, name)]
             return schema_findings.judge_event_triggers(area, triggers, role)
 
         await checks.run(f'event triggers of "{name}"', ask_event_triggers, failed=FindingState.PROBLEM)

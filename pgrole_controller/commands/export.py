@@ -23,17 +23,17 @@ from pgrole_controller.commands.export_yaml import to_comments, to_yaml
 from pgrole_controller.commands.output import finish, make_console, make_printable
 from pgrole_controller.commands.server_reading import find_server, reading
 from pgrole_controller.controller.server_config import ServerConfig
-from pgrole_controller.core.acl import DatabaseObject, ObjectKind
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Refused
+from pgrole_controller.core.folding.privilege_folding import FoldedDatabase, PrivilegeFolder
+from pgrole_controller.core.folding.public_privileges import PUBLIC, describe_public
 from pgrole_controller.core.policy import Policy, References, matches, protection
-from pgrole_controller.core.privilege_folding import FoldedDatabase, PrivilegeFolder
-from pgrole_controller.core.privilege_policy import check_database
-from pgrole_controller.core.public_privileges import PUBLIC, describe_public
+from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectKind
+from pgrole_controller.core.privileges.privilege_policy import check_database
 from pgrole_controller.core.role import ObservedRole
-from pgrole_controller.postgres.acl_catalog import read_database
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.catalog import ReferencedNames, read_references
 from pgrole_controller.postgres.connection import Endpoint
+from pgrole_controller.postgres.privileges.acl_catalog import read_database
 from pgrole_controller.postgres.role_catalog import (
     ListedDatabase,
     NamedRole,

@@ -12,11 +12,10 @@ from typing import Any
 from pgrole_controller.api.privileges import MOST_DATABASES, MOST_NAMES
 from pgrole_controller.api.reading import Invalid, read_pgrole
 from pgrole_controller.api.validation import is_object_name
-from pgrole_controller.core.acl import DECLARABLE, ObjectKind
 from pgrole_controller.core.desired import desired_role_of
 from pgrole_controller.core.diff import diff, field_names
 from pgrole_controller.core.errors import NOT_UTF8, Reason, Refused
-from pgrole_controller.core.grantee import Access, DatabasePrivileges
+from pgrole_controller.core.folding.privilege_folding import FoldedDatabase
 from pgrole_controller.core.parameters import LIST_PARAMETERS, Parameters, elements, join
 from pgrole_controller.core.policy import (
     Policy,
@@ -26,7 +25,8 @@ from pgrole_controller.core.policy import (
     check_memberships,
     check_parameters,
 )
-from pgrole_controller.core.privilege_folding import FoldedDatabase
+from pgrole_controller.core.privileges.acl import DECLARABLE, ObjectKind
+from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges
 from pgrole_controller.core.role import Membership, ObservedRole, Role, to_moment
 
 _NAME_BYTES = 63

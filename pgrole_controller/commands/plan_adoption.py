@@ -8,11 +8,11 @@ import anyio
 
 from pgrole_controller.commands.output import make_unexpected
 from pgrole_controller.commands.server_reading import reading
-from pgrole_controller.core.adoption_findings import answer_for, is_cut
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.grantee import Grantee
-from pgrole_controller.core.privilege_reach import PrivilegeReach
-from pgrole_controller.core.privilege_result import PrivilegeResult
+from pgrole_controller.core.privileges.adoption_findings import answer_for, is_cut
+from pgrole_controller.core.privileges.grantee import Grantee
+from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
+from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.postgres.plan_reading import read_privileges

@@ -115,6 +115,8 @@ def _problem(error: PgRoleError) -> str:
 def _summarize(report: PlanReport) -> Text:
     counted = report.count()
     count = len(report.objects)
+    if not count:
+        return Text("nothing to do: no objects")
     if set(counted) <= {PlannedAction.NOTHING}:
         return Text(f"nothing to do: {_objects(count)} as declared", style="green")
     words = ", ".join(f"{count} {_COUNTED.get(action, action.value)}" for action, count in counted.items())

@@ -9,15 +9,15 @@ from pgrole_controller.commands.output import make_unexpected
 from pgrole_controller.commands.plan_model import PlannedChange, PlannedSql, Sign
 from pgrole_controller.commands.plan_words import describe_privileges
 from pgrole_controller.commands.server_reading import reading
-from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.ddl import make_sendable, render_identifier
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.grant_ddl import GrantStatement, statements
-from pgrole_controller.core.grantee import Grantee
-from pgrole_controller.core.observed_database import ObservedDatabase
-from pgrole_controller.core.privilege_difference import PrivilegeDifference, phrases
-from pgrole_controller.core.privilege_outcome import find_problems
-from pgrole_controller.core.privilege_reach import PrivilegeReach
+from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.privileges.grant_ddl import GrantStatement, statements
+from pgrole_controller.core.privileges.grantee import Grantee
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference, phrases
+from pgrole_controller.core.privileges.privilege_outcome import find_problems
+from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.postgres.plan_reading import read_privileges

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from pgrole_controller.commands.plan_model import PlannedChange, Sign
-from pgrole_controller.core.acl import TABLE_KINDS, AclChange, DefaultAclChange, ObjectKind
 from pgrole_controller.core.ddl import render_valid_until
 from pgrole_controller.core.diff import (
     Change,
@@ -19,6 +18,7 @@ from pgrole_controller.core.diff import (
 )
 from pgrole_controller.core.parameters import ALL, UNREADABLE
 from pgrole_controller.core.password import DesiredPassword, PasswordOrigin
+from pgrole_controller.core.privileges.acl import TABLE_KINDS, AclChange, DefaultAclChange, ObjectKind
 from pgrole_controller.core.role import FIELD_NAMES, Membership, Role
 
 #: Maximum number of objects of one schema, kind and privilege that are listed by name; more are counted.

@@ -26,12 +26,12 @@ from pgrole_controller.core.adoption import find_adoptee
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.desired import desired_of, proof_of
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
-from pgrole_controller.core.grantee import Grantee
-from pgrole_controller.core.kept_privileges import find_former, grantee_of, unite
 from pgrole_controller.core.ownership import find_own_claim, proves
 from pgrole_controller.core.password import DesiredPassword, PasswordOrigin
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy
+from pgrole_controller.core.privileges.grantee import Grantee
+from pgrole_controller.core.privileges.kept_privileges import find_former, grantee_of, unite
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.simulation import SimulatedObject, Simulation, simulate

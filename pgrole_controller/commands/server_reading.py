@@ -18,7 +18,8 @@ from pgrole_controller.imports import startup_imports
 from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.resource import PGSERVERS
 from pgrole_controller.kube.store import pack, parse
-from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.connection import Connection, Endpoint
+from pgrole_controller.postgres.database_connection import connect_read_only
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.settings import TEMPLATES, WrongSetting, read_settings, server_policy_of
 
@@ -115,8 +116,7 @@ async def reading(endpoint: Endpoint, database: str | None = None) -> AsyncItera
 
     `database`: one other than the endpoint's.
     """
-    place = endpoint if database is None else endpoint.at(database)
-    async with connect(place, "command", default_transaction_read_only="on") as connection:
+    async with connect_read_only(endpoint, database) as connection:
         with translate_errors("begin"):
             await connection.execute(_BEGIN)
         yield connection

@@ -11,9 +11,9 @@ from markupsafe import Markup
 
 from pgrole_controller.console.role_summary import RoleSummary
 from pgrole_controller.console.template_files import quote_segment
+from pgrole_controller.core.access.graph_svg import render_svg
+from pgrole_controller.core.access.membership_graph import EdgeKind, GraphEdge, GraphNode, MembershipGraph, NodeKind
 from pgrole_controller.core.errors import make_legible
-from pgrole_controller.core.graph_svg import render_svg
-from pgrole_controller.core.membership_graph import EdgeKind, GraphEdge, GraphNode, MembershipGraph, NodeKind
 from pgrole_controller.core.request import Key
 
 _DEPTH = 3

@@ -29,12 +29,12 @@ from pgrole_controller.controller.declaration import ControllerConfig
 from pgrole_controller.controller.decline import decline
 from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.errors import CannotStart
-from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.health import Health, Scraper
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.passwords import PasswordTasks
+from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.server_config import LiveServers, ServerConfig
@@ -44,7 +44,7 @@ from pgrole_controller.controller.sources import NO_SERVER, NamespaceSource, PgR
 from pgrole_controller.controller.telemetry import count_news
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.core.privilege_result import PrivilegeResult
+from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, SECRETS, Client, Resource
 from pgrole_controller.kube.election import Elector

@@ -25,7 +25,7 @@ from pgrole_controller.core.audit_line import ChangedRole
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.privilege_result import Culprit, Evidence
+from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role_drift import FoundCause, RoleDrift
 from pgrole_controller.logs import describe_error

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 from pgrole_controller.controller.background import Background
 from pgrole_controller.controller.endings import Endings
-from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.objects import Objects
+from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.server_config import LiveServers

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from pgrole_controller.api.reading import Invalid, read_pgserver
 from pgrole_controller.api.validation import read_duration, read_retention
 from pgrole_controller.controller.server_config import ServerConfig
-from pgrole_controller.core.acl import TABLE_KINDS, ObjectKind
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import (
     AttributionConfig,
@@ -20,8 +19,9 @@ from pgrole_controller.core.database_options import (
     HistoryConfig,
 )
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
-from pgrole_controller.core.grantee import PrivilegeRule
 from pgrole_controller.core.policy import Requirement, ServerPolicy
+from pgrole_controller.core.privileges.acl import TABLE_KINDS, ObjectKind
+from pgrole_controller.core.privileges.grantee import PrivilegeRule
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Mode
 from pgrole_controller.kube.client import CONFIGMAPS, Client

@@ -15,13 +15,13 @@ from typing import NoReturn
 
 import anyio
 
-from pgrole_controller.controller.databases import Databases
+from pgrole_controller.controller.privileges.databases import Databases
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.database_schema import inspect_database
 from pgrole_controller.postgres.history_maintenance import copy_all, prune
+from pgrole_controller.postgres.privileges.database_schema import inspect_database
 from pgrole_controller.postgres.role_catalog import read_databases
 from pgrole_controller.postgres.session import Session
 

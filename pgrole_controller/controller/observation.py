@@ -8,7 +8,7 @@ from pgrole_controller.core.adoption import find_adoptee
 from pgrole_controller.core.decision import find_held
 from pgrole_controller.core.deletion import find_role_to_drop
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.kept_privileges import find_former
+from pgrole_controller.core.privileges.kept_privileges import find_former
 from pgrole_controller.core.state import Desired, Observed, Server
 from pgrole_controller.postgres.catalog import ReferencedNames
 from pgrole_controller.postgres.held_databases import HeldQuestion

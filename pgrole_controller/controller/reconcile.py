@@ -13,10 +13,10 @@ from typing import TypeAlias
 import anyio
 
 from pgrole_controller.controller.errors import contain
-from pgrole_controller.controller.grantee_publisher import add_results, publish, withdraw_unread
-from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.objects import Objects, Target
 from pgrole_controller.controller.observation import read_observed
+from pgrole_controller.controller.privileges.grantee_publisher import add_results, publish, withdraw_unread
+from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.read_back import ReadBack, ReadBackCache
 from pgrole_controller.controller.result import Attempt, Result, current_moment, refuse, unread
 from pgrole_controller.controller.server_config import ServerConfig

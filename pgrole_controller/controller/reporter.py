@@ -19,7 +19,7 @@ from pgrole_controller.controller.status_writer import PendingStatus, StatusWrit
 from pgrole_controller.core.approval import tell_approval
 from pgrole_controller.core.errors import Reason, make_legible
 from pgrole_controller.core.plan import Action
-from pgrole_controller.core.privilege_result import News, PrivilegeNews, PrivilegeResult
+from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import Outcome, of_error
 from pgrole_controller.kube.client import PGROLES, Client
@@ -59,7 +59,7 @@ class Reporter:
         self._store = store
         self._recorder = recorder
         self._endings = endings
-        self._statuses = StatusWriter(client, store, self._record_outcome)
+        self._statuses = StatusWriter(client, store, self._record_outcome, recorder.quiet)
         self._send, self._receive = anyio.create_memory_object_stream[tuple[str, Result]](float("inf"))
 
     def report(self, result: Result) -> None:

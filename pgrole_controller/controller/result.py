@@ -16,12 +16,12 @@ from pgrole_controller.core.contest import Contests, Moment, Suspect
 from pgrole_controller.core.deletion import add_way_out
 from pgrole_controller.core.diff import field_names
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.granted_privileges import GrantedPrivileges
 from pgrole_controller.core.next_attempt import Ending
 from pgrole_controller.core.password import PasswordTask, next_rotation
 from pgrole_controller.core.plan import Action, Plan, ReassignOwned
-from pgrole_controller.core.privilege_outcome import add_privileges
-from pgrole_controller.core.privilege_result import PrivilegeNews
+from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
+from pgrole_controller.core.privileges.privilege_outcome import add_privileges
+from pgrole_controller.core.privileges.privilege_result import PrivilegeNews
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.role_drift import FoundCause, RoleDrift, compare_values

@@ -9,10 +9,10 @@ from typing import Any
 
 import anyio
 
-from pgrole_controller.controller.databases import DatabaseState
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.objects import Objects
+from pgrole_controller.controller.privileges.databases import DatabaseState
 from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.drift_counts import HourlyDrifts, of_status

@@ -25,7 +25,7 @@ from pgrole_controller.core.approval import RoleOffer
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.granted_privileges import GrantedPrivileges
+from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role_drift import FoundCause
 from pgrole_controller.core.status import Outcome, StatusDetails, build_status, of_error
@@ -33,6 +33,7 @@ from pgrole_controller.kube.client import PGROLES, Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.server_side_apply import apply_status, unchanged
 from pgrole_controller.kube.store import Store, Stored, mapping, whole
+from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +104,10 @@ Announce = Callable[[Outcome, Sequence[Mapping[str, Any]], Stored], None]
 
 
 class StatusWriter:
-    def __init__(self, client: Client, store: Store, announce: Announce) -> None:
+    """`idle`: set while no status waits to be written."""
+
+    def __init__(self, client: Client, store: Store, announce: Announce, idle: Signal) -> None:
+        self.idle = idle
         self._client = client
         self._store = store
         self._announce = announce
@@ -153,6 +157,7 @@ class StatusWriter:
     def _enqueue(self, pending: PendingStatus) -> None:
         known = pending.key in self._waiting or pending.key in self._writing
         self._waiting[pending.key] = pending
+        self.idle.clear()
         if not known:
             self._send.send_nowait(pending.key)
 
@@ -166,6 +171,8 @@ class StatusWriter:
                             await self._try(pending, retries)
                 finally:
                     self._writing.discard(key)
+                    if not (self._waiting or self._writing):
+                        self.idle.set()
 
     async def _try(self, pending: PendingStatus, retries: TaskGroup) -> None:
         try:

@@ -20,10 +20,10 @@ from pgrole_controller import logs
 from pgrole_controller.controller.attributor import Attributor
 from pgrole_controller.controller.background import EmptyingLimits
 from pgrole_controller.controller.context import WorkerContext
-from pgrole_controller.controller.databases import Databases
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.maintenance import Maintenance
 from pgrole_controller.controller.orphans import OrphanTimer
+from pgrole_controller.controller.privileges.databases import Databases
 from pgrole_controller.controller.queue import Pace
 from pgrole_controller.controller.reconcile import WorkerMemory, reconcile
 from pgrole_controller.controller.result import Result

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
-from pgrole_controller.core.grantee import Grantee, Takeover
-from pgrole_controller.core.kept_privileges import former_of, grantee_of
 from pgrole_controller.core.ownership import find_own_claim
 from pgrole_controller.core.policy import Policy, check_admitted, check_holds, protection
-from pgrole_controller.core.privilege_outcome import find_problems
+from pgrole_controller.core.privileges.grantee import Grantee, Takeover
+from pgrole_controller.core.privileges.kept_privileges import former_of, grantee_of
+from pgrole_controller.core.privileges.privilege_outcome import find_problems
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.state import Desired, Observed, Server
 

@@ -14,9 +14,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 
-from pgrole_controller.core.acl import AclChange, DefaultAclChange
 from pgrole_controller.core.errors import make_legible
 from pgrole_controller.core.password import request_of
+from pgrole_controller.core.privileges.acl import AclChange, DefaultAclChange
 from pgrole_controller.core.role import Password
 
 #: The annotation. A value is handled once; another text after the slash makes it another value.

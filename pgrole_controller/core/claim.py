@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from pgrole_controller.core.grantee import DatabasePrivileges
 from pgrole_controller.core.password import PasswordRecord
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges
 
 
 @dataclass(frozen=True, slots=True)

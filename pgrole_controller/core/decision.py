@@ -27,7 +27,6 @@ from pgrole_controller.core.diff import (
 from pgrole_controller.core.enforcement import check_enforceable, keep_applied, note_generations
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
 from pgrole_controller.core.excess import excess_changes
-from pgrole_controller.core.kept_privileges import keep_privileges
 from pgrole_controller.core.ownership import check_held, find_own_claim, find_target, proves
 from pgrole_controller.core.password import PasswordOrigin, PasswordRecord
 from pgrole_controller.core.password_rules import PasswordDecision, decide_password
@@ -42,6 +41,7 @@ from pgrole_controller.core.policy import (
     check_protected,
     limit_to_policy,
 )
+from pgrole_controller.core.privileges.kept_privileges import keep_privileges
 from pgrole_controller.core.role import FIELD_NAMES, ObservedRole, Role, digest
 from pgrole_controller.core.state import Desired, Observed, Rival, Server
 

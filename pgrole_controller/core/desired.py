@@ -4,17 +4,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pgrole_controller.api.validation import read_duration
-from pgrole_controller.core.acl import ObjectKind
 from pgrole_controller.core.approval import APPROVE, read_approval
 from pgrole_controller.core.claim import Owner, Proof
 from pgrole_controller.core.connection_secret import DesiredSecret
 from pgrole_controller.core.ddl import NAME_BYTES
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
-from pgrole_controller.core.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
 from pgrole_controller.core.parameters import Parameters, canonical
 from pgrole_controller.core.password import DesiredPassword, ObservedSecrets, PasswordOrigin, PasswordResult, request_of
 from pgrole_controller.core.plan import ReassignResult
 from pgrole_controller.core.policy import Policy
+from pgrole_controller.core.privileges.acl import ObjectKind
+from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
 from pgrole_controller.core.role import FIELD_NAMES, Membership, Role, to_microseconds
 from pgrole_controller.core.state import Desired, Rival
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pgrole_controller.core.errors import make_legible
-from pgrole_controller.core.privilege_result import Culprit, PrivilegeDrift
+from pgrole_controller.core.privileges.privilege_result import Culprit, PrivilegeDrift
 
 #: Maximum number of entries in status.driftHistory, and bytes of JSON of each.
 MOST = 10

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pgrole_controller.core.drift_record import rfc3339
-from pgrole_controller.core.privilege_result import Culprit, Evidence
+from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
 
 #: Maximum number of fields and phrases listed for one drift; both sources keep fewer.
 _MOST = 64

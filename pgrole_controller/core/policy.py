@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.core.grantee import PrivilegePolicy, PrivilegeRule
 from pgrole_controller.core.parameters import IDENTITY_PARAMETERS, MODULES
+from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
 from pgrole_controller.core.role import FIELD_NAMES, POWERS, Membership, ObservedRole, Role
 
 #: FirstNormalObjectId: PostgreSQL's own roles and the bootstrap superuser have lower oids.

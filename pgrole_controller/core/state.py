@@ -9,11 +9,11 @@ from typing import Literal
 from pgrole_controller.core.approval import Approval
 from pgrole_controller.core.claim import Claim, Owner, Proof
 from pgrole_controller.core.connection_secret import Address, DesiredSecret
-from pgrole_controller.core.grantee import DatabasePrivileges
 from pgrole_controller.core.password import DesiredPassword, ObservedSecrets, PasswordResult
 from pgrole_controller.core.plan import NewOwner, ReassignResult
 from pgrole_controller.core.policy import Policy, References
-from pgrole_controller.core.privilege_result import PrivilegeResult
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges
+from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.role import ObservedRole, Role
 from pgrole_controller.core.scram import LEAST_ITERATIONS, Verifier
 

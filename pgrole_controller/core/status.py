@@ -17,11 +17,11 @@ from pgrole_controller.core.drift_record import (
     rfc3339,
 )
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
-from pgrole_controller.core.granted_privileges import GrantedPrivileges, describe_approval
 from pgrole_controller.core.password import version_of
 from pgrole_controller.core.plan import Plan
-from pgrole_controller.core.privilege_news import combine_drifts
-from pgrole_controller.core.privilege_result import Culprit
+from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges, describe_approval
+from pgrole_controller.core.privileges.privilege_news import combine_drifts
+from pgrole_controller.core.privileges.privilege_result import Culprit
 from pgrole_controller.core.role_drift import FoundCause
 
 

@@ -2,7 +2,8 @@
 
 Guarantees: `record` neither blocks nor raises. Repetitions of (object, reason, note) within six minutes become one
 Event with a series. A refused Event is logged and dropped after a second attempt. While the API server is unreachable,
-up to 1,000 occurrences wait. Events in a terminating namespace are skipped, and do not delay others.
+up to 2,000 occurrences wait. Events in a terminating namespace are skipped, and do not delay others. While `quiet` is
+not set, Events make way for more urgent requests, each for a few seconds at most.
 """
 
 import logging
@@ -21,6 +22,7 @@ from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, Unreachable
 from pgrole_controller.kube.resource import EVENTS, MERGE_PATCH
 from pgrole_controller.kube.store import Stored
+from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +31,15 @@ SERIES_WITHIN = 360.0  # seconds; like client-go
 NOTE_LIMIT = 1_024  # bytes, as the API server counts them
 NAME_LIMIT = 128
 EVENT_NAME_LIMIT = 253
-WAITING_LIMIT = 1_000
+WAITING_LIMIT = 2_000
 SERIES_LIMIT = 4_096
 RETRY_DELAY = 1.0
 RETRY_DELAY_MOST = 30.0
 REQUEST_SECONDS = 10.0
 AWAY_DELAY = 2.0  # between attempts while the API server cannot be reached
+#: Maximum time in seconds that an Event makes way for more urgent requests.
+MAKE_WAY_SECONDS = 5.0
+_CROWDED_CHECK = 0.2
 
 NAMESPACE_GOES = "NamespaceTerminating"  # cause given by the API server when it creates nothing more in a namespace
 
@@ -49,6 +54,7 @@ class _Occurrence:
     action: str
     note: str
     at: datetime
+    recorded: float  # on the recorder's clock
     count: int = 1
 
     @property
@@ -65,7 +71,10 @@ class _Series:
 
 
 class Recorder:
-    """Collects occurrences, and writes them as events.k8s.io/v1 while `run` is running."""
+    """Collects occurrences, and writes them as events.k8s.io/v1 while `run` is running.
+
+    Clear `quiet` while more urgent requests wait, and set it afterwards.
+    """
 
     def __init__(
         self,
@@ -77,12 +86,15 @@ class Recorder:
         waiting_limit: int = WAITING_LIMIT,
     ) -> None:
         self.dropped = 0  # since the process started
+        self.quiet = Signal()
+        self.quiet.set()
         self._client = client
         self._instance = cut(instance or socket.gethostname(), NAME_LIMIT)
         self._clock = clock
         self._now = now
         self._send, self._receive = anyio.create_memory_object_stream[_Occurrence](waiting_limit)
         self._series: OrderedDict[tuple[str, str, str], _Series] = OrderedDict()
+        self._closed = False
 
     def record(
         self,
@@ -100,7 +112,7 @@ class Recorder:
         """
         reference = _refer(regarding) if isinstance(regarding, Stored) else dict(regarding)
         occurrence = _Occurrence(
-            reference, event_type, reason, action, cut(note, NOTE_LIMIT), self._now().astimezone(UTC)
+            reference, event_type, reason, action, cut(note, NOTE_LIMIT), self._now().astimezone(UTC), self._clock()
         )
         try:
             self._send.send_nowait(occurrence)
@@ -115,6 +127,7 @@ class Recorder:
 
     def close(self) -> None:
         """Accepts nothing more; `run` returns once everything queued is written."""
+        self._closed = True
         self._send.close()
 
     async def run(self) -> None:
@@ -122,7 +135,17 @@ class Recorder:
         async with self._receive:
             async for first in self._receive:
                 for occurrence in self._fold(first):
+                    await self._make_way(occurrence)
                     await self._write(occurrence)
+
+    async def _make_way(self, occurrence: _Occurrence) -> None:
+        """Waits until nothing more urgent is to be written, or this must wait no longer."""
+        while not (self.quiet.is_set() or self._closed or self.crowded):
+            left = occurrence.recorded + MAKE_WAY_SECONDS - self._clock()
+            if left <= 0:
+                return
+            with anyio.move_on_after(min(left, _CROWDED_CHECK)):
+                await self.quiet.wait()
 
     def _fold(self, first: _Occurrence) -> list[_Occurrence]:
         """Takes everything queued, and merges repetitions with their count."""

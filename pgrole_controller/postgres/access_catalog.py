@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from difflib import get_close_matches
 
-from pgrole_controller.core.access_report import NamedObjects, Surroundings
-from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObjectKind
+from pgrole_controller.core.access.access_report import NamedObjects, Surroundings
+from pgrole_controller.core.access.effective_access import AccessObject
+from pgrole_controller.core.access.role_graph import AccessRole, GroupEdge, RoleGraph
 from pgrole_controller.core.ddl import quote_identifier
-from pgrole_controller.core.effective_access import AccessObject
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.core.role_graph import AccessRole, GroupEdge, RoleGraph
-from pgrole_controller.core.routine_signature import normalize_arguments
+from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
+from pgrole_controller.core.privileges.routine_signature import normalize_arguments
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.acl_rows import CATALOGS, kind_of, pair, read_entries
 from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.privileges.acl_rows import CATALOGS, kind_of, pair, read_entries
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row
 
 #: server_version_num of the first version in which each membership has its own INHERIT.

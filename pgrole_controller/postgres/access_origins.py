@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from pgrole_controller.core.access_origin import Changes, ChangeSource, Declarations, LastChange, RoleClaim
-from pgrole_controller.core.acl import ObjectId
+from pgrole_controller.core.access.access_origin import Changes, ChangeSource, Declarations, LastChange, RoleClaim
 from pgrole_controller.core.ddl import quote_identifier
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.kept_privileges import read_kept
+from pgrole_controller.core.privileges.acl import ObjectId
+from pgrole_controller.core.privileges.kept_privileges import read_kept
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.access_catalog import CATALOG_OIDS, INHERIT_BY_GRANT_SINCE, AclVersion
 from pgrole_controller.postgres.connection import Connection

@@ -13,11 +13,11 @@ from operator import itemgetter
 from pgrole_controller.core.claim import Claim, Generations, Owner
 from pgrole_controller.core.contest import Suspect
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.kept_privileges import LARGEST, KeptPrivileges, read_kept
 from pgrole_controller.core.parameters import Parameters, read_settings
 from pgrole_controller.core.password import PasswordRecord
 from pgrole_controller.core.plan import NewOwner
 from pgrole_controller.core.policy import Reached, References
+from pgrole_controller.core.privileges.kept_privileges import LARGEST, KeptPrivileges, read_kept
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import UNSEEN, Grant, Membership, ObservedRole, Password, Role, membership_of
 from pgrole_controller.core.scram import LEAST_ITERATIONS, Verifier

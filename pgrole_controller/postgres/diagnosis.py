@@ -5,14 +5,12 @@ All raise PgRoleError.
 """
 
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from ssl import SSLObject, cert_time_to_seconds
 
 from pgrole_controller import resources
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.core.server_facts import (
+from pgrole_controller.core.findings.server_facts import (
     ClaimCount,
     EventTriggerFacts,
     HistoryFacts,
@@ -22,19 +20,11 @@ from pgrole_controller.core.server_facts import (
     SessionFacts,
 )
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import fetch, fetch_row, first
 from pgrole_controller.postgres.schema import read_home
 
 _SECONDS = 10.0
-
-
-@asynccontextmanager
-async def diagnosing(endpoint: Endpoint, database: str | None = None) -> AsyncIterator[Connection]:
-    """Opens a connection whose transactions are all READ ONLY. `database`: one other than the endpoint's."""
-    place = endpoint if database is None else endpoint.at(database)
-    async with connect(place, "command", default_transaction_read_only="on") as connection:
-        yield connection
 
 
 async def read_server_facts(connection: Connection) -> ServerFacts:

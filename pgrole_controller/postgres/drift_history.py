@@ -21,7 +21,7 @@ import anyio
 from pgrole_controller import resources
 from pgrole_controller.core.database_options import HistoryConfig
 from pgrole_controller.core.ddl import quote_literal
-from pgrole_controller.core.privilege_result import Culprit, Evidence
+from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.fence import Fence

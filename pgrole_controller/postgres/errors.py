@@ -32,7 +32,7 @@ NOT_LEADING = "PGR04"
 #: Raised while a superuser has suspended all changes: nothing was changed.
 CHANGES_SUSPENDED = "PGR05"
 
-#: Raised by postgres/acl_checks.py: nothing was changed.
+#: Raised by postgres/privileges/acl_checks.py: nothing was changed.
 FOREIGN_EVENT_TRIGGER = "PGR07"
 
 _TABLE: dict[str, Callable[[str], PgRoleError]] = {

@@ -11,7 +11,7 @@ from enum import Enum
 from pgrole_controller import resources
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.listed_drift import ListedDrift, read_details, read_proof
-from pgrole_controller.core.privilege_result import Culprit
+from pgrole_controller.core.privileges.privilege_result import Culprit
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.drift_history import STATEMENT_SHOWN
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row

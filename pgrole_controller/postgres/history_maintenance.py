@@ -14,10 +14,10 @@ import anyio
 from pgrole_controller.core.database_options import HistoryConfig
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.ddl_events import PRUNED_AT_ONCE
 from pgrole_controller.postgres.drift_history import copy_history, prune_history
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.fence import Fence
+from pgrole_controller.postgres.privileges.ddl_events import PRUNED_AT_ONCE
 
 #: How often one round copies drifts from a database, and how often it deletes events there.
 _ROUNDS = 20

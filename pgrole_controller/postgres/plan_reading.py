@@ -12,16 +12,16 @@ from typing import NamedTuple
 
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.observed_database import ObservedDatabase
-from pgrole_controller.core.privilege_reach import PrivilegeReach
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Detection, Mode, Observed
 from pgrole_controller.postgres import catalog, queries
-from pgrole_controller.postgres.acl_catalog import read_database
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.claim_store import HomeConnection
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.database_claims import DatabaseClaims
+from pgrole_controller.postgres.privileges.acl_catalog import read_database
 from pgrole_controller.postgres.rows import fetch
 from pgrole_controller.postgres.schema import SchemaState
 from pgrole_controller.postgres.session import Session

@@ -18,11 +18,11 @@ from pgrole_controller.core.audit_line import ChangedRole, find_author
 from pgrole_controller.core.database_options import AuditSource
 from pgrole_controller.core.ddl import quote_identifier
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.privilege_result import Culprit, Evidence
-from pgrole_controller.postgres.acl_attribution import legible
+from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
 from pgrole_controller.postgres.audit_log import JSONLOG_VERSION, JsonLog
 from pgrole_controller.postgres.catalog import read_suspects
 from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.privileges.acl_attribution import legible
 from pgrole_controller.postgres.rows import fetch, first
 
 log = logging.getLogger(__name__)

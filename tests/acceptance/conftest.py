@@ -1,4 +1,4 @@
-"""Fixtures of one shared controller process; tests that would disturb it start their own."""
+"""Fixtures for one shared controller process; tests that would disturb it start their own."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -50,7 +50,7 @@ def refusals() -> Refusals:
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_refused(refusals: Refusals) -> Iterator[None]:
-    """The rights in deploy/ must suffice. Tests that remove some do so for other users or elsewhere."""
+    """The rights in deploy/ must suffice. Tests that remove rights do so for other users or elsewhere."""
     refusals.skip()
     yield
     refusals.check()
@@ -58,14 +58,14 @@ def _nothing_refused(refusals: Refusals) -> Iterator[None]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def api_server(api_server: ApiServer, refusals: Refusals) -> ApiServer:
-    """One for all tests, on which no controller stays: never stop, freeze or kill this one."""
+    """One API server for all tests, on which no controller keeps running: never stop, freeze or kill this one."""
     refusals.watch(api_server)
     return api_server
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def own_api_server(request: pytest.FixtureRequest, api_servers: ApiServerPool) -> AsyncIterator[ApiServer]:
-    """For one module, with the CRDs: it changes all namespaces or the CRDs, or needs a second API server."""
+    """An API server with the CRDs, for a module that changes all namespaces or the CRDs, or needs a second one."""
     async with lent(request, api_servers) as server:
         await apply_crds(server)
         yield server
@@ -122,7 +122,7 @@ def namespaces(api_server: ApiServer) -> NamespacePool:
 async def stage(
     request: pytest.FixtureRequest, namespaces: NamespacePool, own_postgres: PostgresServer, tmp_path: Path
 ) -> AsyncIterator[Stage]:
-    """For tests that break things: everything except the API server is their own; the namespace is as good as new."""
+    """For tests that break things: they share nothing but the API server, and their namespace is as good as new."""
     failed = request.session.testsfailed
     async with namespaces.lend() as kube:
         yield Stage(kube, own_postgres, tmp_path)

@@ -46,7 +46,7 @@ async def small_disk(server: PostgresServer, part: str, megabytes: int) -> Async
     mounted = await anyio.run_process(mount, check=False)
     if mounted.returncode != 0:
         words = mounted.stderr.decode().strip()
-        pytest.skip(f"this test mounts a small disk, which takes root and CAP_SYS_ADMIN: {words}")
+        pytest.skip(f"this test mounts a small disk, which requires root and CAP_SYS_ADMIN: {words}")
     try:
         await server.stop()
         await anyio.run_process(["cp", "-a", "--sparse=never", f"{disk}/.", str(place)])

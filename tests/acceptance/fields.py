@@ -18,7 +18,7 @@ from tests.acceptance.world import Database, Json, Kube
 
 @dataclass(frozen=True, slots=True)
 class FieldPlace:
-    """One test's object and role, both named `name`."""
+    """The object and the role of one test, both named `name`."""
 
     kube: Kube
     database: Database
@@ -65,7 +65,7 @@ class StateField:
     drift_name: str
     since: int = 0
     ignorable: bool = True
-    annotations: dict[str, str] = field(default_factory=dict)  # set together with a change that only they make visible
+    annotations: dict[str, str] = field(default_factory=dict)  # set with a change that takes effect only through them
 
     async def look(self, place: FieldPlace) -> Any:
         if isinstance(self.see, str):
@@ -81,14 +81,14 @@ class StateField:
 
 @dataclass(frozen=True, slots=True)
 class EffectField:
-    """A field that is not part of the role's state: names the test of its effect, in pytest's notation in
+    """A field that is not part of the role's state: `test` is the pytest id of the test of its effect, relative to
     tests/acceptance.
     """
 
     test: str
 
 
-#: Every privilege of the role on the database, and on what `prepare` made in schema `$_s`.
+#: Every privilege of the role on the database, and on the objects that `prepare` created in schema `$_s`.
 _HELD = """
 SELECT array_agg(DISTINCT held ORDER BY held) FROM (
     SELECT 'database ' || a.privilege_type AS held, a.grantee
@@ -109,7 +109,7 @@ SELECT array_agg(DISTINCT held ORDER BY held) FROM (
 
 
 def _granted(first: Json, second: Json, seen: tuple[Any, Any]) -> StateField:
-    """Privileges in the database `postgres`; each seen in order."""
+    """Privileges in the database `postgres`; `seen` has those of each spec in order."""
     return StateField(
         specs=tuple({"privileges": [{"database": "postgres", **one}]} for one in (first, second)),
         seen=seen,
@@ -204,7 +204,7 @@ async def _length(place: FieldPlace) -> tuple[int, bool]:
 
 
 async def _rotation(place: FieldPlace) -> tuple[float | None, bool]:
-    """Returns in how many seconds the password will be rotated."""
+    """Returns the seconds between the last rotation of the password and the next."""
     secret, works = await _delivered(place)
     obj = await place.kube.get(place.name)
     following = obj and obj["status"].get("nextRotation")
@@ -217,9 +217,7 @@ async def _rotation(place: FieldPlace) -> tuple[float | None, bool]:
 def _generated(
     name: str, values: tuple[Any, Any], see: See, seen: tuple[Any, Any], default: Any, **other: Any
 ) -> StateField:
-    """A field of `generate`. `other` is another one, because server-side apply turns a map that it empties into
-    null.
-    """
+    """A field of `generate`. `other` is another one, because server-side apply replaces an emptied map by null."""
 
     def spec(**generate: Any) -> Json:
         return {"password": {"generate": generate}, "connectionSecret": {"name": "$-connection"}}
@@ -248,7 +246,7 @@ async def _delete_connection(place: FieldPlace) -> None:
 
 
 def _templated(template: Callable[[str], Json], see: Callable[[Json], Any], default: Any) -> StateField:
-    """A part of a connection Secret's template, whose value is a text."""
+    """A part of a connection Secret's template, with a string as its value."""
 
     def spec(text: str) -> Json:
         return {"connectionSecret": {"name": "$-connection", "template": template(text)}}
@@ -304,7 +302,7 @@ def _in_database(database: str, memory: str) -> Json:
 
 
 TABLE: dict[str, StateField | EffectField] = {
-    "serverRef.name": EffectField("test_roles.py::test_an_object_for_a_server_that_nobody_declared_says_so"),
+    "serverRef.name": EffectField("test_roles.py::test_an_object_for_an_undeclared_server_reports_it"),
     "name": StateField(
         specs=({"name": "$"},),
         seen=(["$"],),
@@ -473,20 +471,20 @@ TABLE: dict[str, StateField | EffectField] = {
     ),
     "privileges.unmanaged": _granted({"unmanaged": ["$_none*"]}, {"unmanaged": ["$_other"]}, (None, None)),
     "drift.policy": EffectField(
-        "test_every_field.py::test_a_drift_is_only_told_of_under_report_and_stays_if_left_to_others"
+        "test_every_field.py::test_drift_of_a_field_is_only_reported_under_report_and_stays_if_ignored"
     ),
     "drift.ignore": EffectField(
-        "test_every_field.py::test_a_drift_is_only_told_of_under_report_and_stays_if_left_to_others"
+        "test_every_field.py::test_drift_of_a_field_is_only_reported_under_report_and_stays_if_ignored"
     ),
-    "adopt": EffectField("test_roles.py::test_a_role_that_exists_is_refused_and_adopt_takes_it_over"),
-    "deletionPolicy": EffectField("test_roles.py::test_drop_drops_the_role_before_the_object_goes"),
+    "adopt": EffectField("test_roles.py::test_an_existing_role_is_refused_without_adopt_and_taken_over_with_it"),
+    "deletionPolicy": EffectField("test_roles.py::test_drop_drops_the_role_with_its_claim"),
     "reassignOwnedTo": EffectField(
-        "test_deletion.py::TestTheNewOwner::test_gets_all_that_the_role_owns_and_nothing_else_is_dropped"
+        "test_deletion.py::TestTheNewOwner::test_the_new_owner_gets_everything_and_nothing_else_is_dropped"
     ),
     "terminateSessions": EffectField(
-        "test_deletion.py::TestOpenSessions::test_are_waited_for_while_nobody_else_logs_in"
+        "test_deletion.py::TestOpenSessions::test_a_drop_waits_for_open_sessions_and_prevents_new_logins"
     ),
-    "suspend": EffectField("test_roles.py::test_a_suspended_object_changes_nothing_and_goes_on_afterwards"),
+    "suspend": EffectField("test_roles.py::test_suspend_stops_all_changes_until_it_ends"),
 }
 
 STATE_FIELDS = {path: entry for path, entry in TABLE.items() if isinstance(entry, StateField)}

@@ -3,8 +3,8 @@
 `Forked` is a `Process` whose command is the arguments of `pgrole-controller`. The first one starts the fork server
 (`python -m tests.acceptance.forks DESCRIPTOR`); `close` ends it.
 
-Guarantees: each has a session, an environment, a log, module state and an exit code of its own, as after exec. On Linux
-the kernel ends it when the fork server ends, and the fork server when the tests end.
+Guarantees: each controller has a session, an environment, a log, module state and an exit code of its own, as after
+exec. On Linux the kernel ends it when the fork server ends, and ends the fork server when the tests end.
 """
 
 import asyncio
@@ -130,7 +130,7 @@ def close() -> None:
 
 
 def _serve(control: socket.socket) -> _ForkStart:
-    """Returns in each forked process, with what to start there. Ends with the tests."""
+    """Returns in each forked process, with the controller to start there. Ends with the tests."""
     replies: dict[int, socket.socket] = {}
     awake, waker = socket.socketpair()
     waker.setblocking(False)

@@ -25,7 +25,7 @@ class NamespacePool:
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Kube]:
-        """Lends an empty namespace. When it is returned, no controller watches it any more."""
+        """Lends an empty namespace. At the end, no controller may be watching it."""
         kube = self._free.pop() if self._free else await make_kube(self._server)
         before = await self._metadata(kube)
         yield kube

@@ -9,7 +9,7 @@ LONGEST = (
     *("test_isolation", "test_backup", "test_failover", "test_home"),
 )
 
-#: They run long as well, but what their tests share takes long to start.
+#: They run long as well, but their tests share fixtures that take long to start.
 _TOGETHER = ("test_attacks", "test_batch", "test_isolation")
 
 

@@ -55,7 +55,7 @@ class RbacPlace:
             return any(permission.covers(entry) and entry.refused == refused for entry in entries)
 
         if not await reached(is_so, PATIENCE):
-            what = "did not what is refused" if refused else "did not what is allowed"
+            what = "made no refused request" if refused else "made no allowed request"
             raise self.controller.process.failure(f"{what}: {permission}")
 
 
@@ -71,9 +71,9 @@ async def do_nothing(place: RbacPlace, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """`do`, given a unique name, makes the controller use the permission; `said` tells where it reports a denial.
+    """`do`, given a unique name, makes the controller use the permission; `said` tells whether it reported a denial.
 
-    `prepare` is run first, with the same name.
+    `prepare` runs first, with the same name.
     """
 
     do: Do
@@ -91,7 +91,7 @@ async def object_says(place: RbacPlace, name: str, words: str, since: int) -> bo
 
 
 async def object_says_forbidden(place: RbacPlace, name: str, words: str, since: int) -> bool:
-    """The API server's message may quote a Secret: only its status and reason are shown."""
+    """The API server's message may quote a Secret, so the controller shows only its status and reason."""
     return _has(await place.kube.get(name), ": 403 Forbidden")
 
 
@@ -150,7 +150,7 @@ async def declare_role_that_goes(place: RbacPlace, name: str) -> None:
 
 
 async def declare_server(place: RbacPlace, name: str) -> None:
-    """A second declaration of the same server. Of two from one second, the uid decides which is the older one."""
+    """Declares the same server a second time, a second later: within one second, the uid decides which is older."""
     declared = await place.servers.get(SERVER)
     assert declared is not None
     first = datetime.fromisoformat(declared["metadata"]["creationTimestamp"])
@@ -168,7 +168,7 @@ async def declare_server_that_goes(place: RbacPlace, name: str) -> None:
 
 
 async def declare_server_with_ca(place: RbacPlace, name: str) -> None:
-    """How PostgreSQL answers a TLS client does not matter here."""
+    """Declares a server with a CA; how PostgreSQL answers a TLS client does not matter here."""
     path = f"/api/v1/namespaces/{OWN_NAMESPACE}/configmaps/{name}"
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"ca.crt": "a CA"}}
     await apply(place.server, path, body)
@@ -212,7 +212,7 @@ async def have_drifted(place: RbacPlace, name: str) -> None:
 
 
 async def drift(place: RbacPlace, name: str) -> None:
-    """The second drift adds to the same Event's series."""
+    """Makes a drift. The second one adds to the series of the same Event."""
     await place.database.execute(f'ALTER ROLE "{name}" CREATEDB')
 
 
@@ -222,7 +222,7 @@ async def have_another(place: RbacPlace, name: str) -> None:
 
 
 async def declare_when_another_went(place: RbacPlace, name: str) -> None:
-    """The namespace may have been created again since."""
+    """Declares a role after another one was deleted, so the controller verifies that the namespace is the same."""
     await place.kube.delete(f"{name}-gone")
     await place.declare(name)
 
@@ -267,7 +267,7 @@ USES = {
 
 
 def use_of(permission: Permission) -> Use:
-    """Raises KeyError for a permission that nothing here is known to need."""
+    """Raises KeyError for a permission without a known use."""
     own = permission.resource == "secrets" and permission.namespace == OWN_NAMESPACE
     return USES[permission.verb, f"own {permission.resource}" if own else permission.resource]
 

@@ -1,4 +1,4 @@
-"""A proxy before the API server that can delay watch events, and act just before a request."""
+"""A proxy in front of the API server that can delay watch events, and act just before a request."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -173,7 +173,7 @@ def read_log(stage: Stage, since: int = 0) -> str:
 
 @asynccontextmanager
 async def replicas(stage: Stage, *arguments: str, url: str = "", second_url: str = "") -> AsyncIterator[Replicas]:
-    """Starts neither; both are stopped at the end. `url` and `second_url`: addresses of the API server for each."""
+    """Yields two replicas that are not started; stops them at the end. `url`, `second_url`: their API server."""
     lease = f"pgrole-controller-{stage.kube.namespace}-{secrets.token_hex(2)}"
     async with stage.database() as database:
         await database.execute("ALTER SYSTEM SET log_statement = 'ddl'")
@@ -214,7 +214,7 @@ async def _make(
 
 
 async def _share_lease(stage: Stage, installation: RightsScope, lease: str) -> None:
-    """Gives both access to the Lease of the one installation."""
+    """Grants a replica access to the Lease that both share."""
     server = stage.kube.server
     name = f"{installation.name}-shares"
     metadata = {"name": name, "namespace": OWN_NAMESPACE}

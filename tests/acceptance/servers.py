@@ -79,7 +79,7 @@ class PgServers:
         return await self.wait_for(name, lambda obj: condition(obj, "Ready").get("status") == "True", "Ready")
 
     async def wait_younger(self, name: str) -> None:
-        """Waits until anything created from now on is younger than this one: ages are whole seconds."""
+        """Waits until anything created from now on is younger than this PgServer, since ages are whole seconds."""
         obj = await self.get(name)
         assert obj is not None
         made = datetime.fromisoformat(obj["metadata"]["creationTimestamp"])
@@ -94,7 +94,7 @@ class PgServers:
             return await self.get(name) is None
 
         if not await reached(is_gone, PATIENCE):
-            raise AssertionError(f"PgServer {name} was not gone: {await self.get(name)}")
+            raise AssertionError(f"PgServer {name} was not deleted: {await self.get(name)}")
 
     async def table(self) -> Json:
         """Returns what `kubectl get pgs` prints."""

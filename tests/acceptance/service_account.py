@@ -12,7 +12,7 @@ from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.kubeconfig import write_kubeconfig
 from pgrole_controller.local.rights import RightsScope, install
 
-#: For all installations of the tests; each has a unique name.
+#: Namespace of all installations in the tests; each has a unique name.
 OWN_NAMESPACE = "pgrole-system"
 
 
@@ -57,7 +57,7 @@ class ServiceAccount:
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """Verifies that API servers denied ServiceAccounts nothing."""
+    """Verifies that API servers did not deny ServiceAccounts anything."""
 
     _read: dict[ApiServer, int] = field(default_factory=dict)
 
@@ -81,7 +81,7 @@ class Refusals:
 
 @asynccontextmanager
 async def serving(binaries: Binaries) -> AsyncIterator[ApiServer]:
-    """Runs an API server that one test may break; once ready, it must deny ServiceAccounts nothing."""
+    """Runs an API server that one test may break; once ready, it must not deny ServiceAccounts anything."""
     async with run_api_server(binaries=binaries, audit=True) as server:
         yield server
         check_none_refused(server)

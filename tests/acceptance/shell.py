@@ -31,7 +31,7 @@ def blocks(page: str, heading: str) -> list[str]:
 
 
 def _hide_code(text: str) -> str:
-    """Keeps the length; a comment in a script is not a heading."""
+    """Replaces code blocks by blanks of the same length, since a comment in a script is not a heading."""
     return re.sub(r"^```.*?^```$", lambda code: re.sub(r"[^\n]", " ", code[0]), text, flags=re.MULTILINE | re.DOTALL)
 
 
@@ -59,7 +59,7 @@ class CommandShell:
 
 
 async def make_shell(server: ApiServer, postgres: PostgresServer, folder: Path) -> CommandShell:
-    """An administrator's shell. Raises NoPrograms without kubectl."""
+    """Returns an administrator's shell. Raises NoPrograms without kubectl."""
     kubectl = (await find(Display(sys.stderr))).kubectl
     programs = folder / "programs"
     programs.mkdir(parents=True)

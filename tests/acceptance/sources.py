@@ -221,7 +221,7 @@ async def change_group(scene: SourceScene) -> None:
 
 
 async def prepare_claim(scene: SourceScene) -> None:
-    """The role belongs to another cluster, which releases it."""
+    """Makes the role belong to another cluster."""
     await scene.database.execute(
         f"CREATE ROLE {scene.quoted('claim')};"
         "INSERT INTO pgrole.claim (role_name, role_oid, system_identifier, cluster, namespace, namespace_uid, object,"

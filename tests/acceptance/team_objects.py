@@ -1,8 +1,8 @@
-"""A team's objects on one server, for tests of what happens to them under another release or controller.
+"""A team's objects on one server, for tests of other releases, restores and removals.
 
-They cover everything that a release could lose or do twice: a membership, parameters, a password from a Secret, a
-generated one, a role to be dropped with its object, a retained one, and a canary whose drift shows when a controller
-has reconciled everything.
+They cover everything that a release could lose or repeat: a membership, parameters, a password from a Secret, a
+generated one, a role to be dropped with its object, a retained one, and a canary whose repaired drift shows that a
+controller has reconciled everything.
 """
 
 import atexit
@@ -51,7 +51,7 @@ ROLES: dict[str, Json] = {
     "canary": {},
 }
 
-#: If any of these changes, someone has written. The canary is left out.
+#: A change in any of these shows that someone has written. The canary is excluded.
 _SNAPSHOT = {
     "roles": "SELECT a.rolname, to_jsonb(a)::text, a.xmin::text FROM pg_authid AS a"
     " WHERE a.oid >= 16384 AND a.rolname <> 'canary'",
@@ -99,7 +99,7 @@ class TeamObjects:
         """Creates everything and waits until it is Ready and at rest; one object is deleted and its role retained."""
         await self.make_objects()
         await self.kube.wait_all_ready()
-        await self.servers.wait_for(SERVER, lambda obj: "finalizers" in obj["metadata"], "being kept for its PgRoles")
+        await self.servers.wait_for(SERVER, lambda obj: "finalizers" in obj["metadata"], "a finalizer for its PgRoles")
         await self.database.wait_value("SELECT count(*) FROM pgrole.claim WHERE password_digest <> ''", 2)
         await self.database.wait_value("SELECT count(*) FROM pgrole.claim WHERE connection_secret <> ''", 2)
         await self.kube.delete("retained")
@@ -124,8 +124,8 @@ class TeamObjects:
         return found
 
     async def drift_canary(self) -> int:
-        """Makes a drift while no controller runs: whoever repairs it has reconciled everything. Returns the expected
-        drift count.
+        """Makes a drift while no controller runs: once it is repaired, everything has been reconciled. Returns the
+        expected drift count.
         """
         count = drifts(await self._object("canary"))
         await self.database.execute("ALTER ROLE canary CONNECTION LIMIT 3")
@@ -146,7 +146,7 @@ class TeamObjects:
         for statements in DRIFTS.values():
             await self.database.execute(statements)
         for name, count in before.items():
-            await self.kube.wait_for(name, lambda obj, count=count: drifts(obj) > count, "its drift")  # type: ignore[misc]
+            await self.kube.wait_for(name, lambda obj, count=count: drifts(obj) > count, "drift")  # type: ignore[misc]
         await self.kube.wait_all_ready()
         await self.check()
         await self.rotate(token)
@@ -202,7 +202,7 @@ class TeamObjects:
 
 @cache
 def _unpack(release: ReleasedVersion) -> dict[str, str]:
-    """Once for all tests, and compiled: otherwise every start compiles all its imports."""
+    """Unpacks a release once for all tests, and compiles it, since otherwise every start compiles all its imports."""
     folder = Path(tempfile.mkdtemp(prefix="pgrole-release-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     environment = release.unpack(folder / release.version)
@@ -219,9 +219,7 @@ def drifts(obj: Json) -> int:
 async def open_team_objects(
     server: ApiServer, servers: Servers, folder: Path, **spec: Any
 ) -> AsyncIterator[TeamObjects]:
-    """A namespace, and a PgServer (with these fields) with its PostgreSQL. Nothing is declared yet, and no controller
-    runs.
-    """
+    """Yields a namespace, and a PgServer (with these fields) with its PostgreSQL, without PgRoles or a controller."""
     kube = await make_kube(server)
     async with servers.run() as postgres, pgservers(server) as declared, open_database(postgres.dsn()) as database:
         await declared.apply(SERVER, postgres, **spec)

@@ -1,4 +1,4 @@
-"""What a tenant, or anyone with a session in the database, might try: none of it succeeds."""
+"""Attacks by tenants, and by anyone with a session in the database: none succeeds."""
 
 import contextlib
 import secrets
@@ -23,7 +23,7 @@ def prefix() -> str:
 async def latin(
     shared_postgres: PostgresServer, database: Database
 ) -> AsyncIterator["asyncpg.Connection[asyncpg.Record]"]:
-    """A session in a database with another encoding, whose texts land in the same shared catalogs."""
+    """A session in a database with another encoding, whose text gets into the same shared catalogs."""
     await database.execute("CREATE DATABASE latin TEMPLATE template0 ENCODING LATIN1 LC_COLLATE 'C' LC_CTYPE 'C'")
     connection = await asyncpg.connect(shared_postgres.dsn(database="latin"))
     yield connection
@@ -31,7 +31,7 @@ async def latin(
     await database.execute("DROP DATABASE latin WITH (FORCE)")
 
 
-async def test_a_role_renamed_to_a_name_that_another_object_declares_is_not_taken_over(
+async def test_a_role_renamed_to_the_name_in_another_object_is_not_taken_over(
     kube: Kube, database: Database, prefix: str
 ) -> None:
     await kube.apply("a", name=f"{prefix}_a", login=True, drift={"policy": "Report"})
@@ -48,7 +48,7 @@ async def test_a_role_renamed_to_a_name_that_another_object_declares_is_not_take
     assert role["rolcanlogin"]
 
 
-async def test_roles_that_swap_names_behind_our_back_end_as_declared_with_one_claim_each(
+async def test_two_roles_that_swap_names_are_restored_with_one_claim_each(
     kube: Kube, database: Database, prefix: str
 ) -> None:
     await kube.apply("a", name=f"{prefix}_a", comment="a")
@@ -70,7 +70,7 @@ async def test_roles_that_swap_names_behind_our_back_end_as_declared_with_one_cl
     )
 
 
-async def test_a_comment_in_another_encoding_is_set_back(
+async def test_a_comment_in_another_encoding_is_corrected(
     kube: Kube, database: Database, latin: "asyncpg.Connection[asyncpg.Record]", prefix: str, controller: Controller
 ) -> None:
     await kube.apply("app", name=f"{prefix}_app", comment="as declared")
@@ -83,7 +83,7 @@ async def test_a_comment_in_another_encoding_is_set_back(
     assert controller.process.running
 
 
-async def test_a_name_in_another_encoding_stops_nobody_else(
+async def test_a_role_name_in_another_encoding_does_not_stop_other_repairs(
     kube: Kube, database: Database, latin: "asyncpg.Connection[asyncpg.Record]", prefix: str, controller: Controller
 ) -> None:
     await kube.apply("odd", name=f"{prefix}_odd")
@@ -92,14 +92,14 @@ async def test_a_name_in_another_encoding_stops_nobody_else(
     await kube.wait_ready("app")
     await latin.execute(f'ALTER ROLE {prefix}_odd RENAME TO "{prefix}_\u00e9"')
     await database.execute(f"ALTER ROLE {prefix}_app CREATEDB")
-    await database.wait_role(f"{prefix}_app", lambda row: not row["rolcreatedb"], "set back")
+    await database.wait_role(f"{prefix}_app", lambda row: not row["rolcreatedb"], "repaired")
     await kube.wait_for("odd", lambda obj: obj["status"].get("driftCount", 0) == 1, "driftCount 1")
     await kube.wait_ready("odd")
     assert await database.role(f"{prefix}_odd") is not None
     assert controller.process.running
 
 
-async def test_what_names_a_role_in_another_encoding_keeps_no_drift_from_being_set_back(
+async def test_references_to_names_in_another_encoding_do_not_prevent_repair(
     kube: Kube, database: Database, latin: "asyncpg.Connection[asyncpg.Record]", prefix: str
 ) -> None:
     app = f"{prefix}_app"
@@ -121,7 +121,7 @@ async def test_what_names_a_role_in_another_encoding_keeps_no_drift_from_being_s
         await latin.execute(f'DROP ROLE "{prefix}_\u00e9"')
 
 
-async def test_a_flood_of_many_does_not_hold_up_a_repair(
+async def test_a_flood_of_notifications_does_not_delay_a_repair(
     kube: Kube, database: Database, shared_postgres: PostgresServer, prefix: str
 ) -> None:
     await database.execute(f"CREATE ROLE {prefix}_nobody LOGIN PASSWORD 'p'")
@@ -134,13 +134,13 @@ async def test_a_flood_of_many_does_not_hold_up_a_repair(
             " FROM generate_series(1, 20000) AS n"
         )
         await database.execute(f"ALTER ROLE {prefix}_app CREATEDB")
-        await database.wait_role(f"{prefix}_app", lambda row: not row["rolcreatedb"], "set back")
+        await database.wait_role(f"{prefix}_app", lambda row: not row["rolcreatedb"], "repaired")
     finally:
         await flooder.close()
         await database.execute(f"DROP ROLE {prefix}_nobody")
 
 
-async def test_a_role_locked_by_an_open_transaction_does_not_hold_up_the_others(
+async def test_a_role_locked_by_an_open_transaction_does_not_delay_others(
     kube: Kube, database: Database, shared_postgres: PostgresServer, prefix: str
 ) -> None:
     for name in ("locked", "free"):
@@ -151,15 +151,15 @@ async def test_a_role_locked_by_an_open_transaction_does_not_hold_up_the_others(
         await holder.execute(f"BEGIN; ALTER ROLE {prefix}_locked CONNECTION LIMIT 5")
         await kube.apply("locked", name=f"{prefix}_locked", login=True)
         await database.execute(f"ALTER ROLE {prefix}_free CREATEDB")
-        await database.wait_role(f"{prefix}_free", lambda row: not row["rolcreatedb"], "set back")
+        await database.wait_role(f"{prefix}_free", lambda row: not row["rolcreatedb"], "repaired")
         await holder.execute("ROLLBACK")
     finally:
         await holder.close()
     await kube.wait_ready("locked")
 
 
-async def test_a_schema_put_in_the_place_of_ours_is_never_called(stage: Stage) -> None:
-    """A tenant who may create schemas waits for an administrator to drop ours."""
+async def test_a_forged_pgrole_schema_is_never_called(stage: Stage) -> None:
+    """A tenant with CREATE on the database waits for an administrator to drop ours."""
     async with stage.database() as database:
         await database.execute(
             "CREATE ROLE tenant LOGIN PASSWORD 'p'; GRANT CREATE ON DATABASE postgres TO tenant;"
@@ -180,13 +180,13 @@ async def test_a_schema_put_in_the_place_of_ours_is_never_called(stage: Stage) -
                     await stage.kube.wait_ready("app")
             finally:
                 await tenant.close()
-            await database.wait_role("app", lambda row: not row["rolcreatedb"], "set back")
+            await database.wait_role("app", lambda row: not row["rolcreatedb"], "repaired")
             assert controller.process.running
 
 
 async def usurp(database: Database, tenant: "asyncpg.Connection[asyncpg.Record]") -> bool:
-    """An administrator drops our schema, and the tenant creates one in which every part records its callers. Returns
-    False if ours was back first.
+    """An administrator drops our schema, and the tenant creates one that records its callers everywhere. Returns False
+    if the controller reinstalled ours first.
     """
     await database.drop_schema()
     leave = "BEGIN INSERT INTO public.trace VALUES (current_user); RETURN NULL; END"

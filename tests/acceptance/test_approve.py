@@ -1,4 +1,4 @@
-"""A person approves reported drift: exactly this is corrected, once."""
+"""A person approves reported drift: the controller corrects exactly that drift, once."""
 
 import os
 import re
@@ -50,7 +50,7 @@ def is_handled(obj: Json, value: str) -> bool:
     return bool(obj["status"].get("approval", {}).get("handled") == value)
 
 
-async def test_an_approved_drift_is_corrected_once_and_the_same_drift_again_is_only_reported(
+async def test_an_approval_corrects_a_drift_once_and_the_same_drift_is_reported_again(
     kube: Kube, database: Database, role_name: str
 ) -> None:
     obj = await report(kube, database, role_name, "CREATEDB CONNECTION LIMIT 99")
@@ -70,27 +70,27 @@ async def test_an_approved_drift_is_corrected_once_and_the_same_drift_again_is_o
     event = await kube.wait_event("DriftCorrected", about="app")
     assert 'the approver\'s text "ticket-7" is unverified' in event["note"]
 
-    # The annotation is still there, and the very same drift has the digest that it names.
+    # The annotation still exists, and the same drift has the digest that it names.
     await database.execute(f"ALTER ROLE {role_name} CREATEDB CONNECTION LIMIT 99")
     obj = await wait_offer(kube)
     assert obj["status"]["approval"] == {**offer, "handled": value}
     await kube.patch("app", {"metadata": {"annotations": {"example.com/poke": "1"}}})
     await anyio.sleep(1.0)
     assert (await database.role(role_name) or {})["rolcreatedb"]
-    # With another text it is another approval.
+    # A different text makes it another approval.
     await annotate(kube, f"{offer['digest']}/ticket-8")
     obj = await kube.wait_ready("app")
     assert obj["status"]["driftCount"] == 2
 
 
-async def test_another_drift_in_between_is_not_corrected_and_the_object_asks_for_another_approval(
+async def test_a_further_drift_invalidates_the_approval_and_the_object_asks_for_another(
     kube: Kube, database: Database, role_name: str
 ) -> None:
     before = digest_of(await report(kube, database, role_name))
     await database.execute(f"ALTER ROLE {role_name} CREATEROLE")
     obj = await wait_offer(kube, before)
     await annotate(kube, f"{before}/late")
-    obj = await kube.wait_for("app", lambda obj: says(obj, "DriftReported", APPROVE, "approve again"), "unfit")
+    obj = await kube.wait_for("app", lambda obj: says(obj, "DriftReported", APPROVE, "approve again"), "no match")
     role = await database.role(role_name)
     assert role is not None
     assert (role["rolcreatedb"], role["rolcreaterole"]) == (True, True)
@@ -99,14 +99,14 @@ async def test_another_drift_in_between_is_not_corrected_and_the_object_asks_for
     await kube.wait_ready("app")
 
 
-async def test_a_drift_to_another_value_of_the_same_field_has_another_digest(
+async def test_another_value_of_the_same_field_has_another_digest(
     kube: Kube, database: Database, role_name: str
 ) -> None:
     before = digest_of(await report(kube, database, role_name, "CONNECTION LIMIT 5"))
     await database.execute(f"ALTER ROLE {role_name} CONNECTION LIMIT 6")
     await wait_offer(kube, before)
     await annotate(kube, f"{before}/late")
-    await kube.wait_for("app", lambda obj: says(obj, "DriftReported", APPROVE), "unfit")
+    await kube.wait_for("app", lambda obj: says(obj, "DriftReported", APPROVE), "a mismatch")
     assert (await database.role(role_name) or {})["rolconnlimit"] == 6
 
 
@@ -122,28 +122,30 @@ async def test_a_drift_to_another_value_of_the_same_field_has_another_digest(
         "\u202e\x07%s'; DROP ROLE postgres; --",
     ],
 )
-async def test_what_is_no_approval_corrects_nothing_and_is_said(
+async def test_an_invalid_approval_is_reported_and_corrects_nothing(
     kube: Kube, database: Database, role_name: str, made: str
 ) -> None:
     digest = digest_of(await report(kube, database, role_name))
     await annotate(kube, made.replace("{digest}", digest))
-    await kube.wait_for("app", lambda obj: says(obj, "DriftReported", APPROVE), "unfit")
+    await kube.wait_for("app", lambda obj: says(obj, "DriftReported", APPROVE), "a mismatch")
     assert (await database.role(role_name) or {})["rolcreatedb"]
     await annotate(kube, f"{digest}/{'words ' * 20}")
     await kube.wait_ready("app")
 
 
-async def test_an_approval_ends_with_the_generation(kube: Kube, database: Database, role_name: str) -> None:
+async def test_an_approval_is_invalid_for_another_generation_of_the_spec(
+    kube: Kube, database: Database, role_name: str
+) -> None:
     before = digest_of(await report(kube, database, role_name))
     await kube.patch("app", {"spec": {"drift": {"ignore": ["comment"]}}})
     obj = await kube.wait_for("app", lambda obj: digest_of(obj) not in ("", before), "another digest")
     await annotate(kube, f"{before}/late")
-    await kube.wait_for("app", lambda obj: says(obj, "DriftReported", APPROVE), "unfit")
+    await kube.wait_for("app", lambda obj: says(obj, "DriftReported", APPROVE), "a mismatch")
     assert (await database.role(role_name) or {})["rolcreatedb"]
     assert digest_of(obj) != before
 
 
-async def test_a_dropped_role_is_created_again_and_one_of_another_oid_taken(
+async def test_approval_recreates_a_dropped_role_and_accepts_one_with_another_oid(
     kube: Kube, database: Database, role_name: str
 ) -> None:
     await kube.apply("app", name=role_name, login=True, **REPORT)
@@ -161,10 +163,10 @@ async def test_a_dropped_role_is_created_again_and_one_of_another_oid_taken(
     assert obj["status"]["role"]["oid"] == (await database.role(role_name) or {})["oid"]
 
 
-async def test_a_password_is_set_back_and_no_guess_of_it_can_be_tested(
+async def test_approval_restores_a_password_and_its_digest_tests_no_guess(
     kube: Kube, database: Database, role_name: str
 ) -> None:
-    """A different password set in between is another drift; the digest depends on something that only the claim has."""
+    """Another password set meanwhile is another drift; the digest depends on a value that only the claim holds."""
     await kube.apply_secret("source", password="ours")
     await kube.apply("app", name=role_name, password={"secretRef": {"name": "source"}}, **REPORT)
     await kube.wait_ready("app")
@@ -175,27 +177,29 @@ async def test_a_password_is_set_back_and_no_guess_of_it_can_be_tested(
     await database.execute(f"ALTER ROLE {role_name} PASSWORD 'another'")
     obj = await wait_offer(kube, before)
     await annotate(kube, f"{before}/late")
-    await kube.wait_for("app", lambda obj: says(obj, "DriftReported", APPROVE), "unfit")
+    await kube.wait_for("app", lambda obj: says(obj, "DriftReported", APPROVE), "a mismatch")
     await database.wait_password(role_name, "another")
     await annotate(kube, f"{digest_of(obj)}/now")
     await database.wait_password(role_name, "ours")
     await kube.wait_ready("app")
 
 
-async def test_under_correct_the_annotation_means_nothing(kube: Kube, database: Database, role_name: str) -> None:
+async def test_policy_correct_ignores_the_annotation(kube: Kube, database: Database, role_name: str) -> None:
     digest = digest_of(await report(kube, database, role_name))
     await kube.apply("app", name=role_name, drift={"policy": "Correct"})
     await kube.wait_ready("app")
     await annotate(kube, f"{digest}/x")
     await database.execute(f"ALTER ROLE {role_name} CREATEDB")
-    await database.wait_role(role_name, lambda row: not row["rolcreatedb"], "set back")
+    await database.wait_role(role_name, lambda row: not row["rolcreatedb"], "repaired")
     obj = await kube.wait_ready("app")
     assert "approval" not in obj["status"]
 
 
 @pytest.mark.slow
-class TestOfItsOwn:
-    async def test_killed_right_after_the_commit_it_does_not_correct_again(self, stage: Stage, role_name: str) -> None:
+class TestOwnController:
+    async def test_after_a_kill_following_the_commit_the_approval_is_not_used_again(
+        self, stage: Stage, role_name: str
+    ) -> None:
         """The claim records the approval, whatever status contains."""
         async with stage.database() as database:
             controller = stage.controller()
@@ -214,7 +218,7 @@ class TestOfItsOwn:
                 await anyio.sleep(1.0)
                 assert (await database.role(role_name) or {})["rolcreatedb"]
 
-    async def test_an_approval_between_two_leaders_is_used_once(self, stage: Stage, role_name: str) -> None:
+    async def test_an_approval_during_failover_is_used_once(self, stage: Stage, role_name: str) -> None:
         """The first one stops before it sees the annotation, the second corrects, and the first one continues."""
         async with replicas(stage) as pair:
             await pair.first.start()
@@ -239,7 +243,9 @@ class TestOfItsOwn:
             claim = await database.claim(role_name) or {}
             assert (claim["approve_handled"], claim["drift_count"]) == (f"{digest}/1", 1)
 
-    async def test_where_claims_are_in_status_so_is_what_was_handled(self, stage: Stage, role_name: str) -> None:
+    async def test_without_the_schema_the_used_approval_is_recorded_in_status(
+        self, stage: Stage, role_name: str
+    ) -> None:
         async with stage.database() as database:
             async with running(stage.controller(None, "--install", "false")):
                 digest = digest_of(await report(stage.kube, database, role_name))
@@ -262,7 +268,7 @@ async def run_approve(kube: Kube, *arguments: str) -> tuple[int, str]:
 
 
 class TestTheCommand:
-    async def test_it_shows_the_drift_and_has_it_corrected(
+    async def test_it_shows_the_drift_and_approves_its_correction(
         self, kube: Kube, database: Database, role_name: str
     ) -> None:
         await report(kube, database, role_name, "CONNECTION LIMIT 99", comment="\x1b[31mred")
@@ -278,7 +284,7 @@ class TestTheCommand:
         assert (await database.role(role_name) or {})["rolconnlimit"] == -1
 
     @pytest.mark.usefixtures("controller")
-    async def test_it_refuses_what_cannot_be_approved(self, kube: Kube, role_name: str) -> None:
+    async def test_it_refuses_an_object_without_approvable_drift(self, kube: Kube, role_name: str) -> None:
         code, printed = await run_approve(kube, "--yes")
         assert (code, "not found" in printed) == (1, True)
         await kube.apply("app", name=role_name)
@@ -292,7 +298,7 @@ class TestTheCommand:
         code, printed = await run_approve(kube)
         assert (code, "--yes" in printed) == (2, True)
 
-    async def test_what_changed_since_it_was_shown_is_not_approved(
+    async def test_a_drift_that_changed_after_it_was_shown_is_not_approved(
         self, kube: Kube, database: Database, role_name: str
     ) -> None:
         shown = drift_of(await report(kube, database, role_name))
@@ -305,7 +311,7 @@ class TestTheCommand:
                 await set_approval(client, shown, f"{shown.digest}/x")
         assert APPROVE not in ((await kube.get("app") or {})["metadata"].get("annotations") or {})
 
-    async def test_an_object_that_changed_in_another_way_is_approved(
+    async def test_an_object_with_an_unrelated_change_is_approved(
         self, kube: Kube, database: Database, role_name: str
     ) -> None:
         shown = drift_of(await report(kube, database, role_name))

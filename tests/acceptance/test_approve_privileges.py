@@ -1,4 +1,4 @@
-"""A person approves reported drift of privileges: each database corrects exactly what was shown, once."""
+"""A person approves reported drift of privileges: each database corrects exactly the drift that was shown, once."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -44,13 +44,13 @@ async def annotate(place: PrivilegePlace, value: str) -> None:
 
 
 async def drift(place: PrivilegePlace) -> None:
-    """In one transaction, so that no offer has a part of it."""
+    """Makes all changes in one transaction, so that no offer contains only some of them."""
     await place.hand.execute(
         f"GRANT DELETE, UPDATE (id) ON app.orders TO {place.reader}; REVOKE SELECT ON app.orders FROM {place.reader}"
     )
 
 
-async def test_an_approved_drift_is_corrected_once_also_after_a_kill(place: PrivilegePlace) -> None:
+async def test_an_approval_corrects_a_drift_once_even_after_a_kill(place: PrivilegePlace) -> None:
     async with running(place.controller()):
         await place.declare(place.reads(), drift=REPORT)
         await drift(place)
@@ -96,8 +96,8 @@ async def test_an_approved_drift_is_corrected_once_also_after_a_kill(place: Priv
         await place.wait_may("DELETE", "app.orders")
 
 
-async def test_another_drift_in_between_and_the_parts_of_role_and_database(place: PrivilegePlace) -> None:
-    """Each part is corrected separately: a drift that was not shown stays."""
+async def test_a_drift_not_shown_stays_while_the_approved_part_is_corrected(place: PrivilegePlace) -> None:
+    """Role and databases are approved separately in one digest; each corrects only the drift that was shown."""
     async with running(place.controller()):
         await place.declare(place.reads(), drift=REPORT)
         await place.hand.execute(f"GRANT DELETE ON app.orders TO {place.reader}")
@@ -105,7 +105,7 @@ async def test_another_drift_in_between_and_the_parts_of_role_and_database(place
         await place.hand.execute(f"GRANT TRUNCATE ON app.orders TO {place.reader}")
         obj = await wait_offer(place, before)
         await annotate(place, f"{before}/late")
-        await place.kube.wait_for("reader", lambda obj: says(obj, "DriftReported", APPROVE), "unfit")
+        await place.kube.wait_for("reader", lambda obj: says(obj, "DriftReported", APPROVE), "a mismatch")
         await place.wait_may("DELETE", "app.orders")
         assert "handled" not in obj["status"]["approval"]["databases"][0]
 
@@ -127,7 +127,7 @@ async def test_another_drift_in_between_and_the_parts_of_role_and_database(place
         await place.kube.wait_ready("reader")
 
 
-async def test_default_privileges_and_a_new_object(place: PrivilegePlace) -> None:
+async def test_approval_corrects_drift_of_default_privileges(place: PrivilegePlace) -> None:
     async with running(place.controller()):
         declared = {**place.reads(), "createdBy": [place.owner]}
         await place.declare(declared, drift=REPORT)

@@ -1,4 +1,4 @@
-"""Tenants and servers that attack the controller: it stays responsive, and repairs its neighbours' drift meanwhile.
+"""Tenants and servers attack the controller: it stays responsive, and repairs drift of their neighbours meanwhile.
 
 `python -m bench.isolation` measures how long a repair takes meanwhile.
 """
@@ -29,7 +29,7 @@ from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
 
-#: The server with the tenant that attacks, and one beside it.
+#: The server with the attacking tenant, and another one.
 SHARED, OTHER = "shared", "other"
 TENANT, PASSWORD = "mallory", "mallory's own"
 #: Roles of other teams on the shared server.
@@ -92,8 +92,8 @@ class UnderAttack:
         return len(re.findall(rf'{begins}"{server}"', self.controller.log))
 
     def failures(self, server: str) -> list[str]:
-        """Why sessions with it ended. An attack takes the server's CPU, so an answer can be late on a busy machine: the
-        session with the other server shows that the controller itself is not held up.
+        """Returns why sessions with it ended. An attack uses the server's CPU, so an answer can be late on a busy
+        machine: the session with the other server shows that the controller itself is not delayed.
         """
         ends = r'"session with PostgreSQL ended".*"server": '
         found = re.findall(rf'{ends}"{server}", "error": "([^"]*)"', self.controller.log)
@@ -120,7 +120,7 @@ def roles_of(kind: str) -> list[str]:
 
 async def _repaired(database: Database, role: str) -> None:
     await database.execute(f"ALTER ROLE {role} CREATEDB")
-    await database.wait_role(role, lambda row: not row["rolcreatedb"], "set back", PATIENCE)
+    await database.wait_role(role, lambda row: not row["rolcreatedb"], "repaired", PATIENCE)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -157,7 +157,7 @@ async def controlled(attacked: AttackedServers, tmp_path_factory: pytest.TempPat
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def under_attack(controlled: UnderAttack) -> AsyncIterator[UnderAttack]:
-    """Calm before an attack, and within its limits after it."""
+    """Yields once everything is Ready; after the attack, verifies that the controller stayed within its limits."""
     began = time.monotonic()
     await _forgive(controlled.inside)
     await controlled.kube.wait_all_ready(PATIENCE)
@@ -184,10 +184,12 @@ async def attacking(*attacks: Callable[[], Coroutine[Any, Any, None]]) -> AsyncI
 
 
 class TestTenant:
-    """A role with LOGIN, and what it can do."""
+    """Attacks by a role with LOGIN."""
 
     @pytest.mark.parametrize("kind", SETTINGS)
-    async def test_stores_what_is_hard_to_read(self, under_attack: UnderAttack, kind: str) -> None:
+    async def test_settings_that_are_hard_to_read_are_removed_and_delay_no_neighbour(
+        self, under_attack: UnderAttack, kind: str
+    ) -> None:
         await store(under_attack.attacked.tenant(), kind)
         await under_attack.check_neighbours()
         stored = f"SELECT count(*) FROM pg_db_role_setting WHERE setrole = '{TENANT}'::regrole"
@@ -196,20 +198,20 @@ class TestTenant:
         assert under_attack.failures(SHARED) == []
 
     @pytest.mark.parametrize("kind", payloads(TEAMS))
-    async def test_floods_the_channel(self, under_attack: UnderAttack, kind: str) -> None:
+    async def test_flooding_the_channel_delays_no_repair(self, under_attack: UnderAttack, kind: str) -> None:
         attack = partial(flood, under_attack.attacked.tenant(), payloads(TEAMS)[kind])
         async with attacking(attack, attack, attack):
             await under_attack.check_neighbours()
         await under_attack.kube.wait_all_ready(PATIENCE)
 
-    async def test_terminates_and_cancels_what_it_may(self, under_attack: UnderAttack) -> None:
+    async def test_a_tenant_cannot_end_the_controllers_sessions(self, under_attack: UnderAttack) -> None:
         async with attacking(partial(_terminate_always, under_attack.attacked.tenant())):
             await under_attack.check_neighbours()
         assert under_attack.failures(SHARED) == []
 
-    async def test_holds_locks_on_what_is_taken_away_from_it(self, under_attack: UnderAttack) -> None:
-        """Its object is deleted, and what it owns is handed over. Neighbours do not wait for that, and it does not
-        fail.
+    async def test_locks_on_a_table_to_reassign_delay_only_that_deletion(self, under_attack: UnderAttack) -> None:
+        """The owner's object is deleted and its table reassigned. Neighbours do not wait for that, and it succeeds in
+        the end.
         """
         await under_attack.kube.apply("owner", name="owner", login=True, serverRef={"name": SHARED}, adopt=True)
         await under_attack.kube.patch(
@@ -226,7 +228,7 @@ class TestTenant:
             await holder.execute("LOCK TABLE held IN ACCESS SHARE MODE")
             await under_attack.kube.delete("owner")
             await under_attack.kube.wait_for(
-                "owner", lambda obj: condition(obj, "Ready").get("reason") == "DropBlocked", "said", PATIENCE
+                "owner", lambda obj: condition(obj, "Ready").get("reason") == "DropBlocked", "reported", PATIENCE
             )
             await under_attack.check_neighbours()
             await transaction.rollback()
@@ -235,7 +237,9 @@ class TestTenant:
         await under_attack.kube.wait_gone("owner", PATIENCE)
         await under_attack.inside.execute("DROP TABLE held")
 
-    async def test_stores_it_again_and_again(self, under_attack: UnderAttack) -> None:
+    async def test_settings_stored_continuously_end_no_session_and_delay_no_neighbour(
+        self, under_attack: UnderAttack
+    ) -> None:
         async with attacking(partial(_store_always, under_attack.attacked.tenant())):
             await under_attack.check_neighbours()
         assert under_attack.failures(SHARED) == []
@@ -264,16 +268,14 @@ async def _terminate_always(dsn: str) -> NoReturn:
 
 
 class TestServer:
-    """What answers at the port that a PgServer names."""
+    """Attacks by the server behind a PgServer."""
 
-    async def test_each_kind_is_tried_again_and_again_and_all_together_delay_only_themselves(
-        self, under_attack: UnderAttack
-    ) -> None:
+    async def test_hostile_servers_are_retried_and_delay_only_themselves(self, under_attack: UnderAttack) -> None:
         async with hostile_servers() as ports:
             for kind, port in ports.items():
                 await under_attack.declare_hostile(kind, port)
             for kind in ports:
-                await under_attack.servers.wait_for(kind, lambda obj: says(obj, "ServerNotReady"), "said", PATIENCE)
+                await under_attack.servers.wait_for(kind, lambda obj: says(obj, "ServerNotReady"), "reported", PATIENCE)
             tried: dict[str, float] = {}
 
             async def are_tried() -> bool:
@@ -288,7 +290,7 @@ class TestServer:
             for kind in ports:
                 for role in roles_of(kind):
                     await under_attack.kube.wait_reason(role, "ServerNotReady", PATIENCE)
-            # Its objects must not wait for it at the end.
+            # Deleted now, so that the cleanup does not wait for these servers.
             for kind in ports:
                 for role in roles_of(kind):
                     await under_attack.kube.delete(role)

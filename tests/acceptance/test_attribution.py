@@ -1,4 +1,4 @@
-"""Who changed a role behind the controller's back: in status and in the history, with an honest proof."""
+"""Who changed a role outside the controller: recorded in status and history, with the kind of proof."""
 
 import json
 import secrets
@@ -49,14 +49,14 @@ def caused_by(login: str) -> Any:
 
 
 async def history(database: Database, role: str, login: str) -> list[dict[str, Any]]:
-    """The rows of a role, once one has this author."""
+    """Returns the rows of a role, once one has this author."""
     await database.wait_value(
         f"SELECT count(*) > 0 FROM pgrole.history WHERE role = '{role}' AND login = '{login}'", value=True
     )
     return [dict(row) for row in await database.connection.fetch(LOOK, role)]
 
 
-async def test_who_changed_a_role_is_in_status_and_history_also_after_a_restart(stage: Stage) -> None:
+async def test_the_author_of_a_drift_is_in_status_and_history_even_after_a_restart(stage: Stage) -> None:
     role = name_role()
     async with stage.database() as database, person(stage.postgres, "alice") as alice:
         async with running(stage.controller()):
@@ -78,7 +78,7 @@ async def test_who_changed_a_role_is_in_status_and_history_also_after_a_restart(
             assert row["statement"] is None
             details = await database.fetchval("SELECT details::text FROM pgrole.history WHERE role = $1", role)
             assert json.loads(details) == {"connectionLimit": {"declared": "7", "observed": "99"}}
-        await database.execute("DELETE FROM pgrole.drift_history")  # as if it had been killed before it wrote the row
+        await database.execute("DELETE FROM pgrole.drift_history")  # as after a kill before the row was written
         async with running(stage.controller()) as controller:
             await database.wait_value(f"SELECT count(*) FROM pgrole.history WHERE role = '{role}'", 1)
             await controller.rest()
@@ -87,7 +87,7 @@ async def test_who_changed_a_role_is_in_status_and_history_also_after_a_restart(
             assert obj["status"]["driftHistory"] == [entry]
 
 
-async def test_a_role_drift_of_a_session_that_is_gone_has_no_author(stage: Stage) -> None:
+async def test_a_role_drift_by_a_closed_session_has_no_author(stage: Stage) -> None:
     role = name_role()
     async with running(stage.controller()), stage.database() as database:
         await stage.kube.apply("app", name=role)
@@ -99,7 +99,7 @@ async def test_a_role_drift_of_a_session_that_is_gone_has_no_author(stage: Stage
         assert "by" not in obj["status"]["lastDrift"]
 
 
-async def test_a_reported_drift_has_one_row_whatever_number_of_resyncs_finds_it(stage: Stage) -> None:
+async def test_a_reported_drift_has_one_history_row_however_often_it_is_found(stage: Stage) -> None:
     role = name_role()
     async with stage.database() as database, person(stage.postgres, "bob") as bob:
         for session in range(2):
@@ -118,7 +118,7 @@ async def test_a_reported_drift_has_one_row_whatever_number_of_resyncs_finds_it(
 
 @pytest.mark.since(15, "jsonlog")
 @pytest.mark.slow
-async def test_the_statement_log_names_who_has_gone_and_no_statement_is_kept(
+async def test_the_statement_log_names_the_author_and_no_statement_is_stored(
     api_server: ApiServer, servers: Servers, tmp_path: Path
 ) -> None:
     role, kube = name_role(), await make_kube(api_server)
@@ -147,10 +147,10 @@ async def test_the_statement_log_names_who_has_gone_and_no_statement_is_kept(
 
 @pytest.mark.since(15, "jsonlog")
 @pytest.mark.slow
-async def test_pgaudits_line_is_matched_by_the_row_that_the_repair_overwrote(
+async def test_a_pgaudit_line_is_matched_by_the_transaction_of_the_overwritten_row(
     api_server: ApiServer, servers: Servers, tmp_path: Path
 ) -> None:
-    """A stand-in writes the line, since few machines have pgaudit: of a command that does not name the role."""
+    """The test writes the line itself, since few machines have pgaudit; the command in it does not name the role."""
     role, kube = name_role(), await make_kube(api_server)
     settings = {"logging_collector": "on", "log_destination": "jsonlog"}
     async with servers.run(settings=settings) as postgres, pgservers(api_server) as declared:

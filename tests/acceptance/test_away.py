@@ -1,4 +1,4 @@
-"""Kubernetes is unreachable: one process at a time enforces the database as last declared, and nothing else happens."""
+"""Kubernetes is unreachable: one process at a time enforces the last applied state, and nothing else happens."""
 
 import signal
 import statistics
@@ -79,7 +79,7 @@ async def unconfirmed(pair: Replicas) -> None:
 
 
 async def repairs(pair: Replicas, until: float) -> list[float]:
-    """Makes one role after the other drift, the next as soon as the last is repaired; returns the seconds of each
+    """Makes one role after another drift, each once the previous one is repaired; returns the seconds of each
     repair.
     """
     took: list[float] = []
@@ -108,10 +108,10 @@ async def drifts_counted(kube: Kube, corrected: int) -> None:
     assert await reached(are_counted, PATIENCE), f"{corrected} drifts corrected, counted: {counted}"
 
 
-async def test_while_kubernetes_is_away_the_leader_keeps_what_was_applied_and_does_nothing_else(
+async def test_without_kubernetes_the_leader_enforces_the_last_applied_state_and_nothing_else(
     stage: Stage, servers: Servers, say: Say
 ) -> None:
-    """For `AWAY`: an API server that hangs, and one that takes no connections."""
+    """For `AWAY` seconds, with an API server that hangs, and with one that accepts no connections."""
     await side_by_side(stage, servers, partial(leader_stays, say, "freeze"), partial(leader_stays, say, "cut"))
 
 
@@ -145,7 +145,7 @@ async def leader_stays(say: Say, how: How, own: Stage) -> None:
         await pair.database.wait_role("late", lambda role: role["rolcanlogin"], "LOGIN")
         await pair.database.wait_role("app-0", lambda role: role["rolconnlimit"] == 7, "CONNECTION LIMIT 7")
         await kube.wait_all_ready()
-        say(f"away ({how}): back, until all is said", anyio.current_time() - began)
+        say(f"away ({how}): back, until everything is reported", anyio.current_time() - began)
         await drifts_counted(kube, len(took))
         await kube.wait_event("DriftCorrected", about="secured")
         assert "no longer leading" not in pair.first.controller.log
@@ -154,9 +154,7 @@ async def leader_stays(say: Say, how: How, own: Stage) -> None:
         await kube.wait_gone("doomed")
 
 
-async def test_while_kubernetes_is_away_another_takes_over_where_the_leader_shows_no_life(
-    stage: Stage, servers: Servers, say: Say
-) -> None:
+async def test_without_kubernetes_a_standby_replaces_a_killed_leader(stage: Stage, servers: Servers, say: Say) -> None:
     await side_by_side(stage, servers, partial(leader_is_killed, say, "freeze"), partial(leader_is_killed, say, "cut"))
 
 
@@ -171,14 +169,14 @@ async def leader_is_killed(say: Say, how: How, own: Stage) -> None:
         gap = await pair.drift("app-1", PATIENCE * 2)
         say(f"away ({how}), leader killed: the gap", gap)
         assert gap < 20.0 + SLACK
-        # It has seen no Secret: of the password, it knows only what the database held when its first reconcile ended.
+        # It has read no Secret: it knows only the password verifier that the database held after its first reconcile.
         await pair.second.controller.wait_log(f"decision made  object={own.kube.namespace}/secured")
         await pair.second.controller.wait_log(f"reconcile ends  object={own.kube.namespace}/secured")
         await pair.database.execute("ALTER ROLE secured PASSWORD 'guessed again'")
         await pair.database.wait_password("secured", "first password")
         assert pair.writers(logged) == ["first", "second"]
         assert "session with PostgreSQL ended" not in pair.second.controller.log
-        await pair.first.start()  # with nothing known: it changes nothing, and says nothing
+        await pair.first.start()  # knows nothing: it changes nothing, and reports nothing
         await anyio.sleep(5.0)
         for one in wires:
             one.mend()
@@ -188,7 +186,7 @@ async def leader_is_killed(say: Say, how: How, own: Stage) -> None:
         assert len([one for one in pair.writers(logged) if one == "first"]) <= 2
 
 
-async def test_one_that_cannot_reach_kubernetes_leaves_a_leader_that_can_in_peace(stage: Stage) -> None:
+async def test_a_standby_that_cannot_reach_kubernetes_does_not_replace_a_leader_that_can(stage: Stage) -> None:
     async with cluster(stage) as (pair, (_, wire_of_second)):
         logged = pair.logged()
         wire_of_second.freeze()
@@ -200,7 +198,7 @@ async def test_one_that_cannot_reach_kubernetes_leaves_a_leader_that_can_in_peac
         await pair.second.stands_by()
 
 
-async def test_an_api_server_that_is_killed_and_comes_back_interrupts_no_repair(
+async def test_an_api_server_that_is_killed_and_restarted_interrupts_no_repair(
     binaries: Binaries, servers: Servers, stage: Stage, say: Say
 ) -> None:
     async with serving(binaries) as server:
@@ -231,9 +229,7 @@ async def api_server_is_killed(own_api_server: ApiServer, servers: Servers, stag
             await kube.wait_all_ready()
 
 
-async def test_rights_that_are_taken_away_end_what_is_done_without_kubernetes(
-    api_servers: ApiServerPool, stage: Stage
-) -> None:
+async def test_revoked_rights_end_enforcement_without_kubernetes(api_servers: ApiServerPool, stage: Stage) -> None:
     """An administrator stops the controller this way."""
     async with api_servers.lend() as server:
         await apply_crds(server)
@@ -266,7 +262,7 @@ async def rights_taken_away(own: Stage) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), ("--install", "false", "--poll-interval", "200ms")], ids=["watch", "poll"])
-async def test_a_superuser_suspends_all_changes_by_a_setting_of_the_home_database(
+async def test_a_superuser_suspends_all_changes_with_a_setting_of_the_home_database(
     stage: Stage, arguments: tuple[str, ...]
 ) -> None:
     kube = stage.kube

@@ -1,4 +1,4 @@
-"""docs/upgrade.md: what is restored from a backup is as it was, with every oid and every password."""
+"""docs/upgrade.md: a restore from a backup brings everything back, with every oid and every password."""
 
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -37,7 +37,7 @@ async def back_up(shell: CommandShell) -> None:
 
 
 async def delete_as_kubernetes_does(team_objects: TeamObjects) -> None:
-    """Every object, without dropping a role; and the Secrets that belong to them."""
+    """Deletes every object, without dropping a role, and the Secrets that they own."""
     await team_objects.kube.delete_all()
     await team_objects.kube.wait_number(0)
     for secret in (await team_objects.kube.server.request("GET", team_objects.kube.secret_path()))["items"]:
@@ -51,9 +51,7 @@ async def passwords(team_objects: TeamObjects) -> Mapping[str, Any]:
     }
 
 
-async def test_objects_that_were_deleted_and_restored_have_their_roles_and_passwords(
-    team_objects: TeamObjects, shell: CommandShell
-) -> None:
+async def test_restored_objects_have_their_roles_and_passwords(team_objects: TeamObjects, shell: CommandShell) -> None:
     async with running(team_objects.controller()):
         await team_objects.make()
         await back_up(shell)
@@ -71,7 +69,7 @@ async def test_objects_that_were_deleted_and_restored_have_their_roles_and_passw
         await team_objects.kube.wait_gone("passing")
 
 
-async def test_without_the_secrets_of_the_backup_another_password_is_made(
+async def test_without_the_secrets_from_the_backup_new_passwords_are_generated(
     team_objects: TeamObjects, shell: CommandShell
 ) -> None:
     async with running(team_objects.controller()):
@@ -86,10 +84,8 @@ async def test_without_the_secrets_of_the_backup_another_password_is_made(
         assert (await passwords(team_objects))["app-connection"] != texts["app-connection"]
 
 
-@pytest.mark.since(17, "what the pg_dump of the tests writes is for 17 and later")
-async def test_a_schema_that_was_dropped_and_restored_has_every_claim(
-    team_objects: TeamObjects, shell: CommandShell
-) -> None:
+@pytest.mark.since(17, "the dump that the tests' pg_dump writes requires 17 or later")
+async def test_a_restored_schema_has_every_claim(team_objects: TeamObjects, shell: CommandShell) -> None:
     async with running(team_objects.controller()):
         await team_objects.make()
         await team_objects.prove("first")

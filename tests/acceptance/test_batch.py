@@ -26,15 +26,13 @@ SEED = 20240229
 #: Deadline for the whole batch, in seconds: generous, since the machine may be busy.
 BATCH_SECONDS = 180.0
 
-#: Reasons that Ready may have in between.
+#: Reasons that Ready may have on the way.
 HARMLESS = {"Reconciled", "Progressing", "MembershipPending"}
 
 
 @dataclass
 class Seen:
-    """What the API server reported about the objects, from the beginning: reason of Ready → names of objects that had
-    it.
-    """
+    """Everything that the API server reported about the objects: reason of Ready → names of the objects that had it."""
 
     reasons: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     messages: dict[str, str] = field(default_factory=dict)
@@ -49,7 +47,7 @@ class Seen:
 
 
 def make_batch(seed: int) -> dict[str, Json]:
-    """Specs by name, each a member of up to four of those that come after it in order."""
+    """Returns specs by name, each a member of up to four of those that follow it."""
     draw = random.Random(seed)
     names = [f"batch-{number:03}" for number in range(SIZE)]
     specs: dict[str, Json] = {}
@@ -74,7 +72,7 @@ def make_batch(seed: int) -> dict[str, Json]:
 
 @asynccontextmanager
 async def following(kube: Kube) -> AsyncIterator[Seen]:
-    """Follows all objects of the namespace with a watch meanwhile."""
+    """Watches all objects of the namespace for the duration of the context."""
     seen = Seen()
     listed = await kube.server.request("GET", kube.path())
     trust = ssl.create_default_context(cafile=str(kube.server.ca))
@@ -151,7 +149,9 @@ async def apply_and_follow(stage: Stage, specs: dict[str, Json], order: Sequence
 
 
 @pytest.mark.parametrize("last", ["random", "groups"])
-async def test_a_batch_that_refers_to_itself_comes_right_without_an_error(stage: Stage, last: str) -> None:
+async def test_a_batch_of_objects_that_refer_to_each_other_becomes_ready_without_errors(
+    stage: Stage, last: str
+) -> None:
     specs = make_batch(SEED)
     order = list(specs)  # members before their groups
     if last == "random":

@@ -1,5 +1,5 @@
-"""Two clusters share one PostgreSQL: each role has one owner, neither cluster contests it, and a rebuilt cluster takes
-over at once.
+"""Two clusters share one PostgreSQL server: each role has one owner, neither cluster contests it, and a rebuilt cluster
+takes over at once.
 """
 
 import os
@@ -107,7 +107,7 @@ async def make_cluster(
 
 
 async def written(database: Database, *clusters: SharingCluster) -> Json:
-    """Everything that a contest would change: transactions that wrote to the server, and versions of the objects."""
+    """Returns everything that a contest would change: transactions that wrote to the server, and object versions."""
     return {
         "transactions": await database.fetchval("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"),
         "versions": [
@@ -119,7 +119,7 @@ async def written(database: Database, *clusters: SharingCluster) -> Json:
 
 
 async def versions_of_roles(database: Database) -> Mapping[str, str]:
-    """Row versions that every DDL on a role changes, by the role's name."""
+    """Returns row versions that every DDL statement on a role changes, by role name."""
     rows = await database.connection.fetch("SELECT rolname, oid, xmin::text FROM pg_authid WHERE oid >= 16384")
     return {row["rolname"]: f"{row['oid']}/{row['xmin']}" for row in rows}
 
@@ -136,7 +136,7 @@ async def settle(database: Database, *clusters: SharingCluster) -> Json:
             before = now
 
 
-async def test_one_cluster_owns_the_role_and_the_other_says_whose_it_is_without_a_fight(world: SharedWorld) -> None:
+async def test_the_owning_cluster_repairs_the_role_and_the_other_only_names_the_owner(world: SharedWorld) -> None:
     here, there = world.here, world.there
     async with running(here.controller), running(there.controller), open_database(world.postgres.dsn()) as database:
         await here.kube.apply("app", name="shared", login=True)
@@ -146,7 +146,7 @@ async def test_one_cluster_owns_the_role_and_the_other_says_whose_it_is_without_
         lost = await there.kube.wait_for("app", lambda obj: says(obj, "ClaimedElsewhere", *words), "ClaimedElsewhere")
 
         before = await settle(database, here, there)
-        await anyio.sleep(QUIET_SECONDS)  # what is measured: that nothing is written in all that time
+        await anyio.sleep(QUIET_SECONDS)  # nothing may be written in this time
         assert await written(database, here, there) == before
 
         await database.execute("ALTER ROLE shared NOLOGIN CREATEDB")
@@ -160,7 +160,7 @@ async def test_one_cluster_owns_the_role_and_the_other_says_whose_it_is_without_
         assert "role reconciled" not in there.controller.log
 
 
-async def test_a_role_that_its_owner_gave_up_is_not_taken_by_the_other_cluster_until_it_adopts(
+async def test_a_released_role_is_taken_by_another_cluster_only_with_adopt(
     world: SharedWorld,
 ) -> None:
     here, there = world.here, world.there
@@ -185,7 +185,7 @@ async def test_a_role_that_its_owner_gave_up_is_not_taken_by_the_other_cluster_u
         assert await versions_of_roles(database) == roles
 
 
-async def test_a_claim_that_an_administrator_releases_is_heard_of_at_once_by_who_waits_for_it(
+async def test_releasing_a_claim_makes_the_waiting_object_ready_without_back_off(
     world: SharedWorld,
 ) -> None:
     here, there = world.here, world.there
@@ -214,7 +214,7 @@ def declared() -> dict[str, Json]:
     }
 
 
-async def test_a_rebuilt_cluster_takes_all_claims_of_the_lost_one_over_without_adopting_or_changing_a_role(
+async def test_transferring_claims_to_a_rebuilt_cluster_changes_no_role_and_needs_no_adopt(
     world: SharedWorld,
 ) -> None:
     lost, rebuilt = world.here, world.there
@@ -242,7 +242,7 @@ async def test_a_rebuilt_cluster_takes_all_claims_of_the_lost_one_over_without_a
             await assert_owned(database, rebuilt)
             assert all(obj["status"].get("driftCount", 0) == 0 for obj in await rebuilt.kube.objects())
 
-        # Somebody starts the lost one again: it is told, and changes nothing.
+        # The lost cluster's controller is started again: it reports the new owner, and changes nothing.
         again = Controller(lost.kube.server, world.postgres.dsn(), world.folder, "--namespace", lost.own)
         async with running(again):
             await lost.kube.wait_all(lambda obj: says(obj, "ClaimedElsewhere", rebuilt.id), "ClaimedElsewhere")
@@ -262,7 +262,7 @@ async def assert_owned(database: Database, cluster: SharingCluster) -> None:
         assert owner == (cluster.id, namespace["metadata"]["uid"], name, obj["metadata"]["uid"], None)
 
 
-async def test_what_was_transferred_before_its_objects_are_restored_waits_for_them(world: SharedWorld) -> None:
+async def test_claims_transferred_before_their_objects_are_restored_wait_for_them(world: SharedWorld) -> None:
     lost, rebuilt = world.here, world.there
     async with open_database(world.postgres.dsn()) as database:
         async with running(lost.controller):
@@ -280,7 +280,7 @@ async def test_what_was_transferred_before_its_objects_are_restored_waits_for_th
 
 
 @pytest.mark.parametrize("restored_first", [True, False])
-async def test_a_cluster_rebuilt_under_the_same_cluster_id_takes_over_from_itself(
+async def test_a_cluster_rebuilt_with_the_same_id_takes_over_by_a_transfer_to_itself(
     api_server: ApiServer,
     own_api_server: ApiServer,
     quiet_postgres: PostgresServer,
@@ -312,7 +312,7 @@ async def test_a_cluster_rebuilt_under_the_same_cluster_id_takes_over_from_itsel
         await remove(cluster.kube)
 
 
-async def test_a_cluster_that_is_given_another_id_keeps_its_roles_and_their_history(world: SharedWorld) -> None:
+async def test_a_cluster_with_a_changed_id_keeps_its_roles_and_drift_counts(world: SharedWorld) -> None:
     here = world.here
     renamed = Controller(
         *(here.kube.server, world.postgres.dsn(), world.there.controller.process.log.parent),
@@ -332,7 +332,7 @@ async def test_a_cluster_that_is_given_another_id_keeps_its_roles_and_their_hist
             assert (claim["cluster"], claim["drift_count"]) == ("production", 1)
 
 
-async def test_an_installation_of_one_namespace_needs_no_right_beyond_it_when_the_cluster_id_is_given(
+async def test_with_a_cluster_id_an_installation_for_one_namespace_needs_no_rights_outside_it(
     own_api_server: ApiServer, quiet_postgres: PostgresServer, tmp_path: Path
 ) -> None:
     cluster = await make_cluster(own_api_server, f"team-{secrets.token_hex(3)}", quiet_postgres, tmp_path / "admin")

@@ -1,4 +1,4 @@
-"""The connection Secret: delivered, kept as declared, and never one that belongs to someone else."""
+"""The connection Secret: delivered, kept as declared, and never written if it belongs to someone else."""
 
 import secrets
 from base64 import b64encode
@@ -73,7 +73,7 @@ def tamper(kind: str, secret: Json) -> Json:
 
 
 @pytest.mark.parametrize("kind", TAMPERED)
-async def test_a_secret_that_was_tampered_with_is_replaced_with_another_password(
+async def test_a_tampered_secret_is_restored_with_another_password(
     kube: Kube, database: Database, role: str, kind: str
 ) -> None:
     before = await deliver(kube, role)
@@ -86,7 +86,7 @@ async def test_a_secret_that_was_tampered_with_is_replaced_with_another_password
     assert (await kube.wait_ready("app"))["status"]["driftCount"] == 0
 
 
-async def test_a_copied_password_is_written_anew_when_it_was_tampered_with(
+async def test_a_tampered_or_deleted_secret_gets_its_copied_password_back(
     kube: Kube, database: Database, role: str
 ) -> None:
     await kube.apply_secret("source", password="copied: {}%@/ß")
@@ -108,7 +108,7 @@ async def test_a_copied_password_is_written_anew_when_it_was_tampered_with(
 PLACE = {"pgrole.dev/password-in": "password/0+1"}
 
 
-async def test_labels_of_others_stay_and_change_nothing(kube: Kube, database: Database, role: str) -> None:
+async def test_metadata_of_others_stays_and_causes_no_change(kube: Kube, database: Database, role: str) -> None:
     before = await deliver(kube, role)
     seen = await row_version(database, role)
     metadata = {"labels": {"theirs": "1"}, "annotations": {"example.com/theirs": "1"}}
@@ -120,7 +120,7 @@ async def test_labels_of_others_stay_and_change_nothing(kube: Kube, database: Da
     await kube.wait_ready("app")
 
 
-async def test_a_label_of_ours_that_was_removed_is_written_again_with_the_same_password(
+async def test_a_removed_template_label_is_restored_with_the_same_password(
     kube: Kube, database: Database, role: str
 ) -> None:
     template = {"metadata": {"labels": {"team": "shop"}, "annotations": {"example.com/a": "1"}}}
@@ -156,7 +156,7 @@ async def test_a_changed_template_is_rendered_with_the_same_password(kube: Kube,
     assert await row_version(database, role) == seen
 
 
-async def test_another_length_is_that_of_the_next_password(kube: Kube, database: Database, role: str) -> None:
+async def test_a_changed_length_applies_from_the_next_password_on(kube: Kube, database: Database, role: str) -> None:
     before = await deliver(kube, role)
     longer = GENERATED | {"password": {"generate": {"length": 64}}, "comment": "longer"}
     await kube.apply("app", name=role, **longer)
@@ -168,7 +168,7 @@ async def test_another_length_is_that_of_the_next_password(kube: Kube, database:
     await database.wait_password(role, text(after))
 
 
-async def test_a_generated_password_changed_in_the_database_is_set_again_from_the_secret(
+async def test_a_generated_password_changed_in_the_database_is_restored_from_the_secret(
     kube: Kube, database: Database, role: str
 ) -> None:
     before = await deliver(kube, role)
@@ -178,17 +178,21 @@ async def test_a_generated_password_changed_in_the_database_is_set_again_from_th
     assert version(await kube.secret("delivered")) == version(before)
 
 
-async def test_a_renamed_secret_is_deleted_under_its_old_name(kube: Kube, database: Database, role: str) -> None:
+async def test_a_renamed_secret_keeps_its_password_and_the_old_one_is_deleted(
+    kube: Kube, database: Database, role: str
+) -> None:
     before = await deliver(kube, role)
     await kube.apply("app", name=role, **(GENERATED | {"connectionSecret": {"name": "renamed"}}))
     after = await wait_known(kube, database, role, "renamed")
     await kube.wait_no_secret("delivered")
     await database.wait_password(role, text(after))
     await kube.wait_ready("app")
-    assert text(after) == text(before), "an application that has it open goes on"
+    assert text(after) == text(before), "an application that uses it keeps working"
 
 
-async def test_a_secret_that_is_not_asked_for_any_more_is_deleted(kube: Kube, database: Database, role: str) -> None:
+async def test_a_connection_secret_that_is_no_longer_declared_is_deleted(
+    kube: Kube, database: Database, role: str
+) -> None:
     await kube.apply_secret("source", password="ours")
     password = {"secretRef": {"name": "source"}}
     await deliver(kube, role, password=password)
@@ -199,7 +203,9 @@ async def test_a_secret_that_is_not_asked_for_any_more_is_deleted(kube: Kube, da
     await database.wait_password(role, "ours")
 
 
-async def test_a_generated_password_can_be_kept_by_naming_its_secret(kube: Kube, database: Database, role: str) -> None:
+async def test_a_generated_password_is_kept_by_referencing_its_secret(
+    kube: Kube, database: Database, role: str
+) -> None:
     before = await deliver(kube, role)
     password = {"secretRef": {"name": "delivered"}}
     await kube.apply("app", name=role, password=password)
@@ -224,7 +230,7 @@ OWNERS: dict[str, list[Json]] = {
 
 
 @pytest.mark.parametrize("owners", OWNERS.values(), ids=OWNERS)
-async def test_a_secret_of_somebody_else_is_not_touched_and_the_rest_is_applied(
+async def test_a_secret_of_another_owner_stays_untouched_and_the_rest_is_applied(
     kube: Kube, database: Database, role: str, owners: list[Json]
 ) -> None:
     await kube.apply_secret("delivered", password="theirs")
@@ -255,9 +261,7 @@ async def test_a_secret_left_by_an_object_of_the_same_name_is_taken_over_with_it
     await database.wait_password(role, text(after))
 
 
-async def test_of_two_objects_that_name_one_secret_the_second_is_refused(
-    kube: Kube, database: Database, role: str
-) -> None:
+async def test_the_second_object_that_names_a_secret_is_refused(kube: Kube, database: Database, role: str) -> None:
     before = await deliver(kube, role)
     await kube.apply("second", name=f"{role}_second", **GENERATED)
     await kube.wait_for("second", lambda obj: says(obj, "Conflict", '"delivered"'), "Conflict")
@@ -282,7 +286,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("template", REFUSED)
-async def test_a_template_that_cannot_be_filled_is_said_and_nothing_is_written(
+async def test_an_invalid_template_is_reported_and_no_secret_is_written(
     kube: Kube, database: Database, role: str, template: str
 ) -> None:
     secret = {"name": "delivered", "template": {"data": {"url": template}}}
@@ -296,7 +300,7 @@ async def test_a_template_that_cannot_be_filled_is_said_and_nothing_is_written(
     await kube.wait_ready("app")
 
 
-async def test_the_password_is_applied_although_the_template_is_wrong(
+async def test_an_invalid_template_does_not_prevent_applying_the_password(
     kube: Kube, database: Database, role: str
 ) -> None:
     await kube.apply_secret("source", password="ours")
@@ -307,21 +311,21 @@ async def test_the_password_is_applied_although_the_template_is_wrong(
 
 
 @pytest.mark.parametrize("key", ["a/b", "ä", "a b", "x" * 254])
-async def test_a_key_that_no_secret_can_have_is_refused(kube: Kube, role: str, key: str) -> None:
+async def test_a_key_that_no_secret_can_have_is_refused_by_the_schema(kube: Kube, role: str, key: str) -> None:
     secret = {"name": "delivered", "template": {"data": {key: "{password}"}}}
     with pytest.raises(LocalApiError, match="422"):
         await kube.apply("app", name=role, **(GENERATED | {"connectionSecret": secret}))
 
 
 @pytest.mark.parametrize("key", ["..", "..x", "."])
-async def test_a_key_that_the_schema_cannot_tell_is_refused_on_the_object(kube: Kube, role: str, key: str) -> None:
+async def test_an_invalid_key_that_passes_the_schema_is_refused_on_the_object(kube: Kube, role: str, key: str) -> None:
     await kube.apply("app", name=role, **delivering({"data": {key: "{password}"}}))
     await kube.wait_for("app", lambda obj: says(obj, "InvalidSpec", "not a valid key of a Secret"), "InvalidSpec")
     assert await kube.secret("delivered") is None
 
 
 @pytest.mark.parametrize("hostile", ["%s:@/?#&=", "{password}", 'a"b\\c', "two\nlines", "日本\u202e", "*"])
-async def test_hostile_names_stand_in_the_secret_as_they_are(
+async def test_hostile_names_are_unchanged_in_the_secret_and_work_in_its_uri(
     kube: Kube, database: Database, role: str, hostile: str
 ) -> None:
     name = f"{role} {hostile}"
@@ -339,9 +343,7 @@ async def test_hostile_names_stand_in_the_secret_as_they_are(
 @pytest.mark.parametrize(
     "key", ["kubernetes.io/x", "argocd.k8s.io/x", "sub.kubernetes.io/x", "pgrole.dev/hash", "Kubernetes.io/x"]
 )
-async def test_labels_and_annotations_of_other_controllers_are_refused(
-    kube: Kube, role: str, kind: str, key: str
-) -> None:
+async def test_reserved_labels_and_annotations_are_refused(kube: Kube, role: str, kind: str, key: str) -> None:
     secret = {"name": "delivered", "template": {"metadata": {kind: {key: "x"}}}}
     await kube.apply("app", name=role, **(GENERATED | {"connectionSecret": secret}))
     await kube.wait_for(
@@ -353,7 +355,7 @@ async def test_labels_and_annotations_of_other_controllers_are_refused(
 
 
 @pytest.mark.slow
-async def test_what_the_administrator_forbids_is_refused(stage: Stage) -> None:
+async def test_metadata_that_the_administrator_forbids_is_refused(stage: Stage) -> None:
     async with running(stage.controller(None, "--forbidden-metadata", "argoproj.io, example.com/private-")):
         for number, key in enumerate(("argoproj.io/x", "sub.argoproj.io/x", "example.com/private-x")):
             secret = {"name": "delivered", "template": {"metadata": {"labels": {key: "x"}}}}
@@ -365,7 +367,7 @@ async def test_what_the_administrator_forbids_is_refused(stage: Stage) -> None:
         await stage.kube.wait_ready("app")
 
 
-async def test_a_template_that_wants_the_password_of_a_verifier_is_said(
+async def test_a_template_that_needs_the_password_of_a_verifier_is_refused(
     kube: Kube, database: Database, role: str
 ) -> None:
     ready = make_verifier("known elsewhere", b"0123456789abcdef", 5000)
@@ -383,7 +385,7 @@ async def test_a_template_that_wants_the_password_of_a_verifier_is_said(
 
 
 @pytest.mark.parametrize("action", ["deleted", "tampered with"])
-async def test_under_report_a_secret_is_left_as_it_is_and_said(
+async def test_policy_report_reports_a_tampered_or_deleted_secret_and_leaves_it(
     kube: Kube, database: Database, role: str, action: str
 ) -> None:
     before = await deliver(kube, role, drift={"policy": "Report"})
@@ -415,7 +417,7 @@ async def test_under_report_a_secret_is_left_as_it_is_and_said(
     await database.wait_password(role, text(after))
 
 
-async def test_under_report_a_changed_template_is_applied(kube: Kube, database: Database, role: str) -> None:
+async def test_policy_report_applies_a_changed_template(kube: Kube, database: Database, role: str) -> None:
     before = await deliver(kube, role, drift={"policy": "Report"})
     secret = {"name": "delivered", "template": {"data": {"only": "{password}"}}}
     await kube.apply("app", name=role, **(GENERATED | {"connectionSecret": secret}), drift={"policy": "Report"})
@@ -424,8 +426,8 @@ async def test_under_report_a_changed_template_is_applied(kube: Kube, database: 
     await kube.wait_for("app", is_ready, "Ready")
 
 
-async def test_what_is_written_for_each_other_comes_to_rest(kube: Kube, database: Database, role: str) -> None:
-    """Two objects, each with the password that the other one delivers."""
+async def test_two_objects_that_use_each_others_secrets_settle(kube: Kube, database: Database, role: str) -> None:
+    """Each of two objects has the password that the other one delivers."""
     await kube.apply_secret("seed", password="round and round")
     await deliver(kube, role, password={"secretRef": {"name": "seed"}})
     other = {"password": {"secretRef": {"name": "delivered"}}, "connectionSecret": {"name": "other"}}
@@ -443,7 +445,7 @@ async def test_what_is_written_for_each_other_comes_to_rest(kube: Kube, database
     assert [version(await kube.secret(name)) for name in ("delivered", "other")] == held
 
 
-async def test_a_forged_time_of_rotation_stops_nothing(kube: Kube, database: Database, role: str) -> None:
+async def test_a_forged_rotation_time_breaks_nothing(kube: Kube, database: Database, role: str) -> None:
     """Anyone who may write the Secret can make the hash match, with a time that cannot be parsed."""
     before = await deliver(kube, role, password={"generate": {"rotateEvery": "87600h"}})
     stamp = RotationStamp(datetime(9999, 12, 31, tzinfo=UTC))

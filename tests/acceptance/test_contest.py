@@ -1,4 +1,4 @@
-"""Something else reverts every repair: the controller repairs more and more slowly, and reports it."""
+"""Something else reverts every repair: the controller repairs with growing delays, and reports that."""
 
 import math
 import re
@@ -36,10 +36,10 @@ class Fight:
     answered: int = 0
 
     def is_slow(self, more: int = 0) -> bool:
-        """Whether it was changed no more often than allowed: once at first, then `LIMIT` times, and once for each slow
-        repair.
+        """Whether the other side changed it no more often than allowed: once at first, then `LIMIT` times, and once for
+        each slow repair.
 
-        Those follow after 2, 6, 14, 30 s …: as many as the time allowed.
+        Slow repairs follow after 2, 6, 14, 30 s …: as many as the elapsed time allows.
         """
         answered, lasted = self.answered, anyio.current_time() - self.began
         return answered <= 1 + LIMIT + int(math.log2(lasted / FIRST_DELAY + 1)) + more
@@ -56,7 +56,7 @@ def contested(field: str, times: int, *words: str) -> Callable[[Json], bool]:
 
 
 def assert_not_held_back(obj: Json) -> None:
-    """Asserts that what was just seen came before the next slow repair of the contested field."""
+    """Asserts that what the test just observed came before the next slow repair of the contested field."""
     found = re.search(rf"{HELD} (\S+Z)", condition(obj, "Ready")["message"])
     assert found
     assert datetime.now(UTC) < datetime.fromisoformat(found[1])
@@ -64,7 +64,7 @@ def assert_not_held_back(obj: Json) -> None:
 
 @asynccontextmanager
 async def fighting(dsn: str, statement: str, stands: str) -> AsyncIterator[Fight]:
-    """Runs `statement` whenever the query `stands` shows that its effect is gone.
+    """Runs `statement` whenever the query `stands` shows that its effect was reverted.
 
     The server reports only a session's last statement, so the query runs in a session of its own.
     """
@@ -99,7 +99,7 @@ def shared_dsn(shared_postgres: PostgresServer) -> str:
     return shared_postgres.dsn()
 
 
-async def test_a_fight_slows_down_names_who_and_ends_by_itself(
+async def test_contested_repairs_slow_down_name_the_other_side_and_end_by_themselves(
     kube: Kube, database: Database, controller: Controller, shared_dsn: str, role: str
 ) -> None:
     await kube.apply("app", name=role, connectionLimit=7)
@@ -119,14 +119,14 @@ async def test_a_fight_slows_down_names_who_and_ends_by_itself(
         assert anyio.current_time() - fight.began > FIRST_DELAY * (1 + 2 + 4)
         assert fight.is_slow()
 
-        # Another field, and another object, are repaired at once: this one waits for 16 s.
+        # Another field and another object are repaired immediately, while this field waits for 16 s.
         await database.execute(f"ALTER ROLE {role} SUPERUSER")
         await database.execute(f"ALTER ROLE {role}_other CREATEDB")
-        row = await database.wait_role(role, lambda row: not row["rolsuper"], "set back")
-        await database.wait_role(f"{role}_other", lambda row: not row["rolcreatedb"], "set back")
+        row = await database.wait_role(role, lambda row: not row["rolsuper"], "repaired")
+        await database.wait_role(f"{role}_other", lambda row: not row["rolcreatedb"], "repaired")
         assert_not_held_back(obj)
         assert row["rolconnlimit"] == 99
-    await database.wait_role(role, lambda row: row["rolconnlimit"] == 7, "set back in the end", 2 * PATIENCE)
+    await database.wait_role(role, lambda row: row["rolconnlimit"] == 7, "repaired in the end", 2 * PATIENCE)
     obj = await kube.wait_for("app", lambda obj: says(obj, "Contested", "now matches the spec"), "watched")
     obj = await kube.wait_ready("app", WINDOW + PATIENCE)
     assert condition(obj, "Ready")["reason"] == "Reconciled"
@@ -134,7 +134,7 @@ async def test_a_fight_slows_down_names_who_and_ends_by_itself(
     assert is_ready(await kube.get("other") or {})
 
 
-#: Field, spec, the statement of the other side, and the query that shows whether its effect stands.
+#: Field, spec, statement of the other side, and the query that shows whether its effect persists.
 CONTESTED: list[tuple[str, dict[str, Any], str, str]] = [
     (
         "memberOf",
@@ -163,8 +163,10 @@ CONTESTED: list[tuple[str, dict[str, Any], str, str]] = [
 ]
 
 
-async def test_every_kind_of_field_can_be_contested(kube: Kube, shared_dsn: str, role: str) -> None:
-    """All at once, each with its own role: most of the time is waiting."""
+async def test_membership_parameters_password_and_comment_can_be_contested(
+    kube: Kube, shared_dsn: str, role: str
+) -> None:
+    """Runs all contests at once, each with its own role, since most of the time is waiting."""
 
     async def contest(number: int, field: str, spec: Json, statement: str, standing: str) -> None:
         obj_name, name = f"app-{number}", f"{role}_{number}"
@@ -181,7 +183,7 @@ async def test_every_kind_of_field_can_be_contested(kube: Kube, shared_dsn: str,
             tasks.start_soon(contest, number, *row)
 
 
-async def test_a_password_from_a_secret_is_contested_and_a_new_one_in_the_secret_is_set_at_once(
+async def test_a_changed_secret_is_applied_immediately_despite_a_contested_password(
     kube: Kube, database: Database, controller: Controller, shared_dsn: str, role: str
 ) -> None:
     await kube.apply_secret("source", password="declared")
@@ -194,13 +196,13 @@ async def test_a_password_from_a_secret_is_contested_and_a_new_one_in_the_secret
         obj = await kube.wait_for("app", contested("password", 7), "seventh")
         assert md5 not in condition(obj, "Ready")["message"]
         assert fight.is_slow()
-    # It is held back for eight seconds; another password is no drift.
+    # The repair is held back for eight seconds; another declared password is no drift.
     await kube.apply_secret("source", password="another")
     await database.wait_password(role, "another")
     assert_not_held_back(obj)
 
 
-async def test_a_changed_spec_is_applied_at_once_and_ends_the_contest(
+async def test_a_changed_spec_is_applied_immediately_and_ends_the_contest(
     kube: Kube, database: Database, shared_dsn: str, role: str
 ) -> None:
     await kube.apply("app", name=role, connectionLimit=7)
@@ -215,7 +217,7 @@ async def test_a_changed_spec_is_applied_at_once_and_ends_the_contest(
         assert (await database.role(role) or {})["rolconnlimit"] == 99
 
 
-async def test_a_deletion_is_not_held_back(kube: Kube, database: Database, shared_dsn: str, role: str) -> None:
+async def test_a_contest_does_not_delay_a_deletion(kube: Kube, database: Database, shared_dsn: str, role: str) -> None:
     await kube.apply("app", name=role, connectionLimit=7, deletionPolicy="Drop")
     await kube.wait_ready("app")
     statement, standing = f"ALTER ROLE {role} CONNECTION LIMIT 99", stands(role, "rolconnlimit = 99")
@@ -227,7 +229,7 @@ async def test_a_deletion_is_not_held_back(kube: Kube, database: Database, share
     assert await database.role(role) is None
 
 
-async def test_a_role_that_is_dropped_again_and_again_is_contested(kube: Kube, shared_dsn: str, role: str) -> None:
+async def test_a_role_that_is_dropped_repeatedly_is_contested(kube: Kube, shared_dsn: str, role: str) -> None:
     await kube.apply("app", name=role, comment="declared")
     await kube.wait_ready("app")
     gone = f"SELECT to_regrole('{role}') IS NULL"
@@ -236,7 +238,7 @@ async def test_a_role_that_is_dropped_again_and_again_is_contested(kube: Kube, s
         assert fight.is_slow()
 
 
-async def test_after_a_restart_in_the_middle_of_a_fight_it_slows_down_again(stage: Stage) -> None:
+async def test_after_a_restart_repairs_of_a_contested_field_slow_down_again(stage: Stage) -> None:
     await stage.kube.apply("app", connectionLimit=7)
     statement, standing = "ALTER ROLE app CONNECTION LIMIT 99", stands("app", "rolconnlimit = 99")
     async with stage.database() as database:
@@ -254,5 +256,5 @@ async def test_after_a_restart_in_the_middle_of_a_fight_it_slows_down_again(stag
             await stage.kube.wait_for("app", is_said_anew, "contested again")
             assert fight.is_slow(more=1)
         async with running(stage.controller()):
-            await database.wait_role("app", lambda row: row["rolconnlimit"] == 7, "set back")
+            await database.wait_role("app", lambda row: row["rolconnlimit"] == 7, "repaired")
             await stage.kube.wait_ready("app")

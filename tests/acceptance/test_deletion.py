@@ -1,4 +1,4 @@
-"""A deleted object's role is dropped if nothing is lost by that; otherwise the object reports what blocks it."""
+"""A deleted object's role is dropped unless something would be lost; then the object reports what blocks the drop."""
 
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -28,7 +28,7 @@ from tests.acceptance.world import (
 WAY_OUT = "spec.deletionPolicy: Retain"
 MakeDatabase = Callable[[str], Awaitable[Database]]
 
-#: Something waits for a lock while it empties a role.
+#: Whether a session that empties a role waits for a lock in this database.
 HELD = """SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'pgrole-controller reassign'
           AND wait_event_type = 'Lock' AND datname = {})"""
 
@@ -86,8 +86,8 @@ async def is_released(database: Database, role: str) -> bool:
     return claim is not None and claim["released_at"] is not None
 
 
-class TestWithoutANewOwner:
-    async def test_a_role_that_nothing_needs_is_dropped_with_its_claim(
+class TestDropWithoutNewOwner:
+    async def test_a_role_without_dependents_is_dropped_with_its_claim(
         self, kube: Kube, database: Database, role: str
     ) -> None:
         await declare(kube, role, comment="to go", parameters={"work_mem": "8MB"})
@@ -126,12 +126,12 @@ class TestWithoutANewOwner:
         ],
         ids=["owned", "granted", "default privileges", "policy", "member", "database"],
     )
-    async def test_what_needs_the_role_is_counted_by_database_and_the_drop_goes_on_without_it(
+    async def test_dependents_are_counted_by_database_and_block_the_drop_until_removed(
         self, kube: Kube, database: Database, make_database: MakeDatabase, role: str, need: str, end: str, count: str
     ) -> None:
         names = {"role": role, "database": f"{role}_db"}
         await declare(kube, role)
-        # what others are members of is theirs to say
+        # the other object must not revoke the membership
         await kube.apply("heir", name=f"{role}_heir", drift={"ignore": ["memberOf"]})
         await kube.wait_ready("heir")
         inside = await make_database(names["database"])
@@ -144,7 +144,7 @@ class TestWithoutANewOwner:
         await kube.wait_gone("app")
         assert await database.role(role) is None
 
-    async def test_an_open_transaction_that_makes_something_as_the_role_is_waited_for(
+    async def test_a_drop_waits_for_an_open_transaction_that_creates_a_dependent(
         self, kube: Kube, database: Database, shared_postgres: PostgresServer, role: str
     ) -> None:
         await declare(kube, role)
@@ -187,8 +187,8 @@ HANDED = """SELECT
 
 
 class TestTheNewOwner:
-    @pytest.mark.since(16, "a role that granted memberships is in the way")
-    async def test_gets_all_that_the_role_owns_and_nothing_else_is_dropped(
+    @pytest.mark.since(16, "a role that granted memberships cannot be dropped")
+    async def test_the_new_owner_gets_everything_and_nothing_else_is_dropped(
         self, kube: Kube, database: Database, make_database: MakeDatabase, role: str
     ) -> None:
         new_owner, group = f"{role}_heir", f"{role}_group"
@@ -217,7 +217,7 @@ class TestTheNewOwner:
         await kube.wait_event("RoleDropped", about="app")
         await database.execute(f"DROP ROLE {role}_x, {role}_y")
 
-    async def test_members_that_others_declare_wait_for_the_role_again(
+    async def test_a_declared_member_waits_for_the_dropped_role(
         self, kube: Kube, database: Database, role: str
     ) -> None:
         await declare(kube, role, reassignOwnedTo=f"{role}_heir")
@@ -241,7 +241,7 @@ class TestTheNewOwner:
             ("{role}_missing", ["does not exist"]),
         ],
     )
-    async def test_that_may_not_be_one_is_refused_and_nothing_is_changed(
+    async def test_an_unsuitable_new_owner_is_refused_and_nothing_changes(
         self,
         kube: Kube,
         database: Database,
@@ -276,7 +276,7 @@ class TestTheNewOwner:
             await database.execute(f"DROP ROLE {role}_nobodys, {role}_super, {role}_step")
             await elsewhere.delete_all()
 
-    async def test_that_was_missing_gets_it_when_it_is_made(
+    async def test_a_missing_new_owner_gets_everything_once_it_is_created(
         self, kube: Kube, make_database: MakeDatabase, role: str
     ) -> None:
         await declare(kube, role, reassignOwnedTo=f"{role}_late")
@@ -290,7 +290,7 @@ class TestTheNewOwner:
         assert await inside.fetchval("SELECT one FROM t") == 1
 
     @pytest.mark.slow
-    async def test_a_session_that_makes_tables_as_the_role_meanwhile_loses_no_row(
+    async def test_reassigning_loses_no_row_of_a_session_that_creates_tables_meanwhile(
         self, kube: Kube, database: Database, make_database: MakeDatabase, shared_postgres: PostgresServer, role: str
     ) -> None:
         await declare(kube, role, reassignOwnedTo=f"{role}_heir")
@@ -313,7 +313,7 @@ class TestTheNewOwner:
                     except asyncpg.PostgresError as error:
                         if "dropped" in str(error) or "does not exist" in str(error):
                             return
-                        continue  # a deadlock: nothing of it was committed
+                        continue  # a deadlock: nothing was committed
                     made[name] += 1
                     if made[name] == 5:
                         has_begun.set()
@@ -340,7 +340,7 @@ class TestTheNewOwner:
 
 class TestOpenSessions:
     @pytest.mark.parametrize("end", ["by themselves", "terminateSessions"])
-    async def test_are_waited_for_while_nobody_else_logs_in(
+    async def test_a_drop_waits_for_open_sessions_and_prevents_new_logins(
         self, kube: Kube, database: Database, shared_postgres: PostgresServer, role: str, end: str
     ) -> None:
         await kube.apply_secret("source", password="secret")
@@ -363,8 +363,8 @@ class TestOpenSessions:
             connection.terminate()
 
 
-class TestTheWayOut:
-    async def test_gives_the_login_back_that_was_taken_away(
+class TestRetainWhileDropping:
+    async def test_retain_restores_the_login_that_the_deletion_disabled(
         self, kube: Kube, database: Database, shared_postgres: PostgresServer, role: str
     ) -> None:
         await kube.apply_secret("source", password="secret")
@@ -381,7 +381,9 @@ class TestTheWayOut:
         finally:
             connection.terminate()
 
-    async def test_gives_no_login_that_somebody_else_took_away(self, kube: Kube, database: Database, role: str) -> None:
+    async def test_retain_does_not_restore_a_login_that_someone_else_disabled(
+        self, kube: Kube, database: Database, role: str
+    ) -> None:
         await declare(kube, role, drift={"ignore": ["login"]})
         await kube.apply("heir", name=f"{role}_heir", memberOf=[{"role": role}])
         await kube.wait_ready("heir")
@@ -392,7 +394,7 @@ class TestTheWayOut:
         assert await is_released(database, role)
         assert not await can_log_in(database, role)
 
-    async def test_interrupts_what_is_under_way(
+    async def test_retain_interrupts_a_reassignment_in_progress(
         self, kube: Kube, database: Database, make_database: MakeDatabase, role: str
     ) -> None:
         await declare(kube, role, reassignOwnedTo=f"{role}_heir")
@@ -409,7 +411,7 @@ class TestTheWayOut:
         assert await is_released(database, role)
 
     @pytest.mark.slow
-    async def test_needs_no_server(self, stage: Stage) -> None:
+    async def test_retain_works_without_a_server(self, stage: Stage) -> None:
         kube = stage.kube
         async with running(stage.controller()):
             await declare(kube, "app")
@@ -427,7 +429,7 @@ class TestTheWayOut:
                 )
                 assert await can_log_in(database, "app")
 
-    async def test_is_named_where_nobody_declared_the_server(self, kube: Kube, role: str) -> None:
+    async def test_retain_is_named_and_works_without_a_declared_server(self, kube: Kube, role: str) -> None:
         await kube.apply("app", name=role, serverRef={"name": "nowhere"}, deletionPolicy="Drop")
         await kube.wait_for("app", lambda obj: bool(obj["metadata"].get("finalizers")), "held")
         await kube.delete("app")
@@ -435,7 +437,7 @@ class TestTheWayOut:
         await retain(kube)
 
     @pytest.mark.slow
-    async def test_needs_no_policy_that_allows_anything(self, stage: Stage) -> None:
+    async def test_retain_works_for_a_protected_role(self, stage: Stage) -> None:
         kube = stage.kube
         async with running(stage.controller()):
             await declare(kube, "app")
@@ -447,7 +449,7 @@ class TestTheWayOut:
             assert await is_released(database, "app")
 
 
-async def test_a_database_that_takes_no_connections_blocks_only_when_it_needs_the_role(
+async def test_a_database_without_connections_blocks_the_drop_only_if_it_has_dependents(
     kube: Kube, database: Database, make_database: MakeDatabase, role: str
 ) -> None:
     await declare(kube, role, reassignOwnedTo=f"{role}_heir")
@@ -468,7 +470,7 @@ async def test_a_database_that_takes_no_connections_blocks_only_when_it_needs_th
 
 
 @pytest.mark.slow
-async def test_locks_of_one_namespace_hold_up_its_own_deletions_one_at_a_time(
+async def test_locked_tables_delay_only_deletions_in_their_namespace_which_wait_one_at_a_time(
     kube: Kube, shared_api_server: ApiServer, database: Database, make_database: MakeDatabase, role: str
 ) -> None:
     held, neighbour = await make_database(f"{role}_held"), await make_kube(shared_api_server)
@@ -515,11 +517,11 @@ async def test_locks_of_one_namespace_hold_up_its_own_deletions_one_at_a_time(
         await kube.wait_gone(name.replace("_", "-"))
 
 
-class TestWhatComesBetween:
+class TestInterruptedDrop:
     @pytest.mark.parametrize("held", ["one", "three", "two"])
     @pytest.mark.parametrize("broken", ["stopped", "killed", "server"])
     @pytest.mark.slow
-    async def test_an_end_in_the_middle_of_an_emptying_changes_nothing_of_what_becomes_of_it(
+    async def test_a_reassignment_interrupted_by_stop_or_crash_completes_later(
         self, stage: Stage, broken: str, held: str
     ) -> None:
         places = ["one", "two", "three"]
@@ -550,7 +552,7 @@ class TestWhatComesBetween:
                 assert await inside.fetchval("SELECT one FROM t") == 1
                 assert await owner(inside, "t") == "app_heir"
 
-    async def test_suspend_holds_a_deletion_up_until_it_ends(self, kube: Kube, database: Database, role: str) -> None:
+    async def test_suspend_delays_a_deletion_until_it_ends(self, kube: Kube, database: Database, role: str) -> None:
         await declare(kube, role)
         await kube.apply("heir", name=f"{role}_heir", memberOf=[{"role": role}])
         await kube.wait_ready("heir")
@@ -564,7 +566,7 @@ class TestWhatComesBetween:
         assert await database.role(role) is None
 
     @pytest.mark.slow
-    async def test_in_a_namespace_that_is_terminating_too_the_role_is_dropped(self, stage: Stage) -> None:
+    async def test_a_role_is_dropped_in_a_terminating_namespace(self, stage: Stage) -> None:
         kube = stage.kube
         secret = {"name": "app-connection"}
         async with running(stage.controller()) as controller, stage.database() as database:
@@ -581,7 +583,7 @@ class TestWhatComesBetween:
             assert await kube.secret("app-connection") is None
             await controller.wait_log("action=dropped")
 
-    async def test_no_secret_is_written_for_an_object_that_is_terminating(self, kube: Kube, role: str) -> None:
+    async def test_no_secret_is_written_for_a_terminating_object(self, kube: Kube, role: str) -> None:
         await declare(kube, role, password={"generate": {}}, connectionSecret={"name": "app-connection"})
         await kube.wait_secret("app-connection")
         await kube.apply("heir", name=f"{role}_heir", memberOf=[{"role": role}])
@@ -599,7 +601,7 @@ class TestWhatComesBetween:
 
 
 async def end_while_held(stage: Stage, controller: Controller, broken: str, held: str) -> None:
-    """Deletes the object, and ends one of the two when the emptying waits for a lock in a database."""
+    """Deletes the object, and ends controller or server once emptying the role waits for a lock in a database."""
     connection = await asyncpg.connect(stage.postgres.dsn(database=held))
     try:
         await connection.execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
@@ -616,8 +618,8 @@ async def end_while_held(stage: Stage, controller: Controller, broken: str, held
         connection.terminate()
 
 
-class TestWhoseRole:
-    async def test_a_role_that_was_never_the_objects_is_never_dropped(
+class TestDropOfOwnRolesOnly:
+    async def test_a_role_the_object_never_owned_is_not_dropped(
         self, kube: Kube, database: Database, role: str
     ) -> None:
         await database.execute(f"CREATE ROLE {role}")
@@ -631,7 +633,9 @@ class TestWhoseRole:
             await database.execute(f"DROP ROLE {role}")
 
     @pytest.mark.slow
-    async def test_what_was_renamed_or_replaced_while_no_one_watched(self, stage: Stage) -> None:
+    async def test_roles_renamed_or_replaced_while_the_controller_was_down_are_dropped_unless_superuser(
+        self, stage: Stage
+    ) -> None:
         kube = stage.kube
         async with running(stage.controller()), stage.database() as database:
             going = {"login": True, "deletionPolicy": "Drop"}

@@ -1,4 +1,4 @@
-"""`doctor` and `history` with a real API server: what they find in a cluster, and that the printed commands fix it."""
+"""`doctor` and `history` with a real API server: their findings in a cluster, and that the printed commands fix it."""
 
 import shlex
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ import pytest_asyncio
 import yaml
 
 from pgrole_controller.commands.doctor import examine
-from pgrole_controller.core.finding import Finding, FindingState
+from pgrole_controller.core.findings.finding import Finding, FindingState
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.manifests import apply, apply_crds, create_namespace
 from pgrole_controller.local.postgres import PostgresServer
@@ -33,7 +33,7 @@ CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def cluster(request: pytest.FixtureRequest, api_servers: ApiServerPool) -> AsyncIterator[ApiServer]:
-    """Of its own, at first without CRDs: definitions and rights are taken away here."""
+    """An API server of its own, at first without CRDs, because these tests remove CRDs and rights."""
     async with lent(request, api_servers) as server:
         await create_namespace(server, OWN)
         yield server
@@ -50,7 +50,7 @@ async def look(cluster: ApiServer, kubeconfig: Path | None = None, **chosen: str
     return by_check(await examine(choose(**given), None))
 
 
-async def test_missing_definitions_are_installed_by_the_command_that_is_printed(cluster: ApiServer) -> None:
+async def test_the_printed_command_installs_missing_crds(cluster: ApiServer) -> None:
     found = await look(cluster)
     for name in ("pgroles.pgrole.dev", "pgservers.pgrole.dev"):
         (finding,) = found[f"CRD {name}"]
@@ -68,7 +68,7 @@ async def test_missing_definitions_are_installed_by_the_command_that_is_printed(
     assert states(found["PgRoles"]) == {OK}
 
 
-async def test_a_definition_of_another_version_is_told(cluster: ApiServer) -> None:
+async def test_a_crd_of_another_version_is_a_warning(cluster: ApiServer) -> None:
     await apply_crds(cluster)
     path = "/spec/versions/0/schema/openAPIV3Schema/properties/status/properties/driftHistory"
     await cluster.request(
@@ -82,7 +82,7 @@ async def test_a_definition_of_another_version_is_told(cluster: ApiServer) -> No
     assert states((await look(cluster))["CRD pgroles.pgrole.dev"]) == {OK}
 
 
-async def test_a_caller_with_few_rights_gets_them_by_the_commands_that_are_printed(cluster: ApiServer) -> None:
+async def test_the_printed_commands_grant_missing_rights_to_the_caller(cluster: ApiServer) -> None:
     await apply_crds(cluster)
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "auditor", "namespace": OWN}}
     await apply(cluster, account)
@@ -107,7 +107,7 @@ async def test_a_caller_with_few_rights_gets_them_by_the_commands_that_are_print
 
 
 async def create(cluster: ApiServer, command: str) -> None:
-    """What kubectl makes of `create clusterrole` and `create clusterrolebinding`."""
+    """Does what kubectl does for `create clusterrole` and `create clusterrolebinding`."""
     kubectl, verb, kind, name, *rest = shlex.split(command)
     assert (kubectl, verb) == ("kubectl", "create")
     options = dict(option.removeprefix("--").split("=", 1) for option in rest)
@@ -129,7 +129,7 @@ async def create(cluster: ApiServer, command: str) -> None:
     await apply(cluster, document)
 
 
-async def test_the_controllers_rights_are_those_that_deploy_grants(cluster: ApiServer) -> None:
+async def test_the_controllers_rights_are_compared_with_deploy(cluster: ApiServer) -> None:
     await apply_crds(cluster)
     (before,) = (await look(cluster))["the controller's rights"]
     assert before.state is PROBLEM
@@ -138,7 +138,7 @@ async def test_the_controllers_rights_are_those_that_deploy_grants(cluster: ApiS
     assert states((await look(cluster))["the controller's rights"]) == {OK}
 
 
-async def test_the_rights_of_a_controller_for_one_namespace_are_checked_there(cluster: ApiServer) -> None:
+async def test_rights_of_a_controller_for_one_namespace_are_checked_in_that_namespace(cluster: ApiServer) -> None:
     await apply_crds(cluster)
     await create_namespace(cluster, "team-q")
     scope = RightsScope("quiet-controller", "quiet-system", "team-q")
@@ -170,7 +170,7 @@ async def test_the_rights_of_a_controller_for_one_namespace_are_checked_there(cl
     assert "Lease quiet-controller does not exist" in found["lease"][0].text
 
 
-async def test_the_lease_has_a_live_holder(cluster: ApiServer) -> None:
+async def test_a_lease_without_a_recent_renewal_is_a_problem(cluster: ApiServer) -> None:
     await apply_crds(cluster)
     assert states((await look(cluster))["lease"]) == {WARNING}
     for age, state in ((300, PROBLEM), (2, OK)):
@@ -187,7 +187,7 @@ async def test_the_lease_has_a_live_holder(cluster: ApiServer) -> None:
         assert states((await look(cluster))["lease"]) == {state}
 
 
-async def test_a_server_of_the_cluster_is_checked_with_its_secret_and_another_that_fails_hides_nothing(
+async def test_a_pgserver_is_checked_with_its_secret_independently_of_one_that_fails(
     cluster: ApiServer, postgres: PostgresServer
 ) -> None:
     await apply_crds(cluster)
@@ -230,7 +230,7 @@ async def test_a_server_of_the_cluster_is_checked_with_its_secret_and_another_th
     assert states((await look(cluster, server="no-such"))["PgServer no-such"]) == {PROBLEM}
 
 
-async def test_drifts_come_from_status_where_no_database_keeps_them(
+async def test_history_shows_drifts_from_status_if_it_cannot_read_the_database(
     cluster: ApiServer, postgres: PostgresServer
 ) -> None:
     await apply_crds(cluster)

@@ -1,4 +1,4 @@
-"""A role that is changed behind the controller's back is repaired, and its object reports it."""
+"""The controller repairs a role that someone else changed, and reports the drift on its object."""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ async def declare(kube: Kube, role_name: str, **spec: Any) -> Json:
     return await kube.wait_ready("app")
 
 
-async def test_a_renamed_role_whose_name_is_taken_is_refused_and_nothing_changed(
+async def test_a_renamed_role_whose_name_is_taken_is_reported_and_left_unchanged(
     kube: Kube, database: Database, role_name: str
 ) -> None:
     await declare(kube, role_name)
@@ -55,17 +55,17 @@ async def test_a_renamed_role_whose_name_is_taken_is_refused_and_nothing_changed
     assert await database.role(stolen) is None
 
 
-async def test_a_role_dropped_and_made_again_is_taken_under_its_new_oid(
+async def test_a_role_dropped_and_recreated_is_repaired_under_its_new_oid(
     kube: Kube, database: Database, role_name: str
 ) -> None:
     await declare(kube, role_name)
     await database.execute(f"BEGIN; DROP ROLE {role_name}; CREATE ROLE {role_name} CREATEDB; COMMIT")
-    role = await database.wait_role(role_name, lambda row: row["rolcanlogin"] and not row["rolcreatedb"], "set back")
+    role = await database.wait_role(role_name, lambda row: row["rolcanlogin"] and not row["rolcreatedb"], "repaired")
     obj = await kube.wait_for("app", drifts(1), "driftCount 1")
     assert obj["status"]["role"]["oid"] == role["oid"]
 
 
-async def test_a_role_dropped_and_made_again_as_superuser_is_refused_until_that_is_taken_away(
+async def test_a_role_recreated_as_superuser_is_refused_until_nosuperuser(
     kube: Kube, database: Database, role_name: str
 ) -> None:
     await declare(kube, role_name)
@@ -88,13 +88,13 @@ async def test_drifts_are_counted_one_by_one(kube: Kube, database: Database, rol
         assert obj["status"]["lastDrift"]["fields"] == ["createdb", "createrole"]
 
 
-async def test_a_change_that_is_rolled_back_or_undone_is_no_drift(
+async def test_a_change_rolled_back_or_undone_in_its_transaction_is_no_drift(
     kube: Kube, database: Database, role_name: str
 ) -> None:
     await declare(kube, role_name)
     await database.execute(f"BEGIN; ALTER ROLE {role_name} SUPERUSER; ROLLBACK")
     await database.execute(f"BEGIN; ALTER ROLE {role_name} SUPERUSER; ALTER ROLE {role_name} NOSUPERUSER; COMMIT")
-    # The next drift is noticed after those two could have been.
+    # By the time this drift is noticed, those two would have been, too.
     await database.execute(f"ALTER ROLE {role_name} CREATEDB")
     obj = await kube.wait_for("app", drifts(1), "driftCount 1")
     assert obj["status"]["driftCount"] == 1
@@ -102,10 +102,10 @@ async def test_a_change_that_is_rolled_back_or_undone_is_no_drift(
 
 
 @pytest.mark.slow
-async def test_the_same_drift_again_and_again_without_a_pause_is_always_set_back(
+async def test_drift_repeated_immediately_after_each_repair_is_always_repaired(
     kube: Kube, database: Database, role_name: str
 ) -> None:
-    """Each comes as soon as the last was repaired, before the watch has seen the repair. It is not a contest yet."""
+    """Each drift follows the last repair immediately, before the watch sees that repair. It is not a contest yet."""
     repeats = LIMIT - 1
     statements = {drift.column: drift.statement for drift in (*ATTRIBUTES, *POWERFUL)}
     names = [f"{role_name}_{number}" for number in range(5)]
@@ -116,7 +116,7 @@ async def test_the_same_drift_again_and_again_without_a_pause_is_always_set_back
         for name in names:
             for _ in range(repeats):
                 await database.execute(statement.format(name))
-                await database.wait_role(name, stands(column, before[name][column]), f"{column} set back")
+                await database.wait_role(name, stands(column, before[name][column]), f"{column} repaired")
     count = repeats * len(statements)
     for obj in await kube.wait_all(lambda obj: drifts(count)(obj) and is_ready(obj), f"driftCount {count} and Ready"):
         assert obj["status"]["driftCount"] == count
@@ -127,8 +127,8 @@ def stands(column: str, value: object) -> Callable[[Row], bool]:
 
 
 @pytest.mark.slow
-async def test_the_read_after_a_change_is_made_also_when_something_else_was_read_before(stage: Stage) -> None:
-    """No notification announces a drift that comes before `observe` has seen our change; here none ever comes."""
+async def test_the_confirming_read_after_a_change_happens_despite_another_read_before_it(stage: Stage) -> None:
+    """No notification announces a drift made before `observe` sees our change; in mode Resync there are none at all."""
     async with (
         running(stage.controller(None, "--detection", "resync", "--resync-interval", "240h")) as controller,
         stage.database() as database,
@@ -143,13 +143,13 @@ async def test_the_read_after_a_change_is_made_also_when_something_else_was_read
             await controller.wait_count(" reconcile begins ", reconciles + 1)
             await database.execute(f"ALTER ROLE {name} CREATEDB")
             if anyio.current_time() - began < CONFIRM_SECONDS:
-                await database.wait_role(name, lambda row: not row["rolcreatedb"], "set back")
+                await database.wait_role(name, lambda row: not row["rolcreatedb"], "repaired")
                 return
     pytest.fail("the machine was too slow for this")
 
 
 class TestReport:
-    async def test_nothing_is_changed_and_the_object_says_what_differs(
+    async def test_policy_report_lists_differing_fields_and_changes_nothing(
         self, kube: Kube, database: Database, role_name: str
     ) -> None:
         await declare(kube, role_name, drift={"policy": "Report"})
@@ -165,7 +165,9 @@ class TestReport:
         assert role is not None
         assert (role["rolcreatedb"], role["rolconnlimit"]) == (True, 99)
 
-    async def test_it_ends_when_the_drift_is_undone(self, kube: Kube, database: Database, role_name: str) -> None:
+    async def test_a_reported_drift_ends_once_it_is_undone(
+        self, kube: Kube, database: Database, role_name: str
+    ) -> None:
         await declare(kube, role_name, drift={"policy": "Report"})
         await database.execute(f"ALTER ROLE {role_name} CREATEDB")
         await kube.wait_reason("app", "DriftReported")
@@ -173,7 +175,7 @@ class TestReport:
         obj = await kube.wait_ready("app")
         assert condition(obj, "DriftDetected") == {}
 
-    async def test_a_changed_spec_is_still_applied(self, kube: Kube, database: Database, role_name: str) -> None:
+    async def test_policy_report_applies_a_changed_spec(self, kube: Kube, database: Database, role_name: str) -> None:
         await declare(kube, role_name, drift={"policy": "Report"})
         await kube.patch("app", {"spec": {"connectionLimit": 8}})
         await kube.wait_ready("app")
@@ -181,17 +183,19 @@ class TestReport:
         assert role is not None
         assert role["rolconnlimit"] == 8
 
-    async def test_correct_sets_back_what_was_reported(self, kube: Kube, database: Database, role_name: str) -> None:
+    async def test_switching_to_correct_repairs_a_reported_drift(
+        self, kube: Kube, database: Database, role_name: str
+    ) -> None:
         await declare(kube, role_name, drift={"policy": "Report"})
         await database.execute(f"ALTER ROLE {role_name} CREATEDB")
         await kube.wait_reason("app", "DriftReported")
         await kube.patch("app", {"spec": {"drift": {"policy": "Correct"}}})
-        await database.wait_role(role_name, lambda row: not row["rolcreatedb"], "set back")
+        await database.wait_role(role_name, lambda row: not row["rolcreatedb"], "repaired")
         await kube.wait_ready("app")
 
 
 @pytest.mark.slow
-async def test_every_one_of_many_roles_that_drift_at_once_is_set_back(
+async def test_every_one_of_150_roles_that_drift_at_once_is_repaired(
     kube: Kube, database: Database, controller: Controller, role_name: str
 ) -> None:
     names = [f"{role_name}_{number}" for number in range(150)]

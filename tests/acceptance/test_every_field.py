@@ -27,7 +27,7 @@ SECRET = "connectionSecret"
 
 
 def entries() -> list[Any]:
-    """The fields that are kept as declared, as parameters of a test."""
+    """Returns the fields that the controller keeps as declared, as parameters of a test."""
     return [
         pytest.param(entry, id=path, marks=[pytest.mark.since(entry.since, path)] if entry.since else [])
         for path, entry in STATE_FIELDS.items()
@@ -84,12 +84,12 @@ async def wait_seen(place: FieldPlace, entry: StateField, expected: Any) -> None
 
 
 async def look(place: FieldPlace, entry: StateField) -> Any:
-    """What is seen; a function may name things by `$`."""
+    """Returns what is observed; a function may use `$` for the role's name."""
     return place.fill(await entry.look(place))
 
 
 def find_fields(model: type[BaseModel] = PgRoleSpec, prefix: str = "") -> Iterator[str]:
-    """The paths of all fields, nested ones too, by their names in YAML."""
+    """Yields the paths of all fields, including nested ones, by their names in YAML."""
     for name, info in model.model_fields.items():
         path = f"{prefix}{info.alias or name}"
         nested = _nested(info.annotation)
@@ -100,7 +100,7 @@ def find_fields(model: type[BaseModel] = PgRoleSpec, prefix: str = "") -> Iterat
 
 
 def _nested(annotation: Any) -> type[BaseModel] | None:
-    """The model of a field that is one, a list of one, or either or None."""
+    """Returns the model of a field that is a model or a list of models, optional or not; otherwise None."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if get_origin(annotation) in (Annotated, Union, UnionType, list):
@@ -116,12 +116,12 @@ def test_every_field_of_the_model_has_an_entry() -> None:
     assert sorted(TABLE) == sorted(find_fields())
 
 
-def test_every_field_that_can_be_left_to_others_is_drifted() -> None:
+def test_every_ignorable_field_has_an_entry_that_makes_it_drift() -> None:
     assert set(get_args(IgnoredField)) == {entry.drift_name for entry in STATE_FIELDS.values() if entry.ignorable}
 
 
 @pytest.mark.parametrize("test", [pytest.param(entry.test, id=path) for path, entry in EFFECT_FIELDS.items()])
-def test_the_effect_of_every_other_field_is_shown_by_a_test_that_exists(test: str) -> None:
+def test_every_effect_field_names_an_existing_test(test: str) -> None:
     file, *names = test.split("::")
     nodes: list[ast.stmt] = ast.parse((Path(__file__).parent / file).read_text(encoding="utf-8")).body
     for name in names:
@@ -131,12 +131,12 @@ def test_the_effect_of_every_other_field_is_shown_by_a_test_that_exists(test: st
 
 
 @pytest.mark.parametrize("entry", entries())
-async def test_a_field_is_as_declared_repaired_changed_and_at_last_has_its_default(
+async def test_a_field_is_applied_repaired_changed_and_reset_to_its_default(
     place: FieldPlace, entry: StateField
 ) -> None:
-    """One object's life. It is created, drifts, is changed, and no longer has the field."""
+    """Follows one object: it is created, drifts, is changed, and finally omits the field."""
     obj = await declare(place, entry.specs[0])
-    assert await look(place, entry) == place.fill(entry.seen[0]), "Ready before it is so"
+    assert await look(place, entry) == place.fill(entry.seen[0]), "Ready too early"
     assert drifts(obj) == 0
     await entry.break_in(place)
     counted = await wait_told(place, entry)
@@ -159,7 +159,7 @@ async def test_a_field_is_as_declared_repaired_changed_and_at_last_has_its_defau
 
 
 async def wait_told(place: FieldPlace, entry: StateField) -> int:
-    """Waits until the object tells of its first drift; returns its driftCount, which leaves Secrets out."""
+    """Waits until the object reports its first drift; returns its driftCount, which does not include Secrets."""
     if entry.drift_name == SECRET:
         event = await place.kube.wait_event("SecretRestored", about=place.name)
         assert place.name in event["note"]
@@ -172,7 +172,7 @@ async def wait_told(place: FieldPlace, entry: StateField) -> int:
 
 @pytest.mark.parametrize("entry", entries())
 @pytest.mark.slow
-async def test_a_drift_is_only_told_of_under_report_and_stays_if_left_to_others(
+async def test_drift_of_a_field_is_only_reported_under_report_and_stays_if_ignored(
     place: FieldPlace, entry: StateField
 ) -> None:
     await declare(place, entry.specs[0], drift={"policy": "Report"})
@@ -189,7 +189,7 @@ async def test_a_drift_is_only_told_of_under_report_and_stays_if_left_to_others(
     await wait_seen(place, entry, entry.seen[0])
     before = drifts(await declare(place, entry.specs[0], drift={"policy": "Correct", "ignore": [entry.drift_name]}))
     await entry.break_in(place)
-    # What is not left to others shows that the role was looked at after that.
+    # Drift of another field shows that the controller read the role after that.
     probe, field = ("LOGIN", "login") if entry.drift_name != "login" else ("CREATEDB", "createdb")
     await place.database.execute(f"ALTER ROLE {place.name} {probe}")
     obj = await place.kube.wait_for(place.name, lambda obj: drifts(obj) > before, "another drift")
@@ -198,7 +198,7 @@ async def test_a_drift_is_only_told_of_under_report_and_stays_if_left_to_others(
 
 
 async def annotate(place: FieldPlace, entry: StateField) -> None:
-    """Each time with values of their own."""
+    """Sets the entry's annotations, each time with new values."""
     if entry.annotations:
         annotations = {name: f"{value}-{secrets.token_hex(4)}" for name, value in entry.annotations.items()}
         await place.kube.patch(place.name, {"metadata": {"annotations": annotations}})

@@ -1,4 +1,4 @@
-"""A standby that lost the last commits is promoted: everything converges on it, and what others own stays untouched."""
+"""A standby without the last commits is promoted: everything converges on it, and roles of others stay untouched."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -17,7 +17,7 @@ from tests.servers import Servers
 pytestmark = pytest.mark.slow
 
 LED = "SELECT number FROM pgrole.leader"
-#: Roles of someone else: with members, settings and a password, none of which is declared.
+#: Roles of someone else, with members, settings and a password that no object declares.
 THEIRS = """
 CREATE ROLE theirs LOGIN PASSWORD 'theirs'; CREATE ROLE their_group; GRANT their_group TO theirs;
 ALTER ROLE theirs SET work_mem = '1MB'; COMMENT ON ROLE theirs IS 'theirs'
@@ -46,7 +46,7 @@ async def promoted(stage: Stage, standby: Path) -> AsyncIterator[Database]:
 
 
 async def follow(stage: Stage) -> tuple[Path, Mapping[str, str]]:
-    """Returns the folder of a standby that followed up to now and is stopped, and the versions of its roles."""
+    """Returns the folder of a stopped standby that has every commit up to now, and the versions of its roles."""
     folder = await copies.back_up(stage.postgres, stage.folder / "standby", "-R")
     async with copies.serving(stage.postgres, folder, free_port()) as standby, open_database(standby.dsn()) as database:
         async with stage.database() as primary:
@@ -87,7 +87,7 @@ async def check(stage: Stage, database: Database, before: Mapping[str, str], pas
     assert {obj["status"]["role"]["oid"] for obj in objects} == {oids[name] for name in names}
     assert (await kube.wait_secret(DELIVERED))["text"]["password"] == password
     after = await versions_of_roles(database)
-    assert before.keys() <= after.keys()  # "last" too: whoever promotes what is old may want it
+    assert before.keys() <= after.keys()  # "last" too: an administrator may want an old role back
     assert {name for name in before if after[name] != before[name]} <= {"app", "keyed"}
     released = "SELECT released_at IS NOT NULL FROM pgrole.claim WHERE role_name = 'last'"
     assert await database.fetchval(released)
@@ -99,7 +99,7 @@ async def check(stage: Stage, database: Database, before: Mapping[str, str], pas
         assert set(about) <= {"last"}, reason
 
 
-async def test_the_leader_goes_on_where_the_row_of_leaders_is_older_than_its_number(pair: Replicas) -> None:
+async def test_everything_converges_on_a_promoted_standby_with_an_older_fence(pair: Replicas) -> None:
     stage, kube = pair.stage, pair.stage.kube
     await pair.start()
     for name, spec in declared().items():
@@ -118,13 +118,13 @@ async def test_the_leader_goes_on_where_the_row_of_leaders_is_older_than_its_num
         assert await database.fetchval("SELECT holder FROM pgrole.leader") != ""
         assert await database.fetchval(LED) > old
         await database.execute("ALTER ROLE app CREATEDB; ALTER ROLE keyed PASSWORD 'guessed'")
-        await database.wait_role("app", lambda row: not row["rolcreatedb"], "set back")
+        await database.wait_role("app", lambda row: not row["rolcreatedb"], "repaired")
         await database.wait_password("keyed", password)
         await pair.first.start()
         await pair.first.stands_by()
         await pair.second.end()
         await pair.first.leads(2)
         await database.execute("ALTER ROLE app CREATEDB")
-        await database.wait_role("app", lambda row: not row["rolcreatedb"], "set back by the other")
+        await database.wait_role("app", lambda row: not row["rolcreatedb"], "repaired by the other")
     for one in (pair.first, pair.second):
         assert "another process leads" not in one.controller.log

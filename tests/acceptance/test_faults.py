@@ -1,4 +1,4 @@
-"""PostgreSQL and the API server stop, crash, freeze and lose connections: nothing is lost, and status says so."""
+"""PostgreSQL and the API server stop, crash, freeze and lose connections: nothing is lost, and status reports it."""
 
 import anyio
 import asyncpg
@@ -14,7 +14,9 @@ OUTAGES = ["stopped", pytest.param("crashed", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("outage", OUTAGES)
-async def test_nothing_is_lost_while_postgresql_is_away_and_conditions_say_so(stage: Stage, outage: str) -> None:
+async def test_changes_during_a_postgresql_outage_are_applied_afterwards_and_conditions_report_it(
+    stage: Stage, outage: str
+) -> None:
     kube, server = stage.kube, stage.postgres
     async with running(stage.controller()):
         await kube.apply_all({name: {} for name in ("stays", "altered", "goes", "is-dropped", "drifts")})
@@ -49,7 +51,7 @@ async def test_nothing_is_lost_while_postgresql_is_away_and_conditions_say_so(st
 
 
 @pytest.mark.slow
-async def test_nothing_is_lost_while_postgresql_is_frozen(stage: Stage) -> None:
+async def test_changes_while_postgresql_is_frozen_are_applied_afterwards(stage: Stage) -> None:
     kube = stage.kube
     async with running(stage.controller()) as controller:
         await kube.apply_all({"altered": {}, "goes": {"deletionPolicy": "Drop"}})
@@ -70,7 +72,7 @@ async def test_nothing_is_lost_while_postgresql_is_frozen(stage: Stage) -> None:
             await database.wait_role("created", lambda row: not row["rolcreaterole"], "NOCREATEROLE")
 
 
-async def test_a_server_that_is_away_at_the_start_is_waited_for(stage: Stage) -> None:
+async def test_the_controller_waits_for_a_server_that_is_down_at_the_start(stage: Stage) -> None:
     await stage.postgres.stop()
     controller = stage.controller()
     await controller.start()
@@ -88,7 +90,7 @@ async def test_a_server_that_is_away_at_the_start_is_waited_for(stage: Stage) ->
 @pytest.mark.parametrize(
     "purpose", ["work", *(pytest.param(one, marks=pytest.mark.slow) for one in ("listen", "watch"))]
 )
-async def test_a_drift_in_the_moment_that_a_connection_is_terminated_is_repaired(stage: Stage, purpose: str) -> None:
+async def test_a_drift_at_the_moment_a_connection_is_terminated_is_repaired(stage: Stage, purpose: str) -> None:
     async with running(stage.controller()) as controller, stage.database() as database:
         await stage.kube.apply("hit")
         await stage.kube.wait_ready("hit")
@@ -110,7 +112,7 @@ async def test_a_drift_in_the_moment_that_a_connection_is_terminated_is_repaired
 
 
 @pytest.mark.slow
-async def test_drift_is_repaired_while_the_api_server_is_down_and_objects_change_right_after(
+async def test_drift_is_repaired_during_an_api_server_outage_and_object_changes_are_applied_after_it(
     stage: Stage, binaries: Binaries
 ) -> None:
     async with serving(binaries) as server:
@@ -124,7 +126,7 @@ async def test_drift_is_repaired_while_the_api_server_is_down_and_objects_change
             await database.execute("ALTER ROLE drifts SUPERUSER")
             await database.wait_role("drifts", lambda row: not row["rolsuper"], "NOSUPERUSER")
             await database.execute("DROP ROLE altered")
-            await database.wait_role("altered", bool, "there")
+            await database.wait_role("altered", bool, "recreated")
             await server.start()
             await kube.apply("altered", login=True)
             await kube.apply("created")
@@ -147,7 +149,7 @@ async def test_drift_is_repaired_while_the_api_server_is_down_and_objects_change
 
 
 @pytest.mark.slow
-async def test_drift_after_drift_is_repaired_while_the_api_server_hangs(stage: Stage, binaries: Binaries) -> None:
+async def test_repeated_drift_is_repaired_while_the_api_server_hangs(stage: Stage, binaries: Binaries) -> None:
     """Reporting the first drift does not delay the second repair until the request times out."""
     async with serving(binaries) as server:
         await apply_crds(server)
@@ -174,10 +176,10 @@ async def test_drift_after_drift_is_repaired_while_the_api_server_hangs(stage: S
 
 
 @pytest.mark.slow
-async def test_drift_is_repaired_while_the_api_server_hangs_also_after_an_object_of_the_namespace_went(
+async def test_a_deletion_in_the_namespace_delays_no_repair_while_the_api_server_hangs(
     stage: Stage, binaries: Binaries
 ) -> None:
-    """The controller checks beside the worker whether the namespace is still the same, and only for new objects."""
+    """The controller verifies concurrently, and only for new objects, that the namespace is still the same."""
     async with serving(binaries) as server:
         await apply_crds(server)
         kube = await make_kube(server)
@@ -204,14 +206,14 @@ async def test_drift_is_repaired_while_the_api_server_hangs_also_after_an_object
                 await kube.wait_ready(name)
 
 
-async def test_wrong_credentials_are_said_on_the_object_and_never_shown(stage: Stage) -> None:
+async def test_wrong_credentials_are_reported_on_the_object_and_never_shown(stage: Stage) -> None:
     wrong = "hunter2-not-this-one"
     dsn = stage.postgres.dsn(password=wrong)
     controller = stage.controller(dsn)
     await controller.start()
     try:
         await stage.kube.apply("locked-out")
-        obj = await stage.kube.wait_for("locked-out", lambda obj: says(obj, "ServerNotReady", "credentials"), "said")
+        obj = await stage.kube.wait_for("locked-out", lambda obj: says(obj, "ServerNotReady", "credentials"), "shown")
         await stage.kube.wait_event("ServerNotReady")
         told = [str(await stage.kube.events(reason)) for reason in ("ServerNotReady",)]
     finally:
@@ -222,12 +224,12 @@ async def test_wrong_credentials_are_said_on_the_object_and_never_shown(stage: S
 
 
 @pytest.mark.slow
-async def test_a_missing_home_database_is_said_and_waited_for(stage: Stage) -> None:
+async def test_a_missing_home_database_is_reported_and_used_once_created(stage: Stage) -> None:
     controller = stage.controller(stage.postgres.dsn(database="not_yet"))
     await controller.start()
     try:
         await stage.kube.apply("homeless")
-        obj = await stage.kube.wait_for("homeless", lambda obj: says(obj, "ServerNotReady", "not_yet"), "said")
+        obj = await stage.kube.wait_for("homeless", lambda obj: says(obj, "ServerNotReady", "not_yet"), "reported")
         async with stage.database() as database:
             await database.execute("CREATE DATABASE not_yet")
             await stage.kube.wait_ready("homeless")
@@ -238,7 +240,7 @@ async def test_a_missing_home_database_is_said_and_waited_for(stage: Stage) -> N
         assert stage.postgres.password not in text
 
 
-async def test_schema_pgrole_dropped_while_running_comes_back_with_every_claim(stage: Stage) -> None:
+async def test_schema_pgrole_dropped_while_running_is_restored_with_every_claim(stage: Stage) -> None:
     async with running(stage.controller()) as controller, stage.database() as database:
         await stage.kube.apply_all({"one": {"login": True}, "two": {"createdb": True}})
         await stage.kube.wait_all_ready()
@@ -262,7 +264,7 @@ async def test_schema_pgrole_dropped_while_running_comes_back_with_every_claim(s
 
 
 @pytest.mark.slow
-async def test_schema_pgrole_dropped_while_stopped_and_a_drift_made_meanwhile_is_repaired_and_counted(
+async def test_drift_made_while_schema_pgrole_was_dropped_and_the_controller_down_is_counted(
     stage: Stage,
 ) -> None:
     async with stage.database() as database:
@@ -276,8 +278,8 @@ async def test_schema_pgrole_dropped_while_stopped_and_a_drift_made_meanwhile_is
             assert obj["status"]["lastDrift"]["fields"] == ["createdb"]
             assert obj["status"]["lastDrift"]["corrected"]
             await stage.kube.wait_ready("two")
-            # Status alone, which more may write than the database, does not prove a role that outgrew the policy.
-            await stage.kube.wait_for("mighty", lambda obj: says(obj, "NotAllowed", "superuser"), "said")
+            # Status alone, which more users can write than the database, proves no claim on a role beyond the policy.
+            await stage.kube.wait_for("mighty", lambda obj: says(obj, "NotAllowed", "superuser"), "reported")
             assert await database.claim("mighty") is None
             await database.execute("ALTER ROLE mighty NOSUPERUSER")
             await stage.kube.wait_ready("mighty")
@@ -285,7 +287,7 @@ async def test_schema_pgrole_dropped_while_stopped_and_a_drift_made_meanwhile_is
 
 
 @pytest.mark.slow
-async def test_a_schema_pgrole_that_an_ordinary_role_made_is_refused_and_nothing_of_it_is_called(stage: Stage) -> None:
+async def test_a_schema_pgrole_created_by_an_ordinary_role_is_refused_and_never_called(stage: Stage) -> None:
     async with stage.database() as database:
         await database.execute(
             "CREATE ROLE mallory LOGIN PASSWORD 'm'; GRANT CREATE ON DATABASE postgres TO mallory;"
@@ -301,7 +303,7 @@ async def test_a_schema_pgrole_that_an_ordinary_role_made_is_refused_and_nothing
         try:
             await stage.kube.apply("victim")
             await stage.kube.wait_for(
-                "victim", lambda obj: says(obj, "ServerNotReady", "schema pgrole", "mallory"), "said"
+                "victim", lambda obj: says(obj, "ServerNotReady", "schema pgrole", "mallory"), "reported"
             )
             assert await database.fetchval("SELECT count(*) FROM public.trace") == 0
             assert await database.role("victim") is None

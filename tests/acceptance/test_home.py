@@ -27,7 +27,7 @@ async def versions_of_roles(database: Database) -> set[str]:
     return set(await database.fetchval(sql))
 
 
-async def test_a_second_home_on_the_server_is_refused_until_the_first_is_given_up(stage: Stage) -> None:
+async def test_a_second_home_on_the_server_is_refused_until_the_first_is_removed(stage: Stage) -> None:
     async with stage.database() as database:
         async with running(stage.controller()):
             await stage.kube.apply("app", name="app", login=True)
@@ -50,9 +50,9 @@ async def test_a_second_home_on_the_server_is_refused_until_the_first_is_given_u
             assert await versions_of_roles(database) == roles
 
 
-async def test_a_home_that_is_moved_as_documented_takes_its_claims_along(stage: Stage, tmp_path: Path) -> None:
+async def test_a_home_moved_as_documented_keeps_its_claims(stage: Stage, tmp_path: Path) -> None:
     if type(stage.postgres) is not PostgresServer:
-        pytest.skip("this test dumps a schema with the programs of this machine: run it without --postgres docker:…")
+        pytest.skip("this test dumps a schema with this machine's programs: run it without --postgres docker:…")
     async with stage.database() as database:
         async with running(stage.controller()):
             await stage.kube.apply("app", name="app", login=True)
@@ -67,7 +67,7 @@ async def test_a_home_that_is_moved_as_documented_takes_its_claims_along(stage: 
         async with running(moved), open_database(stage.postgres.dsn(database="other")) as other:
             assert await database.fetchval(RECORDED) == ["other"]
             await database.execute("ALTER ROLE app NOINHERIT")
-            await database.wait_role("app", lambda row: row["rolinherit"], "set back")
+            await database.wait_role("app", lambda row: row["rolinherit"], "repaired")
             await other.wait_value("SELECT drift_count FROM pgrole.claim WHERE role_name = 'app'", 1)
             kept = await other.claim("app")
             assert claim is not None
@@ -76,7 +76,7 @@ async def test_a_home_that_is_moved_as_documented_takes_its_claims_along(stage: 
         assert len(await versions_of_roles(database)) == len(roles)
 
 
-async def test_a_home_that_was_dropped_or_renamed_is_in_nobodys_way(stage: Stage) -> None:
+async def test_a_dropped_or_renamed_home_prevents_no_new_one(stage: Stage) -> None:
     async with stage.database() as database:
         await database.execute("CREATE DATABASE first; ")
         async with running(stage.controller(stage.postgres.dsn(database="first"))):
@@ -94,9 +94,7 @@ async def test_a_home_that_was_dropped_or_renamed_is_in_nobodys_way(stage: Stage
         assert await database.fetchval(RECORDED) == ["postgres"]
 
 
-async def test_nobody_but_a_superuser_can_record_a_home_and_so_lock_the_controller_out(
-    stage: Stage, servers: Servers
-) -> None:
+async def test_only_a_superuser_can_record_a_home(stage: Stage, servers: Servers) -> None:
     async with stage.database() as database:
         await database.execute("CREATE ROLE tenant LOGIN CREATEROLE CREATEDB PASSWORD 'p'")
         await database.execute("CREATE DATABASE own OWNER tenant")
@@ -109,7 +107,7 @@ async def test_nobody_but_a_superuser_can_record_a_home_and_so_lock_the_controll
             ):
                 with pytest.raises(asyncpg.InsufficientPrivilegeError):
                     await tenant.execute(statement)
-            # What a role may set for itself says nothing, also where it was given the right to.
+            # Settings of a role are ignored, even if it was granted the right to set the parameter.
             if servers.version >= 15:
                 await database.execute("GRANT SET ON PARAMETER pgrole.home TO tenant")
                 await tenant.execute("ALTER ROLE tenant IN DATABASE own SET pgrole.home = 'on'")
@@ -122,7 +120,7 @@ async def test_nobody_but_a_superuser_can_record_a_home_and_so_lock_the_controll
             await stage.kube.wait_ready("app")
 
 
-async def test_two_that_were_recorded_at_once_do_not_refuse_each_other(stage: Stage) -> None:
+async def test_of_two_recorded_homes_the_older_one_works(stage: Stage) -> None:
     async with stage.database() as database:
         await database.execute("CREATE DATABASE younger")
         for name in ("postgres", "younger"):
@@ -134,7 +132,9 @@ async def test_two_that_were_recorded_at_once_do_not_refuse_each_other(stage: St
             await stage.kube.wait_ready("app")
 
 
-async def test_a_controller_that_may_not_record_its_home_says_once_who_can(stage: Stage, servers: Servers) -> None:
+async def test_a_controller_without_the_right_to_record_its_home_logs_the_remedy_once(
+    stage: Stage, servers: Servers
+) -> None:
     async with stage.database() as database:
         await database.execute(role_sql(servers.version))
         controller = stage.controller(stage.postgres.dsn(CONTROLLER_ROLE, password=PASSWORD))
@@ -153,7 +153,7 @@ async def test_a_controller_that_may_not_record_its_home_says_once_who_can(stage
             await stage.kube.wait_for("app", lambda obj: says(obj, "ServerNotReady", "second home, other"), "refused")
 
 
-async def test_what_a_superuser_installs_by_hand_is_recorded_and_refused_in_a_second_database(stage: Stage) -> None:
+async def test_a_schema_installed_by_hand_is_recorded_and_refused_in_a_second_database(stage: Stage) -> None:
     async with stage.database() as database:
         await database.execute(f"BEGIN; {queries.install()}; COMMIT")
         assert await database.fetchval(RECORDED) == ["postgres"]
@@ -165,7 +165,7 @@ async def test_what_a_superuser_installs_by_hand_is_recorded_and_refused_in_a_se
             assert await other.fetchval("SELECT to_regnamespace('pgrole') IS NULL")
 
 
-async def test_to_record_the_home_is_no_drift_of_any_role(stage: Stage) -> None:
+async def test_recording_the_home_is_no_drift(stage: Stage) -> None:
     async with stage.database() as database, running(stage.controller()):
         await stage.kube.apply("app", name="app", databaseParameters=[{"database": "postgres", "parameters": {}}])
         await stage.kube.wait_ready("app")

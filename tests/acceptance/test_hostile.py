@@ -1,4 +1,4 @@
-"""People who may connect, or write objects, get nothing that is not theirs, and do not delay others."""
+"""Users who can connect, or write objects, gain nothing that is not theirs, and do not delay others."""
 
 import json
 import secrets
@@ -107,7 +107,7 @@ PAYLOADS = [
 ]
 
 
-async def test_forged_and_malformed_notifications_change_nothing_and_drift_is_still_repaired(
+async def test_forged_notifications_change_nothing_and_drift_is_still_repaired(
     target: tuple[PostgresServer, Controller, Kube], inside: Database, tenants: Kube
 ) -> None:
     server, controller, _ = target
@@ -127,7 +127,7 @@ async def test_forged_and_malformed_notifications_change_nothing_and_drift_is_st
             await forger.execute("""NOTIFY pgrole, '{"op":"many"}'""")
     finally:
         await forger.close()
-    # Notifications arrive in their order: when the one of this drift has been answered, all of those have been read.
+    # Notifications arrive in order: once this drift has been repaired, all of those have been read.
     assert await inside.fetchval(ROLES) == before
     assert await inside.fetchval("SELECT array_agg(c)::text FROM pgrole.claim AS c") == claims
     await inside.execute("ALTER ROLE app CREATEROLE")
@@ -139,7 +139,7 @@ async def test_forged_and_malformed_notifications_change_nothing_and_drift_is_st
 
 
 @pytest.mark.parametrize("name", ["postgres", CONTROLLER_ROLE])
-async def test_the_bootstrap_superuser_and_the_controllers_own_role_are_refused_and_untouched(
+async def test_the_bootstrap_superuser_and_the_controllers_own_role_are_protected(
     inside: Database, tenants: Kube, name: str
 ) -> None:
     before = await inside.fetchval(ROLES)
@@ -164,7 +164,7 @@ async def test_the_bootstrap_superuser_and_the_controllers_own_role_are_refused_
         ("creator", "createrole"),
     ],
 )
-async def test_what_holds_more_than_an_object_may_ask_for_is_not_adopted(
+async def test_a_role_with_more_power_than_objects_may_request_is_not_adopted(
     inside: Database, tenants: Kube, name: str, held: str
 ) -> None:
     before = await inside.fetchval(ROLES)
@@ -178,7 +178,7 @@ async def test_what_holds_more_than_an_object_may_ask_for_is_not_adopted(
     assert await inside.fetchval(ROLES) == before
 
 
-async def test_a_role_that_another_session_holds_does_not_hold_the_others_of_its_batch(
+async def test_a_role_locked_by_another_session_does_not_delay_its_batch(
     target: tuple[PostgresServer, Controller, Kube], inside: Database, tenants: Kube
 ) -> None:
     names = [f"batch-{number:02}" for number in range(20)]
@@ -191,7 +191,7 @@ async def test_a_role_that_another_session_holds_does_not_hold_the_others_of_its
         for name in names:
             if name != "batch-10":
                 await tenants.wait_ready(name)
-        obj = await tenants.wait_for("batch-10", lambda obj: condition(obj, "Ready").get("status") == "False", "said")
+        obj = await tenants.wait_for("batch-10", lambda obj: condition(obj, "Ready").get("status") == "False", "shown")
         assert condition(obj, "Ready")["reason"] in ("DatabaseError", "Progressing")
         await transaction.rollback()
     finally:
@@ -199,7 +199,7 @@ async def test_a_role_that_another_session_holds_does_not_hold_the_others_of_its
     await tenants.wait_ready("batch-10")
 
 
-async def test_after_a_storm_of_drift_every_role_is_right(
+async def test_after_a_storm_of_drift_every_role_is_as_declared(
     target: tuple[PostgresServer, Controller, Kube], inside: Database, tenants: Kube
 ) -> None:
     server, controller, _ = target
@@ -224,7 +224,7 @@ async def test_after_a_storm_of_drift_every_role_is_right(
             is_right = is_ready(obj) or says(obj, "Contested", "now matches the spec")
             return is_right and held == [status["role"]["oid"]] and status["driftCount"] == drifted > 0
 
-        # What drifted so often is a contest, and is watched for a minute (tests/acceptance/test_contest.py).
+        # Such frequent drift is a contest, which is watched for a minute (tests/acceptance/test_contest.py).
         assert await reached(is_told, PATIENCE), await tenants.get(name)
     assert controller.log.count("session with PostgreSQL begins") == 1
 
@@ -234,7 +234,7 @@ def _is_calm(row: Mapping[str, Any]) -> bool:
 
 
 async def storm(dsn: str, names: list[str], ends: float) -> None:
-    """Makes drift of every kind, until `ends`, on every role. Skips statements that fail because another session was
+    """Makes every role drift in various ways until `ends`. Ignores statements that fail because another session was
     first.
     """
     connection = await asyncpg.connect(dsn)
@@ -265,7 +265,7 @@ async def storm(dsn: str, names: list[str], ends: float) -> None:
         await connection.close()
 
 
-async def test_what_passes_the_schema_but_not_the_rules_is_said_with_its_field_and_disturbs_nobody(
+async def test_specs_that_pass_the_schema_but_not_validation_are_reported_and_delay_no_other_object(
     binaries: Binaries, own_postgres: PostgresServer, stage: Stage
 ) -> None:
     bad: dict[str, tuple[Json, str]] = {
@@ -277,7 +277,7 @@ async def test_what_passes_the_schema_but_not_the_rules_is_said_with_its_field_a
         "no-limit": ({"connectionLimit": -7}, "spec.connectionLimit"),
         "no-policy": ({"drift": {"policy": "Perhaps"}}, "spec.drift.policy"),
     }
-    # The API server takes no status for these, since they do not fit the definition any more: an Event says it.
+    # These no longer fit the CRD, so the API server accepts no status for them: an Event reports the error.
     unfit: dict[str, tuple[Json, str]] = {
         "no-flag": ({"login": "yes"}, "spec.login"),
         "no-moment": ({"validUntil": "soon"}, "spec.validUntil"),
@@ -311,7 +311,7 @@ async def test_what_passes_the_schema_but_not_the_rules_is_said_with_its_field_a
 
 
 def permissive(crd: Json) -> Json:
-    """The definition as an earlier release might have had it: it knows the fields and accepts any value in them."""
+    """Returns the CRD as an earlier release might have had it: with the same fields, but accepting any value."""
     loose: Json = json.loads(json.dumps(crd))
     for version in loose["spec"]["versions"]:
         version["schema"]["openAPIV3Schema"] = {
@@ -324,7 +324,7 @@ def permissive(crd: Json) -> Json:
 
 
 async def apply_crds_established(server: ApiServer) -> None:
-    """Until objects of the definitions that were just applied are served."""
+    """Waits until the API server serves objects of the CRDs just applied."""
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/pgroles.pgrole.dev"
     with anyio.fail_after(30):
         while True:

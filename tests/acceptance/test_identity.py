@@ -1,4 +1,4 @@
-"""Another server answers at the same address: whatever its oids mean, no role of others is renamed or dropped."""
+"""Another server answers at the same address: whatever its oids refer to, no role of others is renamed or dropped."""
 
 import secrets
 from collections.abc import AsyncIterator, Mapping
@@ -24,7 +24,7 @@ from tests.servers import Servers
 
 BEGINS = "session with PostgreSQL begins"
 
-#: The Secret with a password that was made once, and stays as it is.
+#: The Secret with a password that was generated once and must not change.
 DELIVERED = "keyed-connection"
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("programs")]
@@ -43,7 +43,7 @@ def stranger() -> str:
 
 
 def declared() -> dict[str, Json]:
-    """Various roles; none of them may adopt. They are not applied in the order of their names."""
+    """Returns specs of various roles, none with `adopt`; not in the order of their names."""
     return {
         "zebra": {"name": "zebra", "createdb": True, "parameters": {"work_mem": "64MB"}},
         "readers": {"name": "readers"},
@@ -60,7 +60,7 @@ def declared() -> dict[str, Json]:
 
 
 async def declare(stage: Stage, **spec: object) -> str:
-    """Declares them; returns the generated password."""
+    """Declares these roles; returns the generated password."""
     for name, one in declared().items():
         await stage.kube.apply(name, **one, **spec)
         await stage.kube.wait_ready(name)
@@ -68,7 +68,7 @@ async def declare(stage: Stage, **spec: object) -> str:
 
 
 async def versions_of_roles(database: Database) -> Mapping[str, str]:
-    """Row versions that every DDL on a role, its memberships, settings or comment changes, by the role's name."""
+    """Returns row versions that change with a role, its memberships, its settings and its comment, by role name."""
     rows = await database.connection.fetch("""
         SELECT r.rolname, concat_ws('/', r.oid, r.xmin,
             (SELECT string_agg(m.xmin::text, ' ' ORDER BY m.roleid) FROM pg_auth_members AS m WHERE m.member = r.oid),
@@ -94,11 +94,11 @@ async def wait_claimed(database: Database, names: set[str]) -> None:
 
 
 async def drift(database: Database, role: str = "app") -> None:
-    """Changes a role, also its name, and waits for the repair."""
+    """Changes a role, including its name, and waits for the repairs."""
     await database.execute(f"ALTER ROLE {role} RENAME TO stolen")
     await database.wait_value("SELECT count(*) FROM pg_roles WHERE rolname = 'stolen'", 0)
     await database.execute(f"ALTER ROLE {role} NOINHERIT")
-    await database.wait_role(role, lambda row: row["rolinherit"], "set back")
+    await database.wait_role(role, lambda row: row["rolinherit"], "repaired")
 
 
 async def assert_nothing_lost(stage: Stage, database: Database, password: str, names: set[str]) -> None:
@@ -121,7 +121,7 @@ async def assert_nothing_lost(stage: Stage, database: Database, password: str, n
     await database.wait_password("keyed", password)
 
 
-async def test_a_physical_copy_behind_the_address_is_the_server_that_it_was(stage: Stage, stranger: str) -> None:
+async def test_a_physical_copy_at_the_address_is_treated_as_the_same_server(stage: Stage, stranger: str) -> None:
     async with running(stage.controller()) as controller:
         password = await declare(stage)
         async with stage.database() as database:
@@ -133,7 +133,7 @@ async def test_a_physical_copy_behind_the_address_is_the_server_that_it_was(stag
         await stage.postgres.stop(Stop.IMMEDIATE)
         async with copies.serving(stage.postgres, folder, stage.postgres.port), stage.database() as database:
             await controller.wait_count(BEGINS, 2)
-            await database.wait_role("batch", lambda row: not row["rolsuper"], "set back")
+            await database.wait_role("batch", lambda row: not row["rolsuper"], "repaired")
             await database.wait_role("zebra", lambda row: row["rolcreatedb"], "renamed back")
             await wait_claimed(database, set(declared()))
             await assert_nothing_lost(stage, database, password, set(declared()))
@@ -142,7 +142,7 @@ async def test_a_physical_copy_behind_the_address_is_the_server_that_it_was(stag
             assert {name for name in before if after.get(name) != before[name]} == {"batch", "zebra", "app"}
 
 
-async def test_a_standby_behind_the_address_is_waited_for_until_it_is_promoted(stage: Stage, stranger: str) -> None:
+async def test_the_controller_waits_until_a_standby_at_the_address_is_promoted(stage: Stage, stranger: str) -> None:
     async with running(stage.controller()):
         password = await declare(stage)
         folder = await copies.back_up(stage.postgres, stage.folder / "standby", "-R")
@@ -156,7 +156,9 @@ async def test_a_standby_behind_the_address_is_waited_for_until_it_is_promoted(s
             await drift(database)
 
 
-async def test_after_a_logical_restore_with_foreign_oids_the_names_decide(stage: Stage, servers: Servers) -> None:
+async def test_after_a_logical_restore_with_other_oids_roles_are_matched_by_name(
+    stage: Stage, servers: Servers
+) -> None:
     async with running(stage.controller(None, "--protected", "rds_*")) as controller:
         password = await declare(stage)
         async with stage.database() as database:
@@ -177,7 +179,7 @@ async def test_after_a_logical_restore_with_foreign_oids_the_names_decide(stage:
                 names = await holders(database)
                 assert set(names) >= set(oids)
                 foreign = {name for name in oids for other in set(oids) - {name} if names[name] == oids[other]}
-                assert foreign, (names, oids)  # the old oids are of other roles now
+                assert foreign, (names, oids)  # the old oids now belong to other roles
                 assert names["rds_keeper"] in oids.values()
                 await controller.wait_count(BEGINS, 2)
                 await wait_claimed(database, set(oids))
@@ -211,7 +213,7 @@ async def holders(database: Database) -> dict[str, int]:
 
 
 async def move(server: PostgresServer, port: int) -> None:
-    """From now on the server is found at this port."""
+    """Restarts the server at this port."""
     await server.stop()
     server.port = port
     server.process.command = [
@@ -222,12 +224,12 @@ async def move(server: PostgresServer, port: int) -> None:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def old_stage(stage: Stage) -> AsyncIterator[Stage]:
-    """With a PostgreSQL 16."""
+    """A stage with PostgreSQL 16."""
     async with postgres(version=16) as old:
         yield Stage(stage.kube, old, stage.folder)
 
 
-async def test_after_pg_upgrade_every_role_is_still_its_objects(old_stage: Stage) -> None:
+async def test_after_pg_upgrade_every_object_keeps_its_role(old_stage: Stage) -> None:
     stage = old_stage
     async with running(stage.controller()) as controller:
         password = await declare(stage)
@@ -248,7 +250,7 @@ async def test_after_pg_upgrade_every_role_is_still_its_objects(old_stage: Stage
             await drift(database)
 
 
-async def test_an_older_backup_is_brought_to_what_is_declared_now(stage: Stage) -> None:
+async def test_an_older_backup_is_reconciled_with_the_current_specs(stage: Stage) -> None:
     async with running(stage.controller()) as controller:
         password = await declare(stage)
         folder = await copies.back_up(stage.postgres, stage.folder / "older")
@@ -263,7 +265,7 @@ async def test_an_older_backup_is_brought_to_what_is_declared_now(stage: Stage) 
         async with copies.serving(stage.postgres, folder, stage.postgres.port), stage.database() as database:
             before = await versions_of_roles(database)
             await controller.wait_count(BEGINS, 2)
-            await database.wait_role("since", lambda row: row["rolcanlogin"], "made again")
+            await database.wait_role("since", lambda row: row["rolcanlogin"], "recreated")
             await database.wait_role("app", lambda row: row["rolconnlimit"] == 7, "as declared now")
             names = set(declared()) - {"last"} | {"since"}
             await wait_claimed(database, names)
@@ -276,7 +278,7 @@ async def test_an_older_backup_is_brought_to_what_is_declared_now(stage: Stage) 
             assert await stage.kube.events("DriftCorrected") == []
 
 
-async def test_an_older_password_of_a_backup_is_set_again_from_the_connection_secret(stage: Stage) -> None:
+async def test_an_older_password_in_a_backup_is_replaced_from_the_connection_secret(stage: Stage) -> None:
     async with running(stage.controller()):
         before = await declare(stage)
         folder = await copies.back_up(stage.postgres, stage.folder / "older")
@@ -299,7 +301,7 @@ async def servers_declared(stage: Stage) -> AsyncIterator[PgServers]:
         yield made
 
 
-async def test_a_copy_that_is_declared_beside_its_origin_is_a_server_of_its_own_until_it_takes_the_address(
+async def test_a_copy_is_a_separate_server_until_the_original_pgserver_names_it(
     stage: Stage, servers_declared: PgServers
 ) -> None:
     alone = Controller(stage.kube.server, "", stage.folder)
@@ -326,7 +328,7 @@ async def test_a_copy_that_is_declared_beside_its_origin_is_a_server_of_its_own_
 
             await stage.postgres.stop()
             await servers_declared.apply("main", copy)
-            await beside.wait_role("zebra", lambda row: row["rolconnlimit"] == -1, "set back")
+            await beside.wait_role("zebra", lambda row: row["rolconnlimit"] == -1, "repaired")
             await wait_claimed(beside, set(declared()))
             await assert_nothing_lost(stage, beside, password, set(declared()))
             await servers_declared.wait_for("copy", lambda obj: says(obj, "Conflict", '"main"'), "Conflict")

@@ -1,4 +1,4 @@
-"""Twenty servers, six of which misbehave: the controller reports these, and they affect no other.
+"""Twenty servers, six of which misbehave: the controller reports each of these, and none affects another.
 
 `python -m bench.isolation` measures how long a repair takes with and without them.
 """
@@ -53,9 +53,9 @@ class ManyServers:
     began: datetime
 
     async def drift(self, name: str) -> None:
-        """Drift of the role of a healthy server; returns when it is repaired."""
+        """Makes the role of a healthy server drift; returns when it is repaired."""
         await self.databases[name].execute("ALTER ROLE app CREATEDB")
-        await self.databases[name].wait_role("app", lambda row: not row["rolcreatedb"], f"set back on {name}")
+        await self.databases[name].wait_role("app", lambda row: not row["rolcreatedb"], f"repaired on {name}")
 
     async def drift_all(self, but: str = "") -> None:
         async with anyio.create_task_group() as tasks:
@@ -101,7 +101,7 @@ async def many_servers(
         await remove(kube)
 
 
-async def test_each_that_misbehaves_says_why_and_so_do_its_roles(many_servers: ManyServers) -> None:
+async def test_each_misbehaving_server_and_its_roles_report_the_reason(many_servers: ManyServers) -> None:
     for other in many_servers.others:
         if not other.words:
             await many_servers.servers.wait_ready(other.name)
@@ -116,7 +116,7 @@ def _says(words: str, obj: Json) -> bool:
     return says(obj, "ServerNotReady", words)
 
 
-async def test_the_others_are_ready_and_repair_every_drift(many_servers: ManyServers) -> None:
+async def test_healthy_servers_are_ready_and_every_drift_on_them_is_repaired(many_servers: ManyServers) -> None:
     for name in many_servers.healthy:
         await many_servers.servers.wait_ready(name)
         await many_servers.kube.wait_ready(name)
@@ -126,12 +126,12 @@ async def test_the_others_are_ready_and_repair_every_drift(many_servers: ManySer
         await many_servers.kube.wait_for(name, lambda obj: obj["status"].get("driftCount", 0) >= 4, "driftCount 4")
 
 
-async def test_the_slow_one_repairs_too(many_servers: ManyServers) -> None:
+async def test_roles_of_the_slow_server_become_ready(many_servers: ManyServers) -> None:
     for number in range(ROLES):
         await many_servers.kube.wait_ready(f"slow-{number}")
 
 
-async def test_one_that_freezes_says_so_delays_nobody_and_catches_up(many_servers: ManyServers) -> None:
+async def test_a_frozen_server_is_reported_delays_no_other_and_recovers(many_servers: ManyServers) -> None:
     frozen = many_servers.healthy["s0"]
     frozen.pause()
     try:
@@ -144,12 +144,12 @@ async def test_one_that_freezes_says_so_delays_nobody_and_catches_up(many_server
     await many_servers.drift("s0")
 
 
-async def test_one_that_comes_right_is_used_at_once(many_servers: ManyServers) -> None:
+async def test_a_server_with_corrected_credentials_is_used_again(many_servers: ManyServers) -> None:
     slow = next(one for one in many_servers.others if one.name == "slow")
-    # What refused is the server behind the slow one, which an older PgServer names.
+    # "refusing" has the same server as "slow", whose PgServer is older.
     await many_servers.servers.apply_credentials("refusing", "postgres", slow.password)
     await many_servers.servers.wait_for(
-        "refusing", lambda obj: condition(obj, "Ready")["reason"] in ("Conflict", "Reconciled"), "let in"
+        "refusing", lambda obj: condition(obj, "Ready")["reason"] in ("Conflict", "Reconciled"), "connected"
     )
     await many_servers.servers.apply_credentials("refusing", "postgres", "wrong")
     await many_servers.servers.wait_for(
@@ -157,7 +157,9 @@ async def test_one_that_comes_right_is_used_at_once(many_servers: ManyServers) -
     )
 
 
-async def test_the_log_is_not_flooded_and_no_other_session_was_touched(many_servers: ManyServers) -> None:
+async def test_misbehaving_servers_neither_flood_the_log_nor_end_sessions_of_healthy_ones(
+    many_servers: ManyServers,
+) -> None:
     log = many_servers.controller.log
     minutes = (datetime.now(UTC) - many_servers.began).total_seconds() / 60
     for other in many_servers.others:

@@ -1,4 +1,4 @@
-"""Two processes of one installation: one leads, the other stands by and takes over whatever happens to the first."""
+"""Two processes of one installation: one leads, and the other is a standby that takes over when the leader fails."""
 
 import random
 import signal
@@ -40,7 +40,7 @@ DURATION = 15.0
 SLACK = 10.0
 
 GIVEN_UP = "lease released"
-#: Deadline for what takes no time, on a machine that may be busy at that moment.
+#: How often to try a handover that should be immediate, since the machine may be busy at that moment.
 ATTEMPTS = 4
 
 #: How many roles have this connection limit.
@@ -69,7 +69,7 @@ async def lost(replica: ControllerReplica, times: int = 1) -> None:
     await replica.controller.wait_count("no longer leading", times)
 
 
-async def test_one_leads_and_the_other_stands_by_ready_and_warm(pair: Replicas) -> None:
+async def test_one_replica_leads_and_the_other_is_a_ready_connected_standby(pair: Replicas) -> None:
     await make_ready(pair)
     assert (await pair.read_lease())["spec"]["holderIdentity"].startswith("first_")
     for replica, leading in ((pair.first, True), (pair.second, False)):
@@ -82,8 +82,8 @@ async def test_one_leads_and_the_other_stands_by_ready_and_warm(pair: Replicas) 
 
 
 @pytest.mark.slow
-async def test_one_that_stands_by_writes_nothing_to_anything(pair: Replicas) -> None:
-    """It runs alone while another holder has the Lease, so it would be the author of any write."""
+async def test_a_standby_writes_nothing(pair: Replicas) -> None:
+    """It runs alone while another holder has the Lease, so any write would be its own."""
     kube = pair.stage.kube
     async with connect(Endpoint(pair.stage.postgres.dsn()), "administrator") as connection:
         await install(connection)
@@ -110,7 +110,7 @@ async def test_one_that_stands_by_writes_nothing_to_anything(pair: Replicas) -> 
     assert (await kube.get("app") or {}).get("status", {}).get("conditions") is None
 
 
-async def test_a_leader_that_is_asked_to_stop_hands_over_at_once(pair: Replicas, say: Say) -> None:
+async def test_a_leader_hands_over_immediately_on_sigterm(pair: Replicas, say: Say) -> None:
     await make_ready(pair)
     old, new = pair.first, pair.second
     given_up: list[float] = []
@@ -138,11 +138,11 @@ async def test_a_leader_that_is_asked_to_stop_hands_over_at_once(pair: Replicas,
         await old.start()
         await old.stands_by(stood_by + 1)
         old, new = new, old
-    pytest.fail(f"each stop waited as long as for a reconcile, and none was under way: {given_up}")
+    pytest.fail(f"each stop waited as if for a reconcile, but none was in progress: {given_up}")
 
 
 @pytest.mark.slow
-async def test_a_leader_that_is_stopped_in_the_midst_of_its_work_leaves_nothing_undone(pair: Replicas) -> None:
+async def test_a_leader_stopped_during_its_work_leaves_nothing_undone(pair: Replicas) -> None:
     kube = pair.stage.kube
     await pair.start()
     async with anyio.create_task_group() as tasks:
@@ -156,17 +156,17 @@ async def test_a_leader_that_is_stopped_in_the_midst_of_its_work_leaves_nothing_
 
 
 async def make_ready(pair: Replicas) -> None:
-    """Starts both, and declares a role `app`."""
+    """Starts both replicas, and declares a role `app`."""
     await pair.start()
     await pair.stage.kube.apply("app", login=True)
     await pair.stage.kube.wait_ready("app")
 
 
 @pytest.mark.slow
-async def test_whatever_happens_to_a_leader_another_leads_after_the_time_of_the_lease(
+async def test_a_killed_paused_or_disconnected_leader_is_replaced_when_its_lease_expires(
     stage: Stage, servers: Servers, say: Say
 ) -> None:
-    """The former leader changes nothing more, and stands by if it can."""
+    """The former leader changes nothing after that, and becomes a standby if it can."""
 
     async def is_killed(own: Stage) -> None:
         async with replicas(own) as pair:
@@ -200,7 +200,7 @@ async def test_whatever_happens_to_a_leader_another_leads_after_the_time_of_the_
 
 
 async def is_paused(own: Stage) -> None:
-    """Pauses it for 30 s with work to do; when it resumes, other work has been done."""
+    """Pauses the leader for 30 s with work to do; when it resumes, the other one has done other work."""
     kube = own.kube
     async with replicas(own) as pair:
         await pair.start()
@@ -208,7 +208,7 @@ async def is_paused(own: Stage) -> None:
         await kube.wait_all_ready()
         pair.first.pause()
         ends = anyio.current_time() + 30.0
-        # What the paused one is told of, and may not act upon: drift, and another spec.
+        # The paused one receives both, and must not act on either: drift, and a changed spec.
         await pair.database.execute("; ".join(f'ALTER ROLE "app-{number}" CONNECTION LIMIT 7' for number in range(10)))
         await pair.second.leads(1, DURATION + PATIENCE)
         await kube.apply_all({f"app-{number}": {"login": True, "connectionLimit": 2} for number in range(10)})
@@ -232,7 +232,7 @@ async def is_paused(own: Stage) -> None:
 
 
 async def is_cut_off(say: Say, how: Literal["freeze", "cut"], own: Stage) -> None:
-    """Cuts it off from the API server only, with drift to repair at every moment."""
+    """Cuts the leader off from the API server only, while there is always drift to repair."""
     host, _, port = own.kube.server.url.removeprefix("https://").partition(":")
     async with (
         wire(host, int(port)) as between,
@@ -246,14 +246,14 @@ async def is_cut_off(say: Say, how: Literal["freeze", "cut"], own: Stage) -> Non
             await pair.second.leads(1, DURATION + PATIENCE)
             replaced = anyio.current_time() - began
         say(f"API server away ({how}), until the other leads", replaced)
-        # Until then the first kept what was applied: the database let one of them at a time.
+        # Until then the first enforced what was applied: the database accepted writes of only one at a time.
         assert pair.writers(logged) == ["first", "second"]
         await pair.drift("app")
         audited, logged = pair.audited(), pair.logged()
         between.mend()
         await lost(pair.first)
         await pair.first.stands_by(1, PATIENCE * 2)
-        # An Event of what it did while it led may have been on its way.
+        # An Event about its work as the leader may have been on its way.
         assert [one for one in pair.first.wrote(audited) if one[1] != "events"] == []
         assert "first" not in pair.writers(logged)
         await pair.second.end()
@@ -262,15 +262,15 @@ async def is_cut_off(say: Say, how: Literal["freeze", "cut"], own: Stage) -> Non
 
 
 async def keep_drifting(pair: Replicas, until: float) -> None:
-    """Makes drift continually, so that the leader always has something to repair."""
+    """Makes drift continuously, so that the leader always has something to repair."""
     while anyio.current_time() < until:
         await pair.database.execute("SELECT pgrole.lock_changes(); ALTER ROLE app SUPERUSER")
         await anyio.sleep(0.2)
 
 
 @pytest.mark.slow
-async def test_one_that_still_believes_to_lead_is_refused_by_the_database(pair: Replicas) -> None:
-    """It is paused at a random moment of its work, and resumed right after someone gave the Lease away by hand."""
+async def test_the_database_refuses_a_former_leader_that_still_believes_it_leads(pair: Replicas) -> None:
+    """It is paused at a random moment of its work, and resumed after the test took the Lease from it."""
     draw = random.Random(6)
     kube, database = pair.stage.kube, pair.database
     await pair.start()
@@ -298,7 +298,7 @@ async def test_one_that_still_believes_to_lead_is_refused_by_the_database(pair: 
 
 
 @pytest.mark.slow
-async def test_a_database_that_went_and_came_back_finds_the_same_leader(pair: Replicas) -> None:
+async def test_after_a_database_restart_the_same_replica_leads(pair: Replicas) -> None:
     await make_ready(pair)
     transitions = (await pair.read_lease())["spec"]["leaseTransitions"]
     await pair.stage.postgres.stop(Stop.IMMEDIATE)
@@ -316,7 +316,7 @@ async def test_a_database_that_went_and_came_back_finds_the_same_leader(pair: Re
 
 
 @pytest.mark.slow
-async def test_a_leader_that_is_killed_between_its_number_and_its_lead_holds_up_nobody(pair: Replicas) -> None:
+async def test_a_leader_killed_before_it_takes_the_lead_with_its_number_delays_no_other(pair: Replicas) -> None:
     await pair.stage.kube.apply("app", login=True)
     async with connect(Endpoint(pair.stage.postgres.dsn()), "administrator") as connection:
         await install(connection)
@@ -335,7 +335,7 @@ async def test_a_leader_that_is_killed_between_its_number_and_its_lead_holds_up_
 
 
 @pytest.mark.slow
-async def test_a_lease_that_is_deleted_by_hand_does_not_end_the_lead(pair: Replicas) -> None:
+async def test_deleting_the_lease_does_not_end_leadership(pair: Replicas) -> None:
     await make_ready(pair)
     uid = (await pair.read_lease())["metadata"]["uid"]
     await pair.stage.kube.server.request("DELETE", f"{LEASES}/{pair.lease}")
@@ -353,7 +353,7 @@ async def test_a_lease_that_is_deleted_by_hand_does_not_end_the_lead(pair: Repli
 
 
 @pytest.mark.slow
-async def test_another_takes_over_in_every_mode(stage: Stage, servers: Servers) -> None:
+async def test_a_standby_takes_over_in_every_mode(stage: Stage, servers: Servers) -> None:
     """Including modes in which the database cannot tell who leads: then the former leader's clock decides."""
     await side_by_side(
         stage,
@@ -376,7 +376,7 @@ async def hand_over(arguments: tuple[str, ...], said: str, own: Stage) -> None:
         logged = pair.logged()
         await own.kube.apply("app", login=True, connectionLimit=3)
         await own.kube.wait_ready("app")
-        # A Lease is taken over when whoever led must have given up by its own clock, not as early as it was here.
+        # Normally a Lease is taken only after the former leader gave up by its own clock; here it was taken earlier.
         await anyio.sleep_until(paused + OWN_CLOCK_SECONDS)
         pair.first.resume()
         await lost(pair.first)
@@ -390,7 +390,7 @@ async def hand_over(arguments: tuple[str, ...], said: str, own: Stage) -> None:
 
 
 @pytest.mark.slow
-async def test_one_that_stands_by_follows_what_is_declared(stage: Stage) -> None:
+async def test_a_standby_follows_declared_servers(stage: Stage) -> None:
     async with pgservers(stage.kube.server) as declared, replicas(stage) as pair:
         await pair.start()
         await declared.apply("other", stage.postgres)

@@ -1,5 +1,5 @@
-"""memberOf is exact: listed memberships are granted with their options, all others are revoked, whoever
-granted them.
+"""memberOf is exact: listed memberships are granted with their options, and all others are revoked, whoever granted
+them.
 """
 
 import secrets
@@ -10,7 +10,7 @@ import pytest
 from tests.acceptance.world import Database, Json, Kube, Stage, condition, running
 
 OPTIONS = pytest.mark.since(16, "INHERIT and SET of a membership")
-GRANTORS = pytest.mark.since(16, "a grant hangs on the one of its grantor")
+GRANTORS = pytest.mark.since(16, "a grant depends on its grantor's")
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ async def declare(kube: Kube, prefix: str, *groups: str | Json) -> Json:
     return await kube.wait_ready("app")
 
 
-async def test_what_is_listed_is_granted(kube: Kube, database: Database, prefix: str) -> None:
+async def test_listed_memberships_are_granted(kube: Kube, database: Database, prefix: str) -> None:
     await database.execute(f"CREATE ROLE {prefix}_a; CREATE ROLE {prefix}_b")
     await declare(kube, prefix, f"{prefix}_a", {"role": f"{prefix}_b", "admin": True})
     assert await memberships(database, f"{prefix}_app") == {
@@ -51,7 +51,7 @@ async def test_what_is_listed_is_granted(kube: Kube, database: Database, prefix:
 
 
 @OPTIONS
-async def test_what_is_listed_is_granted_with_its_options(kube: Kube, database: Database, prefix: str) -> None:
+async def test_listed_memberships_are_granted_with_their_options(kube: Kube, database: Database, prefix: str) -> None:
     await database.execute(f"CREATE ROLE {prefix}_a; CREATE ROLE {prefix}_b; CREATE ROLE {prefix}_c")
     await declare(
         kube,
@@ -69,7 +69,7 @@ async def test_what_is_listed_is_granted_with_its_options(kube: Kube, database: 
 
 @pytest.mark.before(16, "memberships have no INHERIT and SET")
 @pytest.mark.parametrize("option", ["inherit", "set"])
-async def test_an_option_that_the_server_does_not_know_is_refused_with_clear_words(
+async def test_an_option_the_server_does_not_support_is_refused(
     kube: Kube, database: Database, prefix: str, option: str
 ) -> None:
     await database.execute(f"CREATE ROLE {prefix}_a")
@@ -93,7 +93,7 @@ async def test_an_option_that_the_server_does_not_know_is_refused_with_clear_wor
         "GRANT {0}_a TO {0}_keeper WITH ADMIN OPTION; GRANT {0}_a TO {0}_app WITH ADMIN OPTION GRANTED BY {0}_keeper",
     ],
 )
-async def test_a_changed_membership_is_set_back(kube: Kube, database: Database, prefix: str, statement: str) -> None:
+async def test_a_changed_membership_is_restored(kube: Kube, database: Database, prefix: str, statement: str) -> None:
     await database.execute(f"CREATE ROLE {prefix}_a; CREATE ROLE {prefix}_b; CREATE ROLE {prefix}_keeper")
     await declare(kube, prefix, f"{prefix}_a")
     before = await memberships(database, f"{prefix}_app")
@@ -103,9 +103,7 @@ async def test_a_changed_membership_is_set_back(kube: Kube, database: Database, 
     assert await memberships(database, f"{prefix}_app") == before
 
 
-async def test_the_same_membership_granted_by_another_too_is_no_drift(
-    kube: Kube, database: Database, prefix: str
-) -> None:
+async def test_a_second_grant_of_the_same_membership_is_no_drift(kube: Kube, database: Database, prefix: str) -> None:
     await database.execute(
         f"CREATE ROLE {prefix}_a; CREATE ROLE {prefix}_keeper; GRANT {prefix}_a TO {prefix}_keeper WITH ADMIN OPTION"
     )
@@ -116,7 +114,7 @@ async def test_the_same_membership_granted_by_another_too_is_no_drift(
     assert obj["status"]["lastDrift"]["fields"] == ["createdb"]
 
 
-async def test_a_membership_waits_for_its_role_and_the_rest_is_applied(
+async def test_a_membership_waits_for_its_role_while_the_rest_is_applied(
     kube: Kube, database: Database, prefix: str
 ) -> None:
     await database.execute(f"CREATE ROLE {prefix}_a")
@@ -132,14 +130,14 @@ async def test_a_membership_waits_for_its_role_and_the_rest_is_applied(
     assert obj["status"]["driftCount"] == 0
 
 
-async def test_a_role_of_another_object_that_is_dropped_is_waited_for_again(
+async def test_a_membership_is_granted_again_after_its_group_was_dropped_and_recreated(
     kube: Kube, database: Database, prefix: str
 ) -> None:
     await kube.apply("group", name=f"{prefix}_group", deletionPolicy="Drop")
     await kube.wait_ready("group")
     await declare(kube, prefix, f"{prefix}_group")
     await database.execute(f"DROP ROLE {prefix}_group")
-    await kube.wait_for("group", drifts(1), "the group made again")
+    await kube.wait_for("group", drifts(1), "the group is recreated")
     await database.wait_value(
         f"SELECT count(*) FROM pg_auth_members WHERE roleid = to_regrole('{prefix}_group')"
         f" AND member = to_regrole('{prefix}_app')",
@@ -149,9 +147,7 @@ async def test_a_role_of_another_object_that_is_dropped_is_waited_for_again(
 
 
 @GRANTORS
-async def test_a_membership_that_was_passed_on_is_revoked_with_what_hangs_on_it(
-    kube: Kube, database: Database, prefix: str
-) -> None:
+async def test_revoking_admin_option_also_revokes_dependent_grants(kube: Kube, database: Database, prefix: str) -> None:
     await database.execute(f"CREATE ROLE {prefix}_a; CREATE ROLE {prefix}_third")
     await declare(kube, prefix, {"role": f"{prefix}_a", "admin": True})
     await database.execute(f"GRANT {prefix}_a TO {prefix}_third GRANTED BY {prefix}_app")
@@ -161,8 +157,8 @@ async def test_a_membership_that_was_passed_on_is_revoked_with_what_hangs_on_it(
     assert await memberships(database, f"{prefix}_third") == {}
 
 
-@pytest.mark.before(16, "nothing hangs on the grant of a grantor")
-async def test_a_membership_that_was_passed_on_is_revoked_alone_where_nothing_hangs_on_it(
+@pytest.mark.before(16, "no grant depends on its grantor's")
+async def test_before_16_revoking_a_membership_keeps_grants_made_with_it(
     kube: Kube, database: Database, prefix: str
 ) -> None:
     await database.execute(f"CREATE ROLE {prefix}_a; CREATE ROLE {prefix}_third")
@@ -174,7 +170,7 @@ async def test_a_membership_that_was_passed_on_is_revoked_alone_where_nothing_ha
 
 
 @GRANTORS
-async def test_what_was_taken_by_a_cascade_and_is_declared_is_granted_again(
+async def test_a_declared_membership_revoked_by_a_cascade_is_granted_again(
     kube: Kube, database: Database, prefix: str
 ) -> None:
     await database.execute(f"CREATE ROLE {prefix}_a")
@@ -198,7 +194,7 @@ async def test_what_was_taken_by_a_cascade_and_is_declared_is_granted_again(
     "group",
     ["pg_execute_server_program", "pg_read_server_files", "pg_write_server_files", "pg_write_all_data", "postgres"],
 )
-async def test_a_membership_that_reaches_too_far_is_refused(
+async def test_a_membership_that_reaches_a_powerful_role_is_refused(
     kube: Kube, database: Database, prefix: str, group: str
 ) -> None:
     await database.execute(
@@ -211,7 +207,7 @@ async def test_a_membership_that_reaches_too_far_is_refused(
         assert await database.role(f"{prefix}_{name}") is None
 
 
-async def test_a_group_that_becomes_a_superuser_later_makes_its_members_say_so(
+async def test_members_of_a_group_that_becomes_superuser_report_not_allowed(
     kube: Kube, database: Database, prefix: str
 ) -> None:
     await database.execute(f"CREATE ROLE {prefix}_a")
@@ -222,7 +218,7 @@ async def test_a_group_that_becomes_a_superuser_later_makes_its_members_say_so(
     await kube.wait_ready("app")
 
 
-async def test_a_circle_is_refused_with_clear_words(kube: Kube, database: Database, prefix: str) -> None:
+async def test_a_circular_membership_is_refused(kube: Kube, database: Database, prefix: str) -> None:
     await kube.apply("self", name=f"{prefix}_self", memberOf=[{"role": f"{prefix}_self"}])
     obj = await kube.wait_reason("self", "InvalidSpec")
     assert "itself" in condition(obj, "Ready")["message"]
@@ -235,7 +231,9 @@ async def test_a_circle_is_refused_with_clear_words(kube: Kube, database: Databa
     assert "is a member of" in condition(obj, "Ready")["message"]
 
 
-async def test_ignored_fields_are_left_to_others(kube: Kube, database: Database, prefix: str) -> None:
+async def test_ignored_fields_are_applied_at_creation_and_then_left_unchanged(
+    kube: Kube, database: Database, prefix: str
+) -> None:
     await database.execute(f"CREATE ROLE {prefix}_a")
     await kube.apply(
         "app",
@@ -261,7 +259,7 @@ async def test_ignored_fields_are_left_to_others(kube: Kube, database: Database,
 
 @OPTIONS
 @pytest.mark.slow
-async def test_what_a_role_may_do_with_those_that_it_created_is_no_drift(stage: Stage, prefix: str) -> None:
+async def test_the_implicit_membership_in_a_role_it_created_is_no_drift(stage: Stage, prefix: str) -> None:
     async with running(stage.controller(None, "--allow", "createrole")), stage.database() as database:
         await stage.kube.apply("app", name=f"{prefix}_app", createrole=True)
         await stage.kube.wait_ready("app")

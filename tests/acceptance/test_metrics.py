@@ -23,7 +23,7 @@ def role() -> str:
     return f"m{secrets.token_hex(3)}"
 
 
-async def test_a_drift_is_counted_from_its_request_to_its_repair(stage: Stage, role: str) -> None:
+async def test_a_drift_is_counted_and_its_repair_is_timed(stage: Stage, role: str) -> None:
     async with running(stage.controller()) as controller, stage.database() as database:
         await stage.kube.apply("app", name=role, login=True)
         await stage.kube.wait_ready("app")
@@ -90,11 +90,11 @@ def unspoken(found: ScrapedMetrics) -> list[str]:
     ]
 
 
-async def test_how_late_changes_are_noticed_is_measured_by_the_controllers_own(stage: Stage, role: str) -> None:
+async def test_the_controller_measures_detection_delay_with_its_own_changes(stage: Stage, role: str) -> None:
     async with running(stage.controller()) as controller:
         began = time.time()
         found = await scrape(controller)
-        for number in range(20):  # one that is heard of before its answer is read tells nothing
+        for number in range(20):  # a notification that arrives before the answer is read is not measured
             await stage.kube.apply("app", name=role, comment=f"number {number}")
             await stage.kube.wait_ready("app")
             found = await wait_notifications(controller, number + 1)
@@ -111,7 +111,7 @@ async def wait_notifications(controller: Controller, count: int) -> ScrapedMetri
     )
 
 
-async def test_a_drift_that_is_left_is_counted_once_however_often_it_is_read(stage: Stage, role: str) -> None:
+async def test_a_reported_drift_is_counted_once_however_often_it_is_read(stage: Stage, role: str) -> None:
     async with running(stage.controller()) as controller, stage.database() as database:
         await stage.kube.apply("app", name=role, drift={"policy": "Report"})
         await stage.kube.wait_ready("app")
@@ -130,9 +130,7 @@ async def test_a_drift_that_is_left_is_counted_once_however_often_it_is_read(sta
         assert found.sum("pgrole_drifts_total", action="corrected") == 0
 
 
-async def test_no_series_tells_of_a_role_an_object_or_a_secret_and_more_objects_make_no_more_series(
-    stage: Stage, role: str
-) -> None:
+async def test_series_name_no_role_object_or_secret_and_do_not_grow_with_objects(stage: Stage, role: str) -> None:
     async with running(stage.controller()) as controller, stage.database() as database:
         await stage.kube.apply_secret(f"{role}-secret", password=f"{role}-password")
         first = await drift_many(stage, database, controller, f"{role}-one", role)
@@ -153,7 +151,7 @@ def series(figures: ScrapedMetrics) -> set[Series]:
 async def drift_many(
     stage: Stage, database: Database, controller: Controller, prefix: str, role: str
 ) -> ScrapedMetrics:
-    """Adds this many objects, each with a drift, one with a password; returns the figures when all are Ready again."""
+    """Adds `MANY` objects, one of them with a password, and makes them drift; returns the metrics after the repairs."""
     before = (await scrape(controller)).sum("pgrole_drifts_total")
     names = [f"{prefix}-{number}" for number in range(MANY)]
     await stage.kube.apply_all({name: {"comment": name} for name in names})
@@ -162,13 +160,13 @@ async def drift_many(
     for name in names:
         await database.execute(f'ALTER ROLE "{name}" CREATEDB')
     found = await wait_figures(
-        controller, lambda figures: figures.sum("pgrole_drifts_total") >= before + MANY, f"{MANY} drifts set back"
+        controller, lambda figures: figures.sum("pgrole_drifts_total") >= before + MANY, f"{MANY} drifts repaired"
     )
     assert await database.fetchval("SELECT count(*) FROM pg_roles WHERE rolcreatedb AND NOT rolsuper") == 0
     return found
 
 
-async def test_a_server_that_goes_takes_its_series_with_it(stage: Stage, servers: Servers, role: str) -> None:
+async def test_series_of_a_removed_server_are_removed(stage: Stage, servers: Servers, role: str) -> None:
     async with (
         pgservers(stage.kube.server) as declared,
         servers.run() as other,
@@ -191,7 +189,7 @@ async def test_a_server_that_goes_takes_its_series_with_it(stage: Stage, servers
         assert found.sum("pgrole_reconciles_total", server="(undeclared)", reason="ServerGone") >= 1
 
 
-async def test_one_reconcile_can_be_followed_by_its_id_from_request_to_status(stage: Stage, role: str) -> None:
+async def test_a_reconcile_id_connects_the_log_lines_from_request_to_status(stage: Stage, role: str) -> None:
     async with running(stage.controller()) as controller, stage.database() as database:
         await stage.kube.apply_secret("secret", password="hush-hush")
         await stage.kube.apply("app", name=role, password={"secretRef": {"name": "secret"}})
@@ -228,7 +226,7 @@ async def test_one_reconcile_can_be_followed_by_its_id_from_request_to_status(st
         assert condition(await stage.kube.wait_ready("app"), "Ready")["reason"] == "Reconciled"
 
 
-async def test_of_two_processes_one_says_that_it_leads_until_the_other_takes_over(stage: Stage, role: str) -> None:
+async def test_metrics_show_which_of_two_replicas_leads(stage: Stage, role: str) -> None:
     first, second = (stage.controller(None, "--leader-election", "true") for _ in range(2))
     async with running(second, connected=False):
         await second.wait_log("session with PostgreSQL begins")

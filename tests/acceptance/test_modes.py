@@ -35,10 +35,10 @@ PASSWORD = "of-the-steward"
 
 #: Only the privileges to change roles: neither schema pgrole nor pg_authid.
 BARE = f"CREATE ROLE {CONTROLLER_ROLE} LOGIN CREATEROLE CREATEDB PASSWORD '{PASSWORD}'"
-#: What Watch needs in addition.
+#: What Watch requires in addition.
 CREATE = f"GRANT CREATE ON DATABASE postgres TO {CONTROLLER_ROLE}"
 READ = f"GRANT SELECT (oid, xmin) ON pg_authid TO {CONTROLLER_ROLE}"
-#: Also verifiers.
+#: Includes password verifiers.
 READ_ALL = f"GRANT SELECT ON pg_authid TO {CONTROLLER_ROLE}"
 
 DECLARED: dict[str, Any] = {
@@ -128,8 +128,8 @@ async def running_place(
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def place(running_place: ModePlace) -> AsyncIterator[ModePlace]:
-    """Lends the place. The objects of one test are deleted before the next begins, and its session must not have
-    ended.
+    """Lends the place. The objects of one test are deleted before the next begins, and the controller's session must
+    not have ended.
     """
     yield running_place
     await running_place.kube.delete_all()
@@ -156,7 +156,7 @@ async def declare(kube: Kube, role: str, **spec: Any) -> Json:
     return await kube.wait_ready("app")
 
 
-async def test_the_mode_in_use_is_said(place: ModePlace) -> None:
+async def test_the_log_names_the_mode_in_use(place: ModePlace) -> None:
     for words in place.kind.says:
         assert words in place.controller.log
     seen = await place.database.fetchval("SELECT to_regnamespace('pgrole') IS NOT NULL")
@@ -167,11 +167,11 @@ IN_DATABASE = """SELECT s.setconfig FROM pg_db_role_setting AS s JOIN pg_databas
                  WHERE d.datname = 'template1' AND s.setrole = to_regrole($1)"""
 
 
-def test_every_attribute_that_gives_power_has_a_drift() -> None:
+def test_every_powerful_attribute_has_a_drift_in_the_tables() -> None:
     assert set(POWERS) <= {drift.field for drift in (*ATTRIBUTES, *POWERFUL)}
 
 
-async def test_every_drift_is_noticed_told_and_set_back(place: ModePlace, role: str) -> None:
+async def test_every_drift_is_detected_reported_and_repaired(place: ModePlace, role: str) -> None:
     kube, database = place.kube, place.database
     made = (await declare(kube, role))["status"]["role"]
     before, count = await read_role(place, role), 0
@@ -212,7 +212,7 @@ async def tell(kube: Kube, count: int, drift: Tampering) -> Json:
     return obj
 
 
-async def test_memberships_are_exact(place: ModePlace, role: str) -> None:
+async def test_membership_drift_is_repaired(place: ModePlace, role: str) -> None:
     kube, database = place.kube, place.database
     await kube.apply("group", name=f"{role}_group")
     await kube.apply("other", name=f"{role}_other")
@@ -230,14 +230,14 @@ async def test_memberships_are_exact(place: ModePlace, role: str) -> None:
     )
 
 
-async def test_a_membership_waits_for_its_role_until_somebody_makes_it(place: ModePlace, role: str) -> None:
+async def test_a_membership_waits_until_its_role_is_created(place: ModePlace, role: str) -> None:
     await place.kube.apply("app", name=role, memberOf=[{"role": f"{role}_group"}])
     await place.kube.wait_reason("app", "MembershipPending")
     await place.kube.apply("group", name=f"{role}_group")
     await place.kube.wait_ready("app")
 
 
-async def test_a_password_is_set_follows_its_secret_and_is_set_back_where_it_is_seen(
+async def test_a_password_follows_its_secret_and_is_restored_if_verifiers_are_readable(
     place: ModePlace, role: str
 ) -> None:
     kube, database = place.kube, place.database
@@ -255,7 +255,7 @@ async def test_a_password_is_set_follows_its_secret_and_is_set_back_where_it_is_
         await database.wait_password(role, "second")
 
 
-async def test_a_generated_password_is_delivered_and_not_made_twice(place: ModePlace, role: str) -> None:
+async def test_a_generated_password_is_delivered_and_survives_a_drift(place: ModePlace, role: str) -> None:
     await declare(place.kube, role, password={"generate": {}}, connectionSecret={"name": "app-connection"})
     secret = await place.kube.wait_secret("app-connection")
     await place.database.wait_password(role, secret["text"]["password"])
@@ -267,12 +267,12 @@ async def test_a_generated_password_is_delivered_and_not_made_twice(place: ModeP
     assert again["text"]["password"] == secret["text"]["password"]
 
 
-async def test_the_same_drift_again_and_again_is_always_set_back(place: ModePlace, role: str) -> None:
-    """Each comes as soon as the last was repaired: one round may see the same state as the last one."""
+async def test_repeated_drift_is_always_repaired(place: ModePlace, role: str) -> None:
+    """Each drift follows the last repair immediately: one poll may see the same state as the previous one."""
     await declare(place.kube, role)
-    for _ in range(4):  # as often as is no contest yet
+    for _ in range(4):  # one more would be a contest
         await place.database.execute(f"ALTER ROLE {role} CREATEDB")
-        await place.database.wait_role(role, lambda row: not row["rolcreatedb"], "set back")
+        await place.database.wait_role(role, lambda row: not row["rolcreatedb"], "repaired")
     await place.kube.wait_for("app", drifts(4), "driftCount 4")
 
 
@@ -285,7 +285,7 @@ async def test_a_changed_spec_is_no_drift(place: ModePlace, role: str) -> None:
     assert (row["rolconnlimit"], row["comment"]) == (8, "changed")
 
 
-async def test_under_report_nothing_is_changed_until_it_ends(place: ModePlace, role: str) -> None:
+async def test_policy_report_changes_nothing_and_ends_when_the_drift_is_undone(place: ModePlace, role: str) -> None:
     await declare(place.kube, role, drift={"policy": "Report"})
     await place.database.execute(f"ALTER ROLE {role} CREATEDB")
     obj = await place.kube.wait_reason("app", "DriftReported")
@@ -295,7 +295,7 @@ async def test_under_report_nothing_is_changed_until_it_ends(place: ModePlace, r
     assert obj["status"]["driftCount"] == 0
 
 
-async def test_what_exists_is_not_taken_without_adopt(place: ModePlace, role: str) -> None:
+async def test_an_existing_role_is_not_taken_without_adopt(place: ModePlace, role: str) -> None:
     await place.database.execute(f"CREATE ROLE {role} CREATEDB")
     if place.kind.grants and place.version >= 16:
         await place.database.execute(f"GRANT {role} TO {CONTROLLER_ROLE} WITH ADMIN TRUE, INHERIT FALSE, SET FALSE")
@@ -318,7 +318,7 @@ async def test_two_objects_do_not_share_a_role(place: ModePlace, role: str) -> N
     assert row["comment"] == "as declared"
 
 
-async def test_a_role_whose_name_was_given_to_another_is_refused_and_nothing_changed(
+async def test_a_renamed_role_whose_name_is_taken_is_refused_until_the_name_is_free(
     place: ModePlace, role: str
 ) -> None:
     await declare(place.kube, role)
@@ -331,7 +331,7 @@ async def test_a_role_whose_name_was_given_to_another_is_refused_and_nothing_cha
     assert await place.database.role(stolen) is None
 
 
-async def test_a_role_of_another_object_is_not_taken_under_a_new_name(place: ModePlace, role: str) -> None:
+async def test_a_role_renamed_to_the_name_in_another_object_is_not_taken_over(place: ModePlace, role: str) -> None:
     await place.kube.apply("victim", name=f"{role}_victim")
     victim = await place.kube.wait_ready("victim")
     await place.database.execute(f"ALTER ROLE {role}_victim RENAME TO {role}")
@@ -341,7 +341,7 @@ async def test_a_role_of_another_object_is_not_taken_under_a_new_name(place: Mod
     assert obj["status"]["role"]["oid"] != victim["status"]["role"]["oid"]
 
 
-async def test_a_deleted_object_drops_its_role_and_hands_over_what_it_owns(place: ModePlace, role: str) -> None:
+async def test_a_deleted_object_drops_its_role_and_reassigns_its_objects(place: ModePlace, role: str) -> None:
     kube, database = place.kube, place.database
     await kube.apply("heir", name=f"{role}_heir")
     await kube.wait_ready("heir")
@@ -350,7 +350,7 @@ async def test_a_deleted_object_drops_its_role_and_hands_over_what_it_owns(place
         options = "WITH INHERIT TRUE, SET TRUE" if place.version >= 16 else ""
         for name in (role, f"{role}_heir"):
             await database.execute(f"GRANT {name} TO {CONTROLLER_ROLE} {options}")
-    # not in the home database, where the controller could install its schema while it has the new owner's privileges
+    # not in the home database, where the new owner's privileges would let the controller install its schema
     await database.execute(f"CREATE DATABASE of_{role}")
     async with open_database(place.server.dsn(database=f"of_{role}")) as other:
         await other.execute(f"CREATE SCHEMA mine AUTHORIZATION {role}")
@@ -365,7 +365,7 @@ async def test_a_deleted_object_drops_its_role_and_hands_over_what_it_owns(place
     await database.execute(f"DROP DATABASE of_{role}")
 
 
-async def test_an_object_that_is_made_again_takes_its_retained_role_back(place: ModePlace, role: str) -> None:
+async def test_a_recreated_object_takes_its_retained_role_back(place: ModePlace, role: str) -> None:
     await declare(place.kube, role)
     await place.kube.delete("app")
     await place.kube.wait_gone("app")
@@ -375,7 +375,7 @@ async def test_an_object_that_is_made_again_takes_its_retained_role_back(place: 
     assert obj["status"]["role"]["oid"] == before["oid"]
 
 
-async def test_a_name_in_another_encoding_ends_no_session(place: ModePlace, role: str) -> None:
+async def test_a_name_in_another_encoding_does_not_end_the_session(place: ModePlace, role: str) -> None:
     await declare(place.kube, role)
     await place.database.execute(f"CREATE DATABASE latin_{role} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
     async with open_database(place.server.dsn(database=f"latin_{role}")) as latin:
@@ -388,7 +388,7 @@ async def test_a_name_in_another_encoding_ends_no_session(place: ModePlace, role
     await place.database.execute(f"DROP DATABASE latin_{role} WITH (FORCE)")
 
 
-SLOW_TO_ASK = ("--poll-interval", "100ms")  # and what is allowed is asked every 60 rounds, 6 s
+SLOW_TO_ASK = ("--poll-interval", "100ms")  # privileges are checked every 60 polls, 6 s
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -404,7 +404,7 @@ def steward(stage: Stage, *arguments: str) -> Controller:
 
 @pytest.mark.slow
 class TestSwitching:
-    async def test_auto_goes_to_watch_when_the_grants_are_given_and_back_when_they_are_taken(
+    async def test_auto_switches_to_watch_with_the_grants_and_back_without_them(
         self, stage: Stage, admin: Database
     ) -> None:
         async with running(steward(stage)) as controller:
@@ -433,7 +433,7 @@ class TestSwitching:
             assert again["status"]["role"]["oid"] == obj["status"]["role"]["oid"]
             assert again["status"]["driftCount"] == 4
 
-    async def test_passwords_that_may_be_read_from_now_on_are_watched(self, stage: Stage, admin: Database) -> None:
+    async def test_passwords_are_watched_once_verifiers_become_readable(self, stage: Stage, admin: Database) -> None:
         async with running(steward(stage)) as controller:
             await stage.kube.apply_secret("source", password="given")
             await stage.kube.apply("app", login=True, password={"secretRef": {"name": "source"}})
@@ -446,7 +446,7 @@ class TestSwitching:
             assert obj["status"]["lastDrift"]["fields"] == ["password"]
             await admin.wait_password("app", "given")
 
-    async def test_watch_that_is_asked_for_is_not_replaced(self, stage: Stage, admin: Database) -> None:
+    async def test_an_explicit_watch_mode_is_not_replaced_by_another(self, stage: Stage, admin: Database) -> None:
         controller = steward(stage, "--detection", "watch")
         await controller.start()
         await stage.kube.apply("app", login=True)
@@ -457,8 +457,8 @@ class TestSwitching:
         assert "detection=Watch" in controller.log
         assert await controller.stop() == 0
 
-    async def test_a_schema_that_may_not_be_used_is_not_ignored(self, stage: Stage, admin: Database) -> None:
-        """It may hold the claims of others."""
+    async def test_an_inaccessible_schema_is_reported_instead_of_ignored(self, stage: Stage, admin: Database) -> None:
+        """It may contain claims of others."""
         await admin.execute(f"BEGIN; {queries.install()}; COMMIT")
         controller = steward(stage)
         await controller.start()
@@ -471,9 +471,9 @@ class TestSwitching:
 
 @pytest.mark.slow
 class TestClaimsInStatus:
-    """What a restarted controller knows of the roles that it had created."""
+    """What a restarted controller knows about the roles that it created."""
 
-    async def test_a_restart_takes_nothing_anew_and_what_drifted_meanwhile_is_counted(
+    async def test_a_restart_reclaims_nothing_and_counts_drift_made_meanwhile(
         self, stage: Stage, admin: Database
     ) -> None:
         async with running(steward(stage)):
@@ -487,7 +487,7 @@ class TestClaimsInStatus:
             obj = await stage.kube.wait_for("app", drifts(2), "driftCount 2")
             assert obj["status"]["driftCount"] == 2
             assert obj["status"]["role"] == before["status"]["role"]
-            await admin.wait_role("gone", lambda row: row["rolcanlogin"], "made again")
+            await admin.wait_role("gone", lambda row: row["rolcanlogin"], "recreated")
             await admin.execute("ALTER ROLE app CREATEDB")
             await stage.kube.wait_for("app", drifts(3), "driftCount 3")
             assert await stage.kube.events("ClaimRestored") == []
@@ -497,7 +497,7 @@ class TestClaimsInStatus:
             await stage.kube.wait_gone("app")
         assert await admin.role("app") is None
 
-    async def test_another_role_of_that_name_is_not_taken_for_it(self, stage: Stage, admin: Database) -> None:
+    async def test_a_new_role_of_the_same_name_is_not_taken_over(self, stage: Stage, admin: Database) -> None:
         async with running(steward(stage)):
             await stage.kube.apply("app", login=True)
             await stage.kube.wait_ready("app")
@@ -508,7 +508,7 @@ class TestClaimsInStatus:
             assert row is not None
             assert row["rolcreatedb"]
 
-    async def test_a_password_that_was_left_to_others_stays_theirs(self, stage: Stage, admin: Database) -> None:
+    async def test_an_ignored_password_stays_unchanged(self, stage: Stage, admin: Database) -> None:
         async with running(steward(stage)):
             await stage.kube.apply_secret("source", password="first")
             await stage.kube.apply(
@@ -522,7 +522,7 @@ class TestClaimsInStatus:
             await stage.kube.wait_for("app", drifts(1), "driftCount 1")
             await admin.wait_password("app", "theirs")
 
-    async def test_a_generated_password_stays(self, stage: Stage, admin: Database) -> None:
+    async def test_a_generated_password_stays_after_a_restart(self, stage: Stage, admin: Database) -> None:
         async with running(steward(stage)):
             await stage.kube.apply("app", password={"generate": {}}, connectionSecret={"name": "made"}, login=True)
             before = await stage.kube.wait_secret("made")

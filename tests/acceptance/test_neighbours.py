@@ -1,4 +1,4 @@
-"""What one team can do to the names, claims, new owners and Secrets of another: nothing."""
+"""One team cannot affect names, claims, new owners or Secrets of another."""
 
 import secrets
 from base64 import b64encode
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 class TestNeighbours:
-    async def test_a_retained_role_is_not_taken_by_name(self, two_teams: TwoTeams) -> None:
+    async def test_a_retained_role_is_not_taken_by_its_name_from_another_namespace(self, two_teams: TwoTeams) -> None:
         a, b = two_teams.teams
         await b.apply("left", name="shared_left", serverRef={"name": SERVER})
         await b.wait_ready("left")
@@ -44,7 +44,7 @@ class TestNeighbours:
             setting("no_such_thing"),
         ],
     )
-    async def test_who_may_not_have_a_name_does_not_keep_it_from_others(
+    async def test_an_object_that_cannot_have_a_role_does_not_reserve_its_name(
         self, two_teams: TwoTeams, shield: Json
     ) -> None:
         a, b = two_teams.teams
@@ -58,7 +58,7 @@ class TestNeighbours:
             await a.patch("squat", {"spec": {"suspend": False}})
             await two_teams.refused(a, "squat", "Conflict", "@b/needs")
 
-    async def test_who_does_not_adopt_does_not_keep_a_role_from_who_does(self, two_teams: TwoTeams) -> None:
+    async def test_an_object_without_adopt_does_not_reserve_an_existing_role(self, two_teams: TwoTeams) -> None:
         a, b = two_teams.teams
         name = f"shared_{secrets.token_hex(4)}"
         await two_teams.database.execute(f"CREATE ROLE {name}")
@@ -68,7 +68,7 @@ class TestNeighbours:
         await b.apply("needs", name=name, adopt=True, serverRef={"name": SERVER})
         await b.wait_ready("needs")
 
-    async def test_a_namespace_that_was_made_again_inherits_nothing(self, two_teams: TwoTeams) -> None:
+    async def test_a_recreated_namespace_does_not_inherit_roles(self, two_teams: TwoTeams) -> None:
         a, _ = two_teams.teams
         again = Kube(a.server, f"{two_teams.a}-again")
         await create_namespace(a.server, again.namespace)
@@ -97,10 +97,8 @@ class TestNeighbours:
         await again.delete("app")
         await again.wait_gone("app")
 
-    @pytest.mark.since(16, "a grant hangs on the one of its grantor")
-    async def test_a_group_that_is_passed_on_within_postgresql_stays_with_who_declares_it(
-        self, two_teams: TwoTeams
-    ) -> None:
+    @pytest.mark.since(16, "a grant depends on its grantor's")
+    async def test_a_group_granted_to_a_neighbour_within_postgresql_is_revoked(self, two_teams: TwoTeams) -> None:
         group, name = role(), role()
         a, _ = two_teams.teams
         await two_teams.declare("group", group)
@@ -171,7 +169,9 @@ class TestNewOwners:
             ("@a_maker_too", ["reaches", "@a_step (createrole)"]),
         ],
     )
-    async def test_that_could_do_more_get_nothing(self, two_teams: TwoTeams, new_owner: str, words: list[str]) -> None:
+    async def test_a_new_owner_that_is_protected_powerful_or_foreign_is_refused(
+        self, two_teams: TwoTeams, new_owner: str, words: list[str]
+    ) -> None:
         a, name = two_teams.teams[0], role()
         new_owner = two_teams.fill(new_owner)
         grant = ""
@@ -208,7 +208,7 @@ class TestNewOwners:
 
 
 class TestSecretsOfNeighbours:
-    async def test_a_password_is_not_made_of_a_token_of_kubernetes(self, two_teams: TwoTeams) -> None:
+    async def test_a_service_account_token_is_not_accepted_as_password(self, two_teams: TwoTeams) -> None:
         a, name = two_teams.teams[0], role()
         body = {
             "apiVersion": "v1",
@@ -240,7 +240,7 @@ class TestSecretsOfNeighbours:
             ),
         ],
     )
-    async def test_what_the_controller_logs_in_with_is_for_nobody_else(
+    async def test_the_controllers_own_credentials_are_neither_copied_nor_overwritten(
         self, two_teams: TwoTeams, spec: Json, words: str
     ) -> None:
         before = await two_teams.own.secret(SERVER)
@@ -251,7 +251,7 @@ class TestSecretsOfNeighbours:
         assert await two_teams.own.secret("copied") is None
         assert await two_teams.own.secret(SERVER) == before
 
-    async def test_a_secret_of_somebody_else_is_not_written(self, two_teams: TwoTeams) -> None:
+    async def test_a_secret_without_this_owner_is_not_written(self, two_teams: TwoTeams) -> None:
         a, name = two_teams.teams[0], role()
         await a.apply_secret("theirs", password="theirs")
         before = await a.secret("theirs")
@@ -274,7 +274,9 @@ class TestSecretsOfNeighbours:
             {"data": {"url": "{password!r}"}},
         ],
     )
-    async def test_no_template_reaches_further_than_its_fields(self, two_teams: TwoTeams, template: Json) -> None:
+    async def test_a_template_with_reserved_metadata_or_unknown_fields_is_refused(
+        self, two_teams: TwoTeams, template: Json
+    ) -> None:
         a, name = two_teams.teams[0], role()
         spec = {"password": {"generate": {}}, "connectionSecret": {"name": "mine", "template": template}}
         await a.apply("mine", name=two_teams.fill(name), serverRef={"name": SERVER}, **spec)
@@ -285,7 +287,7 @@ class TestSecretsOfNeighbours:
         assert await two_teams.database.verifier(two_teams.fill(name)) is None
 
     @pytest.mark.parametrize("iterations", [1, 4095, 100_001, 2_000_000_000, 2**63])
-    async def test_a_verifier_that_would_keep_the_server_busy_is_not_set(
+    async def test_a_verifier_with_unacceptable_iterations_is_not_set(
         self, two_teams: TwoTeams, iterations: int
     ) -> None:
         a, name = two_teams.teams[0], role()

@@ -1,4 +1,4 @@
-"""PostgreSQL is down for a while: the controller tries often, reports it once, and recovers when it is back."""
+"""PostgreSQL is down for a while: the controller retries often, reports it once, and recovers afterwards."""
 
 import re
 
@@ -10,9 +10,9 @@ from tests.acceptance.world import PATIENCE, Controller, Stage, running
 
 pytestmark = pytest.mark.slow
 
-#: So many attempts on a server that refuses connections, at 200 ms each: PATIENCE is enough for five times as many.
+#: Number of attempts on a server that refuses connections, at 200 ms each: PATIENCE allows five times as many.
 ATTEMPTS = 40
-#: What may be logged of them, and of the beginning of the outage.
+#: Maximum number of log lines about them and the beginning of the outage.
 TOLD = 5
 
 NO_SESSION = re.compile(r"^.*WARN\S*.*(?:no session with PostgreSQL|session with PostgreSQL ended).*$", re.MULTILINE)
@@ -28,7 +28,7 @@ async def wait_attempts(controller: Controller, count: float) -> None:
     assert await reached(is_tried, PATIENCE, every=0.2)
 
 
-async def test_a_server_that_is_away_is_tried_often_told_of_once_and_reconciled_when_it_is_back(stage: Stage) -> None:
+async def test_an_outage_is_retried_often_reported_once_and_reconciled_after_recovery(stage: Stage) -> None:
     kube = stage.kube
     async with running(stage.controller()) as controller:
         await kube.apply_all({name: {} for name in ("stays", "drifts", "altered")})

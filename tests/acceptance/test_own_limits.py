@@ -28,7 +28,7 @@ ONE, OTHER = "one", "other"
 #: Number of clients of the health port that misbehave at once.
 CLIENTS = 50
 ROUNDS = 3
-#: Descriptors: those of standard input, output and errors, which are open.
+#: Number of descriptors: standard input, output and error, which are open.
 FEWEST = 3
 
 KINDS = ("silent", "slow", "endless", "pipelined", "scraping", "deaf", "nonsense")
@@ -36,7 +36,7 @@ KINDS = ("silent", "slow", "endless", "pipelined", "scraping", "deaf", "nonsense
 
 async def drift(database: Database) -> None:
     await database.execute("ALTER ROLE app CREATEDB")
-    await database.wait_role("app", lambda row: not row["rolcreatedb"], "set back")
+    await database.wait_role("app", lambda row: not row["rolcreatedb"], "repaired")
 
 
 @asynccontextmanager
@@ -55,7 +55,7 @@ async def declared(
         await remove(kube)
 
 
-async def test_without_a_descriptor_for_another_connection_those_that_there_are_go_on(
+async def test_without_free_file_descriptors_existing_sessions_continue(
     api_server: ApiServer, servers: Servers, own_postgres: PostgresServer, tmp_path: Path
 ) -> None:
     async with (
@@ -65,7 +65,7 @@ async def test_without_a_descriptor_for_another_connection_those_that_there_are_
         declared(api_server, tmp_path, {ONE: own_postgres, OTHER: other}) as (kube, made, controller),
     ):
         before = resource.prlimit(controller.process.pid, resource.RLIMIT_NOFILE)
-        # What is open stays so, and nothing can be opened: neither a connection nor a file.
+        # Open descriptors stay open, but neither a connection nor a file can be opened.
         resource.prlimit(controller.process.pid, resource.RLIMIT_NOFILE, (FEWEST, before[1]))
         await here.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pgrole-controller %'"
@@ -84,10 +84,10 @@ async def test_without_a_descriptor_for_another_connection_those_that_there_are_
 
 
 class TestHealthPort:
-    """Anyone who reaches it may connect: repairs continue, and proper requests are answered."""
+    """Anyone in the network can connect: repairs continue, and valid requests are answered."""
 
     @pytest.mark.parametrize("kind", KINDS)
-    async def test_clients_that_misbehave_delay_nothing(
+    async def test_misbehaving_clients_delay_no_repair_probe_or_scrape(
         self, api_server: ApiServer, own_postgres: PostgresServer, tmp_path: Path, kind: str
     ) -> None:
         async with (
@@ -105,7 +105,7 @@ class TestHealthPort:
 
 
 async def _wait_alive(controller: TimedController) -> None:
-    """Asks like a probe: each attempt has a second."""
+    """Sends requests like a probe, with a timeout of one second each."""
 
     async def is_alive() -> bool:
         url = f"http://127.0.0.1:{controller.health_port}/healthz"
@@ -119,7 +119,7 @@ async def _wait_alive(controller: TimedController) -> None:
 
 
 async def _misbehave(port: int, kind: str) -> NoReturn:
-    """Opens one connection after the other, each for as long as it lasts."""
+    """Opens one connection after another, each when the last one ended."""
     while True:
         try:
             async with await anyio.connect_tcp("127.0.0.1", port) as stream:
@@ -140,7 +140,7 @@ async def _ask_slowly(stream: SocketStream) -> None:
 
 
 async def _ask_endlessly(stream: SocketStream) -> None:
-    """Sends a body that the server has no room for."""
+    """Sends a body that is too large for the server."""
     await stream.send(b"GET /readyz HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\n")
     while True:
         await stream.send(bytes(1 << 16))
@@ -164,7 +164,7 @@ async def _read_nothing(stream: SocketStream) -> None:
 
 
 async def _ask_nonsense(stream: SocketStream) -> None:
-    """Sends what is not HTTP, longer than an error would quote."""
+    """Sends invalid HTTP that is longer than an error message would quote."""
     await stream.send(b"GET / HTTP/9.9\r\n" + b"\x01" * 8000 + b": y\r\n\r\n")
     await stream.receive()
 

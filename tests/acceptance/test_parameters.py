@@ -26,7 +26,7 @@ def drifts(count: int) -> Any:
     return lambda obj: obj.get("status", {}).get("driftCount", 0) >= count
 
 
-async def test_they_are_set_as_declared_lists_element_by_element(kube: Kube, database: Database, role: str) -> None:
+async def test_parameters_are_set_as_declared_including_lists(kube: Kube, database: Database, role: str) -> None:
     await kube.apply(
         "app",
         name=role,
@@ -69,7 +69,7 @@ async def test_they_are_set_as_declared_lists_element_by_element(kube: Kube, dat
         ("ALTER ROLE {} IN DATABASE template1 SET work_mem = '1MB'", "databaseParameters"),
     ],
 )
-async def test_a_changed_setting_is_set_back(
+async def test_a_changed_setting_is_restored(
     kube: Kube, database: Database, role: str, statement: str, field: str
 ) -> None:
     await kube.apply(
@@ -102,7 +102,7 @@ async def test_a_changed_setting_is_set_back(
         ({"work_mem": "plenty"}, "InvalidSpec", "work_mem"),
     ],
 )
-async def test_what_cannot_or_may_not_be_set_is_refused_by_name(
+async def test_invalid_or_disallowed_parameters_are_refused_by_name(
     kube: Kube, database: Database, role: str, parameters: dict[str, str], reason: str, words: str
 ) -> None:
     await kube.apply("app", name=role, parameters=parameters)
@@ -111,9 +111,7 @@ async def test_what_cannot_or_may_not_be_set_is_refused_by_name(
     assert await database.role(role) is None
 
 
-async def test_a_database_that_is_not_there_is_named_and_the_rest_applied(
-    kube: Kube, database: Database, role: str
-) -> None:
+async def test_a_missing_database_is_named_and_the_rest_is_applied(kube: Kube, database: Database, role: str) -> None:
     await kube.apply(
         "app",
         name=role,
@@ -129,7 +127,7 @@ async def test_a_database_that_is_not_there_is_named_and_the_rest_applied(
     await database.execute(f"DROP DATABASE {role}_db")
 
 
-async def test_a_field_that_is_taken_out_of_the_spec_is_reset(kube: Kube, database: Database, role: str) -> None:
+async def test_parameters_removed_from_the_spec_are_reset(kube: Kube, database: Database, role: str) -> None:
     await kube.apply("app", name=role, parameters={"work_mem": "2MB"})
     await kube.wait_ready("app")
     await kube.apply("app", name=role)

@@ -29,7 +29,7 @@ def drifts(count: int) -> Any:
     return lambda obj: obj.get("status", {}).get("driftCount", 0) >= count
 
 
-async def test_the_role_logs_in_with_what_the_secret_holds(
+async def test_the_role_logs_in_with_the_password_in_the_secret(
     kube: Kube, database: Database, shared_postgres: PostgresServer, role: str
 ) -> None:
     await kube.apply_secret("source", password="pässword \u00aa 1")
@@ -53,7 +53,7 @@ async def test_a_changed_secret_is_applied(kube: Kube, database: Database, role:
     assert obj["status"]["driftCount"] == 0, "a changed Secret is no drift"
 
 
-async def test_a_password_changed_in_the_database_is_set_back(kube: Kube, database: Database, role: str) -> None:
+async def test_a_password_changed_in_the_database_is_restored(kube: Kube, database: Database, role: str) -> None:
     await kube.apply_secret("source", password="ours")
     await kube.apply("app", name=role, password=source())
     await kube.wait_ready("app")
@@ -64,7 +64,7 @@ async def test_a_password_changed_in_the_database_is_set_back(kube: Kube, databa
     assert obj["status"]["lastDrift"]["corrected"] is True
 
 
-async def test_a_disabled_password_is_kept_away(kube: Kube, database: Database, role: str) -> None:
+async def test_a_password_set_despite_disabled_is_removed(kube: Kube, database: Database, role: str) -> None:
     await kube.apply("app", name=role, password={"disabled": True})
     await kube.wait_ready("app")
     await database.execute(f"ALTER ROLE {role} PASSWORD 'theirs'")
@@ -72,7 +72,7 @@ async def test_a_disabled_password_is_kept_away(kube: Kube, database: Database, 
     assert await database.verifier(role) is None
 
 
-async def test_a_missing_secret_is_waited_for_and_the_rest_is_applied(
+async def test_a_missing_secret_or_key_is_reported_while_the_rest_is_applied(
     kube: Kube, database: Database, role: str
 ) -> None:
     await kube.apply("app", name=role, login=True, password=source())
@@ -89,7 +89,7 @@ async def test_a_missing_secret_is_waited_for_and_the_rest_is_applied(
     await database.wait_password(role, "now")
 
 
-async def test_a_ready_verifier_is_used_as_it_is(kube: Kube, database: Database, role: str) -> None:
+async def test_a_verifier_in_the_secret_is_used_unchanged(kube: Kube, database: Database, role: str) -> None:
     ready = make_verifier("known elsewhere", b"0123456789abcdef", 5000)
     await kube.apply_secret("source", verifier=ready.text)
     await kube.apply("app", name=role, password=source(key="verifier"))
@@ -111,7 +111,9 @@ async def test_a_generated_password_is_delivered_and_works(
     assert [owner["uid"] for owner in secret["metadata"]["ownerReferences"]] == [obj["metadata"]["uid"]]
 
 
-async def test_a_deleted_secret_comes_back_with_another_password(kube: Kube, database: Database, role: str) -> None:
+async def test_a_deleted_connection_secret_is_recreated_with_another_password(
+    kube: Kube, database: Database, role: str
+) -> None:
     await kube.apply("app", name=role, password={"generate": {}}, connectionSecret={"name": "delivered"})
     await kube.wait_ready("app")
     before = (await kube.wait_secret("delivered"))["text"]["password"]
@@ -123,7 +125,7 @@ async def test_a_deleted_secret_comes_back_with_another_password(kube: Kube, dat
     await kube.wait_ready("app")
 
 
-async def test_a_rotation_is_made_on_demand_and_only_once(kube: Kube, database: Database, role: str) -> None:
+async def test_a_requested_rotation_happens_once(kube: Kube, database: Database, role: str) -> None:
     await kube.apply("app", name=role, password={"generate": {}}, connectionSecret={"name": "delivered"})
     await kube.wait_ready("app")
     before = (await kube.wait_secret("delivered"))["text"]["password"]
@@ -137,7 +139,7 @@ async def test_a_rotation_is_made_on_demand_and_only_once(kube: Kube, database: 
 
 
 @pytest.mark.slow
-async def test_passwords_are_rotated_in_time(kube: Kube, database: Database, role: str) -> None:
+async def test_passwords_are_rotated_on_schedule(kube: Kube, database: Database, role: str) -> None:
     await kube.apply(
         "app", name=role, password={"generate": {"rotateEvery": "3s"}}, connectionSecret={"name": "delivered"}
     )
@@ -171,7 +173,7 @@ MALFORMED: dict[str, tuple[str | bytes, str, str]] = {
 
 
 async def row_version(database: Database, role: str) -> Any:
-    """Differs after every statement that writes the role's row, whatever it sets."""
+    """Returns a version that changes with every statement that writes the role's row."""
     return await database.fetchval("SELECT xmin::text FROM pg_authid WHERE rolname = $1", role)
 
 
@@ -191,7 +193,7 @@ async def wait_digest(database: Database, role: str, verifier: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MALFORMED)
-async def test_what_is_no_password_is_said_and_the_role_keeps_the_one_it_has(
+async def test_an_invalid_password_is_reported_and_the_role_keeps_its_current_one(
     kube: Kube, database: Database, role: str, kind: str
 ) -> None:
     content, reason, words = MALFORMED[kind]
@@ -221,7 +223,7 @@ async def test_a_relabelled_secret_changes_nothing(kube: Kube, database: Databas
     assert obj["status"]["driftCount"] == 0
 
 
-async def test_a_secret_made_again_or_a_key_renamed_with_the_same_password_changes_nothing(
+async def test_a_recreated_secret_or_renamed_key_with_the_same_password_changes_nothing(
     kube: Kube, database: Database, role: str
 ) -> None:
     await kube.apply_secret("source", password="ours")
@@ -241,7 +243,7 @@ async def test_a_secret_made_again_or_a_key_renamed_with_the_same_password_chang
     assert obj["status"]["driftCount"] == 0
 
 
-async def test_a_line_break_at_the_end_belongs_to_the_password(
+async def test_a_trailing_line_break_is_part_of_the_password(
     kube: Kube, database: Database, shared_postgres: PostgresServer, role: str
 ) -> None:
     await kube.apply_secret("source", password="with a line break\n")
@@ -270,20 +272,20 @@ async def test_the_same_password_set_again_with_another_salt_is_no_drift(
     ["md5" + "0" * 32, READY.replace("$5000:", "$10000000:"), READY.replace("$5000:", f"${2**31 - 1}:")],
     ids=["md5", "ten million iterations", "the most iterations"],
 )
-async def test_what_takes_for_ever_to_compare_with_is_set_back_without_hashing(
+async def test_a_stored_verifier_too_expensive_to_compare_is_replaced_without_hashing(
     kube: Kube, database: Database, role: str, stored: str
 ) -> None:
     await kube.apply_secret("source", password="ours")
     await kube.apply("app", name=role, password=source())
     await kube.wait_ready("app")
-    # ALTER ROLE itself would compute with it, for minutes.
+    # ALTER ROLE itself would compute with this verifier for minutes.
     await database.execute("SET allow_system_table_mods = on")
     await database.execute(f"UPDATE pg_authid SET rolpassword = '{stored}' WHERE rolname = '{role}'")
     await database.wait_password(role, "ours")
     await kube.wait_for("app", drifts(1), "driftCount 1")
 
 
-async def test_valid_until_stays_when_a_password_is_set(kube: Kube, database: Database, role: str) -> None:
+async def test_setting_a_password_keeps_valid_until(kube: Kube, database: Database, role: str) -> None:
     await kube.apply_secret("source", password="first")
     await kube.apply("app", name=role, password=source(), validUntil="2040-01-01T00:00:00Z")
     await kube.wait_ready("app")
@@ -294,9 +296,7 @@ async def test_valid_until_stays_when_a_password_is_set(kube: Kube, database: Da
     assert row["rolvaliduntil"].isoformat() == "2040-01-01T00:00:00+00:00"
 
 
-async def test_changing_from_one_kind_of_password_to_another_is_no_drift(
-    kube: Kube, database: Database, role: str
-) -> None:
+async def test_switching_between_kinds_of_passwords_is_no_drift(kube: Kube, database: Database, role: str) -> None:
     async def change(**spec: Any) -> None:
         await kube.apply("app", name=role, **spec)
         await kube.wait_ready("app")
@@ -322,14 +322,14 @@ async def test_changing_from_one_kind_of_password_to_another_is_no_drift(
     assert await kube.events("DriftCorrected") == []
 
 
-async def test_a_dropped_role_comes_back_with_its_password_and_as_one_drift(
+async def test_a_dropped_role_is_recreated_with_its_password_and_counts_as_one_drift(
     kube: Kube, database: Database, role: str
 ) -> None:
     await kube.apply_secret("source", password="ours")
     await kube.apply("app", name=role, password=source())
     await kube.wait_ready("app")
     await database.execute(f"DROP ROLE {role}")
-    await database.wait_role(role, bool, "being there")
+    await database.wait_role(role, bool, "recreated")
     await database.wait_password(role, "ours")
     await wait_settled(kube, database, role)
     obj = await kube.wait_for("app", lambda obj: drifts(1)(obj) and is_ready(obj), "driftCount 1 and Ready")
@@ -338,7 +338,7 @@ async def test_a_dropped_role_comes_back_with_its_password_and_as_one_drift(
 
 
 @pytest.mark.parametrize("dropped", [False, True], ids=["changed", "dropped"])
-async def test_an_ignored_password_is_set_at_creation_and_then_left_to_others(
+async def test_an_ignored_password_is_set_at_creation_and_then_left_unchanged(
     kube: Kube, database: Database, role: str, dropped: bool
 ) -> None:
     ignored = {"drift": {"ignore": ["password"]}}
@@ -348,7 +348,7 @@ async def test_an_ignored_password_is_set_at_creation_and_then_left_to_others(
     await database.wait_password(role, "at creation")
     if dropped:  # it is created once more
         await database.execute(f"DROP ROLE {role}")
-        await database.wait_role(role, bool, "being there")
+        await database.wait_role(role, bool, "recreated")
         await database.wait_password(role, "at creation")
     await database.execute(f"ALTER ROLE {role} PASSWORD 'of somebody'")
     await kube.apply_secret("source", password="later")
@@ -370,7 +370,7 @@ async def test_an_ignored_password_is_not_set_on_adoption(kube: Kube, database: 
 
 
 @pytest.mark.parametrize("password", [source(), {"disabled": True}, {"generate": {}}], ids=["Secret", "none", "made"])
-async def test_that_adoption_would_change_the_password_is_said_beforehand(
+async def test_a_refused_object_names_the_password_that_adoption_would_change(
     kube: Kube, database: Database, role: str, password: Json
 ) -> None:
     await database.execute(f"CREATE ROLE {role} PASSWORD 'of somebody'")
@@ -385,7 +385,7 @@ async def test_that_adoption_would_change_the_password_is_said_beforehand(
     assert obj["status"]["driftCount"] == 0
 
 
-async def test_under_report_a_changed_password_is_said_and_left_and_a_changed_secret_applied(
+async def test_policy_report_leaves_a_changed_password_but_applies_a_changed_secret(
     kube: Kube, database: Database, role: str
 ) -> None:
     await kube.apply_secret("source", password="ours")
@@ -409,7 +409,7 @@ async def test_under_report_a_changed_password_is_said_and_left_and_a_changed_se
 
 @pytest.mark.since(16, "scram_iterations")
 @pytest.mark.slow
-async def test_the_next_verifier_has_the_iterations_that_the_server_then_has(stage: Stage) -> None:
+async def test_a_new_verifier_has_the_servers_current_iterations(stage: Stage) -> None:
     async with running(stage.controller()), stage.database() as database:
         await stage.kube.apply_secret("source", password="first")
         await stage.kube.apply("app", password=source())
@@ -430,7 +430,7 @@ async def test_the_next_verifier_has_the_iterations_that_the_server_then_has(sta
 
 
 @pytest.mark.slow
-async def test_what_waits_for_a_key_is_reconciled_again_ever_more_rarely(stage: Stage) -> None:
+async def test_an_object_that_waits_for_a_key_is_retried_with_growing_delays(stage: Stage) -> None:
     async with running(stage.controller()) as controller:
         await stage.kube.apply_secret("source", other="x")
         await stage.kube.apply("app", password=source())
@@ -446,7 +446,7 @@ def rules(*resources: str, group: str = "") -> Json:
 
 
 async def grant(kube: Kube, name: str, *allowed: Json) -> None:
-    """Lets the user of the controller do this in the namespace."""
+    """Grants these rights in the namespace to the controller's user."""
     path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{kube.namespace}"
     await kube.server.request("POST", f"{path}/roles", {"metadata": {"name": name}, "rules": list(allowed)})
     subject = {"kind": "User", "name": "pgrole-controller", "apiGroup": "rbac.authorization.k8s.io"}
@@ -456,7 +456,7 @@ async def grant(kube: Kube, name: str, *allowed: Json) -> None:
 
 
 @pytest.mark.slow
-async def test_where_secrets_may_not_be_listed_that_is_said_and_all_else_goes_on(
+async def test_without_the_right_to_list_secrets_objects_report_it_and_others_continue(
     stage: Stage, api_server: ApiServer
 ) -> None:
     kube = stage.kube
@@ -486,10 +486,10 @@ async def test_where_secrets_may_not_be_listed_that_is_said_and_all_else_goes_on
         await database.execute("ALTER ROLE plain NOLOGIN")
         await database.wait_role("plain", lambda row: bool(row["rolcanlogin"]), "login")
         assert await kube.secret("delivered") is None
-        # By then both are looked at ever more rarely: what ends it has to be announced.
+        # By now both are retried so rarely that only a change of the Secrets can end the wait in time.
         await controller.wait_count("reason=retry", 4)
         await grant(kube, "secrets", rules("secrets"))
-        await kube.wait_ready("app", 2 * PATIENCE)  # to list them is tried every 30 s by now
+        await kube.wait_ready("app", 2 * PATIENCE)  # listing is retried every 30 s by now
         await kube.wait_ready("made")
         await database.wait_password("app", "ours")
 
@@ -498,7 +498,7 @@ async def poll_activity(database: Database, seen: set[str]) -> None:
     while True:
         rows = await database.connection.fetch("SELECT query FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
         seen |= {row["query"] for row in rows if row["query"]}
-        await anyio.sleep(0.001)  # not to wait for anything: a look as often as the machine allows
+        await anyio.sleep(0.001)  # as often as the machine allows
 
 
 async def live_through_everything(kube: Kube, database: Database) -> set[str]:
@@ -546,7 +546,7 @@ async def live_through_everything(kube: Kube, database: Database) -> set[str]:
 
 
 @pytest.mark.slow
-async def test_no_clear_text_is_in_any_log_statement_status_or_event(stage: Stage) -> None:
+async def test_no_password_appears_in_any_log_statement_status_or_event(stage: Stage) -> None:
     statements: set[str] = set()
     async with stage.database() as database, stage.database() as other:
         for setting in ("log_statement = 'all'", "log_min_duration_statement = 0", "log_min_messages = debug1"):

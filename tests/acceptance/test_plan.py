@@ -1,4 +1,4 @@
-"""`plan` and `diff` beside a running controller: it does exactly what the plan says, and then nothing is left to do."""
+"""`plan` and `diff` beside a running controller, which makes exactly the planned changes and leaves nothing to do."""
 
 import secrets
 from typing import Any
@@ -19,7 +19,7 @@ from tests.acceptance.service_account import OWN_NAMESPACE
 from tests.acceptance.world import Database, Kube, make_kube
 from tests.commands import choose
 
-#: Everything of the roles with a prefix that a PgRole declares, without their oids.
+#: Everything that PgRoles declare about the roles with a prefix, without oids.
 STATE = """
 SELECT jsonb_build_object(
     'roles', (
@@ -82,7 +82,7 @@ async def foresee(database: Database, report: PlanReport, prefix: str) -> str:
 
 
 @pytest.mark.slow
-async def test_the_controller_does_what_the_plan_says_and_then_nothing_is_left(
+async def test_the_controller_makes_exactly_the_planned_changes_and_a_second_plan_is_empty(
     kube: Kube, database: Database, choice: ServerChoice
 ) -> None:
     prefix = f"plan{secrets.token_hex(3)}"
@@ -123,7 +123,7 @@ async def test_the_controller_does_what_the_plan_says_and_then_nothing_is_left(
     assert await database.fetchval(STATE, prefix) == expected
 
 
-async def test_diff_shows_drift_that_is_only_reported(kube: Kube, database: Database, choice: ServerChoice) -> None:
+async def test_diff_shows_reported_drift(kube: Kube, database: Database, choice: ServerChoice) -> None:
     role = f"diff_{secrets.token_hex(3)}"
     await kube.apply("app", name=role, login=True, drift={"policy": "Report"})
     await kube.wait_ready("app")
@@ -137,13 +137,19 @@ async def test_diff_shows_drift_that_is_only_reported(kube: Kube, database: Data
     assert one.sql == ()
 
 
-async def test_diff_names_an_object_that_does_not_exist(kube: Kube, choice: ServerChoice) -> None:
+async def test_diff_of_a_namespace_without_pgroles_suggests_another(kube: Kube, choice: ServerChoice) -> None:
+    report = await diff_cluster(choice, "kube-public")
+    assert report.objects == ()
+    assert report.notes == ("namespace kube-public has no PgRoles: name another with -n, or use --all-namespaces",)
+
+
+async def test_diff_fails_for_an_object_that_does_not_exist(kube: Kube, choice: ServerChoice) -> None:
     report = await diff_cluster(choice, kube.namespace, ["nowhere"])
     assert report.failed
     assert "does not exist" in report.objects[0].errors[0].message
 
 
-async def test_a_pgserver_in_the_cluster_gives_policy_and_connection(
+async def test_plan_and_diff_take_policy_and_connection_from_the_pgserver(
     api_server: ApiServer, postgres_server: PostgresServer
 ) -> None:
     kube, pgservers = await make_kube(api_server), PgServers(api_server)

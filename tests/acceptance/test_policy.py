@@ -10,7 +10,7 @@ from tests.acceptance.world import PATIENCE, Json
 
 OWN = {"name": "@a_new"}
 
-#: What is asked for, the reason of the refusal, and words of it.
+#: Requested spec, reason of the refusal, and words of its message.
 ATTACKS: dict[str, tuple[Json, str, list[str]]] = {
     **{
         f"is {power}": ({**OWN, power: True}, "NotAllowed", [power])
@@ -125,7 +125,9 @@ NAMES = [
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-async def test_whoever_asks_for_more_is_told_the_rule_and_changes_nothing(two_teams: TwoTeams, attack: str) -> None:
+async def test_an_attack_is_refused_with_the_violated_rule_and_changes_nothing(
+    two_teams: TwoTeams, attack: str
+) -> None:
     spec, reason, words = ATTACKS[attack]
     before = await two_teams.snapshot()
     team = two_teams.teams[0]
@@ -139,7 +141,7 @@ async def test_whoever_asks_for_more_is_told_the_rule_and_changes_nothing(two_te
     assert await two_teams.snapshot() == before
 
 
-async def test_no_name_that_only_looks_like_the_teams_own_passes(two_teams: TwoTeams) -> None:
+async def test_a_name_that_only_resembles_the_teams_own_is_refused(two_teams: TwoTeams) -> None:
     before = await two_teams.snapshot()
     team = two_teams.teams[0]
     names = [two_teams.fill(name.replace("{A}", two_teams.a.upper())) for name in NAMES]
@@ -171,14 +173,14 @@ async def test_no_name_that_only_looks_like_the_teams_own_passes(two_teams: TwoT
         {**OWN, "reassignOwnedTo": "x" * 64, "deletionPolicy": "Drop"},
     ],
 )
-async def test_what_cannot_be_is_refused_at_admission(two_teams: TwoTeams, spec: Json) -> None:
+async def test_an_invalid_spec_is_refused_at_admission(two_teams: TwoTeams, spec: Json) -> None:
     with pytest.raises(LocalApiError) as caught:
         await two_teams.teams[0].apply("unfit", **two_teams.fill(spec), serverRef={"name": SERVER})
     assert caught.value.status == 422
 
 
 @pytest.mark.parametrize("change", [{"name": "@b_app"}, {"name": None}, {"serverRef": {"name": "default"}}])
-async def test_an_object_that_has_a_role_does_not_become_another_ones(two_teams: TwoTeams, change: Json) -> None:
+async def test_an_object_with_a_role_cannot_change_its_name_or_server(two_teams: TwoTeams, change: Json) -> None:
     await two_teams.declare("mine", role())
     before = await two_teams.snapshot()
     with pytest.raises(LocalApiError) as caught:
@@ -187,7 +189,7 @@ async def test_an_object_that_has_a_role_does_not_become_another_ones(two_teams:
     assert await two_teams.snapshot() == before
 
 
-async def test_a_refused_change_of_a_role_changes_nothing_of_it(two_teams: TwoTeams) -> None:
+async def test_a_refused_change_leaves_the_role_unchanged(two_teams: TwoTeams) -> None:
     name = role()
     await two_teams.declare("mine", name, comment="as it was", memberOf=[{"role": "readers"}])
     before = await two_teams.snapshot()
@@ -198,7 +200,7 @@ async def test_a_refused_change_of_a_role_changes_nothing_of_it(two_teams: TwoTe
     assert await two_teams.snapshot() == before
 
 
-async def test_none_of_this_disturbed_the_neighbour(two_teams: TwoTeams) -> None:
+async def test_the_attacks_leave_the_neighbours_objects_ready(two_teams: TwoTeams) -> None:
     b = two_teams.teams[1]
     for name in ("app", "shared"):
         obj = await b.wait_ready(name, PATIENCE)

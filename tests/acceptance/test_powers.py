@@ -1,4 +1,4 @@
-"""What others granted to a role, and a policy that changes: what is revoked, and what stays."""
+"""Powers that others granted to a role, and a policy that changes: what is revoked, and what stays."""
 
 import pytest
 
@@ -10,13 +10,15 @@ pytestmark = pytest.mark.slow
 GROUPS = "SELECT array_agg(roleid::regrole::text ORDER BY 1) FROM pg_auth_members WHERE member = '{0}'::regrole"
 
 
-class TestPowersThatWereAcquired:
+class TestAcquiredPowers:
     @pytest.mark.parametrize(
         "drift",
         [{}, {"ignore": ["superuser", "bypassrls", "memberOf"]}],
         ids=["", "ignore"],
     )
-    async def test_are_taken_away_whatever_the_object_leaves_to_others(self, two_teams: TwoTeams, drift: Json) -> None:
+    async def test_acquired_powers_are_revoked_even_if_ignored_by_the_object(
+        self, two_teams: TwoTeams, drift: Json
+    ) -> None:
         name = role()
         await two_teams.declare("mine", name, drift=drift, memberOf=[{"role": "readers"}])
         name = two_teams.fill(name)
@@ -28,7 +30,7 @@ class TestPowersThatWereAcquired:
         await two_teams.teams[0].wait_event("DriftCorrected", about="mine")
         await two_teams.teams[0].wait_ready("mine")
 
-    async def test_are_said_and_left_under_report(self, two_teams: TwoTeams) -> None:
+    async def test_acquired_powers_are_reported_and_kept_under_report(self, two_teams: TwoTeams) -> None:
         name = role()
         await two_teams.declare("mine", name, drift={"policy": "Report"})
         name = two_teams.fill(name)
@@ -39,7 +41,7 @@ class TestPowersThatWereAcquired:
         assert row is not None
         assert row["rolsuper"]
 
-    async def test_what_the_object_could_have_asked_for_is_left(self, two_teams: TwoTeams) -> None:
+    async def test_ignored_changes_that_policy_allows_are_kept(self, two_teams: TwoTeams) -> None:
         name = role()
         await two_teams.declare("mine", name, drift={"ignore": ["memberOf", "connectionLimit"]})
         name = two_teams.fill(name)
@@ -51,7 +53,7 @@ class TestPowersThatWereAcquired:
     @pytest.mark.parametrize(
         "refused", [{"bypassrls": True}, joining("readers", "@b_app"), setting("log_statement", "all")]
     )
-    async def test_are_taken_away_while_the_object_is_refused_for_something_else(
+    async def test_acquired_powers_are_revoked_while_the_object_is_refused_for_another_reason(
         self, two_teams: TwoTeams, refused: Json
     ) -> None:
         name = role()
@@ -71,7 +73,7 @@ class TestPowersThatWereAcquired:
         assert condition(obj, "Ready")["message"] == said
 
 
-async def test_a_chain_that_an_administrator_makes_powerful_is_said_of_every_link_and_no_link_is_added(
+async def test_a_chain_of_roles_that_becomes_powerful_is_refused_and_gets_no_new_member(
     two_teams: TwoTeams,
 ) -> None:
     lower, upper, third = role(), role(), role()
@@ -80,7 +82,7 @@ async def test_a_chain_that_an_administrator_makes_powerful_is_said_of_every_lin
     await two_teams.declare("lower", lower, **joining(upper))
     await two_teams.database.execute("GRANT pg_execute_server_program TO readers")
     before = await two_teams.snapshot()
-    # What lies behind a role that was joined is seen when the object is looked at.
+    # The controller notices changes beyond a joined role when it reconciles the object.
     await a.patch("lower", {"metadata": {"labels": {"looked": "at"}}})
     try:
         await a.apply("third", name=two_teams.fill(third), serverRef={"name": SERVER}, **two_teams.fill(joining(lower)))
@@ -93,7 +95,7 @@ async def test_a_chain_that_an_administrator_makes_powerful_is_said_of_every_lin
         await a.wait_ready(name)
 
 
-#: What an object asks for, and the policy by which it may, or may not.
+#: Spec of an object, a policy that allows it, and one that does not.
 POLICIES: dict[str, tuple[Json, Json, Json]] = {
     "attributes": (
         {"createdb": True, "bypassrls": True},
@@ -116,9 +118,9 @@ POLICIES: dict[str, tuple[Json, Json, Json]] = {
 }
 
 
-class TestAPolicyThatChanges:
+class TestPolicyChanges:
     @pytest.mark.parametrize("which", POLICIES)
-    async def test_refuses_and_keeps_what_is_there_and_applies_at_once_what_it_allows_again(
+    async def test_a_stricter_policy_refuses_and_keeps_roles_and_a_looser_one_applies_immediately(
         self, two_teams: TwoTeams, which: str
     ) -> None:
         spec, loose, tight = POLICIES[which]
@@ -137,12 +139,12 @@ class TestAPolicyThatChanges:
         for one in ("mine", "late"):
             await two_teams.controller.back_off(a, one)
         await two_teams.allow(**loose)
-        # At once: the back-off of what was refused is longer by now.
+        # Sooner than by back-off, which is longer by now.
         await a.wait_ready("mine")
         await a.wait_ready("late")
 
     async def _drift(self, two_teams: TwoTeams, name: str) -> None:
-        """What others do meanwhile is taken back as far as it gives something, and not where it takes something."""
+        """Makes changes of others, of which the controller reverts those that give power, and keeps restrictions."""
         await two_teams.database.execute(
             f"ALTER ROLE {name} SUPERUSER REPLICATION LOGIN CONNECTION LIMIT 7; GRANT {CONTROLLER_ROLE} TO {name};"
             f"ALTER ROLE {name} SET temp_buffers = '1MB'"
@@ -157,7 +159,7 @@ class TestAPolicyThatChanges:
         assert obj is not None
         assert condition(obj, "Ready")["reason"] == "NotAllowed"
 
-    async def test_protects_a_role_from_then_on(self, two_teams: TwoTeams) -> None:
+    async def test_a_newly_protected_role_is_neither_changed_nor_dropped(self, two_teams: TwoTeams) -> None:
         a, name = two_teams.teams[0], role()
         await two_teams.declare("mine", name, deletionPolicy="Drop")
         before = await two_teams.snapshot()
@@ -170,7 +172,7 @@ class TestAPolicyThatChanges:
         await two_teams.servers.patch(SERVER, {"spec": {"protectedRoles": two_teams.fill(["rds*", "@a_holy*"])}})
         await a.wait_gone("mine")
 
-    async def test_forbids_adoption_and_drops(self, two_teams: TwoTeams) -> None:
+    async def test_adoption_and_drops_happen_only_while_policy_allows_them(self, two_teams: TwoTeams) -> None:
         a, there, mine = two_teams.teams[0], two_teams.fill(role()), role()
         await two_teams.database.execute(f"CREATE ROLE {there}")
         await two_teams.declare("mine", mine, deletionPolicy="Drop")

@@ -1,7 +1,7 @@
-"""Ways to gain privileges on what belongs to others, tried by the author of one team's PgRoles: each is refused with a
+"""Ways to gain privileges on objects of others, tried by the author of one team's PgRoles: each is refused with a
 message, and PostgreSQL grants nothing.
 
-All attacks of a policy are declared at once. Each module that needs two teams has a server of theirs.
+All attacks on one policy are declared at once. Each module that needs two teams has its own server for them.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -37,7 +37,7 @@ CREATE TABLE ours.guest (id int); ALTER TABLE ours.guest OWNER TO "@b_app";
 CREATE TABLE ours.own (id int); ALTER TABLE ours.own OWNER TO "@a_mate";
 """
 
-#: Everything that roles of the attacks hold on what belongs to others.
+#: Everything that the attackers' roles hold on objects of others.
 HELD = """
 SELECT a.grantee::regrole || ': ' || a.privilege_type || ' on ' || held.of
 FROM (
@@ -55,7 +55,7 @@ WHERE pg_get_userbyid(a.grantee) LIKE $1 AND pg_get_userbyid(held.owner) <> $2
 
 @dataclass(frozen=True, slots=True)
 class PrivilegeAttack:
-    """What a role declares in the database, words of the refusal, and its reason."""
+    """Privileges that a role declares in the database, and words and reason of the refusal."""
 
     declared: Json
     words: tuple[str, ...]
@@ -72,7 +72,7 @@ def access(schema: str, *kinds: str, **more: Any) -> Json:
 
 PAYROLL, BY_OWNER = 'table theirs.payroll (owner "@b_app")', "its owner must be a role of a PgRole in this namespace"
 
-#: Without `allow.privileges`: what the team's own roles own.
+#: Without `allow.privileges`, which allows privileges on objects that the team's own roles own.
 BY_DEFAULT = {
     "a table": PrivilegeAttack(on("theirs", "payroll", "SELECT"), (f"SELECT on {PAYROLL}", BY_OWNER)),
     "a table of which a role of the team is a delegate": PrivilegeAttack(
@@ -145,7 +145,7 @@ class AttackedDatabase:
         return self.teams.fill(value)
 
     async def declare(self, name: str, *declared: Json, **more: Any) -> None:
-        """A role of team a with privileges here, or in the databases that these name."""
+        """Declares a role of team a with privileges here, or in the databases that they name."""
         privileges = [{"database": self.name, **self.fill(one)} for one in declared]
         await self.teams.teams[0].apply(
             name, name=f"{self.teams.a}_x_{name}", serverRef={"name": SERVER}, privileges=privileges, **more
@@ -198,14 +198,16 @@ async def make_database(two_teams: TwoTeams, which: str) -> AsyncIterator[Attack
         await two_teams.database.execute(two_teams.fill(f'DROP OWNED BY "{role}"'))
 
 
-async def test_a_team_gets_nothing_of_what_others_own(attacked: AttackedDatabase) -> None:
+async def test_a_team_gets_no_privileges_on_objects_of_others(attacked: AttackedDatabase) -> None:
     await attacked.check_refused(BY_DEFAULT)
     await attacked.declare("allowed", on("ours", "own", "SELECT"))
     await attacked.teams.teams[0].wait_ready("allowed")
     assert await attacked.may("@a_x_allowed", "SELECT", "ours.own")
 
 
-async def test_what_policy_denied_and_then_allows_is_granted_and_no_drift(attacked: AttackedDatabase) -> None:
+async def test_a_privilege_that_policy_first_denies_and_then_allows_is_granted_without_drift(
+    attacked: AttackedDatabase,
+) -> None:
     team = attacked.teams.teams[0]
     await attacked.declare("denied", access("ours", "Read"), drift={"policy": "Report"})
     await team.wait_reason("denied", "NotAllowed")
@@ -217,7 +219,7 @@ async def test_what_policy_denied_and_then_allows_is_granted_and_no_drift(attack
     assert "lastDrift" not in obj["status"]
 
 
-async def test_a_rule_with_patterns_opens_nothing_that_reaches_further(attacked: AttackedDatabase) -> None:
+async def test_a_rule_with_patterns_allows_no_escalation(attacked: AttackedDatabase) -> None:
     await attacked.teams.allow(privileges=WIDE)
     await attacked.check_refused(BY_PATTERN)
     await attacked.declare("allowed", on("theirs", "payroll", "SELECT"))
@@ -258,7 +260,7 @@ async def test_adoption_brings_nothing_of_what_others_own(attacked: AttackedData
     await attacked.inside.execute(f"DROP TABLE ours.of_owner; DROP OWNED BY {roles['kept']}, {roles['declared']}")
 
 
-async def test_create_on_a_schema_is_refused_at_admission(attacked: AttackedDatabase) -> None:
+async def test_create_on_objects_of_a_schema_is_refused_at_admission(attacked: AttackedDatabase) -> None:
     for declared in (
         on("theirs", "theirs", "CREATE", kind="Schema"),
         on("theirs", "payroll", "CREATE"),
@@ -269,7 +271,7 @@ async def test_create_on_a_schema_is_refused_at_admission(attacked: AttackedData
         assert caught.value.status == 422
 
 
-async def test_what_a_delegate_grants_beside_the_declaration_is_revoked(attacked: AttackedDatabase) -> None:
+async def test_an_undeclared_grant_by_a_delegate_is_revoked(attacked: AttackedDatabase) -> None:
     await attacked.declare("exact", on("ours", "own", "SELECT"))
     await attacked.teams.teams[0].wait_ready("exact")
     grantee = attacked.fill('"@a_x_exact"')
@@ -284,7 +286,7 @@ async def test_what_a_delegate_grants_beside_the_declaration_is_revoked(attacked
     assert await attacked.may("@a_mate", "SELECT WITH GRANT OPTION", "theirs.payroll")
 
 
-async def test_a_view_of_the_team_shows_no_more_than_its_owner_may_read(attacked: AttackedDatabase) -> None:
+async def test_a_view_of_the_team_shows_only_what_its_owner_can_read(attacked: AttackedDatabase) -> None:
     await attacked.inside.execute(
         attacked.fill(
             'REVOKE SELECT ON theirs.payroll FROM "@a_mate" CASCADE;'
@@ -303,7 +305,7 @@ async def test_a_view_of_the_team_shows_no_more_than_its_owner_may_read(attacked
     assert await attacked.held() == []
 
 
-async def test_databases_beyond_the_maximum_take_no_others_place(attacked: AttackedDatabase) -> None:
+async def test_databases_beyond_the_maximum_do_not_displace_others(attacked: AttackedDatabase) -> None:
     team = attacked.teams.teams[0]
     await attacked.declare("first", on("ours", "own", "SELECT"))
     await team.wait_ready("first")

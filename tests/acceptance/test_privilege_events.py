@@ -1,4 +1,4 @@
-"""What `kubectl describe` shows of drifting privileges, and what it shows only where the server's owner wants that."""
+"""What `kubectl describe` shows about drifting privileges, and what only with `attribution.expose: Full`."""
 
 import json
 import re
@@ -34,7 +34,7 @@ async def kube(api_server: ApiServer) -> AsyncIterator[Kube]:
 
 
 @pytest.mark.parametrize("expose", ["Minimal", "Full"])
-async def test_events_name_the_login_and_more_only_under_full(
+async def test_events_name_the_login_and_only_under_full_application_and_address(
     api_server: ApiServer, kube: Kube, postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory, expose: str
 ) -> None:
     name, declared = f"n{secrets.token_hex(4)}", PgServers(api_server)

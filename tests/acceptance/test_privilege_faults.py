@@ -51,7 +51,7 @@ async def wait_may(place: PrivilegePlace, role: str, privilege: str, table: str,
     assert await reached(is_so, PATIENCE), (role, privilege, table, expected, await place.kube.objects())
 
 
-async def test_drift_options_adoption_and_deletion(place: PrivilegePlace) -> None:
+async def test_report_ignore_suspend_adopt_and_deletion_policies_apply_to_privileges(place: PrivilegePlace) -> None:
     kube, hand, name = place.kube, place.hand, place.name
     async with running(place.controller()):
         await place.declare(place.reads())
@@ -75,7 +75,7 @@ async def test_drift_options_adoption_and_deletion(place: PrivilegePlace) -> Non
         await place.wait_may("DELETE", "app.orders")
         await place.wait_may("INSERT", "app.orders", expected=False)
 
-        # suspended: nothing at all; afterwards everything
+        # suspended: nothing is changed; afterwards everything is
         await place.declare(place.reads(), suspend=True, ready=False)
         await hand.execute(f"GRANT TRUNCATE ON app.orders TO {place.reader}")
         await anyio.sleep(1.0)
@@ -85,7 +85,7 @@ async def test_drift_options_adoption_and_deletion(place: PrivilegePlace) -> Non
             await place.wait_may(privilege, "app.orders", expected=False)
         await place.wait_may("SELECT", "app.more")
 
-        # adopted, with privileges that nobody declared
+        # adopted, with undeclared privileges
         old = f"{name}_old"
         await hand.execute(f"CREATE ROLE {old}; GRANT INSERT ON app.orders TO {old}")
         await kube.apply("old", name=old, privileges=[place.reads()])
@@ -108,8 +108,8 @@ async def test_drift_options_adoption_and_deletion(place: PrivilegePlace) -> Non
         await hand.execute(f"DROP OWNED BY {old}; DROP ROLE {old}")
 
 
-async def test_a_database_that_is_closed_renamed_and_dropped_while_it_is_worked_on(place: PrivilegePlace) -> None:
-    """No one tells the controller, which must not be in the way either."""
+async def test_a_database_that_is_closed_renamed_or_dropped_is_reported_and_not_blocked(place: PrivilegePlace) -> None:
+    """The controller is not informed beforehand, and must not block these statements."""
     name = place.name
     home = await asyncpg.connect(place.postgres.dsn())
     async with running(place.controller()):
@@ -132,7 +132,7 @@ async def test_a_database_that_is_closed_renamed_and_dropped_while_it_is_worked_
         began = anyio.current_time()
         await place.kube.wait_ready("reader")
         assert anyio.current_time() - began < 10.0
-        # deleted while it is closed: what was granted there is revoked as soon as it is open again
+        # deleted while the database is closed: privileges there are revoked once it accepts connections again
         await place.kube.apply("second", name=f"{name}_second", privileges=[place.reads()], deletionPolicy="Drop")
         await place.kube.wait_ready("second")
         await home.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
@@ -154,7 +154,9 @@ async def test_a_database_that_is_closed_renamed_and_dropped_while_it_is_worked_
     await home.close()
 
 
-async def test_killed_at_any_moment_what_a_spec_gave_up_is_revoked_after_the_next_start(place: PrivilegePlace) -> None:
+async def test_a_controller_killed_at_any_moment_revokes_former_privileges_after_a_restart(
+    place: PrivilegePlace,
+) -> None:
     controller = place.controller()
     await controller.start()
     await place.declare(place.reads())
@@ -169,7 +171,7 @@ async def test_killed_at_any_moment_what_a_spec_gave_up_is_revoked_after_the_nex
             await place.kube.apply("reader", name=place.reader, privileges=[])
         controller = place.controller()
         await controller.start()
-        if number % 2:  # in a database that is no longer listed, only what was declared is revoked
+        if number % 2:  # only former declared privileges are revoked in a database no longer listed
             await place.hand.execute(f"REVOKE TRUNCATE ON app.orders FROM {place.reader}")
         await place.wait_may("TRUNCATE", "app.orders", expected=False)
         await place.wait_may("DELETE", "app.orders", expected=False)
@@ -178,7 +180,7 @@ async def test_killed_at_any_moment_what_a_spec_gave_up_is_revoked_after_the_nex
     assert await controller.stop() == 0
 
 
-async def test_one_that_was_paused_while_another_took_over_changes_nothing(
+async def test_a_leader_paused_during_a_takeover_changes_nothing_after_it_resumes(
     place: PrivilegePlace, tmp_path: Path
 ) -> None:
     folder = tmp_path / "pair"
@@ -207,7 +209,7 @@ async def test_one_that_was_paused_while_another_took_over_changes_nothing(
 
 @asynccontextmanager
 async def documented_role(place: PrivilegePlace) -> AsyncIterator[str]:
-    """The controller's role as docs/privileges.md creates it; yields its DSN."""
+    """Creates the controller's role as in docs/privileges.md; yields its DSN."""
     home = await asyncpg.connect(place.postgres.dsn())
     version = home.get_server_version().major
     await home.execute(role_sql(version))
@@ -221,7 +223,7 @@ async def documented_role(place: PrivilegePlace) -> AsyncIterator[str]:
         await home.close()
 
 
-async def test_a_controller_that_is_no_superuser_polls_and_asks_for_what_it_lacks(place: PrivilegePlace) -> None:
+async def test_a_controller_without_superuser_polls_and_names_the_grant_it_lacks(place: PrivilegePlace) -> None:
     async with documented_role(place) as dsn:
         folder = place.folder
         folder.mkdir()
@@ -245,7 +247,9 @@ async def test_a_controller_that_is_no_superuser_polls_and_asks_for_what_it_lack
             await place.wait_may("SELECT", "app.orders")
 
 
-async def test_two_clusters_keep_their_own_roles_in_one_database(place: PrivilegePlace, api_server: ApiServer) -> None:
+async def test_two_clusters_repair_their_own_roles_in_one_database(
+    place: PrivilegePlace, api_server: ApiServer
+) -> None:
     async with (
         make_second(place, api_server) as other,
         running(place.controller(PGROLE_CLUSTER_ID="here")),
@@ -255,8 +259,8 @@ async def test_two_clusters_keep_their_own_roles_in_one_database(place: Privileg
         theirs = f"{place.name}_theirs"
         rule: dict[str, Any] = {"schemas": [{"name": "app", "access": ["Read"]}], "database": place.name}
         await other.kube.apply("theirs", name=theirs, privileges=[rule])
-        # the default rule: only on objects of roles that the namespace itself has
-        obj = await other.kube.wait_for("theirs", lambda obj: condition(obj, "Ready").get("status") == "False", "said")
+        # the default rule allows privileges only on objects of roles in the same namespace
+        obj = await other.kube.wait_for("theirs", lambda obj: condition(obj, "Ready").get("status") == "False", "shown")
         assert "app" in condition(obj, "Ready")["message"]
         await other.kube.apply("same", name=place.reader, privileges=[])
         await other.kube.wait_reason("same", "ClaimedElsewhere")

@@ -1,8 +1,8 @@
-"""Every privilege that can be declared, on every kind of object, by name, by pattern and by access: each drifts in
-every way that PostgreSQL knows, and is set back and told.
+"""Every declarable privilege, on every kind of object, by name, by pattern and by access: each drifts in every way
+possible in PostgreSQL, and is repaired and reported.
 
-The rows are generated from the model. Each has a role and objects of its own; all drift at once, since waiting for one
-after the other would take minutes.
+The rows are generated from the model. Each has a role and objects of its own; all drift at once, since one after
+another would take minutes.
 """
 
 import json
@@ -17,9 +17,9 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.api.privileges import DatabasePrivilegesSpec, ObjectPrivilegesSpec
-from pgrole_controller.core.acl import COLUMN_PRIVILEGES, DECLARABLE, TABLE_KINDS, ObjectKind
-from pgrole_controller.core.grantee import Access
-from pgrole_controller.core.object_patterns import ACCESS
+from pgrole_controller.core.privileges.acl import COLUMN_PRIVILEGES, DECLARABLE, TABLE_KINDS, ObjectKind
+from pgrole_controller.core.privileges.grantee import Access
+from pgrole_controller.core.privileges.object_patterns import ACCESS
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection
@@ -28,12 +28,12 @@ from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
 
-#: For all rows of one mode, which drift at once.
+#: Deadline for all rows of one mode, which drift at once, in seconds.
 SECONDS = 90.0
 
 NAMED_KINDS = tuple(ObjectKind(kind) for kind in get_args(ObjectPrivilegesSpec.model_fields["kind"].annotation))
 
-#: How an object is named in GRANT, and its kind in words of status and Events.
+#: Keyword of a kind in GRANT, and its name in status and Events.
 _GRANTED_AS = {ObjectKind.SEQUENCE: "SEQUENCE", ObjectKind.ROUTINE: "FUNCTION", ObjectKind.SCHEMA: "SCHEMA"}
 _WORDS = {
     ObjectKind.MATERIALIZED_VIEW: "materialized view",
@@ -66,7 +66,7 @@ _FOR_PUBLIC = _HELD.replace("$1::regrole", "0")
 
 @dataclass(frozen=True, slots=True)
 class PrivilegeRow:
-    """One role: what it declares, and its drifts, with the words that tell of each."""
+    """One role: its declaration, and its drifts, with the words that report each."""
 
     name: str
     declared: Json
@@ -79,7 +79,7 @@ class PrivilegeRow:
 
 @dataclass(slots=True)
 class _Drifts:
-    """Statements about one role `$`, and their words."""
+    """Statements about one role `$`, and the words that report them."""
 
     statements: list[str] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
@@ -106,14 +106,13 @@ def _in_words(kind: ObjectKind, name: str) -> str:
 
 
 def _other(kind: ObjectKind, *taken: str) -> str | None:
-    """A privilege of this kind that every version has, and that is none of these."""
+    """Returns a privilege on this kind, other than these, that every major version has."""
     return next((one for one in DECLARABLE[kind] if one not in (*taken, "MAINTAIN")), None)
 
 
 def of_names(number: int, kind: ObjectKind, privilege: str, *, by_pattern: bool) -> PrivilegeRow:
-    """One privilege on three objects: it is revoked on the first and may be granted on the second; others are granted.
-
-    The third is not declared.
+    """One privilege on three objects. It is revoked on the first, gets the grant option on the second, and is granted
+    on the third, which is not declared. Other privileges are granted, too.
     """
     name = f"{kind.value.lower()}_{privilege.lower()}_{'pattern' if by_pattern else 'name'}"
     first, second, third = (f"o{number}_{ending}" for ending in ("first", "second", "x"))
@@ -181,7 +180,7 @@ def of_access(number: int, access: Access, kind: ObjectKind, privilege: str) -> 
 
 
 def of_database(privilege: str) -> PrivilegeRow:
-    """No event tells of a GRANT on a database."""
+    """A privilege on the database. Event triggers do not fire for such a GRANT."""
     drifts = _Drifts()
     extra = _other(ObjectKind.DATABASE, privilege)
     drifts.revoke(privilege, "DATABASE $database", f"{privilege} on database $database")
@@ -227,7 +226,7 @@ ROWS = tuple(make_rows())
 
 @dataclass(frozen=True, slots=True)
 class TablePlace:
-    """One mode: a database whose rows have all drifted, and have been set back."""
+    """One mode: a database in which all rows have drifted and been repaired."""
 
     kube: Kube
     mode: str
@@ -261,7 +260,7 @@ class TablePlace:
         await self.kube.apply(_object_name(row.name), name=self.role(row.name), privileges=privileges)
 
     async def drift(self, row: PrivilegeRow) -> None:
-        """All in one transaction."""
+        """Runs the row's drifts in one transaction."""
         await self.hand.execute("; ".join(self.fill(one, row.name) for one in row.drifts))
 
 
@@ -270,7 +269,7 @@ def _object_name(row: str) -> str:
 
 
 async def _make_objects(place: TablePlace) -> None:
-    """All belong to a role of the namespace."""
+    """Creates the objects of all rows, owned by a role of the namespace."""
     hand, owner = place.hand, f"{place.name}_owner"
     await place.kube.apply("owner", name=owner)
     await place.kube.wait_ready("owner")
@@ -329,7 +328,7 @@ async def _drift_all(place: TablePlace) -> None:
         return not left
 
     left = list(place.rows)
-    await reached(is_set_back, SECONDS)  # each row's test tells of what is left
+    await reached(is_set_back, SECONDS)  # each row's test reports what is left
     names = {_object_name(row.name) for row in place.rows}
 
     def is_told(obj: Json) -> bool:
@@ -343,7 +342,7 @@ async def _are_all(kube: Kube, true: Any) -> bool:
     return all(true(obj) for obj in await kube.objects())
 
 
-def test_the_rows_have_every_privilege_that_can_be_declared() -> None:
+def test_the_rows_cover_every_declarable_privilege() -> None:
     items = [row.declared["objects"][0] for row in ROWS if "objects" in row.declared]
     named = {(item["kind"], *item["privileges"]) for item in items}
     assert named == {(kind.value, privilege) for kind in NAMED_KINDS for privilege in DECLARABLE[kind]}
@@ -357,7 +356,7 @@ def _parameter(row: PrivilegeRow) -> Any:
 
 
 @pytest.mark.parametrize("row", [_parameter(row) for row in ROWS])
-async def test_every_drift_is_set_back_and_told(place: TablePlace, row: PrivilegeRow) -> None:
+async def test_every_drift_is_repaired_and_reported(place: TablePlace, row: PrivilegeRow) -> None:
     assert place.before[row.name], "nothing was granted"
     assert await place.held(row.name) == place.before[row.name]
     status = place.objects[_object_name(row.name)]["status"]
@@ -374,13 +373,13 @@ async def test_every_drift_is_set_back_and_told(place: TablePlace, row: Privileg
         assert [entry["count"] for entry in status["driftHistory"]] == [len(row.drifts)]
 
 
-async def test_what_is_granted_to_public_stays(place: TablePlace) -> None:
+async def test_grants_to_public_stay(place: TablePlace) -> None:
     held = {tuple(one)[:3] for one in await place.hand.fetch(_FOR_PUBLIC)}
     assert {("app.o1000_first", "", "SELECT"), ("app", "", "USAGE"), ("database", "", "CONNECT")} <= held
 
 
-#: Kinds that cannot be declared: words of one of each, how it is made, and a GRANT on it. In halves, since status tells
-#: of five at most.
+#: Kinds that cannot be declared: the words for an object, and the statements that create it and grant on it. In two
+#: halves, since status names five at most.
 UNDECLARED = {
     "undeclared_one": (
         ("type app.mood", "CREATE TYPE app.mood AS ENUM ('good')", "GRANT USAGE ON TYPE app.mood TO $"),
@@ -400,7 +399,7 @@ UNDECLARED = {
 
 
 @pytest.mark.parametrize("name", UNDECLARED)
-async def test_kinds_that_cannot_be_declared_are_reported_and_not_revoked(place: TablePlace, name: str) -> None:
+async def test_grants_on_undeclarable_kinds_are_reported_and_not_revoked(place: TablePlace, name: str) -> None:
     await place.declare(PrivilegeRow(name, {"onDatabase": ["CONNECT"]}))
     await place.kube.wait_ready(_object_name(name))
     for _, create, grant in UNDECLARED[name]:

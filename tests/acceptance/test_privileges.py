@@ -28,7 +28,7 @@ from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
 
-#: Attributes that objects may ask for here: what the controller's role may give is another matter.
+#: Attributes that policy allows here, whether or not the controller's role can give them.
 ALLOW = ("--allow", "createrole,replication,bypassrls")
 
 
@@ -42,7 +42,7 @@ async def home(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def kube(api_server: ApiServer) -> AsyncIterator[Kube]:
-    """The namespace of the steward: the objects of one test are gone before the next begins."""
+    """The namespace of the steward, empty at the beginning of each test."""
     made = await make_kube(api_server)
     yield made
     await remove(made)
@@ -62,7 +62,7 @@ async def steward(
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def database(home: PostgresServer, kube: Kube, steward: Controller) -> AsyncIterator[Database]:
-    """A superuser's session. Whatever the test did, the controller's own session did not end."""
+    """A superuser's session. Afterwards, the controller's own session must not have ended."""
     async with open_database(home.dsn()) as opened:
         yield opened
     await kube.delete_all()
@@ -84,7 +84,9 @@ async def declare(kube: Kube, role: str, **spec: Any) -> Json:
     return await kube.wait_ready("app")
 
 
-async def test_a_role_is_created_changed_and_dropped(kube: Kube, database: Database, role: str) -> None:
+async def test_a_controller_with_createrole_creates_changes_and_drops_a_role(
+    kube: Kube, database: Database, role: str
+) -> None:
     await kube.apply(
         "app",
         name=role,
@@ -116,7 +118,7 @@ async def test_a_role_is_created_changed_and_dropped(kube: Kube, database: Datab
     assert await database.role(role) is None
 
 
-async def test_detection_is_watch_with_oid_and_xmin_of_pg_authid_alone(steward: Controller, database: Database) -> None:
+async def test_oid_and_xmin_of_pg_authid_are_enough_for_watch(steward: Controller, database: Database) -> None:
     assert "detection=Watch" in steward.log
     granted = await database.connection.fetch(
         "SELECT column_name::text AS name FROM information_schema.column_privileges"
@@ -129,7 +131,7 @@ async def test_detection_is_watch_with_oid_and_xmin_of_pg_authid_alone(steward: 
     )
 
 
-async def test_a_password_is_set_and_follows_its_secret_although_it_cannot_be_read_back(
+async def test_a_password_follows_its_secret_although_it_cannot_be_read_back(
     kube: Kube, database: Database, role: str
 ) -> None:
     await kube.apply_secret("source", password="first")
@@ -153,7 +155,7 @@ async def test_objects_join_each_others_roles(kube: Kube, database: Database, ro
 
 
 async def held(database: Database, role: str) -> dict[str, bool]:
-    """The memberships of a role, with ADMIN."""
+    """Returns the memberships of a role, each with whether it has ADMIN."""
     rows = await database.connection.fetch(
         "SELECT roleid::regrole::text AS name, bool_or(admin_option) AS admin FROM pg_auth_members"
         " WHERE member = to_regrole($1) GROUP BY 1",
@@ -177,15 +179,15 @@ async def version(database: Database) -> int:
 
 
 async def blocked(kube: Kube, *words: str, name: str = "app") -> Json:
-    """The object once it says that a privilege is lacking, with these words."""
+    """Returns the object once it reports a missing privilege with these words."""
     return await kube.wait_for(
         name, lambda obj: says(obj, "DatabaseError", "lacks a privilege", *words), f"lacks a privilege, {words}"
     )
 
 
-class TestRolesThatOthersMade:
+class TestRolesMadeByOthers:
     @pytest.mark.since(16, "CREATEROLE reaches only roles with ADMIN")
-    async def test_adoption_says_that_admin_is_needed(self, kube: Kube, database: Database, role: str) -> None:
+    async def test_adoption_reports_that_it_needs_admin(self, kube: Kube, database: Database, role: str) -> None:
         await database.execute(f"CREATE ROLE {role}")
         await kube.apply("app", name=role, login=True, adopt=True, deletionPolicy="Drop")
         obj = await blocked(kube, "login")
@@ -198,7 +200,9 @@ class TestRolesThatOthersMade:
         assert await database.role(role) is None
 
     @pytest.mark.before(16, "CREATEROLE reaches every role but superusers")
-    async def test_they_are_adopted(self, kube: Kube, database: Database, role: str) -> None:
+    async def test_before_16_roles_of_others_are_adopted_without_admin(
+        self, kube: Kube, database: Database, role: str
+    ) -> None:
         await database.execute(f"CREATE ROLE {role}; CREATE ROLE {role}_group; GRANT {role}_group TO {role}")
         await declare(kube, role, login=True, adopt=True)
         row = await database.role(role)
@@ -207,7 +211,7 @@ class TestRolesThatOthersMade:
         assert await held(database, role) == {}
 
     @pytest.mark.since(16, "CREATEROLE reaches only roles with ADMIN")
-    async def test_one_that_replaced_ours_is_out_of_reach_until_admin_is_granted(
+    async def test_a_role_that_replaced_ours_is_reported_until_admin_is_granted(
         self, kube: Kube, database: Database, role: str
     ) -> None:
         await declare(kube, role, login=True)
@@ -216,7 +220,7 @@ class TestRolesThatOthersMade:
         await kube.wait_ready("app")
 
     @pytest.mark.since(16, "CREATEROLE reaches only roles with ADMIN")
-    async def test_one_that_may_not_be_dropped_blocks_and_names_both_ways_out(
+    async def test_a_role_that_cannot_be_dropped_names_retain_and_the_grant(
         self, kube: Kube, database: Database, role: str
     ) -> None:
         await declare(kube, role, deletionPolicy="Drop")
@@ -230,7 +234,9 @@ class TestRolesThatOthersMade:
 
     @pytest.mark.since(16, "joining needs ADMIN")
     @pytest.mark.parametrize("own", [True, False], ids=["a role", "one of PostgreSQL's own"])
-    async def test_to_join_one_needs_admin_on_it(self, kube: Kube, database: Database, role: str, own: bool) -> None:
+    async def test_joining_a_role_of_others_needs_admin_on_it(
+        self, kube: Kube, database: Database, role: str, own: bool
+    ) -> None:
         group = f"{role}_group" if own else "pg_monitor"
         if own:
             await database.execute(f"CREATE ROLE {group}")
@@ -244,7 +250,7 @@ class TestRolesThatOthersMade:
         await database.execute(f"REVOKE {group} FROM {CONTROLLER_ROLE} CASCADE")
 
     @pytest.mark.before(16, "CREATEROLE joins every role but superusers")
-    async def test_any_is_joined(self, kube: Kube, database: Database, role: str) -> None:
+    async def test_before_16_any_role_is_joined_without_admin(self, kube: Kube, database: Database, role: str) -> None:
         await database.execute(f"CREATE ROLE {role}_group")
         await declare(kube, role, memberOf=[{"role": f"{role}_group", "admin": True}, {"role": "pg_monitor"}])
         assert await held(database, role) == {f"{role}_group": True, "pg_monitor": False}
@@ -256,9 +262,9 @@ class TestRolesThatOthersMade:
         )
 
 
-@pytest.mark.since(16, "a grant is revoked in the name of its grantor")
+@pytest.mark.since(16, "a grant is revoked as its grantor")
 class TestGrantsOfOthers:
-    async def test_what_a_superuser_granted_only_a_superuser_revokes_and_the_rest_is_set_back(
+    async def test_a_superusers_grant_is_reported_with_its_revoke_while_the_rest_is_repaired(
         self, kube: Kube, database: Database, role: str
     ) -> None:
         await kube.apply("group", name=f"{role}_group")
@@ -272,7 +278,9 @@ class TestGrantsOfOthers:
         await kube.wait_ready("app")
         assert await held(database, role) == {}
 
-    async def test_what_another_role_granted_needs_its_rights(self, kube: Kube, database: Database, role: str) -> None:
+    async def test_revoking_another_roles_grant_requires_its_privileges(
+        self, kube: Kube, database: Database, role: str
+    ) -> None:
         for name in ("group", "keeper"):
             await kube.apply(name, name=f"{role}_{name}")
             await kube.wait_ready(name)
@@ -290,9 +298,9 @@ class TestGrantsOfOthers:
 
 
 class TestAttributes:
-    @pytest.mark.since(16, "what a role has, it may give with CREATEROLE")
+    @pytest.mark.since(16, "CREATEROLE can give attributes that the role has itself")
     @pytest.mark.parametrize("attribute", ["replication", "bypassrls"])
-    async def test_what_the_controller_has_not_it_cannot_give_until_it_has(
+    async def test_an_attribute_the_controller_lacks_is_reported_with_its_grant(
         self, kube: Kube, database: Database, role: str, attribute: str
     ) -> None:
         await kube.apply("app", name=role, **{attribute: True})
@@ -303,7 +311,7 @@ class TestAttributes:
 
     @pytest.mark.before(16, "only superusers give it")
     @pytest.mark.parametrize("attribute", ["replication", "bypassrls"])
-    async def test_what_only_superusers_give_is_said(
+    async def test_before_16_attributes_only_superusers_can_give_are_reported(
         self, kube: Kube, database: Database, role: str, attribute: str
     ) -> None:
         await kube.apply("app", name=role, **{attribute: True})
@@ -312,7 +320,7 @@ class TestAttributes:
         assert await database.role(role) is None
 
     @pytest.mark.parametrize("attribute", ["replication", "bypassrls"])
-    async def test_what_somebody_gave_is_said_and_the_rest_set_back(
+    async def test_an_attribute_given_by_someone_else_is_reported_while_the_rest_is_repaired(
         self, kube: Kube, database: Database, role: str, attribute: str
     ) -> None:
         await declare(kube, role)
@@ -328,7 +336,7 @@ class TestAttributes:
         assert not row[f"rol{attribute}"]
         assert not row["rolcanlogin"]
 
-    async def test_a_role_made_superuser_is_out_of_reach_until_a_superuser_takes_it_back(
+    async def test_a_role_made_superuser_is_repaired_only_after_a_superuser_reverts_that(
         self, kube: Kube, database: Database, role: str
     ) -> None:
         await declare(kube, role)
@@ -343,7 +351,7 @@ class TestAttributes:
 
 class TestParameterGrants:
     @pytest.mark.since(15, "GRANT SET ON PARAMETER")
-    async def test_a_custom_one_needs_a_grant(self, kube: Kube, database: Database, role: str) -> None:
+    async def test_a_custom_parameter_needs_a_grant(self, kube: Kube, database: Database, role: str) -> None:
         await kube.apply("app", name=role, parameters={f"{role}.tenant": "1"})
         obj = await blocked(kube, "parameters")
         assert await follow(database, obj) == [f'GRANT SET ON PARAMETER "{role}"."tenant" TO "{CONTROLLER_ROLE}"']
@@ -353,13 +361,15 @@ class TestParameterGrants:
         assert row["rolconfig"] == [f"{role}.tenant=1"]
 
     @pytest.mark.before(15, "custom parameters are for superusers")
-    async def test_a_custom_one_is_for_superusers(self, kube: Kube, database: Database, role: str) -> None:
+    async def test_before_15_a_custom_parameter_needs_a_superuser(
+        self, kube: Kube, database: Database, role: str
+    ) -> None:
         await kube.apply("app", name=role, parameters={f"{role}.tenant": "1"})
         obj = await blocked(kube, "parameters")
         assert await database.role(role) is None
         assert remedies(obj) == [f'ALTER ROLE "{role}" SET "{role}"."tenant" = …']
 
-    async def test_one_of_superusers_that_somebody_set_is_said_and_the_rest_set_back(
+    async def test_a_superuser_parameter_set_by_someone_else_is_reported_while_the_rest_is_repaired(
         self, kube: Kube, database: Database, role: str
     ) -> None:
         await declare(kube, role)
@@ -377,7 +387,7 @@ class TestParameterGrants:
         assert row["rolconfig"] is None
 
 
-async def test_what_may_not_be_done_is_tried_again_with_patience_and_holds_up_nobody(
+async def test_a_forbidden_change_is_retried_rarely_and_delays_no_other_object(
     kube: Kube, home: PostgresServer, database: Database, role: str
 ) -> None:
     await kube.apply_all({f"app-{number}": {"name": f"{role}_{number}"} for number in range(20)})
@@ -403,7 +413,7 @@ async def admin(stage: Stage) -> AsyncIterator[Database]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def attempt(stage: Stage, admin: Database) -> AsyncIterator[Controller]:
-    """A controller that shall watch, and has a role that can log in, and nothing else."""
+    """A controller in mode Watch whose role can log in, and nothing else."""
     made = stage.controller(stage.postgres.dsn(CONTROLLER_ROLE, password=PASSWORD), "--detection", "watch")
     await made.start()
     yield made
@@ -412,15 +422,15 @@ async def attempt(stage: Stage, admin: Database) -> AsyncIterator[Controller]:
 
 
 async def not_ready(kube: Kube, words: str) -> Json:
-    """The object once it says that there is no server, with these words."""
+    """Returns the object once it reports ServerNotReady with these words."""
     return await kube.wait_for("app", lambda obj: says(obj, "ServerNotReady", words), f"ServerNotReady, {words}")
 
 
 class TestAccess:
-    """What is lacking for a session at all: each has a server and a controller of its own."""
+    """Privileges required for a session at all: each test has its own server and controller."""
 
     @pytest.mark.usefixtures("attempt")
-    async def test_each_thing_that_is_lacking_is_said_with_its_grant_and_what_was_granted_is_enough(
+    async def test_every_missing_privilege_is_reported_with_a_sufficient_grant(
         self, stage: Stage, admin: Database
     ) -> None:
         await admin.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
@@ -439,7 +449,7 @@ class TestAccess:
         await stage.kube.wait_for("app", drifts(1), "driftCount 1")
 
     @pytest.mark.usefixtures("attempt")
-    async def test_of_a_schema_that_a_superuser_installed_it_needs_three_grants_and_not_pg_authid(
+    async def test_a_schema_installed_by_a_superuser_needs_three_grants_and_not_pg_authid(
         self, stage: Stage, admin: Database
     ) -> None:
         await admin.execute(f"BEGIN; {queries.install()}; COMMIT; ALTER ROLE {CONTROLLER_ROLE} CREATEROLE")
@@ -456,7 +466,7 @@ class TestAccess:
         await stage.kube.wait_for("app", drifts(2), "driftCount 2")
 
     @pytest.mark.since(16, "createrole_self_grant")
-    async def test_with_the_privileges_of_the_roles_that_it_made_it_revokes_and_hands_over_what_they_gave_and_own(
+    async def test_with_createrole_self_grant_it_revokes_grants_and_reassigns_objects_of_its_roles(
         self, stage: Stage, admin: Database
     ) -> None:
         await admin.execute(f"DROP ROLE {CONTROLLER_ROLE}; {role_sql(await version(admin))}")
@@ -478,8 +488,10 @@ class TestAccess:
                 "SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = 'of_app'", "keeper"
             )
 
-    @pytest.mark.since(16, "who creates a role gets ADMIN on it")
-    async def test_admin_on_what_a_declared_role_made_is_no_drift(self, stage: Stage, admin: Database) -> None:
+    @pytest.mark.since(16, "the creator of a role gets ADMIN on it")
+    async def test_admin_on_a_role_that_a_declared_role_created_is_no_drift(
+        self, stage: Stage, admin: Database
+    ) -> None:
         await admin.execute(f"DROP ROLE {CONTROLLER_ROLE}; {role_sql(await version(admin))}")
         async with running(
             stage.controller(stage.postgres.dsn(CONTROLLER_ROLE, password=PASSWORD), "--allow", "createrole")

@@ -1,4 +1,4 @@
-"""What a role may do in a database stays as declared, whatever others grant and revoke there."""
+"""A role's privileges in a database stay as declared, whatever others grant and revoke there."""
 
 import secrets
 from collections.abc import AsyncIterator
@@ -66,7 +66,7 @@ class PrivilegePlace:
         )
 
     async def declare(self, *privileges: Json, ready: bool = True, **spec: Any) -> Json:
-        """The owner of everything in the database, and the reader with these privileges."""
+        """Declares the owner of everything in the database, and the reader with these privileges."""
         await self.kube.apply("owner", name=self.owner)
         await self.kube.wait_ready("owner")
         await self.hand.execute(f"ALTER SCHEMA app OWNER TO {self.owner}; ALTER TABLE app.orders OWNER TO {self.owner}")
@@ -107,7 +107,7 @@ async def make_place(api_server: ApiServer, postgres: PostgresServer, folder: Pa
     await home.close()
 
 
-async def test_privileges_are_granted_kept_extended_changed_and_given_up(place: PrivilegePlace) -> None:
+async def test_privileges_are_granted_repaired_extended_changed_and_revoked(place: PrivilegePlace) -> None:
     async with running(place.controller()) as controller:
         await place.declare(place.reads())
         await place.wait_may("SELECT", "app.orders")
@@ -138,7 +138,7 @@ async def test_privileges_are_granted_kept_extended_changed_and_given_up(place: 
     assert obj["status"]["driftCount"] == 2
 
 
-async def test_what_happened_while_no_controller_ran_is_corrected(place: PrivilegePlace) -> None:
+async def test_changes_made_while_no_controller_ran_are_corrected(place: PrivilegePlace) -> None:
     first = place.controller()
     await first.start()
     await place.declare(place.reads())
@@ -152,7 +152,7 @@ async def test_what_happened_while_no_controller_ran_is_corrected(place: Privile
         await place.kube.wait_ready("reader")
 
 
-async def test_a_database_that_does_not_exist_delays_no_other(place: PrivilegePlace) -> None:
+async def test_a_missing_database_delays_no_other(place: PrivilegePlace) -> None:
     missing = f"{place.name}_later"
     async with running(place.controller()):
         await place.declare(place.reads(), place.reads(missing), ready=False)
@@ -174,7 +174,7 @@ async def test_a_database_that_does_not_exist_delays_no_other(place: PrivilegePl
             await place.hand.execute(f"DROP DATABASE {missing} WITH (FORCE)")
 
 
-async def test_connect_on_the_database_is_kept(place: PrivilegePlace) -> None:
+async def test_an_undeclared_grant_on_the_database_is_revoked(place: PrivilegePlace) -> None:
     async with running(place.controller()):
         await place.declare({"database": place.name, "onDatabase": ["CONNECT"]})
         query = f"SELECT has_database_privilege('{place.reader}', '{place.name}', 'CREATE')"
@@ -188,7 +188,7 @@ async def test_connect_on_the_database_is_kept(place: PrivilegePlace) -> None:
     assert f"CREATE on database {place.name}" in event["note"]
 
 
-async def test_polls_where_event_triggers_are_not_wanted(place: PrivilegePlace) -> None:
+async def test_mode_poll_repairs_without_event_triggers(place: PrivilegePlace) -> None:
     async with running(place.controller(PGROLE_DATABASES_DETECTION="Poll")):
         await place.declare(place.reads())
         await place.hand.execute(f"GRANT UPDATE ON app.orders TO {place.reader}")
@@ -203,7 +203,7 @@ async def _list_for_a_while(place: PrivilegePlace, database: str, reason: str) -
     await place.declare(place.reads())
 
 
-async def test_a_database_that_could_never_be_served_is_forgotten_when_the_spec_no_longer_lists_it(
+async def test_a_database_that_was_never_served_is_forgotten_once_no_longer_listed(
     place: PrivilegePlace,
 ) -> None:
     closed, template = f"{place.name}_closed", f"{place.name}_template"
@@ -226,7 +226,9 @@ async def test_a_database_that_could_never_be_served_is_forgotten_when_the_spec_
             await place.hand.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
 
-async def test_a_database_with_privileges_is_remembered_until_they_are_revoked_by_hand(place: PrivilegePlace) -> None:
+async def test_a_database_with_former_privileges_is_remembered_until_they_are_revoked_by_hand(
+    place: PrivilegePlace,
+) -> None:
     closed = f"{place.name}_closed"
     await place.hand.execute(f"CREATE DATABASE {closed}")
     there = await asyncpg.connect(place.postgres.dsn(database=closed))
@@ -237,7 +239,7 @@ async def test_a_database_with_privileges_is_remembered_until_they_are_revoked_b
             await place.kube.wait_for("reader", lambda obj: says(obj, "PrivilegePending", closed), "closed")
             await place.declare(place.reads(), ready=False)
             await place.kube.wait_for(
-                "reader", lambda obj: says(obj, "PrivilegePending", "revoke them by hand"), "told"
+                "reader", lambda obj: says(obj, "PrivilegePending", "revoke them by hand"), "reported"
             )
             await there.execute(f"REVOKE CONNECT ON DATABASE {closed} FROM {place.reader}")
             await place.kube.wait_ready("reader")

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 TEAM = "team-x"
 OVERLAYS = {"cluster": None, "namespace": TEAM}
 
-#: What is in both overlays is taken away in one of them.
+#: Rights that both overlays contain are removed in one of them.
 TAKEN = [
     pytest.param(overlay, one, id=f"{overlay}: {one}")
     for overlay, watched in OVERLAYS.items()
@@ -42,7 +42,7 @@ async def place(
     servers: Servers,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[RbacPlace]:
-    """An API server of its own, since rights are taken away here, and a controller that is one of several."""
+    """An API server of its own, since these tests remove rights, and a controller with leader election."""
     watched, folder = OVERLAYS[request.param], tmp_path_factory.mktemp(request.param)
     async with (
         run_api_server(binaries=binaries, audit=True) as server,
@@ -67,9 +67,7 @@ def allowed(place: RbacPlace) -> list[Permission]:
 
 
 @pytest.mark.parametrize("place", OVERLAYS, indirect=True, scope="module")
-async def test_all_that_is_allowed_is_used_and_nothing_else_is_asked_for(
-    place: RbacPlace, allowed: list[Permission]
-) -> None:
+async def test_every_right_is_used_and_no_other_is_requested(place: RbacPlace, allowed: list[Permission]) -> None:
     audit, user = place.server.audit, place.account.installation.user
     for use in dict.fromkeys(map(use_of, allowed)):
         name = new_name()
@@ -81,7 +79,7 @@ async def test_all_that_is_allowed_is_used_and_nothing_else_is_asked_for(
     covering = {entry: [one for one in allowed if one.covers(entry)] for entry in asked}
     assert list(audit.refused()) == []
     assert [entry for entry, by in covering.items() if not by] == []
-    # Each is needed: there is something that no other one allows.
+    # Each right is needed: it allows some request that no other right allows.
     assert {by[0] for by in covering.values() if len(by) == 1} == set(allowed)
 
 
@@ -109,7 +107,7 @@ async def wait_effect(place: RbacPlace, permission: Permission, wanted: bool) ->
 
 
 @pytest.mark.parametrize(("place", "taken"), TAKEN, indirect=["place"], scope="module")
-async def test_without_one_of_its_rights_that_is_refused_and_said_and_with_it_again_all_goes_on(
+async def test_a_missing_right_is_denied_and_reported_and_used_again_once_granted(
     place: RbacPlace, taken: Permission
 ) -> None:
     use, name = use_of(taken), new_name()
@@ -123,7 +121,7 @@ async def test_without_one_of_its_rights_that_is_refused_and_said_and_with_it_ag
         since, begun = place.server.audit.size, len(place.controller.log)
         await use.do(place, name)
         await place.wait_used(taken, since, refused=True)
-        assert await reached(is_said, PATIENCE), f"{words!r} is not said"
+        assert await reached(is_said, PATIENCE), f"{words!r} is not reported"
     name, since = new_name(), place.server.audit.size
     await use.prepare(place, name)
     await use.do(place, name)
@@ -132,7 +130,7 @@ async def test_without_one_of_its_rights_that_is_refused_and_said_and_with_it_ag
 
 
 def elsewhere(place: RbacPlace) -> list[tuple[str, str, Json | None]]:
-    """Requests that keeping roles as declared never needs: method, path and body."""
+    """Requests that the controller never needs: method, path and body."""
     rbac, core = "/apis/rbac.authorization.k8s.io/v1", "/api/v1/namespaces"
     account = place.account.installation
     role = {"metadata": {"name": "more"}, "rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]}
@@ -178,7 +176,7 @@ def in_other_namespaces() -> list[tuple[str, str, Json | None]]:
 
 
 @pytest.mark.parametrize("place", OVERLAYS, indirect=True, scope="module")
-async def test_its_token_opens_nothing_else(place: RbacPlace) -> None:
+async def test_its_token_permits_nothing_else(place: RbacPlace) -> None:
     tried = elsewhere(place) + (in_other_namespaces() if place.account.installation.watched else [])
     for method, path, body in tried:
         content_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
@@ -194,7 +192,7 @@ def refer(kind: str = "PgRole", version: str = "pgrole.dev/v1alpha1") -> Json:
 
 
 def make_secret(name: str, kind: str = "Opaque", **metadata: object) -> Json:
-    """It would give whoever reads it the rights of another account, were it of that type."""
+    """Returns a Secret that, with the type of a ServiceAccount token, would hold another account's token."""
     account = {"annotations": {"kubernetes.io/service-account.name": "default"}}
     return {"metadata": {"name": name, **account, **metadata}, "type": kind}
 
@@ -219,7 +217,7 @@ def strays(theirs: str, owned: str) -> list[tuple[str, str, Json | None]]:
 
 
 @pytest.mark.parametrize("place", OVERLAYS, indirect=True, scope="module")
-async def test_secrets_but_opaque_ones_of_pgroles_are_not_for_it_to_write_and_nobody_else_is_kept_from_that(
+async def test_it_may_write_only_opaque_secrets_of_pgroles_while_others_stay_unrestricted(
     place: RbacPlace,
 ) -> None:
     installation, theirs, owned = place.account.installation, new_name(), new_name()
@@ -245,7 +243,7 @@ async def test_secrets_but_opaque_ones_of_pgroles_are_not_for_it_to_write_and_no
 
 
 @pytest.mark.parametrize("place", OVERLAYS, indirect=True, scope="module")
-async def test_what_the_policy_for_secrets_refuses_is_found_in_the_audit_log(place: RbacPlace) -> None:
+async def test_denials_of_the_admission_policy_for_secrets_are_in_the_audit_log(place: RbacPlace) -> None:
     since, user = place.server.audit.size, place.account.installation.user
     body = make_secret(new_name())
     with pytest.raises(LocalApiError, match="the controller writes Secrets of PgRoles only"):
@@ -254,7 +252,7 @@ async def test_what_the_policy_for_secrets_refuses_is_found_in_the_audit_log(pla
 
 
 @pytest.mark.parametrize("place", OVERLAYS, indirect=True, scope="module")
-async def test_where_it_may_not_write_secrets_an_object_that_wants_one_says_so_and_others_work(
+async def test_without_the_right_to_write_secrets_an_object_reports_it_and_others_work(
     place: RbacPlace,
 ) -> None:
     installation = place.account.installation

@@ -15,13 +15,13 @@ from pgrole_controller.local.process import Process, reached
 from tests.acceptance.world import PATIENCE, Database, Json, Stage, is_ready, running
 
 MANY = 200
-#: How much later than promised something may be before a test fails, in seconds: the machine may be busy.
+#: Tolerance beyond documented times, in seconds: the machine may be busy.
 SLACK = 5.0
 KILLS = 3
 
 
 def declared() -> dict[str, Json]:
-    """Every fifth is dropped with its object."""
+    """Returns specs of many roles, every fifth with deletionPolicy Drop."""
     return {
         f"many-{number:03}": {
             "login": number % 2 == 0,
@@ -35,7 +35,7 @@ def declared() -> dict[str, Json]:
 
 
 async def kill_at_random_points(stage: Stage, question: str, goal: int) -> None:
-    """Starts controllers and kills each when `question` has come part of the way to `goal`, so that none finishes."""
+    """Starts controllers and kills each once `question` is part of the way to `goal`, so that none of them finishes."""
     async with stage.database() as database:
         for round_ in range(KILLS):
             controller = stage.controller()
@@ -43,7 +43,7 @@ async def kill_at_random_points(stage: Stage, question: str, goal: int) -> None:
             await controller.wait_log("session with PostgreSQL begins")
             begin = await database.fetchval(question)
             await wait_past(database, question, begin + random.randint(0, (goal - begin) // (KILLS - round_ + 1)))
-            await anyio.sleep(random.uniform(0, 0.02))  # not to wait for anything: the point shall be a random one
+            await anyio.sleep(random.uniform(0, 0.02))  # makes the point of the kill random
             await controller.kill()
             assert "Traceback" not in controller.log
 
@@ -77,12 +77,12 @@ async def assert_as_declared(database: Database, objects: Mapping[str, Json]) ->
 
 
 @pytest.mark.slow
-async def test_controllers_killed_at_random_points_leave_what_the_next_one_brings_to_the_same_end(
+async def test_after_kills_at_random_points_the_next_controller_converges(
     stage: Stage,
 ) -> None:
     kube = stage.kube
     async with stage.database() as database:
-        # schema pgrole is there before the first is killed, so that claims can be counted
+        # schema pgrole must exist before the first kill, so that claims can be counted
         async with running(stage.controller()):
             pass
         await kube.apply_all(declared())
@@ -103,16 +103,14 @@ async def test_controllers_killed_at_random_points_leave_what_the_next_one_bring
 
 
 @pytest.mark.parametrize("policy", ["Retain", "Drop"])
-async def test_an_object_made_again_while_no_one_watched_is_the_new_one_and_leaves_no_ghost(
-    stage: Stage, policy: str
-) -> None:
+async def test_an_object_recreated_while_no_controller_ran_replaces_the_old_one(stage: Stage, policy: str) -> None:
     kube = stage.kube
     async with stage.database() as database:
         async with running(stage.controller()):
             await kube.apply("phoenix", login=True, deletionPolicy=policy)
             before = await kube.wait_ready("phoenix")
         await kube.delete("phoenix")
-        if policy == "Drop":  # it stays until its role is dropped, which needs a controller
+        if policy == "Drop":  # the object stays until a controller drops its role
             async with running(stage.controller()):
                 await kube.wait_gone("phoenix")
         assert await kube.get("phoenix") is None
@@ -124,7 +122,7 @@ async def test_an_object_made_again_while_no_one_watched_is_the_new_one_and_leav
 
 
 @pytest.mark.slow
-async def test_an_object_made_again_while_the_controller_was_frozen_is_the_new_one(stage: Stage) -> None:
+async def test_an_object_recreated_while_the_controller_was_frozen_replaces_the_old_one(stage: Stage) -> None:
     kube = stage.kube
     async with running(stage.controller()) as controller, stage.database() as database:
         await kube.apply("phoenix", login=True)
@@ -161,7 +159,7 @@ async def assert_reborn(database: Database, before: Json, after: Json, policy: s
 
 
 @pytest.mark.slow
-async def test_sigterm_during_a_convergence_ends_within_10_seconds_and_well(stage: Stage) -> None:
+async def test_sigterm_during_convergence_ends_cleanly_within_10_seconds(stage: Stage) -> None:
     async with stage.database() as database:
         async with running(stage.controller()):
             pass
@@ -208,7 +206,7 @@ async def test_sigterm_while_postgresql_is_frozen_ends_within_10_seconds(stage: 
         (["--kubeconfig", "/nowhere/config"], {}, ["--kubeconfig", "/nowhere/config"]),
     ],
 )
-async def test_a_wrong_setting_is_refused_with_its_name(
+async def test_an_invalid_setting_is_refused_by_name(
     tmp_path: Path, arguments: list[str], environment: dict[str, str], words: list[str]
 ) -> None:
     code, said = await run_to_its_end(tmp_path, arguments, environment)
@@ -219,7 +217,7 @@ async def test_a_wrong_setting_is_refused_with_its_name(
     assert "Traceback" not in said
 
 
-async def test_without_an_api_server_named_it_fails_and_names_the_choices(tmp_path: Path) -> None:
+async def test_without_a_configured_api_server_it_fails_and_names_the_options(tmp_path: Path) -> None:
     code, said = await run_to_its_end(tmp_path, [], {})
     assert code == 1
     for word in ("--kubeconfig", "KUBECONFIG", "~/.kube/config", "service account"):
@@ -227,7 +225,7 @@ async def test_without_an_api_server_named_it_fails_and_names_the_choices(tmp_pa
     assert "Traceback" not in said
 
 
-async def test_a_taken_health_port_fails_and_is_named(stage: Stage) -> None:
+async def test_a_health_port_in_use_is_a_fatal_error_that_names_it(stage: Stage) -> None:
     first = stage.controller()
     async with running(first):
         second = stage.controller(None, "--health-port", str(first.health_port))

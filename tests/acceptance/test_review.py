@@ -1,4 +1,4 @@
-"""What people who may write Secrets, or only PgRoles, could achieve with that right."""
+"""What users with the right to write Secrets, or only PgRoles, can achieve with it."""
 
 import secrets
 from typing import Any
@@ -28,7 +28,7 @@ async def deliver(kube: Kube, role: str, **spec: Any) -> Json:
 
 
 @pytest.mark.parametrize("value", ["never asked for", "x" * 200_000])
-async def test_a_note_of_a_request_that_was_never_made_is_removed_and_the_password_stays_from_then_on(
+async def test_a_forged_rotate_handled_annotation_is_removed_and_the_new_password_stays(
     kube: Kube, database: Database, role: str, value: str
 ) -> None:
     before = await deliver(kube, role)
@@ -41,7 +41,7 @@ async def test_a_note_of_a_request_that_was_never_made_is_removed_and_the_passwo
     assert text(await kube.wait_secret("delivered")) == text(after)
 
 
-async def test_a_connection_secret_that_is_not_named_any_more_and_cannot_go_is_not_asked_for_without_end(
+async def test_a_renamed_connection_secret_with_a_foreign_finalizer_is_deleted_only_once(
     stage: Stage,
 ) -> None:
     kube = stage.kube
@@ -63,7 +63,7 @@ async def test_a_connection_secret_that_is_not_named_any_more_and_cannot_go_is_n
 
 
 def at_its_bound(number: int) -> Json:
-    """An object that uses every field as far as the CRD lets it."""
+    """Returns a spec that uses every field to the maximum that the CRD permits."""
     many = {f"app.p{at:03}{'x' * 30}": "é" * 1024 for at in range(64)}
     return {
         "name": "ü" * 30 + f"{number:03}",
@@ -94,7 +94,7 @@ def at_its_bound(number: int) -> Json:
     }
 
 
-async def test_an_object_with_every_field_at_its_bound_comes_true(stage: Stage) -> None:
+async def test_an_object_with_every_field_at_its_maximum_becomes_ready(stage: Stage) -> None:
     kube = stage.kube
     async with running(stage.controller()), stage.database() as database:
         spec = at_its_bound(1)

@@ -12,11 +12,13 @@ from tests.acceptance.world import Database, Kube, condition
 
 @pytest.fixture
 def role_name() -> str:
-    """A role that no other test has."""
+    """A role name unique to the test."""
     return f"role_{secrets.token_hex(4)}"
 
 
-async def test_a_role_is_created_as_declared_and_status_says_so(kube: Kube, database: Database, role_name: str) -> None:
+async def test_a_role_is_created_as_declared_and_reported_in_status(
+    kube: Kube, database: Database, role_name: str
+) -> None:
     spec: dict[str, Any] = {
         "name": role_name,
         "login": True,
@@ -49,7 +51,7 @@ async def test_a_role_is_created_as_declared_and_status_says_so(kube: Kube, data
     assert condition(obj, "Ready")["reason"] == "Reconciled"
 
 
-async def test_the_role_is_named_as_the_object_when_the_spec_gives_no_name(kube: Kube, database: Database) -> None:
+async def test_without_spec_name_the_role_has_the_objects_name(kube: Kube, database: Database) -> None:
     name = f"orders-app-{secrets.token_hex(4)}"
     await kube.apply(name)
     await kube.wait_ready(name)
@@ -63,7 +65,7 @@ async def test_the_role_is_named_as_the_object_when_the_spec_gives_no_name(kube:
     "hostile",
     ['"; DROP ROLE postgres; --', "it's", "a\\b", "new\nline", "日" * 19 + "!", "Ünï©ode", "x" * 55, "$$ $1 %s {}"],
 )
-async def test_any_name_that_postgresql_can_hold_is_only_a_name(kube: Kube, database: Database, hostile: str) -> None:
+async def test_any_valid_role_name_is_quoted_correctly(kube: Kube, database: Database, hostile: str) -> None:
     name = f"{secrets.token_hex(2)}{hostile}"
     assert len(name.encode()) <= 63
     await kube.apply("hostile", name=name, comment=hostile)
@@ -76,7 +78,7 @@ async def test_any_name_that_postgresql_can_hold_is_only_a_name(kube: Kube, data
     await database.wait_role(name, lambda row: row["rolcanlogin"], "LOGIN")
 
 
-async def test_a_changed_spec_is_applied_and_is_no_drift(kube: Kube, database: Database, role_name: str) -> None:
+async def test_a_changed_spec_is_applied_without_drift(kube: Kube, database: Database, role_name: str) -> None:
     await kube.apply("changing", name=role_name, login=True, comment="first")
     await kube.wait_ready("changing")
     await kube.apply("changing", name=role_name, createdb=True, validUntil="2030-01-01T00:00:00+02:00")
@@ -91,7 +93,7 @@ async def test_a_changed_spec_is_applied_and_is_no_drift(kube: Kube, database: D
     assert "lastDrift" not in obj["status"]
 
 
-async def test_the_columns_of_kubectl_get_say_what_matters(kube: Kube, role_name: str) -> None:
+async def test_kubectl_get_shows_role_server_ready_reason_and_drifts(kube: Kube, role_name: str) -> None:
     await kube.apply("shown", name=role_name)
     await kube.wait_ready("shown")
     answer = await kube.table("shown")
@@ -100,7 +102,7 @@ async def test_the_columns_of_kubectl_get_say_what_matters(kube: Kube, role_name
     assert answer["rows"][0]["cells"][1:5] == [role_name, "default", "True", "Reconciled"]
 
 
-async def test_an_event_tells_of_the_creation(kube: Kube, role_name: str) -> None:
+async def test_creating_a_role_is_reported_in_an_event(kube: Kube, role_name: str) -> None:
     await kube.apply("told", name=role_name)
     await kube.wait_ready("told")
     event = await kube.wait_event("RoleCreated")
@@ -108,7 +110,7 @@ async def test_an_event_tells_of_the_creation(kube: Kube, role_name: str) -> Non
     assert event["type"] == "Normal"
 
 
-async def test_a_deleted_object_retains_its_role_and_its_claim_as_released(
+async def test_a_deleted_object_retains_its_role_and_releases_its_claim(
     kube: Kube, database: Database, role_name: str
 ) -> None:
     await kube.apply("kept", name=role_name, login=True)
@@ -118,7 +120,7 @@ async def test_a_deleted_object_retains_its_role_and_its_claim_as_released(
     assert await database.role(role_name) is not None
 
 
-async def test_an_object_made_again_takes_its_retained_role_back_without_adopt(
+async def test_a_recreated_object_takes_its_retained_role_back_without_adopt(
     kube: Kube, database: Database, role_name: str
 ) -> None:
     await kube.apply("back", name=role_name, login=True)
@@ -135,7 +137,7 @@ async def test_an_object_made_again_takes_its_retained_role_back_without_adopt(
     assert claim["released_at"] is None
 
 
-async def test_drop_drops_the_role_before_the_object_goes(kube: Kube, database: Database, role_name: str) -> None:
+async def test_drop_drops_the_role_with_its_claim(kube: Kube, database: Database, role_name: str) -> None:
     await kube.apply("dropped", name=role_name, deletionPolicy="Drop")
     obj = await kube.wait_ready("dropped")
     assert obj["metadata"]["finalizers"] == ["pgrole.dev/drop"]
@@ -146,9 +148,7 @@ async def test_drop_drops_the_role_before_the_object_goes(kube: Kube, database: 
     await kube.wait_event("RoleDropped")
 
 
-async def test_drop_waits_while_the_role_owns_something_and_goes_on_when_it_does_not(
-    kube: Kube, database: Database, role_name: str
-) -> None:
+async def test_drop_waits_while_the_role_owns_objects(kube: Kube, database: Database, role_name: str) -> None:
     await kube.apply("owner", name=role_name, deletionPolicy="Drop")
     await kube.wait_ready("owner")
     await database.execute(f"CREATE SCHEMA AUTHORIZATION {role_name}")
@@ -162,7 +162,7 @@ async def test_drop_waits_while_the_role_owns_something_and_goes_on_when_it_does
     assert await database.role(role_name) is None
 
 
-async def test_retain_is_the_way_out_of_a_blocked_drop(kube: Kube, database: Database, role_name: str) -> None:
+async def test_switching_to_retain_unblocks_a_blocked_drop(kube: Kube, database: Database, role_name: str) -> None:
     await kube.apply("stuck", name=role_name, deletionPolicy="Drop")
     await kube.wait_ready("stuck")
     await database.execute(f"CREATE SCHEMA AUTHORIZATION {role_name}")
@@ -173,16 +173,14 @@ async def test_retain_is_the_way_out_of_a_blocked_drop(kube: Kube, database: Dat
     assert await database.role(role_name) is not None
 
 
-async def test_a_policy_changed_to_retain_takes_the_finalizer_away(kube: Kube, role_name: str) -> None:
+async def test_switching_to_retain_removes_the_finalizer(kube: Kube, role_name: str) -> None:
     await kube.apply("relaxed", name=role_name, deletionPolicy="Drop")
     await kube.wait_ready("relaxed")
     await kube.patch("relaxed", {"spec": {"deletionPolicy": "Retain"}})
     await kube.wait_for("relaxed", lambda obj: not obj["metadata"].get("finalizers"), "no finalizer")
 
 
-async def test_a_suspended_object_changes_nothing_and_goes_on_afterwards(
-    kube: Kube, database: Database, role_name: str
-) -> None:
+async def test_suspend_stops_all_changes_until_it_ends(kube: Kube, database: Database, role_name: str) -> None:
     await kube.apply("paused", name=role_name)
     await kube.wait_ready("paused")
     await kube.apply("paused", name=role_name, login=True, suspend=True)
@@ -197,7 +195,7 @@ async def test_a_suspended_object_changes_nothing_and_goes_on_afterwards(
     assert role["rolcanlogin"]
 
 
-async def test_attributes_beyond_the_policy_are_refused_and_named(
+async def test_attributes_that_policy_does_not_allow_are_refused_by_name(
     kube: Kube, database: Database, role_name: str
 ) -> None:
     await kube.apply("greedy", name=role_name, superuser=True)
@@ -209,13 +207,13 @@ async def test_attributes_beyond_the_policy_are_refused_and_named(
     assert event["type"] == "Warning"
 
 
-async def test_an_object_for_a_server_that_nobody_declared_says_so(kube: Kube, role_name: str) -> None:
+async def test_an_object_for_an_undeclared_server_reports_it(kube: Kube, role_name: str) -> None:
     await kube.apply("lost", name=role_name, serverRef={"name": "elsewhere"})
     obj = await kube.wait_reason("lost", "ServerGone")
     assert "serverRef" in condition(obj, "Ready")["message"]
 
 
-async def test_a_role_that_exists_is_refused_and_adopt_takes_it_over(
+async def test_an_existing_role_is_refused_without_adopt_and_taken_over_with_it(
     kube: Kube, database: Database, role_name: str
 ) -> None:
     await database.execute(f"CREATE ROLE {role_name} CREATEDB CONNECTION LIMIT 3")
@@ -234,7 +232,7 @@ async def test_a_role_that_exists_is_refused_and_adopt_takes_it_over(
     assert not role["rolcreatedb"]
 
 
-async def test_a_role_that_is_in_the_way_and_goes_lets_the_object_go_on(
+async def test_an_object_continues_once_a_conflicting_role_is_dropped(
     kube: Kube, database: Database, role_name: str
 ) -> None:
     await database.execute(f"CREATE ROLE {role_name}")
@@ -244,7 +242,7 @@ async def test_a_role_that_is_in_the_way_and_goes_lets_the_object_go_on(
     await kube.wait_ready("waiting")
 
 
-async def test_two_objects_for_one_role_the_claim_decides_and_deleting_the_owner_hands_nothing_over(
+async def test_the_claim_decides_between_two_objects_and_is_not_inherited(
     kube: Kube, database: Database, role_name: str
 ) -> None:
     await kube.apply("first", name=role_name, login=True)
@@ -259,7 +257,9 @@ async def test_two_objects_for_one_role_the_claim_decides_and_deleting_the_owner
     assert role["rolcanlogin"]
 
 
-async def test_deleting_the_loser_touches_nothing(kube: Kube, database: Database, role_name: str) -> None:
+async def test_deleting_an_object_without_the_claim_keeps_the_role(
+    kube: Kube, database: Database, role_name: str
+) -> None:
     await kube.apply("winner", name=role_name, login=True)
     await kube.wait_ready("winner")
     await kube.apply("loser", name=role_name, deletionPolicy="Drop")
@@ -277,15 +277,13 @@ async def test_an_invalid_name_is_refused_at_admission_with_the_remedy(kube: Kub
         assert caught.value.status == 422
 
 
-async def test_an_object_that_is_as_declared_is_read_and_not_written(
-    kube: Kube, database: Database, role_name: str
-) -> None:
+async def test_a_reconciled_object_is_read_but_not_written(kube: Kube, database: Database, role_name: str) -> None:
     await kube.apply("quiet", name=role_name)
     await kube.wait_ready("quiet")
     before = await kube.get("quiet")
     for _ in range(20):
         await database.execute(f'SELECT pg_notify(\'pgrole\', \'{{"op":"update","name":"{role_name}"}}\')')
-    # What is asked for after those looks is answered after them.
+    # Requests are handled in order, so this object becomes Ready after those reads.
     await kube.apply("later", name=f"{role_name}_later")
     await kube.wait_ready("later")
     after = await kube.get("quiet")

@@ -39,7 +39,7 @@ async def request(kube: Kube, value: str) -> None:
 
 
 async def look_again(kube: Kube, comment: str) -> Json:
-    """Has the object reconciled once more, whatever for, and waits until that was said."""
+    """Causes one more reconcile of the object, and waits until status reports it."""
     obj = await kube.patch("app", {"spec": {"comment": comment}})
     generation = obj["metadata"]["generation"]
     return await kube.wait_for(
@@ -48,7 +48,7 @@ async def look_again(kube: Kube, comment: str) -> Json:
 
 
 async def assert_agreement(kube: Kube, database: Database, password: str, held: Json | None = None) -> None:
-    """The role logs in with the password, and the Secret has it: as `held` has it, if that is given."""
+    """Asserts that role and Secret have the password; given `held`, that the Secret was not written since."""
     await database.wait_password("app", password)
     await look_again(kube, "after all that")
     now = await kube.secret("delivered")
@@ -61,7 +61,7 @@ async def assert_agreement(kube: Kube, database: Database, password: str, held: 
 async def denied(
     kube: Kube, resource: str, condition: str, probe: Callable[[], Awaitable[Json]]
 ) -> AsyncIterator[None]:
-    """An admission policy denies writes of a resource in the namespace, as `probe` tells."""
+    """Denies writes of a resource in the namespace by an admission policy; `probe` shows whether it is effective."""
     group, _, plural = resource.rpartition(":")
     rule = {"apiGroups": [group], "apiVersions": ["*"], "operations": ["CREATE", "UPDATE"], "resources": [plural]}
     selector = {"matchLabels": {"kubernetes.io/metadata.name": kube.namespace}}
@@ -141,7 +141,7 @@ ACTIONS = ["rotate", "delete"]
 
 
 async def begin(stage: Stage) -> Json:
-    """The Secret of an object that is Ready; the controller has ended."""
+    """Returns the Secret of a Ready object; no controller runs afterwards."""
     async with running(stage.controller()):
         await stage.kube.apply("app", **GENERATED)
         await stage.kube.wait_ready("app")
@@ -156,7 +156,7 @@ async def disturb(kube: Kube, action: str) -> None:
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-async def test_killed_before_the_secret_is_written_it_goes_on_as_if_nothing_had_been(stage: Stage, action: str) -> None:
+async def test_a_kill_before_the_secret_is_written_loses_nothing(stage: Stage, action: str) -> None:
     kube, before = stage.kube, await begin(stage)
     async with stage.database() as database:
         async with no_secret(kube):
@@ -176,9 +176,7 @@ async def test_killed_before_the_secret_is_written_it_goes_on_as_if_nothing_had_
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-async def test_killed_after_the_secret_and_before_the_database_it_sets_what_the_secret_has(
-    stage: Stage, action: str
-) -> None:
+async def test_a_kill_between_secret_and_database_ends_with_the_secrets_password_set(stage: Stage, action: str) -> None:
     kube, before = stage.kube, await begin(stage)
     async with stage.database() as database, stage.database() as other:
         controller = stage.controller()
@@ -190,7 +188,7 @@ async def test_killed_after_the_secret_and_before_the_database_it_sets_what_the_
             await disturb(kube, action)
             after = await kube.wait_secret("delivered", lambda held: text(held) != text(before), "another password")
             await controller.kill()
-            # What it sent already waits for the turn, and would be carried out.
+            # A statement that it sent waits for the lock, and would still run.
             await database.execute(f"SELECT pg_terminate_backend(pid) {SESSIONS}")
             await database.wait_value(f"SELECT count(*) {SESSIONS}", 0)
         await database.wait_password("app", text(before))
@@ -199,7 +197,7 @@ async def test_killed_after_the_secret_and_before_the_database_it_sets_what_the_
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-async def test_killed_after_the_database_and_before_the_status_it_does_nothing_twice(stage: Stage, action: str) -> None:
+async def test_a_kill_between_database_and_status_repeats_nothing(stage: Stage, action: str) -> None:
     kube, before = stage.kube, await begin(stage)
     async with stage.database() as database:
         async with no_status(kube):
@@ -215,7 +213,7 @@ async def test_killed_after_the_database_and_before_the_status_it_does_nothing_t
             await assert_agreement(kube, database, text(after), after)
 
 
-async def test_the_lock_that_holds_up_a_rotation_only_delays_it(stage: Stage) -> None:
+async def test_a_lock_only_delays_a_rotation(stage: Stage) -> None:
     kube, before = stage.kube, await begin(stage)
     async with running(stage.controller()) as controller, stage.database() as database, stage.database() as other:
         await look_again(kube, "at rest")
@@ -227,7 +225,7 @@ async def test_the_lock_that_holds_up_a_rotation_only_delays_it(stage: Stage) ->
         await assert_agreement(kube, database, text(after), after)
 
 
-async def test_killed_at_random_points_each_request_is_handled_once(stage: Stage) -> None:
+async def test_each_rotation_request_is_handled_once_despite_kills_at_random_points(stage: Stage) -> None:
     kube, held = stage.kube, await begin(stage)
     since, handled = version(held), 0
     async with stage.database() as database:
@@ -238,7 +236,7 @@ async def test_killed_at_random_points_each_request_is_handled_once(stage: Stage
             await wait_agreement(kube, database, handled)
             await request(kube, str(number))
             handled = number
-            await anyio.sleep(random.uniform(0, 0.08))  # not to wait for anything: the point shall be a random one
+            await anyio.sleep(random.uniform(0, 0.08))  # makes the point of the kill random
             await controller.kill()
             assert "Traceback" not in controller.log
         async with running(stage.controller()):
@@ -254,14 +252,14 @@ async def test_killed_at_random_points_each_request_is_handled_once(stage: Stage
 
 
 async def wait_agreement(kube: Kube, database: Database, handled: int) -> None:
-    """Until the database and the Secret have handled this request, and the role logs in with what the Secret says."""
+    """Waits until the claim records this request as handled, and the role has the password in the Secret."""
     sql = "SELECT rotate_handled FROM pgrole.claim WHERE role_name = 'app'"
     await database.wait_value(sql, str(handled or ""))
     await database.wait_password("app", text(await kube.secret("delivered")))
 
 
 async def read_history(kube: Kube, since: str) -> list[Json]:
-    """Every version that the Secret had after that one. No controller runs any more."""
+    """Returns every version of the Secret after `since`. No controller may be running."""
     found: list[Json] = []
     last = version(await kube.patch_secret("delivered", {"metadata": {"labels": {"last": since}}}))
     async with Client.connect(str(kube.server.kubeconfig)) as client:
@@ -276,7 +274,7 @@ async def read_history(kube: Kube, since: str) -> list[Json]:
     raise AssertionError("the history ended early")
 
 
-async def test_a_restart_rotates_nothing_and_writes_nothing(stage: Stage) -> None:
+async def test_a_restart_rotates_and_writes_nothing(stage: Stage) -> None:
     kube = stage.kube
     async with running(stage.controller()):
         await kube.apply("app", **(GENERATED | {"password": {"generate": {"rotateEvery": "1h"}}}))
@@ -304,7 +302,7 @@ async def test_a_restart_rotates_nothing_and_writes_nothing(stage: Stage) -> Non
     assert {obj["metadata"]["name"]: obj for obj in await kube.objects()} == objects
 
 
-async def test_what_became_due_while_nobody_ran_is_rotated_once_at_the_start(stage: Stage) -> None:
+async def test_a_rotation_that_became_due_while_no_controller_ran_happens_once(stage: Stage) -> None:
     kube = stage.kube
     async with running(stage.controller()):
         await kube.apply("app", **(GENERATED | {"password": {"generate": {"rotateEvery": "15s"}}}))
@@ -318,7 +316,7 @@ async def test_what_became_due_while_nobody_ran_is_rotated_once_at_the_start(sta
         await kube.patch("app", {"spec": {"password": {"generate": {"rotateEvery": "1h"}}}})
         async with running(stage.controller()):
             await kube.wait_ready("app")
-            assert text(await kube.secret("delivered")) == text(before), "what is due is what the object says now"
+            assert text(await kube.secret("delivered")) == text(before), "the current spec decides"
             await kube.patch("app", {"spec": {"password": {"generate": {"rotateEvery": "15s"}}}})
             held = await kube.wait_secret("delivered", lambda held: text(held) != text(before), "another password")
             await kube.patch("app", {"spec": {"password": {"generate": {"rotateEvery": "1h"}}}})
@@ -326,7 +324,7 @@ async def test_what_became_due_while_nobody_ran_is_rotated_once_at_the_start(sta
         assert len({seen["data"]["password"] for seen in await read_history(kube, since)}) == 1
 
 
-async def test_the_database_follows_a_secret_restored_from_a_backup_and_nothing_is_handled_again(stage: Stage) -> None:
+async def test_the_database_follows_a_secret_restored_from_a_backup_and_repeats_no_rotation(stage: Stage) -> None:
     kube, backup = stage.kube, await begin(stage)
     async with stage.database() as database:
         async with running(stage.controller()):
@@ -347,7 +345,7 @@ async def test_the_database_follows_a_secret_restored_from_a_backup_and_nothing_
             await assert_agreement(kube, database, text(after), after)
 
 
-async def test_what_was_handled_stays_so_when_the_database_has_lost_its_claims(stage: Stage) -> None:
+async def test_handled_rotations_are_not_repeated_after_the_claims_are_lost(stage: Stage) -> None:
     kube, before = stage.kube, await begin(stage)
     async with running(stage.controller()), stage.database() as database:
         await request(kube, "1")

@@ -28,12 +28,12 @@ async def declared(stage: Stage) -> AsyncIterator[PgServers]:
 
 
 def alone(stage: Stage) -> Controller:
-    """A controller that knows of no server but those that are declared; it leads."""
+    """Returns a controller that knows declared servers only, and leads."""
     return Controller(stage.kube.server, "", stage.folder, "--leader-election", "true")
 
 
 @pytest.mark.slow
-async def test_a_declared_server_is_connected_to_and_says_what_it_is(
+async def test_the_controller_connects_to_a_declared_server_and_reports_its_version_and_mode(
     stage: Stage, declared: PgServers, role: str
 ) -> None:
     async with running(alone(stage), connected=False):
@@ -60,7 +60,7 @@ async def test_a_declared_server_is_connected_to_and_says_what_it_is(
         ]
 
 
-async def test_credentials_that_change_are_used_without_a_restart(stage: Stage, declared: PgServers, role: str) -> None:
+async def test_changed_credentials_are_used_without_a_restart(stage: Stage, declared: PgServers, role: str) -> None:
     async with running(alone(stage), connected=False) as controller, stage.database() as database:
         await declared.apply("main", stage.postgres)
         await stage.kube.apply("app", name=role, serverRef={"name": "main"})
@@ -69,7 +69,7 @@ async def test_credentials_that_change_are_used_without_a_restart(stage: Stage, 
         await declared.apply_credentials("main", "second_admin", "second")
         await controller.wait_count("session with PostgreSQL begins", 2)
         await database.execute(f"ALTER ROLE {role} CREATEDB")
-        await database.wait_role(role, lambda row: not row["rolcreatedb"], "set back")
+        await database.wait_role(role, lambda row: not row["rolcreatedb"], "repaired")
         await database.wait_value(
             "SELECT array_agg(DISTINCT usename::text) FROM pg_stat_activity"
             " WHERE application_name LIKE 'pgrole-controller%'",
@@ -78,7 +78,7 @@ async def test_credentials_that_change_are_used_without_a_restart(stage: Stage, 
 
 
 @pytest.mark.slow
-async def test_a_secret_that_is_missing_or_wrong_is_said_and_waited_for(
+async def test_a_missing_or_wrong_secret_is_reported_and_used_once_corrected(
     stage: Stage, declared: PgServers, role: str
 ) -> None:
     async with running(alone(stage), connected=False):
@@ -100,7 +100,7 @@ async def test_a_secret_that_is_missing_or_wrong_is_said_and_waited_for(
 
 
 @pytest.mark.slow
-async def test_a_session_goes_on_without_its_secret_says_so_and_none_begins_without_it(
+async def test_a_session_outlives_its_secret_and_reports_that_but_no_new_one_begins(
     stage: Stage, declared: PgServers, role: str
 ) -> None:
     async with running(alone(stage), connected=False), stage.database() as database:
@@ -113,7 +113,7 @@ async def test_a_session_goes_on_without_its_secret_says_so_and_none_begins_with
         )
         assert condition(said, "Ready")["status"] == "True"
         await database.execute(f"ALTER ROLE {role} CREATEDB")
-        await database.wait_role(role, lambda row: not row["rolcreatedb"], "set back")
+        await database.wait_role(role, lambda row: not row["rolcreatedb"], "repaired")
         await database.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pgrole-controller%'"
         )
@@ -125,9 +125,7 @@ async def test_a_session_goes_on_without_its_secret_says_so_and_none_begins_with
         )
 
 
-async def test_a_policy_that_is_tightened_reports_and_one_that_is_loosened_applies(
-    stage: Stage, declared: PgServers, role: str
-) -> None:
+async def test_a_stricter_policy_reports_and_a_looser_one_applies(stage: Stage, declared: PgServers, role: str) -> None:
     async with running(alone(stage), connected=False), stage.database() as database:
         await declared.apply("main", stage.postgres)
         await stage.kube.apply("app", name=role, createdb=True, serverRef={"name": "main"})
@@ -139,7 +137,7 @@ async def test_a_policy_that_is_tightened_reports_and_one_that_is_loosened_appli
         await stage.kube.wait_ready("app")
 
 
-async def test_names_of_roles_are_kept_to_their_namespace(stage: Stage, declared: PgServers, role: str) -> None:
+async def test_role_names_are_restricted_to_their_namespace(stage: Stage, declared: PgServers, role: str) -> None:
     async with running(alone(stage), connected=False):
         await declared.apply("main", stage.postgres, allow={**EVERYTHING, "roleNames": ["{namespace}_*"]})
         await stage.kube.apply("other", name=role, serverRef={"name": "main"})
@@ -149,7 +147,9 @@ async def test_names_of_roles_are_kept_to_their_namespace(stage: Stage, declared
 
 
 @pytest.mark.slow
-async def test_only_namespaces_with_the_labels_may_have_roles(stage: Stage, declared: PgServers, role: str) -> None:
+async def test_only_namespaces_with_matching_labels_can_have_roles(
+    stage: Stage, declared: PgServers, role: str
+) -> None:
     async with running(alone(stage), connected=False):
         await declared.apply("main", stage.postgres, allow={**EVERYTHING, "namespaces": {"matchLabels": {"pg": "yes"}}})
         await stage.kube.apply("app", name=role, serverRef={"name": "main"})
@@ -160,9 +160,7 @@ async def test_only_namespaces_with_the_labels_may_have_roles(stage: Stage, decl
         await stage.kube.wait_ready("app")
 
 
-async def test_a_server_that_is_still_named_is_kept_until_it_is_not(
-    stage: Stage, declared: PgServers, role: str
-) -> None:
+async def test_a_deleted_server_stays_until_no_object_names_it(stage: Stage, declared: PgServers, role: str) -> None:
     async with running(alone(stage), connected=False):
         await declared.apply("main", stage.postgres)
         await stage.kube.apply("app", name=role, serverRef={"name": "main"}, deletionPolicy="Drop")
@@ -176,7 +174,7 @@ async def test_a_server_that_is_still_named_is_kept_until_it_is_not(
         await declared.wait_gone("main")
 
 
-async def test_an_object_that_is_made_again_for_another_server_leaves_no_claim_behind(
+async def test_an_object_recreated_for_another_server_releases_its_old_claim(
     stage: Stage, declared: PgServers, servers: Servers, role: str
 ) -> None:
     async with (
@@ -202,7 +200,7 @@ async def test_an_object_that_is_made_again_for_another_server_leaves_no_claim_b
         await database.wait_value(f"SELECT released_at IS NULL FROM pgrole.claim WHERE role_name = '{role}'", False)
 
 
-async def test_two_that_name_one_live_server_are_noticed_and_the_younger_is_refused(
+async def test_the_younger_of_two_pgservers_for_one_live_server_is_refused(
     stage: Stage, declared: PgServers, role: str
 ) -> None:
     async with running(alone(stage), connected=False) as controller:
@@ -224,7 +222,7 @@ async def test_two_that_name_one_live_server_are_noticed_and_the_younger_is_refu
 
 
 @pytest.mark.slow
-async def test_a_declared_default_stands_before_the_one_of_the_environment(
+async def test_a_declared_default_server_overrides_the_one_in_the_environment(
     stage: Stage, declared: PgServers, servers: Servers, role: str
 ) -> None:
     async with running(Controller(stage.kube.server, stage.postgres.dsn(), stage.folder)):
@@ -252,7 +250,7 @@ async def test_a_pgserver_counts_the_drifts_of_each_hour(stage: Stage, declared:
         await stage.kube.apply("app", name=role, serverRef={"name": "main"})
         await stage.kube.wait_ready("app")
         await database.execute(f"ALTER ROLE {role} CREATEDB")
-        await database.wait_role(role, lambda row: not row["rolcreatedb"], "set back")
+        await database.wait_role(role, lambda row: not row["rolcreatedb"], "repaired")
         counted = await declared.wait_for(
             "main", lambda obj: bool(obj["status"].get("driftsPerHour")), "the drift", PATIENCE + DRIFT_SECONDS
         )

@@ -32,10 +32,10 @@ FEW = {"max_connections": "12", "superuser_reserved_connections": "3", "max_wal_
 
 SHORT, OTHER = "short", "other"
 BEGINS = "session with PostgreSQL begins"
-#: What fits into no page that a table has already: three bytes for each letter, and in no order.
+#: Text that fits into no existing page of a table: three bytes for each letter, in random order.
 LONG = "".join(chr(0x4E00 + secrets.randbelow(0x5000)) for _ in range(1024))
 ROLES = 100
-#: To connect, in as long as a test waits: more and more seldom.
+#: Maximum number of attempts to connect while a test waits, since their delays grow.
 ATTEMPTS = 20
 
 
@@ -55,11 +55,11 @@ class Two:
     async def drift_elsewhere(self) -> None:
         """Verifies that the other server's drift is repaired."""
         await self.other.execute("ALTER ROLE elsewhere CREATEDB")
-        await self.other.wait_role("elsewhere", lambda row: not row["rolcreatedb"], "set back on the other server")
+        await self.other.wait_role("elsewhere", lambda row: not row["rolcreatedb"], "repaired on the other server")
 
     async def drift(self, database: Database, name: str) -> None:
         await database.execute(f"ALTER ROLE {name} CREATEDB")
-        await database.wait_role(name, lambda row: not row["rolcreatedb"], "set back")
+        await database.wait_role(name, lambda row: not row["rolcreatedb"], "repaired")
 
     def sessions(self, server: str) -> int:
         return len(re.findall(rf'"{BEGINS}".*"server": "{server}"', self.controller.log))
@@ -94,7 +94,7 @@ async def other_postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 class TestDisk:
-    async def test_what_needs_space_says_so_the_rest_goes_on_and_all_is_well_when_there_is_space(
+    async def test_changes_that_need_space_on_a_full_disk_are_reported_while_the_rest_continues(
         self, api_server: ApiServer, own_postgres: PostgresServer, other_postgres: PostgresServer, tmp_path: Path
     ) -> None:
         async with (
@@ -105,7 +105,7 @@ class TestDisk:
             await both.kube.wait_ready("small")
             disk.fill()
             await both.declare("big", comment=LONG)
-            await both.kube.wait_for("big", _names_disk, "said")
+            await both.kube.wait_for("big", _names_disk, "reported")
             await both.drift_elsewhere()
             async with open_database(own_postgres.dsn()) as database:
                 await both.drift(database, "small")
@@ -113,7 +113,7 @@ class TestDisk:
             await both.kube.wait_ready("big")
             assert both.sessions(SHORT) == 1
 
-    async def test_when_no_page_has_room_any_more_it_says_so_and_repairs_all_when_there_is_space(
+    async def test_full_pages_on_a_full_disk_are_reported_and_everything_is_repaired_afterwards(
         self, api_server: ApiServer, own_postgres: PostgresServer, other_postgres: PostgresServer, tmp_path: Path
     ) -> None:
         async with (
@@ -127,7 +127,7 @@ class TestDisk:
                 {name.replace("_", "-"): {"name": name, "serverRef": {"name": SHORT}} for name in names}
             )
             await both.kube.wait_all_ready()
-            # Nothing that is replaced makes room while somebody could still read it.
+            # Old row versions free no space while a transaction could still read them.
             await reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT")
             await reader.fetchval("SELECT count(*) FROM pg_class")
             disk.fill()
@@ -144,7 +144,7 @@ class TestDisk:
             await database.wait_value("SELECT count(*) FROM pg_roles WHERE rolcreatedb AND NOT rolsuper", 0)
             await both.servers.wait_ready(SHORT)
 
-    async def test_where_what_was_noticed_cannot_be_written_down_the_server_says_so(
+    async def test_a_full_disk_that_prevents_recording_changes_is_reported_on_server_and_objects(
         self, api_server: ApiServer, own_postgres: PostgresServer, other_postgres: PostgresServer, tmp_path: Path
     ) -> None:
         async with (
@@ -154,30 +154,30 @@ class TestDisk:
         ):
             await both.declare("kept")
             await both.kube.wait_ready("kept")
-            # From now on there is place for roles, and none for what is remembered of them.
+            # From now on there is space for roles, but none for recording them in pgrole.role_state.
             await database.execute(_each("CREATE ROLE old_%s", 2000))
             await database.execute(_each("DROP ROLE old_%s", 1999))
-            for _ in range(2):  # the second one hands on the pages of indexes that the first one emptied
+            for _ in range(2):  # the second one recycles index pages that the first one emptied
                 await _wait_horizon(database)
                 await database.execute("VACUUM pg_authid")
             await database.execute("VACUUM FULL pgrole.role_state")
-            async with open_database(own_postgres.dsn()):  # after that the next session writes files of its own
+            async with open_database(own_postgres.dsn()):  # only the first session of a database writes files
                 disk.fill()
             await database.execute(_each("CREATE ROLE new_%s", 300))
-            await both.servers.wait_for(SHORT, _names_disk, "said of the server")
-            await both.kube.wait_for("kept", _names_disk, "said of its object")
+            await both.servers.wait_for(SHORT, _names_disk, "reported on the server")
+            await both.kube.wait_for("kept", _names_disk, "reported on its object")
             await both.drift_elsewhere()
             await database.execute("ALTER ROLE kept CREATEDB")
             disk.free()
             await both.servers.wait_ready(SHORT)
-            await database.wait_role("kept", lambda row: not row["rolcreatedb"], "set back")
+            await database.wait_role("kept", lambda row: not row["rolcreatedb"], "repaired")
             await both.kube.wait_ready("kept")
             assert 0 < await both.attempts() < ATTEMPTS
 
-    async def test_a_server_that_cannot_write_its_log_of_changes_comes_back(
+    async def test_the_controller_recovers_after_a_full_disk_stopped_the_server(
         self, api_server: ApiServer, own_postgres: PostgresServer, other_postgres: PostgresServer, tmp_path: Path
     ) -> None:
-        """It ends then, and somebody starts it again."""
+        """The server stops without space for WAL, and an administrator restarts it."""
         async with (
             small_disk(own_postgres, "pg_wal", 64) as disk,
             two(api_server, tmp_path, own_postgres, other_postgres) as both,
@@ -188,7 +188,7 @@ class TestDisk:
             async with open_database(own_postgres.dsn()) as database:
                 with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
                     await _write_until_full(database)
-            await both.servers.wait_for(SHORT, lambda obj: says(obj, "ServerNotReady"), "said of the server")
+            await both.servers.wait_for(SHORT, lambda obj: says(obj, "ServerNotReady"), "reported on the server")
             await both.kube.wait_reason("kept", "ServerNotReady")
             await both.drift_elsewhere()
             disk.free()
@@ -201,10 +201,10 @@ class TestDisk:
 
 
 class TestConnections:
-    """max_connections, those kept for superusers, the limit of the controller's role and that of its home database."""
+    """Limits: max_connections, connections reserved for superusers, and those of the role and the home database."""
 
     @pytest.mark.parametrize("taken", ["all", "ordinary", "role", "database"])
-    async def test_none_at_the_start_is_said_with_the_remedy_and_one_is_taken_when_it_is_free(
+    async def test_missing_connections_at_the_start_are_reported_with_the_remedy(
         self, api_server: ApiServer, servers: Servers, other_postgres: PostgresServer, tmp_path: Path, taken: str
     ) -> None:
         async with servers.run(FEW) as short:
@@ -215,31 +215,31 @@ class TestConnections:
                 two(api_server, tmp_path, short, other_postgres, CONTROLLER_ROLE, PASSWORD) as both,
             ):
                 await both.declare("waiting")
-                await both.servers.wait_for(SHORT, _names_connections, "said of the server")
-                await both.kube.wait_for("waiting", _names_connections, "said of its object")
+                await both.servers.wait_for(SHORT, _names_connections, "reported on the server")
+                await both.kube.wait_for("waiting", _names_connections, "reported on its object")
                 await both.drift_elsewhere()
                 await held.aclose()
                 await both.servers.wait_ready(SHORT)
                 await both.kube.wait_ready("waiting")
                 assert 0 < await both.attempts() < ATTEMPTS
 
-    async def test_a_home_database_that_is_closed_is_said_and_entered_when_it_is_open(
+    async def test_a_home_database_without_connections_is_reported_and_used_once_it_accepts_them(
         self, api_server: ApiServer, own_postgres: PostgresServer, other_postgres: PostgresServer, tmp_path: Path
     ) -> None:
         async with open_database(own_postgres.dsn(database="template1")) as database:
             await database.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS false")
             async with two(api_server, tmp_path, own_postgres, other_postgres) as both:
                 await both.servers.wait_for(
-                    SHORT, lambda obj: says(obj, "ServerNotReady", "not currently accepting connections"), "said"
+                    SHORT, lambda obj: says(obj, "ServerNotReady", "not currently accepting connections"), "reported"
                 )
                 await both.drift_elsewhere()
                 await database.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS true")
                 await both.servers.wait_ready(SHORT)
 
-    async def test_a_session_that_there_is_goes_on_where_another_connection_cannot_be_had(
+    async def test_a_session_continues_when_no_further_connection_is_available(
         self, api_server: ApiServer, servers: Servers, other_postgres: PostgresServer, tmp_path: Path
     ) -> None:
-        """Emptying a role needs connections of its own: it waits for them, and nothing else does."""
+        """Emptying a role needs further connections: it waits for them, and nothing else does."""
         async with (
             servers.run(FEW) as short,
             open_database(short.dsn()) as database,
@@ -252,7 +252,7 @@ class TestConnections:
             await database.execute("CREATE TABLE belongings (); ALTER TABLE belongings OWNER TO goes")
             async with taking(short, "all"):
                 await both.kube.delete("goes")
-                await both.kube.wait_for("goes", _lacks_connections, "said")
+                await both.kube.wait_for("goes", _lacks_connections, "reported")
                 await both.drift(database, "stays")
                 await both.drift_elsewhere()
                 await both.servers.wait_ready(SHORT)
@@ -295,7 +295,7 @@ def _lacks_connections(obj: Json) -> bool:
 
 
 async def _wait_horizon(database: Database) -> None:
-    """Until no transaction can see what has been deleted so far: VACUUM removes all of it."""
+    """Waits until no transaction can see rows deleted so far, so that VACUUM removes all of them."""
     now = await database.fetchval("SELECT pg_current_xact_id()::xid::text::bigint")
     older = "SELECT count(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_xmin::text::bigint <= {}"
     await database.wait_value(older.format(now), 0)
@@ -306,14 +306,14 @@ def _each(statement: str, count: int) -> str:
 
 
 async def _write_until_full(database: Database) -> NoReturn:
-    """Each round begins another file of the write-ahead log."""
+    """Writes until an error. Each round begins another WAL file."""
     while True:
         await database.execute("SELECT pg_switch_wal()")
         await database.execute("CREATE ROLE one; DROP ROLE one")
 
 
 async def _drift_until_full(database: Database, names: list[str]) -> list[str]:
-    """One role after the other drifts, until PostgreSQL has no place for that either. Those that did."""
+    """Makes one role after another drift until the disk is full; returns the names of those that drifted."""
     drifted = []
     for name in names:
         try:

@@ -1,7 +1,7 @@
-"""Every watched source, in Kubernetes and in PostgreSQL, is noticed by itself and by nothing else.
+"""Changes in every source, in Kubernetes and in PostgreSQL, are noticed through that source and no other.
 
-The controller of these tests reads nothing by itself: its resync takes years. Before each change it is at rest, so that
-no pending reconcile finds the change.
+The controller of these tests reads nothing by itself: its resync interval is years. It is idle before each change, so
+that no pending reconcile finds the change.
 """
 
 import secrets
@@ -21,8 +21,8 @@ from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
 
-#: In seconds: within what a change is noticed, on a busy machine, which is far sooner than by another look that is due;
-#: and how long nothing happens that is not noticed.
+#: In seconds: deadline for noticing a change on a busy machine, far sooner than by the next resync; and how long the
+#: controller must not notice a change whose source is disabled.
 SOON = 30.0
 UNNOTICED = 3.0
 
@@ -41,7 +41,7 @@ async def home(servers: Servers) -> AsyncIterator[PostgresServer]:
 async def stage(
     api_server: ApiServer, home: PostgresServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[SourceScene]:
-    """A controller that looks at nothing by itself."""
+    """A controller that reads nothing by itself."""
     kube, folder = await make_kube(api_server), tmp_path_factory.mktemp("sources")
     options = ("--namespace", kube.namespace, "--resync-interval", _YEARS)
     async with relay(api_server) as between, open_database(home.dsn()) as database:
@@ -72,22 +72,20 @@ async def check_noticed(scene: SourceScene, source: ReconcileSource) -> None:
     assert await reached(is_so, SOON), f"{source.name} was not noticed within {SOON} s"
 
 
-async def test_every_catalog_that_is_watched_is_among_the_sources(scene: SourceScene) -> None:
+async def test_every_watched_catalog_has_a_source_in_the_table(scene: SourceScene) -> None:
     rows = await scene.database.connection.fetch("SELECT catalog::regclass::text AS name FROM pgrole.fingerprint_now")
     assert {row["name"] for row in rows} == {source.catalog for source in SOURCES if source.catalog}
 
 
 @every_source
-async def test_a_change_is_noticed_at_once(scene: SourceScene, source: ReconcileSource) -> None:
+async def test_a_change_is_noticed_immediately(scene: SourceScene, source: ReconcileSource) -> None:
     await prepare(scene, [source])
     await source.change(scene)
     await check_noticed(scene, source)
 
 
 @every_source
-async def test_without_its_source_exactly_this_change_is_not_noticed(
-    scene: SourceScene, source: ReconcileSource
-) -> None:
+async def test_disabling_a_source_hides_only_its_own_change(scene: SourceScene, source: ReconcileSource) -> None:
     await prepare(scene, SOURCES)
     async with source.without(scene):
         for each in SOURCES:
@@ -99,4 +97,4 @@ async def test_without_its_source_exactly_this_change_is_not_noticed(
         async def is_noticed() -> bool:
             return await source.noticed(scene)
 
-        assert not await reached(is_noticed, UNNOTICED), f"{source.name} was noticed by another way"
+        assert not await reached(is_noticed, UNNOTICED), f"{source.name} was noticed in another way"

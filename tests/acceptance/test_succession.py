@@ -1,4 +1,4 @@
-"""What a process knows when it begins to lead, whatever it missed while it stood by."""
+"""A process that begins to lead knows the current state, whatever it missed as a standby."""
 
 import pytest
 
@@ -15,8 +15,8 @@ def says_drift(obj: Json, field: str) -> bool:
     return bool(obj["status"].get("lastDrift", {}).get("fields") == [field])
 
 
-async def test_one_whose_watch_was_silent_brings_in_no_spec_of_yesterday(stage: Stage) -> None:
-    """A watch that is cut off stays silent for a minute, in which one object is changed and another deleted."""
+async def test_a_new_leader_whose_watch_was_silent_applies_no_outdated_spec(stage: Stage) -> None:
+    """While the standby's watch of PgRoles is silent, one object is changed and another is deleted."""
     kube, server, namespace = stage.kube, stage.kube.server, ("--namespace", stage.kube.namespace)
     installation = installation_for(find_namespace(namespace))
     folder = stage.folder / "second"
@@ -42,7 +42,7 @@ async def test_one_whose_watch_was_silent_brings_in_no_spec_of_yesterday(stage: 
             await database.execute("ALTER ROLE app CREATEDB")
             await database.wait_role("app", lambda role: not role["rolcreatedb"], "NOCREATEDB")
             assert await database.role("gone") is None
-        await kube.wait_for("app", lambda app: says_drift(app, "createdb"), "the drift is told")
+        await kube.wait_for("app", lambda app: says_drift(app, "createdb"), "the drift is reported")
         assert "action=created" not in second.log
         assert "action=changed" not in second.log
         assert await second.stop() == 0

@@ -1,4 +1,4 @@
-"""docs/uninstall.md: followed to its end, it leaves what Retain promises and nothing else; and the wrong order."""
+"""docs/uninstall.md: following it leaves what Retain promises and nothing else; and mistakes in the order."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,10 +24,10 @@ pytestmark = pytest.mark.slow
 PAGE = "uninstall.md"
 RETAINED = set(ROLES) - {"passing"}
 CRDS = ("pgroles.pgrole.dev", "pgservers.pgrole.dev")
-#: So many lists in a row, half a second apart, are the same.
+#: Number of equal lists in a row, half a second apart, after which the API server is at rest.
 AT_REST = 5
 
-#: Whose it is and what it says, of all that an installation could leave in a server, seen from the home database.
+#: Kind, owner and content of everything an installation could leave in a server, as seen from the home database.
 CATALOGS = """
 SELECT 'role', a.rolname::text, (to_jsonb(a) - 'oid')::text FROM pg_authid AS a
 UNION ALL
@@ -88,9 +88,9 @@ def about(lines: set[Line], roles: set[str]) -> set[Line]:
 
 
 async def listed(server: ApiServer) -> set[str]:
-    """The path of every object that the API server has, once nothing comes or goes by itself any more.
+    """Returns the path of every object in the API server, once it no longer creates or deletes any by itself.
 
-    What it makes of its own after the start, and a group whose last definition went, take a while.
+    It needs a while for objects of its own after the start, and to remove a group whose last CRD was deleted.
     """
     found: list[set[str]] = []
 
@@ -98,7 +98,7 @@ async def listed(server: ApiServer) -> set[str]:
         try:
             found.append(set(await list_metadata(server)))
         except LocalApiError as error:
-            if error.status not in (404, 429, 503):  # of a group that goes
+            if error.status not in (404, 429, 503):  # of a group being removed
                 raise
             found.clear()
         return len(found) >= AT_REST and all(one == found[-1] for one in found[-AT_REST:])
@@ -117,7 +117,7 @@ async def cluster(request: pytest.FixtureRequest, api_servers: ApiServerPool) ->
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def team_objects(cluster: ApiServer, servers: Servers, tmp_path: Path) -> AsyncIterator[TeamObjects]:
-    """With the CRDs, also at the end, since it is cleared away by name."""
+    """Has the CRDs, also at the end, since the cleanup uses them."""
     await apply_crds(cluster)
     async with open_team_objects(cluster, servers, tmp_path) as opened:
         yield opened
@@ -137,7 +137,7 @@ async def follow(shell: CommandShell, heading: str) -> None:
 
 
 async def run_again(shell: CommandShell, script: str) -> None:
-    """As an administrator would who is told of a deadlock with what runs in the schema."""
+    """Retries after a deadlock with the controller's functions, as an administrator would."""
     for _ in range(20):
         try:
             await shell.run(script)
@@ -150,7 +150,7 @@ async def run_again(shell: CommandShell, script: str) -> None:
 
 
 async def delete_manifests(server: ApiServer) -> None:
-    """As `kubectl delete -f deploy/install.yaml`, but for what waits until a namespace is empty."""
+    """Does what `kubectl delete -f deploy/install.yaml` does, except for the namespace."""
     for document in read_folder(resources.path("deploy")):
         if document["kind"] not in ("Namespace", "CustomResourceDefinition"):
             await server.request("DELETE", await path_of(server, document))
@@ -179,7 +179,7 @@ async def wait_crds_gone(server: ApiServer) -> None:
 
 
 @pytest.mark.parametrize("steward", [False, True], ids=["superuser", "own-role"])
-async def test_followed_to_its_end_the_page_leaves_nothing_but_what_retain_promises(
+async def test_following_the_page_leaves_only_what_retain_promises(
     cluster: ApiServer, servers: Servers, tmp_path: Path, steward: bool
 ) -> None:
     objects = await listed(cluster)
@@ -219,14 +219,14 @@ async def test_followed_to_its_end_the_page_leaves_nothing_but_what_retain_promi
 
 
 async def check_owned(server: ApiServer, paths: set[str]) -> None:
-    """Kubernetes deletes what belongs to an object that is gone."""
+    """Verifies the owner references by which Kubernetes garbage-collects these objects."""
     for path in paths:
         (owner,) = (await server.request("GET", path))["metadata"]["ownerReferences"]
         assert (owner["apiVersion"], owner["kind"], owner["controller"]) == ("pgrole.dev/v1alpha1", "PgRole", True)
 
 
 async def lose_controller(team_objects: TeamObjects) -> None:
-    """The definitions go when it has ended: what has a finalizer stays, and so do they."""
+    """Deletes the CRDs after the controller has stopped: objects with finalizers stay, and so do the CRDs."""
     async with running(team_objects.controller()):
         await team_objects.make()
     server = team_objects.kube.server
@@ -238,7 +238,7 @@ async def lose_controller(team_objects: TeamObjects) -> None:
     assert not await crds_gone(server)
 
 
-async def test_definitions_deleted_without_a_controller_wait_for_finalizers_which_can_be_taken_off(
+async def test_crds_deleted_without_a_controller_stay_until_finalizers_are_removed(
     team_objects: TeamObjects, shell: CommandShell
 ) -> None:
     await lose_controller(team_objects)
@@ -247,7 +247,7 @@ async def test_definitions_deleted_without_a_controller_wait_for_finalizers_whic
     assert await team_objects.database.role("passing") is not None
 
 
-async def test_definitions_deleted_without_a_controller_go_when_it_has_done_its_work(team_objects: TeamObjects) -> None:
+async def test_crds_deleted_without_a_controller_are_removed_once_it_has_run_again(team_objects: TeamObjects) -> None:
     await lose_controller(team_objects)
     async with running(team_objects.controller()):
         await wait_crds_gone(team_objects.kube.server)
@@ -256,7 +256,7 @@ async def test_definitions_deleted_without_a_controller_go_when_it_has_done_its_
     assert [name for name in RETAINED if await team_objects.database.role(name) is None] == []
 
 
-async def test_definitions_deleted_under_a_controller_take_every_object_with_them(team_objects: TeamObjects) -> None:
+async def test_crds_deleted_under_a_controller_take_every_object_with_them(team_objects: TeamObjects) -> None:
     async with running(team_objects.controller()):
         await team_objects.make()
         await delete_crds(team_objects.kube.server)
@@ -267,7 +267,7 @@ async def test_definitions_deleted_under_a_controller_take_every_object_with_the
         await apply_crds(team_objects.kube.server)
 
 
-async def test_without_the_controllers_role_an_object_is_let_go_by_retain(
+async def test_without_the_controllers_role_retain_lets_an_object_be_deleted(
     team_objects: TeamObjects, servers: Servers
 ) -> None:
     await team_objects.database.execute(role_sql(servers.version))
@@ -284,7 +284,7 @@ async def test_without_the_controllers_role_an_object_is_let_go_by_retain(
         await team_objects.kube.wait_gone("passing")
 
 
-async def test_a_schema_dropped_while_the_controller_runs_comes_back(
+async def test_a_schema_dropped_while_the_controller_runs_is_restored(
     team_objects: TeamObjects, shell: CommandShell
 ) -> None:
     async with running(team_objects.controller()):

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 PRESENT = None
 #: A field that neither release knows.
 LATER = "ofALaterRelease"
-#: Two spellings of one parameter: one of them was never applied. Objects that have them can be changed otherwise still.
+#: Two spellings of one parameter, of which one was never applied. Other fields of such objects can still be changed.
 REFUSED_SINCE = {
     ".spec.parameters: x-kubernetes-validations",
     ".spec.databaseParameters.items.parameters: x-kubernetes-validations",
@@ -34,14 +34,14 @@ SCHEMA = "SELECT version FROM pgrole.installation"
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def team_objects(own_api_server: ApiServer, servers: Servers, tmp_path: Path) -> AsyncIterator[TeamObjects]:
-    """With the CRDs of the release before."""
+    """With the CRDs of the previous release."""
     await apply_crds(own_api_server, BEFORE.crds)
     async with open_team_objects(own_api_server, servers, tmp_path) as opened:
         yield opened
 
 
 async def succeed(team_objects: TeamObjects, release: ReleasedVersion | None, token: str) -> None:
-    """The next controller finds everything as the last one left it, writes nothing, and can do everything."""
+    """Verifies that the next controller finds everything as the last one left it, writes nothing, and works."""
     left = await team_objects.snapshot()
     canary = await team_objects.drift_canary()
     async with running(team_objects.controller(release)):
@@ -50,7 +50,7 @@ async def succeed(team_objects: TeamObjects, release: ReleasedVersion | None, to
         await team_objects.prove(token)
 
 
-async def test_after_an_upgrade_nothing_is_altered_and_everything_is_worked_on(team_objects: TeamObjects) -> None:
+async def test_an_upgrade_alters_nothing_and_the_new_release_works(team_objects: TeamObjects) -> None:
     async with running(team_objects.controller(BEFORE)):
         await team_objects.make()
         await team_objects.prove("first")
@@ -60,7 +60,7 @@ async def test_after_an_upgrade_nothing_is_altered_and_everything_is_worked_on(t
     assert await team_objects.database.fetchval(SCHEMA) == VERSION
 
 
-async def test_after_a_rollback_the_release_before_works_on_with_what_this_one_installed(
+async def test_after_a_rollback_the_previous_release_works_with_the_new_schema(
     team_objects: TeamObjects,
 ) -> None:
     async with running(team_objects.controller(BEFORE)):
@@ -92,7 +92,7 @@ async def test_a_controller_works_with_the_crds_of_another_release(
         await team_objects.kube.wait_number(0)
 
 
-async def test_a_deletion_that_the_release_before_could_not_end_is_ended(team_objects: TeamObjects) -> None:
+async def test_an_upgrade_completes_a_deletion_that_was_blocked_before(team_objects: TeamObjects) -> None:
     async with running(team_objects.controller(BEFORE)):
         await team_objects.make()
         await team_objects.database.execute("GRANT CREATE ON SCHEMA public TO passing; SET ROLE passing")
@@ -106,8 +106,8 @@ async def test_a_deletion_that_the_release_before_could_not_end_is_ended(team_ob
     assert await team_objects.database.role("passing") is None
 
 
-async def test_both_at_the_same_time_do_no_harm_to_each_other(team_objects: TeamObjects) -> None:
-    """The schema is upgraded under the one before; a rolling update that has no leader yet."""
+async def test_both_releases_running_at_once_do_no_harm(team_objects: TeamObjects) -> None:
+    """The new release upgrades the schema while the previous one, which has no leader election, still runs."""
     async with running(team_objects.controller(BEFORE)) as before:
         await team_objects.make()
         await apply_crds(team_objects.kube.server)
@@ -119,7 +119,7 @@ async def test_both_at_the_same_time_do_no_harm_to_each_other(team_objects: Team
             await team_objects.prove("second", alone=False)
             assert await team_objects.database.fetchval("SELECT count(*) FROM pgrole.leader WHERE number > 0") == 1
             counted = {obj["metadata"]["name"]: drifts(obj) for obj in await team_objects.kube.objects()}
-            # told twice at most: both may see a drift before either has set it back
+            # each drift is counted twice at most: both may read it before either repairs it
             assert {name for name in DRIFTS if not 2 <= counted[name] <= 8} == set()
             assert await before.stop() == 0
             await team_objects.prove("third")
@@ -127,7 +127,7 @@ async def test_both_at_the_same_time_do_no_harm_to_each_other(team_objects: Team
     await succeed(team_objects, BEFORE, "fourth")
 
 
-async def test_a_schema_that_only_an_administrator_may_upgrade_is_worked_with_until_that_is_done(
+async def test_a_schema_that_the_controller_may_not_upgrade_works_until_an_administrator_does(
     own_api_server: ApiServer, servers: Servers, tmp_path: Path
 ) -> None:
     async with open_team_objects(own_api_server, servers, tmp_path, install=False) as team_objects:
@@ -161,10 +161,10 @@ async def test_a_schema_that_only_an_administrator_may_upgrade_is_worked_with_un
         await succeed(team_objects, BEFORE, "fourth")
 
 
-async def test_an_administrator_who_upgrades_the_schema_first_interrupts_nobody_and_nothing_is_asked_for_later(
+async def test_upgrading_the_schema_by_hand_first_interrupts_nothing(
     own_api_server: ApiServer, servers: Servers, tmp_path: Path
 ) -> None:
-    """As in docs/upgrade.md."""
+    """Follows docs/upgrade.md."""
     async with open_team_objects(own_api_server, servers, tmp_path, install=False) as team_objects:
         database = team_objects.database
         await install_by_hand(team_objects, servers.version)
@@ -187,7 +187,7 @@ async def test_an_administrator_who_upgrades_the_schema_first_interrupts_nobody_
             assert "schema pgrole has the previous version" not in controller.log
 
 
-async def test_an_administrator_who_upgrades_the_schema_afterwards_is_noticed_without_a_restart(
+async def test_upgrading_the_schema_by_hand_later_is_noticed_without_a_restart(
     own_api_server: ApiServer, servers: Servers, tmp_path: Path
 ) -> None:
     async with open_team_objects(
@@ -206,7 +206,7 @@ async def test_an_administrator_who_upgrades_the_schema_afterwards_is_noticed_wi
 
 
 async def install_by_hand(team_objects: TeamObjects, version: int) -> None:
-    """A superuser installed the schema of the release before; the controller has the documented role and grants."""
+    """Installs the previous release's schema as a superuser; gives the controller the documented role and grants."""
     await team_objects.database.execute(role_sql(version))
     await team_objects.database.execute(f"BEGIN; {BEFORE.install_sql()}; COMMIT")
     await team_objects.database.execute(documented_sql("Where a superuser installed schema pgrole"))
@@ -214,10 +214,10 @@ async def install_by_hand(team_objects: TeamObjects, version: int) -> None:
     await team_objects.servers.apply_credentials(SERVER, CONTROLLER_ROLE, PASSWORD)
 
 
-async def test_objects_of_the_release_before_and_all_samples_are_valid_now_and_can_be_changed(
+async def test_objects_and_samples_of_the_previous_release_are_still_valid_and_can_be_updated(
     team_objects: TeamObjects,
 ) -> None:
-    """As they are stored: what an update brings back is checked as a whole."""
+    """Updates stored objects, which the API server validates as a whole."""
     await team_objects.make_objects()
     server = team_objects.kube.server
     for folder in (BEFORE.samples, BEFORE.samples / "servers"):
@@ -234,7 +234,7 @@ async def test_objects_of_the_release_before_and_all_samples_are_valid_now_and_c
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in BEFORE.crds.glob("*.yaml")))
-def test_no_field_of_the_release_before_is_gone_or_narrower(name: str) -> None:
+def test_no_field_of_the_previous_release_is_removed_or_narrowed(name: str) -> None:
     before, present = (
         yaml.safe_load((folder / name).read_text(encoding="utf-8")) for folder in (BEFORE.crds, resources.path("crds"))
     )
@@ -248,7 +248,7 @@ def test_no_field_of_the_release_before_is_gone_or_narrower(name: str) -> None:
 
 
 def narrowed(before: Json, present: Json, path: str) -> Iterator[str]:
-    """What is valid by the one schema and may not be by the other, or means something else: paths with a word each."""
+    """Yields path and keyword wherever a value valid before may be invalid now, or has another meaning."""
     for word in ("type", "format", "pattern", "default", "nullable", "x-kubernetes-list-type"):
         if before.get(word) != present.get(word):
             yield f"{path}: {word}"
@@ -275,7 +275,7 @@ def narrowed(before: Json, present: Json, path: str) -> Iterator[str]:
             yield from narrowed(before[word], present.get(word) or {}, f"{path}.{word}")
 
 
-def test_what_would_be_narrower_is_found() -> None:
+def test_narrowed_schemas_are_detected() -> None:
     wide = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 5}, "b": {"enum": ["x", "y"]}}}
     tight = {"type": "object", "required": ["a"], "properties": {"a": {"type": "string", "maxLength": 4}}}
     assert list(narrowed(wide, tight, "")) == [": required", ".a: maxLength", ".b: gone"]
@@ -284,7 +284,7 @@ def test_what_would_be_narrower_is_found() -> None:
 
 
 def write_later_crds(folder: Path) -> Path:
-    """The definitions as a later release may have them: with one more field in spec, with a default, and in status."""
+    """Writes CRDs as a later release may have them: with one more field in spec, with a default, and one in status."""
     folder.mkdir()
     for path in resources.path("crds").glob("*.yaml"):
         crd = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -296,7 +296,7 @@ def write_later_crds(folder: Path) -> Path:
 
 
 async def write_later_fields(kube: Kube, name: str) -> None:
-    """Status as the controller of that release would have written it."""
+    """Writes status as the controller of that release would."""
     obj = await kube.get(name)
     assert obj is not None
     written = await kube.server.request(
@@ -315,7 +315,7 @@ async def write_later_fields(kube: Kube, name: str) -> None:
 
 
 async def read_all(server: ApiServer) -> dict[str, Json]:
-    """Every PgRole and PgServer by its path."""
+    """Returns every PgRole and PgServer by its path."""
     found: dict[str, Json] = {}
     for obj in (await server.request("GET", f"{GROUP}/pgroles"))["items"]:
         found[f"{GROUP}/namespaces/{obj['metadata']['namespace']}/pgroles/{obj['metadata']['name']}"] = obj

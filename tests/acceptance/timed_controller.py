@@ -18,7 +18,7 @@ LOG_BYTES_A_MINUTE = 5_000_000
 
 
 class TimedController(ExecutedController):
-    """Started as for users (`--log-level info`), but by `tests.stopwatch`."""
+    """Started as in production (`--log-level info`), but through `tests.stopwatch`."""
 
     def __init__(
         self, access: ApiServer | ServiceAccount | Path, dsn: str, folder: Path, *arguments: str, **environment: str
@@ -51,7 +51,7 @@ async def staying_responsive(controller: TimedController) -> AsyncIterator[Timed
 
 
 def check_calm(controller: TimedController, seconds: float) -> None:
-    """`seconds`: how long it has run; less than a minute counts as one for the log's limit."""
+    """`seconds`: how long it has run; for the limit on its log, at least a minute."""
     assert controller.process.running, controller.process.failure("ended")
     longest = controller.callbacks[0]
     assert longest["cpu"] < LONGEST_CALLBACK, f"{longest['name']}: {longest['cpu']:.3f} s\n{longest['stack']}"

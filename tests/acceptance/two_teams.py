@@ -1,7 +1,7 @@
 """Two teams on one server with a policy, for tests of what the policy refuses.
 
-Team a may have roles and Secrets, and log in as its roles; team b is its neighbour. Both may use names that begin with
-shared_.
+Team a can create roles and Secrets, and log in as its roles; team b is its neighbour. Both can use role names that
+begin with shared_.
 """
 
 import secrets
@@ -24,7 +24,7 @@ SERVER = "two-teams"
 #: Objects that exist from the first to the last test.
 FIRST = ("app", "shared", "mate")
 
-#: Everything a role is, has and belongs to. A claim's generations change with every object and policy.
+#: Roles with everything about them, and claims without the generations, which change with every object and policy.
 ROLES = """
 SELECT jsonb_build_object(
     'roles', (SELECT jsonb_agg(to_jsonb(a) ORDER BY a.oid) FROM pg_authid AS a),
@@ -62,7 +62,7 @@ class TwoTeams:
         return self.teams[1].namespace
 
     def fill(self, value: Any) -> Any:
-        """Replaces @a and @b in texts by the names of the teams."""
+        """Replaces @a and @b in strings by the names of the teams."""
         if isinstance(value, str):
             return value.replace("@a", self.a).replace("@b", self.b)
         if isinstance(value, dict):
@@ -127,7 +127,7 @@ class TwoTeams:
 
 @asynccontextmanager
 async def open_two_teams(api_server: ApiServer, servers: Servers, folder: Path) -> AsyncIterator[TwoTeams]:
-    """Runs a controller for them."""
+    """Creates both teams and their server, and runs a controller for them."""
     token = secrets.token_hex(3)
     teams = Kube(api_server, f"a{token}"), Kube(api_server, f"b{token}")
     for team in teams:

@@ -28,13 +28,13 @@ class Attempts:
 
 
 class Occurrences:
-    """Counts a text in a file that grows, and reads each part of it once: a log of debug has megabytes."""
+    """Counts a text in a growing file, and reads each part only once, since a debug log has megabytes."""
 
     def __init__(self, file: Path, text: str) -> None:
         self._file = file
         self._text = text.encode()
         self._read_to = 0
-        self._tail = b""  # the end of what was read, which may be the beginning of the text
+        self._tail = b""  # end of the part read so far, which may begin the text
         self._found = 0
 
     def count(self) -> int:

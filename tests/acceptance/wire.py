@@ -39,7 +39,7 @@ class Wire:
         self._passing.set()
 
     async def carry(self, accepted: socket.socket) -> None:
-        """Passes on what either end says until both have ended, or the wire is cut."""
+        """Forwards data in both directions until both ends have closed, or the wire is cut."""
         with anyio.CancelScope() as scope:
             self._scopes.add(scope)
             try:
@@ -88,7 +88,7 @@ async def wire(host: str, port: int) -> AsyncIterator[Wire]:
             async with anyio.create_task_group() as carrying:
 
                 def accept() -> None:
-                    """No task waits for this, whose cancellation could lose a connection with its socket open."""
+                    """A callback instead of a task, whose cancellation could leak an accepted connection's socket."""
                     try:
                         near, _ = listener.accept()
                     except (BlockingIOError, ConnectionError):
@@ -106,4 +106,4 @@ async def wire(host: str, port: int) -> AsyncIterator[Wire]:
                     carrying.cancel_scope.cancel()
         finally:
             for near in connections:
-                near.close()  # one whose task did not begin
+                near.close()  # also if its task did not start

@@ -32,7 +32,7 @@ Json = dict[str, Any]
 #: How long a test waits for a condition, in seconds: generous, since the machine may be busy.
 PATIENCE = 45.0
 
-#: Seconds. Longer than the time after which the controller reads its own change once more, 2 s.
+#: Seconds: longer than the 2 s after which the controller reads its own change again.
 REST = 3.0
 
 #: After this many refusals, back-off alone does not reconcile an object for a minute.
@@ -168,7 +168,7 @@ class Kube:
                 if last is not None and true(last):
                     return last
         seen = None if last is None else {**last, "data": ..., "text": sorted(last["text"])}
-        raise AssertionError(f"Secret {name}: {what or 'being there'} did not come true within {seconds} s: {seen}")
+        raise AssertionError(f"Secret {name}: {what or 'existence'} did not come true within {seconds} s: {seen}")
 
     async def delete_secret(self, name: str) -> None:
         await self.server.request("DELETE", self.secret_path(name))
@@ -221,7 +221,7 @@ class Kube:
 
     async def wait_gone(self, name: str, seconds: float = PATIENCE) -> None:
         if not await reached(partial(self._is_gone, name), seconds):
-            raise AssertionError(f"{name} was not gone within {seconds} s: {await self.get(name)}")
+            raise AssertionError(f"{name} was not deleted within {seconds} s: {await self.get(name)}")
 
     async def _is_gone(self, name: str) -> bool:
         return await self.get(name) is None
@@ -354,8 +354,8 @@ async def open_database(dsn: str) -> AsyncIterator[Database]:
 class Controller:
     """One controller process. Its log is kept, and shown if it does not start.
 
-    The process is forked, unless `is_executed` or its environment configures the interpreter: then it starts as for
-    users.
+    The process is forked, unless `is_executed` or its environment configures the interpreter: then it starts as in
+    production.
 
     `access` is a kubeconfig, an account, or an API server: there it has the account and rights from deploy/, for all
     namespaces or for that of `--namespace`.
@@ -412,8 +412,8 @@ class Controller:
         raise self.process.failure(f"did not log {text!r} within {seconds} s")
 
     async def rest(self) -> None:
-        """Waits until nothing has been reconciled for a while, so no pending confirmation can notice what comes next by
-        chance.
+        """Waits until nothing has been reconciled for a while, so that no pending confirming read can find the next
+        change by chance.
         """
         reconciles = Occurrences(self.process.log, " reconcile begins  ")
         with anyio.fail_after(PATIENCE):
@@ -442,7 +442,7 @@ class Controller:
 
 
 class ExecutedController(Controller):
-    """Started as for users."""
+    """Started as in production."""
 
     is_executed = True
 

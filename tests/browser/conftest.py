@@ -20,7 +20,7 @@ ARGUMENTS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    # Else a process that no page uses starts beside each that one does.
+    # Otherwise Chromium starts a spare process for each one that a page uses.
     "--disable-features=SpareRendererForSitePerProcess",
 )
 WIDE: ViewportSize = {"width": 1280, "height": 900}
@@ -41,7 +41,7 @@ def find_chromium() -> str:
 
 @dataclass
 class BrowserTab:
-    """A page of the browser, and what it did wrong: `errors` of scripts and of the CSP, `strange` requests.
+    """A page of the browser, and its faults: `errors` of scripts and of the CSP, `strange` requests to other hosts.
 
     `refusals`: HTTP statuses that the test expects. Chromium reports them as errors, at any time after the answer.
     """
@@ -104,7 +104,7 @@ async def stand() -> AsyncIterator[BrowserStand]:
 
 @pytest_asyncio.fixture
 async def tab(browser: Browser, stand: BrowserStand) -> AsyncIterator[Tab]:
-    """Every test fails at its end if the page had an error, violated its CSP, or asked another host."""
+    """Fails the test at its end if the page had an error, violated its CSP, or sent a request to another host."""
     async with new_page(browser) as page:
         opened = Tab(page, stand.url, stand=stand)
         opened.listen()

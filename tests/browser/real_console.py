@@ -1,4 +1,4 @@
-"""The product as users have it: API server, PostgreSQL, controller and console, each in processes of its own."""
+"""The product as in production: API server, PostgreSQL, controller and console, each in processes of its own."""
 
 import re
 import sys
@@ -21,7 +21,7 @@ from tests.acceptance.world import PATIENCE, ExecutedController, Kube, running
 from tests.browser.conftest import BrowserTab, new_page
 from tests.integration.console_stand import Accounts
 
-#: Milliseconds that a page has to show something, on a machine that may be busy.
+#: Deadline for a page to show something, in milliseconds: the machine may be busy.
 expect.set_options(timeout=PATIENCE * 1000)
 
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/\S*")
@@ -75,7 +75,7 @@ async def console_program(folder: Path, *arguments: str) -> AsyncIterator[Consol
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Roles in `shop` and `billing` on the server `main`; `console` takes tokens."""
+    """Roles in `shop` and `billing` on the server `main`; `console` accepts tokens."""
 
     api: ApiServer
     postgres: PostgresServer
@@ -117,7 +117,7 @@ async def run_product(binaries: Binaries, postgres: PostgresServer, folder: Path
 
 @asynccontextmanager
 async def open_tab(browser: Browser, url: str) -> AsyncIterator[BrowserTab]:
-    """Fails at its end if the page had an error, violated its CSP, or asked another host."""
+    """Fails at its end if the page had an error, violated its CSP, or sent a request to another host."""
     async with new_page(browser) as page:
         tab = BrowserTab(page, url)
         tab.listen()

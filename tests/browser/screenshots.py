@@ -11,7 +11,7 @@ from tests.browser import snapshots
 from tests.browser.conftest import ARGUMENTS, find_chromium
 from tests.browser.stand import BrowserStand, run_stand
 
-#: Pixels of a picture: what is below says little more.
+#: Maximum height of a picture in pixels.
 _TALLEST = 1500
 
 #: Name, path, snapshot, width, theme.
@@ -28,7 +28,7 @@ PICTURES: tuple[tuple[str, str, str, int, Theme], ...] = (
     ("server", "/servers/orders", "typical", 1200, "light"),
     ("login", "/login", "typical", 1200, "light"),
 )
-#: States to look at while the style is changed; they are not kept.
+#: States to look at while changing the style; these pictures are not kept.
 MORE: tuple[tuple[str, str, str, int, Theme], ...] = (
     ("calm", "/", "calm", 1200, "light"),
     ("disconnected", "/servers", "disconnected", 1200, "dark"),

@@ -1,4 +1,4 @@
-"""Snapshots that are made up: states that real servers do not have on demand, and that look as in production."""
+"""Made-up snapshots that look as in production, for states that real servers do not have on demand."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -123,7 +123,7 @@ def make_server(name: str, reason: str = "Reconciled", message: str = "connected
 
 
 def typical() -> Snapshot:
-    """A few roles in the states that an engineer on call meets."""
+    """A few roles in the states that an on-call engineer encounters."""
     privileges = [
         {
             "database": "orders",
@@ -276,7 +276,7 @@ def make_snapshot(
 
 
 def calm() -> Snapshot:
-    """Nothing to do."""
+    """Everything is Ready."""
     return make_snapshot(
         [make_role("shop", name) for name in ("orders-app", "readers")], {"orders": make_server("orders")}
     )
@@ -291,7 +291,7 @@ def disconnected() -> Snapshot:
 
 
 def restricted() -> Snapshot:
-    """A viewer with rights in one namespace, who may not list PgServers."""
+    """As seen by a viewer with rights in one namespace, who cannot list PgServers."""
     full = typical()
     roles = {key: found for key, found in full.roles.items() if key.namespace == "billing"}
     return replace(full, roles=roles, servers={}, servers_hidden=True, namespaces=("billing",))
@@ -322,7 +322,7 @@ def many(count: int = 10_000) -> Snapshot:
 
 
 def hostile() -> Snapshot:
-    """Names, messages and values that would be markup, script, control characters, or too long for their place."""
+    """Names, messages and values that contain markup, scripts or control characters, or are very long."""
     roles = []
     for number, text in enumerate(HOSTILE):
         other = HOSTILE[(number + 1) % len(HOSTILE)]

@@ -1,4 +1,4 @@
-"""Serves pages of snapshots that a test sets, with the console's headers, for states that real servers lack."""
+"""Serves pages for snapshots that a test sets, with the console's headers, for states that real servers lack."""
 
 import json
 from collections.abc import AsyncIterator

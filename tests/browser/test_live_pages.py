@@ -1,4 +1,4 @@
-"""Pages that change while they are open, ten thousand roles, and everything by keyboard alone."""
+"""Pages that change while they are open, ten thousand roles, and use by keyboard alone."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ _APP = Key("shop", "orders-app")
 
 
 def change_role(snapshot: Snapshot) -> Snapshot:
-    """The same, after mallory changed orders-app."""
+    """Returns the snapshot after mallory changed orders-app."""
     entry = drift(ago(seconds=1), "bypassrls", by="mallory", proof="Log")
     _, changed = make_role(*_APP, status={"driftCount": 15, "driftHistory": [entry]})
     return replace(snapshot, roles={**snapshot.roles, _APP: changed})
@@ -28,7 +28,7 @@ async def open_live(tab: Tab, path: str) -> None:
     await expect(tab.page.locator("#live-words")).to_have_text("Live")
 
 
-async def test_a_drift_appears_without_loading_the_page(tab: Tab) -> None:
+async def test_a_drift_appears_without_reloading_the_page(tab: Tab) -> None:
     await open_live(tab, "/roles/shop/orders-app")
     await tab.page.evaluate("globalThis.sameDocument = true")
     await tab.stand.publish(change_role(tab.stand.snapshot), f"role/{_APP}")
@@ -36,7 +36,7 @@ async def test_a_drift_appears_without_loading_the_page(tab: Tab) -> None:
     assert await tab.page.evaluate("globalThis.sameDocument")
 
 
-async def test_an_update_keeps_focus_scroll_selection_and_what_is_open(tab: Tab) -> None:
+async def test_an_update_keeps_focus_scroll_position_selection_and_open_details(tab: Tab) -> None:
     await open_live(tab, "/")
     await tab.page.get_by_text("Numbers as a table").click()
     await tab.page.evaluate("""() => {
@@ -59,7 +59,7 @@ async def test_an_update_is_announced_once(tab: Tab) -> None:
     await expect(tab.page.get_by_role("status")).to_have_text("Nothing needs attention")
 
 
-async def test_the_page_says_that_the_api_server_does_not_answer_and_when_it_does_again(tab: Tab) -> None:
+async def test_the_page_reports_when_the_api_server_does_not_answer_and_when_it_does_again(tab: Tab) -> None:
     await open_live(tab, "/roles")
     await tab.stand.publish(snapshots.disconnected(), "connection")
     await expect(tab.page.get_by_role("alert")).to_contain_text("The API server does not answer.")
@@ -67,7 +67,7 @@ async def test_the_page_says_that_the_api_server_does_not_answer_and_when_it_doe
     await expect(tab.page.get_by_role("alert")).to_have_count(0)
 
 
-async def test_a_session_that_ended_leads_to_the_login_page(tab: Tab) -> None:
+async def test_an_ended_session_leads_to_the_login_page(tab: Tab) -> None:
     await open_live(tab, "/")
     tab.refusals.add(401)
     tab.stand.logged_in = False
@@ -75,7 +75,7 @@ async def test_a_session_that_ended_leads_to_the_login_page(tab: Tab) -> None:
     await expect(tab.page.get_by_role("heading", level=1)).to_have_text("Sign in")
 
 
-async def test_a_page_is_shown_before_every_role_is_read_and_fills(tab: Tab) -> None:
+async def test_a_page_appears_before_every_role_is_read_and_fills_up(tab: Tab) -> None:
     some = replace(snapshots.calm(), reading=True)
     tab.stand.snapshot = replace(some, roles=dict(list(some.roles.items())[:2]))
     await open_live(tab, "/")
@@ -103,7 +103,7 @@ async def test_typing_searches_ten_thousand_roles(tab: Tab) -> None:
     await expect(tab.page.get_by_role("status")).to_have_text("10 of 10,000 roles")
 
 
-async def test_the_list_is_turned_filtered_and_sorted(tab: Tab) -> None:
+async def test_the_list_can_be_paged_filtered_and_sorted(tab: Tab) -> None:
     tab.stand.snapshot = snapshots.many(1000)
     await open_live(tab, "/roles?sort=name")
     await tab.page.get_by_role("link", name="Next").click()
@@ -136,7 +136,7 @@ async def test_a_keyboard_reaches_everything_in_order(tab: Tab) -> None:
     assert all(shown for _, shown in reached)
 
 
-async def test_the_skip_link_leads_past_the_header(tab: Tab) -> None:
+async def test_the_skip_link_skips_the_header(tab: Tab) -> None:
     await tab.open("/roles")
     await tab.page.keyboard.press("Tab")
     await tab.page.keyboard.press("Enter")
@@ -144,7 +144,7 @@ async def test_the_skip_link_leads_past_the_header(tab: Tab) -> None:
     await expect(tab.page.get_by_label("Search")).to_be_focused()
 
 
-async def test_a_slash_leads_to_the_search(tab: Tab) -> None:
+async def test_the_slash_key_focuses_the_search(tab: Tab) -> None:
     await tab.open("/roles")
     await tab.page.keyboard.press("/")
     await tab.page.keyboard.type("legacy")

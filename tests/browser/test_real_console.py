@@ -1,4 +1,4 @@
-"""The console in a real browser, before a real API server whose objects a real controller keeps."""
+"""The console in a real browser, with a real API server and a real controller."""
 
 from collections.abc import AsyncIterator
 
@@ -25,7 +25,7 @@ async def product(
 
 @pytest_asyncio.fixture
 async def page_of_all(browser: Browser, product: Product) -> AsyncIterator[BrowserTab]:
-    """The overview of a viewer who may see everything."""
+    """The overview of a viewer who can see everything."""
     async with open_tab(browser, product.console.url) as tab:
         await sign_in(tab, await product.accounts.create("shop", everything=True))
         yield tab
@@ -52,7 +52,7 @@ async def test_each_view_shows_real_objects(page_of_all: BrowserTab, product: Pr
     await expect(main).to_contain_text(server["status"]["version"])
 
 
-async def test_a_drift_by_psql_is_on_the_open_page(page_of_all: BrowserTab, product: Product) -> None:
+async def test_a_drift_made_with_psql_appears_on_the_open_page(page_of_all: BrowserTab, product: Product) -> None:
     page = page_of_all.page
     await page_of_all.open("/roles/shop/orders")
     await expect(page.locator("#live-words")).to_have_text("Live")
@@ -67,7 +67,7 @@ async def test_a_drift_by_psql_is_on_the_open_page(page_of_all: BrowserTab, prod
     await expect(page.get_by_role("main")).to_contain_text("1 restored")
 
 
-async def test_an_address_of_a_laptop_opens_one_session(browser: Browser, product: Product) -> None:
+async def test_a_printed_address_opens_only_one_session(browser: Browser, product: Product) -> None:
     arguments = ("--auth=kubeconfig", f"--kubeconfig={product.api.kubeconfig}")
     async with console_program(product.folder, *arguments) as console:
         address = await console.wait_announced(1)
@@ -117,9 +117,7 @@ async def test_signing_out_ends_the_session_in_every_tab(page_of_all: BrowserTab
     await expect(page_of_all.page.get_by_role("heading", level=1)).to_have_text("Sign in")
 
 
-async def test_a_token_that_is_revoked_leads_to_the_login_page_with_the_reason(
-    browser: Browser, product: Product
-) -> None:
+async def test_a_revoked_token_leads_to_the_login_page_with_the_reason(browser: Browser, product: Product) -> None:
     token = await product.accounts.create("shop", sees=["shop"], name="leaving")
     async with open_tab(browser, product.console.url) as tab:
         await sign_in(tab, token, "shop")
@@ -129,9 +127,7 @@ async def test_a_token_that_is_revoked_leads_to_the_login_page_with_the_reason(
         await expect(tab.page.get_by_role("alert")).to_contain_text("It expired or was revoked.")
 
 
-async def test_pages_keep_what_they_show_while_the_api_server_is_away(
-    page_of_all: BrowserTab, product: Product
-) -> None:
+async def test_pages_keep_their_content_while_the_api_server_is_down(page_of_all: BrowserTab, product: Product) -> None:
     page = page_of_all.page
     await page_of_all.open("/roles")
     await expect(page.locator("#live-words")).to_have_text("Live")
@@ -149,7 +145,7 @@ async def test_pages_keep_what_they_show_while_the_api_server_is_away(
     await expect(page.locator("tr", has_text="late_app")).to_contain_text("Ready")
 
 
-async def test_the_role_page_says_of_each_field_what_is_so_in_the_database(
+async def test_the_role_page_shows_for_each_field_whether_the_database_matches(
     page_of_all: BrowserTab, product: Product
 ) -> None:
     page = page_of_all.page

@@ -1,4 +1,4 @@
-"""Each view in a real browser: what it shows, without a violation of WCAG 2.2 AA, and without a sideways scroll."""
+"""Each view in a real browser: its content, no violation of WCAG 2.2 AA, and no horizontal scrolling."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from tests.browser.conftest import WIDE, Tab
 
 pytestmark = pytest.mark.slow
 
-#: A telephone.
+#: A phone.
 NARROW: ViewportSize = {"width": 360, "height": 740}
 _RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
 _VIEWS: list[tuple[str, Callable[[], Snapshot]]] = [
@@ -41,7 +41,7 @@ _NAMES = [f"{make.__name__}{path}" for path, make in _VIEWS]
 
 
 async def find_violations(tab: Tab) -> list[str]:
-    """Returns what axe finds wrong. Its script is evaluated, not loaded, so the CSP stays as it is."""
+    """Returns violations that axe finds. Its script is evaluated, not loaded, so the CSP remains unchanged."""
     results = await Axe().run(tab.page, options=_RULES)
     return [
         f"{found['id']}: {node['target']} {node['failureSummary']}"
@@ -51,7 +51,7 @@ async def find_violations(tab: Tab) -> list[str]:
 
 
 @pytest.mark.parametrize(("path", "make"), _VIEWS, ids=_NAMES)
-async def test_axe_finds_no_violation_in_either_theme_and_a_narrow_page_does_not_scroll_sideways(
+async def test_no_view_violates_axe_in_either_theme_or_scrolls_sideways_on_a_narrow_screen(
     tab: Tab, path: str, make: Callable[[], Snapshot]
 ) -> None:
     tab.stand.snapshot = make()
@@ -68,7 +68,7 @@ async def test_axe_finds_no_violation_in_either_theme_and_a_narrow_page_does_not
     assert await find_violations(tab) == []
 
 
-async def test_axe_finds_a_violation_where_there_is_one(tab: Tab) -> None:
+async def test_axe_detects_violations(tab: Tab) -> None:
     await tab.open("/")
     await tab.page.evaluate("""() => {
         document.querySelector('h1').style.color = '#ccc';
@@ -86,7 +86,7 @@ async def test_the_overview_shows_what_needs_attention_first(tab: Tab) -> None:
     await expect(tab.page.get_by_role("row", name="orders-app").first).to_contain_text("alice as dba")
 
 
-async def test_a_role_shows_the_remedy_who_did_it_and_its_yaml(tab: Tab) -> None:
+async def test_a_role_page_shows_the_remedy_the_author_and_its_yaml(tab: Tab) -> None:
     await tab.open("/roles/billing/billing-app")
     main = tab.page.get_by_role("main")
     await expect(main).to_contain_text("Something else reverts every repair")
@@ -96,7 +96,7 @@ async def test_a_role_shows_the_remedy_who_did_it_and_its_yaml(tab: Tab) -> None
     await expect(tab.page.get_by_role("region", name="YAML")).to_contain_text("kind: PgRole")
 
 
-async def test_the_graph_of_memberships_can_be_walked(tab: Tab) -> None:
+async def test_the_membership_graph_can_be_navigated(tab: Tab) -> None:
     await tab.open("/roles/shop/orders-app")
     graph = tab.page.get_by_role("region", name="Graph of memberships")
     await graph.get_by_role("link", name="readers").click()
@@ -106,7 +106,7 @@ async def test_the_graph_of_memberships_can_be_walked(tab: Tab) -> None:
     await expect(tab.page.get_by_role("heading", level=1)).to_have_text("orders-app")
 
 
-async def test_hostile_names_are_text(tab: Tab) -> None:
+async def test_hostile_names_are_shown_as_text(tab: Tab) -> None:
     tab.stand.snapshot = snapshots.hostile()
     for number in range(len(snapshots.HOSTILE)):
         await tab.open(f"/roles/hostile/role-{number}")
@@ -117,7 +117,7 @@ async def test_hostile_names_are_text(tab: Tab) -> None:
         assert await tab.page.evaluate("globalThis.pwned") is None
 
 
-async def test_a_chosen_theme_stays(tab: Tab) -> None:
+async def test_a_chosen_theme_is_remembered(tab: Tab) -> None:
     await tab.open("/")
     toggle = tab.page.get_by_role("button", name="Dark theme")
     await expect(toggle).to_have_attribute("aria-pressed", "false")
@@ -128,7 +128,7 @@ async def test_a_chosen_theme_stays(tab: Tab) -> None:
     assert await tab.page.evaluate("getComputedStyle(document.body).backgroundColor") != light
 
 
-async def test_without_scripts_every_view_and_the_search_work(tab: Tab) -> None:
+async def test_every_view_and_the_search_work_without_scripts(tab: Tab) -> None:
     browser = tab.page.context.browser
     assert browser is not None
     context = await browser.new_context(java_script_enabled=False)

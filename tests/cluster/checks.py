@@ -65,8 +65,8 @@ def a_server_and_a_role_are_ready_and_the_connection_secret_opens_the_database(d
 def drift_is_repaired_and_told(database: ClusterDatabase) -> None:
     cluster = database.cluster
     database.repair_seconds()
-    wait(lambda: cluster.get("-n", "shop", "pgr", "orders")["status"].get("driftCount") == 1, "the object tells of it")
-    wait(lambda: "DriftCorrected" in cluster.kubectl("-n", "shop", "get", "events"), "an Event tells of it")
+    wait(lambda: cluster.get("-n", "shop", "pgr", "orders")["status"].get("driftCount") == 1, "the object reports it")
+    wait(lambda: "DriftCorrected" in cluster.kubectl("-n", "shop", "get", "events"), "an Event reports it")
 
 
 def the_pods_have_no_rights_that_they_do_not_need(database: ClusterDatabase) -> None:

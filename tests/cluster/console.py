@@ -1,4 +1,4 @@
-"""The console in a cluster, asked through its Service like a browser behind an Ingress asks it."""
+"""The console in a cluster, used through its Service, like a browser behind an Ingress."""
 
 import http.client
 import re
@@ -15,7 +15,7 @@ _CSRF = re.compile(r'name="csrf" value="([^"]*)"')
 
 
 def the_console_shows_a_viewer_what_rbac_permits(database: ClusterDatabase) -> None:
-    """A role `orders` in `shop` drifted before."""
+    """Expects a role `orders` in `shop` that has drifted before."""
     cluster = database.cluster
     cluster.kubectl("-n", NAMESPACE, "rollout", "status", f"deployment/{_NAME}", "--timeout=110s")
     pod = cluster.items("-n", NAMESPACE, "pods", "-l", "app.kubernetes.io/name=pgrole-console")[0]

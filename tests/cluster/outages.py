@@ -31,7 +31,7 @@ def a_leader_that_is_killed_is_replaced_after_the_time_of_the_lease(database: Cl
     os.kill(_process_of(before), signal.SIGKILL)
     _tell("killed", database.repair_seconds(within=_LEASE_SECONDS + _MARGIN_SECONDS))
     assert leader(cluster) != before
-    wait(lambda: sorted(map(restarts, pods(cluster))) == [0, 1], "its container was started again")
+    wait(lambda: sorted(map(restarts, pods(cluster))) == [0, 1], "its container was restarted")
     rolled_out(cluster)
 
 

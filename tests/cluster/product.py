@@ -38,5 +38,5 @@ def read_log(cluster: KindCluster, pod: str) -> Iterator[Json]:
 def metric(scrape: str, name: str) -> float:
     """Returns a metric without labels."""
     found = re.search(rf"^{name} (\S+)$", scrape, re.MULTILINE)
-    assert found is not None, f"{name} is not in what was scraped"
+    assert found is not None, f"{name} is missing in the scrape"
     return float(found[1])

@@ -1,7 +1,7 @@
 """A node's programs, built once by Go from its module proxy: Kubernetes, containerd, CNI plugins.
 
-The go.mod of each module here defines the versions, go.sum their hashes. What Debian packages well enough comes from
-Debian.
+The go.mod of each module here defines the versions, go.sum their hashes. Programs that Debian packages well enough come
+from Debian.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ def find_programs(cache: Path) -> Path:
     """Returns the folder with all of them. Raises EngineError."""
     folder = _folder(cache)
     if not folder.is_dir():
-        say("building kubelet, containerd and what goes with them with Go, once (10 minutes on 2 cores)")
+        say("building kubelet, containerd and the programs they need with Go, once (10 minutes on 2 cores)")
         with tempfile.TemporaryDirectory(prefix="making-", dir=cache) as making:
             programs = Path(making) / "programs"
             programs.mkdir(mode=0o755)

@@ -30,7 +30,7 @@ def what_an_object_owns_goes_with_it(database: ClusterDatabase) -> None:
 
 
 def a_namespace_is_deleted_with_what_is_in_it(database: ClusterDatabase) -> None:
-    """One of its roles is dropped, one is dropped after reassigning what it owns, one is retained."""
+    """One of its roles is dropped, one is dropped after its objects are reassigned, and one is retained."""
     cluster = database.cluster
     _admit(cluster, "shop", "doomed")
     cluster.kubectl("create", "namespace", "doomed")
@@ -66,9 +66,9 @@ def with_helm_it_is_installed_upgraded_and_uninstalled(database: ClusterDatabase
         "helm", "upgrade", *release, "--reset-then-reuse-values", "--set=settings.logLevel=debug,image.tag=next"
     )
     rolled_out(cluster)
-    wait(lambda: {_image(pod) for pod in pods(cluster)} == {_NEXT}, "all pods are of the new image")
+    wait(lambda: {_image(pod) for pod in pods(cluster)} == {_NEXT}, "all pods have the new image")
     cluster.run("helm", "rollback", "pgrole-controller", "1", "--namespace", NAMESPACE, "--wait", "--timeout=110s")
-    wait(lambda: {_image(pod) for pod in pods(cluster)} == {CONTROLLER}, "all pods are of the image before")
+    wait(lambda: {_image(pod) for pod in pods(cluster)} == {CONTROLLER}, "all pods have the previous image")
     assert database.repair_seconds() < _REPAIRED
     _remove_objects(cluster)
     cluster.run("helm", "uninstall", "pgrole-controller", "--namespace", NAMESPACE, "--wait", "--timeout=110s")

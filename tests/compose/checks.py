@@ -56,7 +56,7 @@ class Project:
 
     def psql(self, statement: str) -> str:
         """Runs psql on the host, as the guide says; returns unaligned output."""
-        _wait(lambda: any("export PGROLE_DSN=" in line for line in self.guide()), "the guide is told")
+        _wait(lambda: any("export PGROLE_DSN=" in line for line in self.guide()), "the guide is printed")
         dsn = next(line.split("=", 1)[1] for line in self.guide() if "export PGROLE_DSN=" in line)
         return _run(["psql", dsn, "-XAtqc", statement], self.environment).strip()
 
@@ -101,7 +101,7 @@ def check_all(project: Project) -> None:
 def the_samples_are_ready_and_the_guide_says_how_to_go_on(project: Project) -> None:
     names = {"orders-app", "readers", "billing-app"}
     _wait(lambda: {one["metadata"]["name"] for one in project.roles() if _is_ready(one)} == names, "samples are Ready")
-    _wait(lambda: any("Everything is running" in line for line in project.guide()), "the guide is told")
+    _wait(lambda: any("Everything is running" in line for line in project.guide()), "the guide is printed")
     assert (
         project.psql("SELECT count(*) FROM pg_roles WHERE rolname IN ('orders_app', 'billing_app', 'readers')") == "3"
     )
@@ -111,8 +111,8 @@ def drift_is_repaired_within_a_second(project: Project) -> None:
     before = _drifts(project)
     asked = "SELECT rolsuper FROM pg_roles WHERE rolname = 'orders_app'"
     project.psql("ALTER ROLE orders_app SUPERUSER")
-    _wait(lambda: project.psql(asked) == "f", "orders_app is no superuser any more", seconds=1)
-    _wait(lambda: _drifts(project) == before + 1, "the object tells of the drift")
+    _wait(lambda: project.psql(asked) == "f", "orders_app is no longer a superuser", seconds=1)
+    _wait(lambda: _drifts(project) == before + 1, "the object reports the drift")
 
 
 def the_controller_runs_without_rights_that_it_does_not_need(project: Project) -> None:

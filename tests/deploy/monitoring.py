@@ -48,7 +48,7 @@ _SPECS = {
 
 
 def definitions() -> list[Json]:
-    """The CustomResourceDefinitions."""
+    """Returns the CRDs."""
     return [
         {
             "apiVersion": "apiextensions.k8s.io/v1",

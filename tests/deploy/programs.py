@@ -38,7 +38,7 @@ _LAST_LINES = 12
 
 
 class NoPrograms(LocalError):
-    """Neither the programs nor Go are on this machine; the message says what would help."""
+    """Neither the programs nor Go are on this machine; the message names the remedy."""
 
 
 class BuildFailed(LocalError):
@@ -140,13 +140,13 @@ async def _find(module: _Module, display: Display, environment: Mapping[str, str
 
 
 def wanted() -> dict[str, Version]:
-    """The versions to build."""
+    """Returns the versions to build."""
     return {name: version for module in (_INSTALLERS, _PROMTOOL, _KREW) for name, version in module.wanted().items()}
 
 
 def fits(name: str, found: Version) -> bool:
-    """kubectl may differ by one minor version, as Kubernetes allows. Others need the same major version, and no older
-    one.
+    """Tells whether a version is suitable: kubectl may differ by one minor version, as Kubernetes allows; others need
+    the same major version, and must not be older.
     """
     wish = wanted()[name]
     if name == "kubectl":

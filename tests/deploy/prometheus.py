@@ -44,7 +44,7 @@ def alerts() -> list[Json]:
 
 
 def panels() -> list[tuple[str, str]]:
-    """Title and expression of each query of each panel, with values for Grafana's variables."""
+    """Returns title and expression of each query of each panel, with values for Grafana's variables."""
     document = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     found = [(one["title"], target["expr"]) for one in document["panels"] for target in one.get("targets", ())]
     return [

@@ -1,4 +1,4 @@
-"""A real API server takes all that is rendered, and Pod Security level restricted the pods."""
+"""A real API server accepts everything that is rendered, and the pods meet Pod Security level restricted."""
 
 import json
 import re
@@ -31,7 +31,7 @@ from tests.releases import BEFORE
 
 WITH_SERVERS = ("--api-versions", "pgrole.dev/v1alpha1")
 PAGE = ROOT / "docs" / "install.md"
-#: As that release's docs/running.md had it, in essence.
+#: Essentially as in docs/running.md of the previous release.
 BY_HAND: list[Json] = [
     {
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -45,7 +45,7 @@ BY_HAND: list[Json] = [
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def prepared(cluster: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> ApiServer:
-    """With all kinds and namespaces that are needed; nothing else is ever written to it."""
+    """Has all required CRDs and namespaces; nothing else is ever written to it."""
     await apply_crds(cluster)
     folder = tmp_path_factory.mktemp("monitoring")
     (folder / "crds.yaml").write_text(dump(definitions()), encoding="utf-8")
@@ -56,7 +56,7 @@ async def prepared(cluster: ApiServer, tmp_path_factory: pytest.TempPathFactory)
 
 
 async def dry_run(programs: Programs, server: ApiServer, objects: list[Json]) -> Answer:
-    """Unknown fields are refused, and a warning is an error."""
+    """Applies objects as a dry run, in which unknown fields are refused and warnings are errors."""
     return await run(
         programs.kubectl,
         *("--kubeconfig", server.kubeconfig, "--warnings-as-errors"),
@@ -99,7 +99,7 @@ async def test_every_object_of_the_chart_is_admitted(programs: Programs, prepare
         ("PgServer", ("spec", "connection", "host")),
     ],
 )
-async def test_a_misspelt_field_would_be_refused(
+async def test_a_misspelt_field_is_refused(
     programs: Programs, prepared: ApiServer, kind: str, path: tuple[str | int, ...]
 ) -> None:
     objects = await render_chart(
@@ -116,7 +116,7 @@ async def test_a_misspelt_field_would_be_refused(
 
 
 async def create_pod(server: ApiServer, deployment: Json) -> None:
-    """As the Deployment's controller would, and as a dry run. Raises ApiError."""
+    """Creates a pod like the Deployment's controller, as a dry run. Raises LocalApiError."""
     template = deployment["spec"]["template"]
     pod = {
         "apiVersion": "v1",
@@ -127,7 +127,7 @@ async def create_pod(server: ApiServer, deployment: Json) -> None:
     await server.request("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", pod, query={"dryRun": "All"})
 
 
-async def test_the_pods_are_admitted_where_restricted_is_enforced(programs: Programs, prepared: ApiServer) -> None:
+async def test_the_pods_are_admitted_under_pod_security_restricted(programs: Programs, prepared: ApiServer) -> None:
     for objects in (
         await render_kustomization(programs, OVERLAYS / "cluster"),
         await render_kustomization(programs, OVERLAYS / "namespace"),
@@ -167,7 +167,7 @@ async def console_of(programs: Programs) -> Json:
     return the(objects, "Deployment", f"{RELEASE}-console")
 
 
-async def test_the_console_has_no_token_no_writable_file_and_a_limit(programs: Programs) -> None:
+async def test_the_console_has_no_token_no_writable_file_and_a_memory_limit(programs: Programs) -> None:
     pod = (await console_of(programs))["spec"]["template"]["spec"]
     [container] = pod["containers"]
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
@@ -180,17 +180,17 @@ async def test_the_console_has_no_token_no_writable_file_and_a_limit(programs: P
     assert "hostNetwork" not in pod
 
 
-async def test_what_restricted_does_not_ask_for_is_there_too(programs: Programs) -> None:
+async def test_the_pod_is_hardened_beyond_pod_security_restricted(programs: Programs) -> None:
     pod = the(await render_chart(programs), "Deployment")["spec"]["template"]["spec"]
     [container] = pod["containers"]
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
-    assert pod["securityContext"]["runAsUser"] > 0  # a name would not be known to be none of root's
+    assert pod["securityContext"]["runAsUser"] > 0  # Kubernetes cannot verify that a user name is not root
     assert "volumes" not in pod
     assert "hostNetwork" not in pod
 
 
 @pytest.mark.parametrize("first", [("--server-side",), ()], ids=["server-side", "client-side"])
-async def test_install_yaml_installs_in_one_command_and_again_however_it_was_applied_first(
+async def test_install_yaml_can_be_applied_and_applied_again_in_either_way(
     programs: Programs, api_servers: ApiServerPool, first: tuple[str, ...]
 ) -> None:
     async with api_servers.lend() as server:
@@ -200,7 +200,7 @@ async def test_install_yaml_installs_in_one_command_and_again_however_it_was_app
             assert answer.code == 0, answer.err
 
 
-async def test_install_yaml_goes_over_what_was_made_by_hand_for_the_release_before(
+async def test_install_yaml_replaces_objects_made_by_hand_for_the_previous_release(
     programs: Programs, api_servers: ApiServerPool
 ) -> None:
     async with api_servers.lend() as server:

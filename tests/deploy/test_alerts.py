@@ -1,4 +1,4 @@
-"""The alerts, as Prometheus takes and evaluates them: each fires when it should, and is quiet when it nearly does."""
+"""The alerts, as Prometheus evaluates them: each fires when it should, and stays silent when it nearly would."""
 
 import copy
 import re
@@ -34,43 +34,43 @@ def cases() -> list[Json]:
 
 
 def asked(name: str) -> list[Json]:
-    """What is expected of one alert, at any time of any case."""
+    """Returns the expectations about one alert, at any time of any case."""
     return [ask for case in cases() for ask in case["alert_rule_test"] if ask["alertname"] == name]
 
 
 def only(name: str) -> Json:
-    """The cases, with what they expect of one alert."""
+    """Returns the cases with only the expectations about one alert."""
     of_one = [
         {**case, "alert_rule_test": [a for a in case["alert_rule_test"] if a["alertname"] == name]} for case in cases()
     ]
     return {"evaluation_interval": "30s", "tests": [case for case in of_one if case["alert_rule_test"]]}
 
 
-async def test_prometheus_takes_the_rules(promtool: Path) -> None:
+async def test_prometheus_accepts_the_rules(promtool: Path) -> None:
     answer = await run(promtool, "check", "rules", "--lint=all", "--lint-fatal", RULES)
     assert answer.code == 0, answer.out + answer.err
     assert f"{len(alerts())} rules found" in answer.out
 
 
 @pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in CASES])
-async def test_every_alert_fires_as_users_see_it_and_no_other_time(promtool: Path, path: Path) -> None:
+async def test_every_alert_fires_as_expected_and_at_no_other_time(promtool: Path, path: Path) -> None:
     answer = await run(promtool, "test", "rules", path)
     assert answer.code == 0, answer.out + answer.err
 
 
 @pytest.mark.parametrize("alert", _ALERTS, ids=_name)
-def test_every_alert_has_a_case_that_fires_and_one_that_nearly_does(alert: Json) -> None:
+def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not(alert: Json) -> None:
     expected = asked(alert["alert"])
     assert any(one["exp_alerts"] for one in expected)
     assert any(not one["exp_alerts"] for one in expected)
 
 
-def test_no_case_is_about_an_alert_that_does_not_exist() -> None:
+def test_every_case_tests_an_existing_alert() -> None:
     there = {alert["alert"] for alert in alerts()}
     assert {ask["alertname"] for case in cases() for ask in case["alert_rule_test"]} == there
 
 
-def test_the_cases_are_of_series_that_are_exported(known: dict[str, Exported]) -> None:
+def test_the_cases_use_exported_series_only(known: dict[str, Exported]) -> None:
     for case in cases():
         for one in case["input_series"]:
             name, labels = re.fullmatch(r"(\w+)\{(.*)\}", one["series"]).groups()  # type: ignore[union-attr]
@@ -80,7 +80,7 @@ def test_the_cases_are_of_series_that_are_exported(known: dict[str, Exported]) -
 
 
 @pytest.mark.parametrize("alert", _ALERTS, ids=_name)
-def test_an_alert_asks_for_what_is_exported_and_as_it_is_counted(alert: Json, known: dict[str, Exported]) -> None:
+def test_an_alert_queries_exported_metrics_according_to_their_kind(alert: Json, known: dict[str, Exported]) -> None:
     expression = alert["expr"]
     for name, selectors in named(expression):
         assert name in known, name
@@ -95,26 +95,28 @@ def test_an_alert_asks_for_what_is_exported_and_as_it_is_counted(alert: Json, kn
 
 
 @pytest.mark.parametrize("alert", _ALERTS, ids=_name)
-def test_an_alert_says_which_namespace_it_is_of(alert: Json) -> None:
-    """By which Alertmanager finds who is told. Nobody's, where nothing was ever scraped."""
+def test_a_firing_alert_names_its_namespace(alert: Json) -> None:
+    """Alertmanager routes by namespace. Only the alert for a target that was never scraped has none."""
     for one in asked(alert["alert"]):
         for fired in one["exp_alerts"]:
             assert "namespace" in fired["exp_labels"] or fired["exp_labels"].keys() == {"severity"}
 
 
 @pytest.mark.parametrize("alert", [one for one in _ALERTS if "for" in one], ids=_name)
-async def test_without_its_for_an_alert_would_fire_too_soon(promtool: Path, alert: Json, tmp_path: Path) -> None:
+async def test_an_alert_without_its_for_fires_too_early(promtool: Path, alert: Json, tmp_path: Path) -> None:
     changed = {key: value for key, value in alert.items() if key not in ("for", "keep_firing_for")}
     await _fails(promtool, changed, tmp_path)
 
 
 @pytest.mark.parametrize("alert", [one for one in _ALERTS if _LEADS.search(one["expr"])], ids=_name)
-async def test_without_the_leader_an_alert_would_be_of_a_standby(promtool: Path, alert: Json, tmp_path: Path) -> None:
+async def test_an_alert_without_its_leader_condition_fires_for_a_standby(
+    promtool: Path, alert: Json, tmp_path: Path
+) -> None:
     await _fails(promtool, {**alert, "expr": _LEADS.sub("", alert["expr"])}, tmp_path)
 
 
 async def _fails(promtool: Path, alert: Json, folder: Path) -> None:
-    """The cases hold for the alert as it is, and not for the changed one."""
+    """Asserts that the cases hold for the alert as it is, and not for the changed one."""
     name = alert["alert"]
     [unchanged] = [copy.deepcopy(one) for one in alerts() if one["alert"] == name]
     answers = [

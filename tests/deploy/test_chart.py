@@ -1,4 +1,4 @@
-"""The Helm chart: what its values do, which it refuses, and that it says what kustomize says."""
+"""The Helm chart: what its values do, which it refuses, and that it renders the same as kustomize."""
 
 import json
 from collections.abc import Iterator
@@ -70,16 +70,16 @@ EVERYTHING: Json = {
     "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
     "servers": {"default": SERVER, "reports": SERVER},
 }
-#: Whom the policy for Secrets is about, in the chart and in an overlay, whose namespace may be set from outside.
+#: Condition of the policy for Secrets in the chart, and in an overlay, whose namespace users may change.
 BY_CHART = f" == 'system:serviceaccount:{NAMESPACE}:{RELEASE}'"
 BY_OVERLAY = f".matches('^system:serviceaccount:[^:]+:{RELEASE}$')"
-#: Of `run`: what the chart sets by other values than `settings`, or not at all in a pod.
+#: Settings of `run` that the chart sets through other values than `settings`, or not at all in a pod.
 ELSEWHERE = {
     "dsn",  # dsn
     "namespace",  # watch
     "cluster_id",
     "leader_election",  # leaderElection
-    "lease",  # as everything is named
+    "lease",  # named like everything else
     "identity",  # the pod's
     "own_namespace",  # the pod's
     "kubeconfig",  # the pod's ServiceAccount
@@ -108,19 +108,19 @@ def parts(of: Json, path: str = "") -> Iterator[tuple[str, Json]]:
 @pytest.mark.parametrize(
     "values", [{}, WATCHED, EVERYTHING | {"servers": {}}], ids=["none", "one namespace", "everything"]
 )
-async def test_the_chart_has_nothing_that_helm_objects_to(programs: Programs, values: Json) -> None:
+async def test_helm_lint_finds_nothing_in_the_chart(programs: Programs, values: Json) -> None:
     answer = await run(programs.helm, "lint", "--strict", CHART, "--values", "-", stdin=yaml.safe_dump(values))
     assert answer.code == 0, answer.out + answer.err
     assert "[WARNING]" not in answer.out
 
 
-def test_chart_image_and_program_are_of_one_version() -> None:
+def test_chart_image_and_program_have_the_same_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     assert str(chart["version"]) == str(chart["appVersion"]) == __version__
 
 
 @pytest.mark.parametrize(("path", "part"), [*parts(schema())])
-def test_every_value_is_described_and_what_is_unknown_is_refused(path: str, part: Json) -> None:
+def test_every_value_is_described_and_unknown_ones_are_refused(path: str, part: Json) -> None:
     assert part.get("description")
     if "properties" in part and path != "servers":
         assert part["additionalProperties"] is False
@@ -141,7 +141,7 @@ def test_values_and_their_schema_have_the_same_names() -> None:
     assert {path for path in described - written if not path.startswith("settings.")} == set()
 
 
-def test_every_setting_of_the_program_can_be_given() -> None:
+def test_every_setting_of_the_program_is_a_value_of_the_chart() -> None:
     names = {one.name for one in SETTINGS} - ELSEWHERE
     camel = {first + "".join(word.title() for word in rest) for first, *rest in (name.split("_") for name in names)}
     assert set(schema()["properties"]["settings"]["properties"]) == camel
@@ -172,20 +172,20 @@ def test_every_setting_of_the_program_can_be_given() -> None:
     ],
     ids=lambda value: json.dumps(value)[:50] if isinstance(value, dict) else "",
 )
-async def test_a_wrong_value_is_refused_by_name(programs: Programs, values: Json, named: str) -> None:
+async def test_an_invalid_value_is_refused_by_name(programs: Programs, values: Json, named: str) -> None:
     answer = await template(programs, values=values)
     assert answer.code != 0
     assert named in answer.err
 
 
 def take_account(objects: dict[tuple[str, str, str], Json], expression: str) -> None:
-    """Takes it out of the policy for Secrets, where it says this of the user."""
+    """Removes the user's condition, which must be this one, from the policy for Secrets."""
     policy = objects["ValidatingAdmissionPolicy", "", f"{RELEASE}-secrets"]
     [condition] = policy["spec"]["matchConditions"]
     assert condition.pop("expression") == f"request.userInfo.username{expression}"
 
 
-async def test_by_default_it_says_what_the_overlay_of_a_cluster_says(programs: Programs) -> None:
+async def test_by_default_the_chart_renders_the_same_as_the_cluster_overlay(programs: Programs) -> None:
     chart = without_helm(await render_chart(programs))
     overlay = without_helm(await render_kustomization(programs, OVERLAYS / "cluster"))
     namespace = overlay.pop(("Namespace", "", NAMESPACE))  # of `helm install --create-namespace`
@@ -197,7 +197,7 @@ async def test_by_default_it_says_what_the_overlay_of_a_cluster_says(programs: P
         assert chart[key] == found, key
 
 
-async def test_for_one_namespace_it_says_what_that_overlay_says(programs: Programs) -> None:
+async def test_for_one_namespace_the_chart_renders_the_same_as_that_overlay(programs: Programs) -> None:
     chart = without_helm(await render_chart(programs, values=WATCHED | {"crds": {"install": False}}))
     overlay = without_helm(await render_kustomization(programs, OVERLAYS / "namespace"))
     del overlay["Namespace", "", NAMESPACE]
@@ -215,7 +215,7 @@ async def test_for_one_namespace_it_says_what_that_overlay_says(programs: Progra
     assert chart == overlay
 
 
-async def test_in_its_own_namespace_no_right_is_given_twice(programs: Programs) -> None:
+async def test_watching_its_own_namespace_grants_no_right_twice(programs: Programs) -> None:
     objects = await render_chart(programs, values={"watch": {"namespace": NAMESPACE, "clusterId": "eu-1"}})
     assert [one["metadata"]["name"] for one in of_kind(objects, "Role")] == [
         RELEASE,
@@ -224,7 +224,7 @@ async def test_in_its_own_namespace_no_right_is_given_twice(programs: Programs) 
     ]
 
 
-async def test_options_are_those_of_kustomize(programs: Programs) -> None:
+async def test_optional_objects_equal_those_of_kustomize(programs: Programs) -> None:
     on = {"enabled": True}
     objects = await render_chart(
         programs,
@@ -242,7 +242,7 @@ async def test_options_are_those_of_kustomize(programs: Programs) -> None:
         assert the(objects, component["kind"])["spec"] == component["spec"]
 
 
-async def test_the_console_is_that_of_kustomize(programs: Programs) -> None:
+async def test_the_console_equals_that_of_kustomize(programs: Programs) -> None:
     objects = await render_chart(programs, values={"console": {"enabled": True}})
     folder, name = OVERLAYS.parent / "components" / "console", f"{RELEASE}-console"
     for kind in ("Deployment", "NetworkPolicy", "Service"):
@@ -255,7 +255,7 @@ async def test_the_console_is_that_of_kustomize(programs: Programs) -> None:
     assert name not in bound
 
 
-async def test_values_of_the_console_become_arguments(programs: Programs) -> None:
+async def test_console_values_become_arguments(programs: Programs) -> None:
     given = {
         "enabled": True,
         "hostnames": ["pgrole.example.com"],
@@ -271,11 +271,11 @@ async def test_values_of_the_console_become_arguments(programs: Programs) -> Non
     assert rule["from"] == [{"podSelector": {}}]
 
 
-async def test_the_definitions_can_be_left_to_an_administrator(programs: Programs) -> None:
+async def test_crds_can_be_left_out(programs: Programs) -> None:
     assert not of_kind(await render_chart(programs, values={"crds": {"install": False}}), "CustomResourceDefinition")
 
 
-async def test_the_definitions_are_those_of_crds_and_stay(programs: Programs) -> None:
+async def test_the_chart_has_the_crds_and_keeps_them_on_uninstall(programs: Programs) -> None:
     found = of_kind(await render_chart(programs), "CustomResourceDefinition")
     written = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in (ROOT / "crds").glob("*.yaml")]
     assert {one["metadata"]["name"]: one["spec"] for one in found} == {
@@ -284,20 +284,20 @@ async def test_the_definitions_are_those_of_crds_and_stay(programs: Programs) ->
     assert all(one["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"} for one in found)
 
 
-async def test_alerts_reach_prometheus_as_they_are_written(programs: Programs) -> None:
-    """Their own templates, {{ $labels.server }}, are not helm's."""
+async def test_alert_templates_are_not_rendered_by_helm(programs: Programs) -> None:
+    """Prometheus' own templates, such as {{ $labels.server }}, are not helm's."""
     objects = await render_chart(programs, values={"prometheusRule": {"enabled": True}})
     assert the(objects, "PrometheusRule")["spec"] == yaml.safe_load(RULES.read_text(encoding="utf-8"))
 
 
-async def test_who_uses_no_connection_secrets_gives_no_right_to_write_secrets(programs: Programs) -> None:
+async def test_without_connection_secrets_there_is_no_right_to_write_secrets(programs: Programs) -> None:
     objects = await render_chart(programs, values={"rbac": {"connectionSecrets": False}})
     rules = [rule for one in of_kind(objects, "Role", "ClusterRole") for rule in one["rules"]]
     secrets = {verb for rule in rules if "secrets" in rule["resources"] for verb in rule["verbs"]}
     assert secrets == {"get", "list", "watch"}
 
 
-async def test_the_policy_for_secrets_is_about_the_account_that_is_used_and_can_be_left_out(programs: Programs) -> None:
+async def test_the_policy_for_secrets_matches_the_account_in_use_and_can_be_left_out(programs: Programs) -> None:
     given = {"serviceAccount": {"create": False, "name": "given"}}
     named = without_helm(await render_chart(programs, values=given))
     take_account(named, f" == 'system:serviceaccount:{NAMESPACE}:given'")
@@ -305,14 +305,14 @@ async def test_the_policy_for_secrets_is_about_the_account_that_is_used_and_can_
     assert not of_kind(objects, "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 
 
-async def test_without_rbac_there_is_none_and_another_account_is_used(programs: Programs) -> None:
+async def test_without_rbac_no_roles_are_rendered_and_a_given_account_is_used(programs: Programs) -> None:
     values = {"rbac": {"create": False}, "serviceAccount": {"create": False, "name": "given"}}
     objects = await render_chart(programs, values=values)
     assert not of_kind(objects, "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding", "ServiceAccount")
     assert the(objects, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"] == "given"
 
 
-async def test_settings_become_variables(programs: Programs) -> None:
+async def test_settings_become_environment_variables(programs: Programs) -> None:
     objects = await render_chart(programs, "--api-versions", "pgrole.dev/v1alpha1", values=EVERYTHING)
     found = environment_of(the(objects, "Deployment"))
     assert found["PGROLE_STRICT_TLS"] == "false"
@@ -327,13 +327,13 @@ async def test_settings_become_variables(programs: Programs) -> None:
             known[name].read(value)
 
 
-async def test_one_without_election_never_runs_beside_another(programs: Programs) -> None:
+async def test_without_leader_election_the_strategy_is_recreate(programs: Programs) -> None:
     deployment = the(await render_chart(programs, values={"leaderElection": False, "replicas": 1}), "Deployment")
     assert deployment["spec"]["strategy"] == {"type": "Recreate"}
     assert environment_of(deployment)["PGROLE_LEADER_ELECTION"] == "false"
 
 
-async def test_two_releases_have_nothing_of_one_name(programs: Programs) -> None:
+async def test_two_releases_share_no_object_name(programs: Programs) -> None:
     async def names(release: str) -> set[tuple[str, str]]:
         values = {"watch": {"namespace": release, "clusterId": "eu-1"}, "crds": {"install": False}}
         arguments = ("template", release, CHART, "-n", NAMESPACE, "--values", "-")
@@ -343,13 +343,13 @@ async def test_two_releases_have_nothing_of_one_name(programs: Programs) -> None
     assert not await names("team-a") & await names("team-b")
 
 
-async def test_servers_before_the_definitions_are_refused_with_what_to_do(programs: Programs) -> None:
+async def test_servers_without_installed_crds_are_refused_with_the_remedy(programs: Programs) -> None:
     answer = await template(programs, values={"servers": {"default": SERVER}})
     assert answer.code != 0
     assert "install without servers first" in answer.err
 
 
-async def test_servers_are_as_they_are_given_and_stay(programs: Programs) -> None:
+async def test_servers_are_rendered_as_given_and_kept_on_uninstall(programs: Programs) -> None:
     objects = await render_chart(
         programs, "--api-versions", "pgrole.dev/v1alpha1", values={"servers": {"default": SERVER, "reports": SERVER}}
     )
@@ -360,7 +360,7 @@ async def test_servers_are_as_they_are_given_and_stay(programs: Programs) -> Non
         assert one["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
 
 
-def test_nothing_is_fetched_to_render_it() -> None:
+def test_rendering_downloads_nothing() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     assert "dependencies" not in chart
     for file in OVERLAYS.parent.rglob("kustomization.yaml"):

@@ -20,7 +20,7 @@ def known() -> dict[str, Exported]:
 
 
 def series(known: dict[str, Exported]) -> list[dict[str, str]]:
-    """Ten minutes of a leader and a standby, in all that they export, and of the process of somebody else."""
+    """Returns ten minutes of everything that a leader and a standby export, and of another job's process."""
     found = []
     for pod, leads in (("a", "1"), ("b", "0")):
         for one in known.values():
@@ -42,10 +42,10 @@ async def test_prometheus_reads_every_expression(promtool: Path, tmp_path: Path)
     assert f"{len(panels())} rules found" in answer.out
 
 
-async def test_every_line_shows_what_a_leader_and_a_standby_export_and_nobody_elses(
+async def test_every_query_returns_values_of_the_controller_only(
     promtool: Path, tmp_path: Path, known: dict[str, Exported]
 ) -> None:
-    """Each gives at least one value that is a number, and none of another job's."""
+    """Each query returns at least one number, and no value of another job."""
     asks = [
         {"expr": f"{made} > bool 0", "eval_time": "9m", "exp_samples": [{"labels": "{}", "value": value}]}
         for _, expr in panels()
@@ -60,7 +60,7 @@ async def test_every_line_shows_what_a_leader_and_a_standby_export_and_nobody_el
 
 
 async def test_the_first_drift_of_a_field_is_shown(promtool: Path, tmp_path: Path, known: dict[str, Exported]) -> None:
-    """Its counter begins with it, which is no increase: 7 of each replica."""
+    """Its counter begins with that drift, which is no increase in Prometheus: 7 from each replica."""
     expressions = [expr for title, expr in panels() if title.startswith("Drifts") and "pgrole_drifts_total" in expr]
     assert len(expressions) == 2
     asks = [
@@ -73,7 +73,9 @@ async def test_the_first_drift_of_a_field_is_shown(promtool: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("title", "expression"), panels())
-def test_a_panel_asks_for_each_metric_as_it_is_counted(title: str, expression: str, known: dict[str, Exported]) -> None:
+def test_a_panel_queries_each_metric_according_to_its_kind(
+    title: str, expression: str, known: dict[str, Exported]
+) -> None:
     for found in re.finditer(r"\b(?:pgrole|process)_\w+", expression):
         kind = known[found[0]]
         before = expression[: found.start()]
@@ -82,8 +84,8 @@ def test_a_panel_asks_for_each_metric_as_it_is_counted(title: str, expression: s
         assert selectors.keys() <= {*known[name].labels, "job"}, title
 
 
-def test_the_process_that_is_started_anew_says_so(known: dict[str, Exported]) -> None:
-    """Of our own registry, and the same at each scrape of one process."""
+def test_the_process_start_time_is_exported_and_constant(known: dict[str, Exported]) -> None:
+    """Our own registry exports it, with the same value at each scrape of one process."""
     assert known["process_start_time_seconds"].kind == "gauge"
     said = [
         re.findall(rb"^process_start_time_seconds (.+)$", metrics.render(None, 0.0), flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What docs/install.md says there is. Its commands are run by tests/docs/."""
+"""Everything that docs/install.md names exists. tests/docs/ runs its commands."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ from tests.deploy.rendering import of_kind, render_kustomization, write_overlay
 TEXT = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
 
 
-async def test_the_overlay_of_the_example_renders_as_its_comments_say(programs: Programs, tmp_path: Path) -> None:
+async def test_the_example_overlay_renders_as_its_comments_say(programs: Programs, tmp_path: Path) -> None:
     [example] = re.findall(r"^```yaml\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
     overlay = write_overlay(tmp_path, example.replace("  - deploy/", "  - ROOT/deploy/"))
     objects = await render_kustomization(programs, overlay)
@@ -25,13 +25,13 @@ async def test_the_overlay_of_the_example_renders_as_its_comments_say(programs: 
 
 
 def table(heading: str) -> list[list[str]]:
-    """The cells of each row of the section's table, but for its head."""
+    """Returns the cells of each row of the section's table, without its head."""
     section = re.findall(rf"^##+ {re.escape(heading)}\n(.*?)(?=^##|\Z)", TEXT, flags=re.MULTILINE | re.DOTALL)[0]
     rows = [line for line in section.splitlines() if line.startswith("|")][2:]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
-def test_every_value_named_is_there_with_its_default() -> None:
+def test_every_documented_value_exists_with_its_default() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     for names, default, _ in table("Helm"):
         for name, shown in zip(re.findall(r"`([^`]+)`", names), [*re.findall(r"`([^`]+)`", default), ""], strict=False):

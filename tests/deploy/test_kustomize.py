@@ -1,4 +1,4 @@
-"""The overlays, and what can be added to them and left out."""
+"""The overlays, and components that can be added or left out."""
 
 import re
 from pathlib import Path
@@ -30,7 +30,7 @@ def rules_of(objects: list[Json]) -> dict[str, list[Json]]:
     return {one["metadata"]["name"]: one["rules"] for one in of_kind(objects, "Role", "ClusterRole")}
 
 
-async def test_the_overlay_of_a_cluster_holds_all_that_is_needed(programs: Programs) -> None:
+async def test_the_cluster_overlay_contains_everything_needed(programs: Programs) -> None:
     objects = await render_kustomization(programs, CLUSTER)
     assert {one["metadata"]["name"] for one in of_kind(objects, "CustomResourceDefinition")} == {
         "pgroles.pgrole.dev",
@@ -43,19 +43,19 @@ async def test_the_overlay_of_a_cluster_holds_all_that_is_needed(programs: Progr
         assert the(objects, kind)["metadata"]["namespace"] == NAMESPACE
 
 
-async def test_install_yaml_is_what_the_overlay_of_a_cluster_renders(programs: Programs) -> None:
+async def test_install_yaml_equals_the_rendered_cluster_overlay(programs: Programs) -> None:
     assert read_objects(INSTALL.read_text(encoding="utf-8")) == await render_kustomization(programs, CLUSTER), (
         "run `make manifests`"
     )
 
 
-async def test_the_definitions_are_those_of_crds(programs: Programs) -> None:
+async def test_the_kustomization_in_crds_contains_every_crd(programs: Programs) -> None:
     found = {one["metadata"]["name"]: one["spec"] for one in await render_kustomization(programs, ROOT / "crds")}
     written = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in (ROOT / "crds").glob("*.yaml")]
     assert found == {one["metadata"]["name"]: one["spec"] for one in written}
 
 
-async def test_one_namespace_needs_nothing_of_the_cluster_but_servers_and_the_policy_that_narrows_it(
+async def test_the_namespace_overlay_has_cluster_rights_on_pgservers_only(
     programs: Programs,
 ) -> None:
     objects = await render_kustomization(programs, ONE_NAMESPACE)
@@ -71,8 +71,8 @@ async def test_one_namespace_needs_nothing_of_the_cluster_but_servers_and_the_po
     assert resources == {"pgservers", "pgservers/status"}
 
 
-async def test_the_namespace_is_named_once_and_stands_in_roles_and_settings(programs: Programs, tmp_path: Path) -> None:
-    """The folder is copied and edited, as its first line says."""
+async def test_the_namespace_is_set_once_for_roles_and_settings(programs: Programs, tmp_path: Path) -> None:
+    """Copies the folder and edits it, as its first line says."""
     copy = tmp_path / "copy"
     copy.mkdir()
     for file in ONE_NAMESPACE.iterdir():
@@ -90,7 +90,7 @@ async def test_the_namespace_is_named_once_and_stands_in_roles_and_settings(prog
     assert "team-a" not in str(objects)
 
 
-async def test_one_namespace_has_the_rights_of_the_cluster_but_to_list_namespaces(programs: Programs) -> None:
+async def test_the_namespace_overlay_has_the_same_rights_except_listing_namespaces(programs: Programs) -> None:
     everywhere = rules_of(await render_kustomization(programs, CLUSTER))
     there = rules_of(await render_kustomization(programs, ONE_NAMESPACE))
     assert there["pgrole-controller-connection-secrets"] == everywhere["pgrole-controller-connection-secrets"]
@@ -101,7 +101,7 @@ async def test_one_namespace_has_the_rights_of_the_cluster_but_to_list_namespace
 
 
 @pytest.mark.parametrize("overlay", [CLUSTER, ONE_NAMESPACE], ids=lambda folder: folder.name)
-async def test_no_rule_is_wider_than_it_says(programs: Programs, overlay: Path) -> None:
+async def test_no_rule_has_wildcards_and_only_one_role_may_write_secrets(programs: Programs, overlay: Path) -> None:
     objects = await render_kustomization(programs, overlay)
     for rules in rules_of(objects).values():
         assert "*" not in str(rules)
@@ -112,7 +112,7 @@ async def test_no_rule_is_wider_than_it_says(programs: Programs, overlay: Path) 
             assert bool(secrets) == (name == "pgrole-controller-connection-secrets")
 
 
-async def test_only_the_controller_may_write_status(programs: Programs) -> None:
+async def test_only_the_controllers_role_may_patch_status(programs: Programs) -> None:
     for name, rules in rules_of(await render_kustomization(programs, CLUSTER)).items():
         verbs = {verb for rule in rules for verb in rule["verbs"] if "pgroles/status" in rule["resources"]}
         assert ("patch" in verbs) == (name == "pgrole-controller-roles")
@@ -134,7 +134,7 @@ patches:
     assert whole - names == {"pgrole-controller-connection-secrets"}
 
 
-async def test_it_can_be_installed_under_another_namespace(programs: Programs, tmp_path: Path) -> None:
+async def test_it_can_be_installed_in_another_namespace(programs: Programs, tmp_path: Path) -> None:
     overlay = write_overlay(tmp_path, "namespace: databases\nresources: [ROOT/deploy/kustomize/overlays/cluster]\n")
     objects = await render_kustomization(programs, overlay)
     assert of_kind(objects, "Namespace")[0]["metadata"]["name"] == "databases"
@@ -163,9 +163,11 @@ patches:
     assert [one["kind"] for one in out] == ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
 
 
-async def test_every_option_adds_one_object_that_is_about_these_pods(programs: Programs, tmp_path: Path) -> None:
+async def test_every_optional_component_adds_one_object_that_selects_these_pods(
+    programs: Programs, tmp_path: Path
+) -> None:
     folders = sorted(folder.name for folder in COMPONENTS.iterdir() if folder.is_dir())
-    folders.remove("secrets-policy")  # which the overlays have
+    folders.remove("secrets-policy")  # part of the overlays
     folders.remove("console")  # pods of its own
     listed = "".join(f"  - ROOT/deploy/kustomize/components/{name}\n" for name in folders)
     overlay = write_overlay(tmp_path, f"resources: [ROOT/deploy/kustomize/overlays/cluster]\ncomponents:\n{listed}")
@@ -186,7 +188,7 @@ async def test_every_option_adds_one_object_that_is_about_these_pods(programs: P
     assert chosen.items() <= service["metadata"]["labels"].items()
 
 
-async def test_the_console_has_no_right_and_no_token_and_pods_of_its_own(programs: Programs, tmp_path: Path) -> None:
+async def test_the_console_has_no_rights_no_token_and_its_own_pods(programs: Programs, tmp_path: Path) -> None:
     text = (
         "resources: [ROOT/deploy/kustomize/overlays/cluster]\ncomponents: [ROOT/deploy/kustomize/components/console]\n"
     )
@@ -212,7 +214,7 @@ async def test_the_console_has_no_right_and_no_token_and_pods_of_its_own(program
     assert not the(objects, "Service")["spec"]["selector"].items() <= labels.items()
 
 
-async def test_the_lease_that_may_be_written_is_the_one_that_is_named(programs: Programs) -> None:
+async def test_the_writable_lease_is_the_one_in_the_environment(programs: Programs) -> None:
     objects = await render_kustomization(programs, CLUSTER)
     [names] = [rule["resourceNames"] for rule in the(objects, "Role")["rules"] if "resourceNames" in rule]
     assert names == [environment_of(the(objects, "Deployment"))["PGROLE_LEASE"]]

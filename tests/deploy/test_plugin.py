@@ -1,4 +1,4 @@
-"""The archive of the kubectl plugin, installed by krew and run by kubectl, and started in ways that users have."""
+"""The archive of the kubectl plugin, installed by krew, run by kubectl, and started in the ways that users start it."""
 
 import asyncio
 import hashlib
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 _BUILD = ROOT / "deploy" / "krew" / "build.py"
 _SECONDS = 300.0
 SAMPLE = str(ROOT / "deploy" / "samples" / "20-orders-app.yaml")
-#: What each command is run with against an empty server, and its exit codes. Commands join here as they are made.
+#: Arguments of each command for an empty server, its exit codes, and text in its output. Add new commands here.
 COMMANDS = [
     pytest.param(("claims", "list"), (0,), "ROLE", id="claims"),
     pytest.param(("sql",), (0,), "pgrole", id="sql"),
@@ -50,7 +50,7 @@ class EndedProgram:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """kubectl with the plugin, as krew installed it; `archive` is what it was installed from."""
+    """kubectl with the plugin, as krew installed it from `archive`."""
 
     kubectl: Path
     home: Path
@@ -125,7 +125,7 @@ def program(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def used_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the first start of each Python leaves the build unpacked for those that follow."""
+    """A home folder in which the first start of each Python leaves the unpacked build for later ones."""
     return tmp_path_factory.mktemp("used-home")
 
 
@@ -170,7 +170,7 @@ async def test_kubectl_completes_its_commands(installed: Installed) -> None:
     assert [line.split("\t")[0] for line in asked.out.splitlines()] == ["text", "json", "sql", ":4"]
 
 
-async def test_first_starts_at_the_same_time_do_not_meet(program: Path, tmp_path: Path) -> None:
+async def test_simultaneous_first_starts_do_not_conflict(program: Path, tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]}
     said = await asyncio.gather(*(run([sys.executable, str(program), "--version"], environment) for _ in range(6)))
     assert set(said) == {EndedProgram(0, f"kubectl pgrole {__version__}\n", "")}
@@ -179,16 +179,16 @@ async def test_first_starts_at_the_same_time_do_not_meet(program: Path, tmp_path
     assert cache.stat().st_mode & 0o777 == 0o700
 
 
-async def test_without_a_home_to_write_to_it_is_unpacked_for_one_run(program: Path, tmp_path: Path) -> None:
+async def test_without_a_writable_home_it_is_unpacked_for_one_run(program: Path, tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
-    (tmp_path / "file").touch()  # no folder can be made below it, even by root
+    (tmp_path / "file").touch()  # no folder can be created below it, even by root
     environment = {"HOME": str(tmp_path / "file"), "TMPDIR": str(tmp_path / "tmp"), "PATH": os.environ["PATH"]}
     said = await run([sys.executable, str(program), "--version"], environment)
     assert said == EndedProgram(0, f"kubectl pgrole {__version__}\n", "")
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-async def test_code_that_others_may_write_is_not_run(program: Path, tmp_path: Path) -> None:
+async def test_code_writable_by_others_is_not_run(program: Path, tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PATH": os.environ["PATH"]}
     await run([sys.executable, str(program), "--version"], environment)
     [folder] = (tmp_path / ".cache" / "pgrole-controller" / "plugin").iterdir()
@@ -199,7 +199,7 @@ async def test_code_that_others_may_write_is_not_run(program: Path, tmp_path: Pa
     assert said.out == f"kubectl pgrole {__version__}\n"
 
 
-async def test_builds_that_are_not_used_any_more_are_removed(program: Path, tmp_path: Path) -> None:
+async def test_unused_builds_are_removed(program: Path, tmp_path: Path) -> None:
     cache = tmp_path / ".cache" / "pgrole-controller" / "plugin"
     for name, days in (("0.1.0-old-cp311", 31), ("0.2.0-used-cp311", 1), (".making-interrupted", 1)):
         (cache / name).mkdir(parents=True)
@@ -213,7 +213,9 @@ async def test_builds_that_are_not_used_any_more_are_removed(program: Path, tmp_
 
 
 @pytest.mark.parametrize("minor", [6, 8, 9, 10])
-async def test_an_older_python_says_what_is_needed(program: Path, used_home: Path, tmp_path: Path, minor: int) -> None:
+async def test_an_older_python_starts_a_suitable_one_or_reports_the_required_version(
+    program: Path, used_home: Path, tmp_path: Path, minor: int
+) -> None:
     older = find_python(minor)
     said = await run([older, str(program), "--version"], {"HOME": str(used_home), "PATH": str(tmp_path)})
     assert said.code == 1
@@ -226,7 +228,7 @@ async def test_an_older_python_says_what_is_needed(program: Path, used_home: Pat
 
 
 @pytest.mark.parametrize("minor", [11, 12, 13, 14])
-async def test_each_python_that_it_names_runs_it(program: Path, used_home: Path, minor: int) -> None:
+async def test_every_supported_python_runs_it(program: Path, used_home: Path, minor: int) -> None:
     environment = {"HOME": str(used_home), "PATH": "/bin", "PGROLE_DSN": "postgresql://a:b@127.0.0.1:1/c"}
     said = await run([find_python(minor), str(program), "claims", "list"], environment)
     assert said.code == 1

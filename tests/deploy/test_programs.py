@@ -26,11 +26,11 @@ def kubectl(folder: Path, version: str) -> Path:
     return write_program(folder, "kubectl", f'{{"clientVersion": {{"gitVersion": "{version}"}}}}')
 
 
-def test_kubectl_is_of_the_version_of_the_api_server() -> None:
+def test_the_wanted_kubectl_has_the_api_servers_version() -> None:
     assert str(wanted()["kubectl"]) == KUBERNETES
 
 
-def test_what_fits_is_what_kubernetes_and_helm_say_fits() -> None:
+def test_version_skew_follows_the_rules_of_kubernetes_and_helm() -> None:
     wish = wanted()
     minor = wish["kubectl"].minor
     assert [fits("kubectl", Version(1, minor + by, 0)) for by in (-2, -1, 0, 1, 2)] == [False, True, True, True, False]
@@ -39,7 +39,7 @@ def test_what_fits_is_what_kubernetes_and_helm_say_fits() -> None:
     assert not fits("helm", Version(wish["helm"].major + 1, 0, 0))
 
 
-def test_prometheus_is_of_the_version_that_its_go_module_is_of() -> None:
+def test_the_wanted_promtool_has_the_version_of_its_go_module() -> None:
     """Prometheus 3.15.0 is module v0.315.0."""
     version = wanted()["promtool"]
     text = (Path(__file__).parent / "tools/promtool/go.mod").read_text(encoding="utf-8")
@@ -48,7 +48,7 @@ def test_prometheus_is_of_the_version_that_its_go_module_is_of() -> None:
     assert not fits("promtool", Version(2, 53, 3))
 
 
-async def test_promtool_is_looked_for_alone_and_only_where_it_is_asked_for(tmp_path: Path) -> None:
+async def test_promtool_is_found_separately_from_the_other_programs(tmp_path: Path) -> None:
     version = wanted()["promtool"]
     there = write_program(tmp_path / "bin", "promtool", f"promtool, version {version} (branch: , revision: unknown)")
     environment = {"PATH": f"{tmp_path / 'bin'}:/bin:/usr/bin", "PGROLE_CACHE_DIR": str(tmp_path / "cache")}
@@ -59,7 +59,7 @@ async def test_promtool_is_looked_for_alone_and_only_where_it_is_asked_for(tmp_p
         await find_promtool(Display(io.StringIO()), environment)
 
 
-async def test_what_is_on_the_path_is_used_when_it_fits(tmp_path: Path) -> None:
+async def test_suitable_programs_on_the_path_are_used(tmp_path: Path) -> None:
     versions = wanted()
     there = Programs(
         helm(tmp_path / "bin", f"v{versions['helm']}"), kubectl(tmp_path / "bin", f"v{versions['kubectl']}")
@@ -68,7 +68,7 @@ async def test_what_is_on_the_path_is_used_when_it_fits(tmp_path: Path) -> None:
     assert await find(Display(io.StringIO()), environment) == there
 
 
-async def test_what_is_too_old_is_not_used_and_without_go_it_is_said_what_would_do(tmp_path: Path) -> None:
+async def test_outdated_programs_are_rejected_and_without_go_the_remedy_is_named(tmp_path: Path) -> None:
     helm(tmp_path / "bin", "v3.0.0")
     kubectl(tmp_path / "bin", "v1.20.0")
     environment = {"PATH": str(tmp_path / "bin"), "PGROLE_CACHE_DIR": str(tmp_path / "cache")}
@@ -76,7 +76,7 @@ async def test_what_is_too_old_is_not_used_and_without_go_it_is_said_what_would_
         await find(Display(io.StringIO()), environment)
 
 
-async def test_a_build_that_fails_leaves_nothing_and_says_why(tmp_path: Path) -> None:
+async def test_a_failed_build_leaves_nothing_and_reports_the_reason(tmp_path: Path) -> None:
     go = write_program(tmp_path / "bin", "go", "")
     go.write_text("#!/bin/sh\necho 'no route to host' >&2\nexit 1\n", encoding="utf-8")
     cache = tmp_path / "cache"
@@ -86,14 +86,14 @@ async def test_a_build_that_fails_leaves_nothing_and_says_why(tmp_path: Path) ->
     assert [path.name for path in cache.iterdir()] == ["tools.lock"]
 
 
-async def test_what_was_built_says_its_version(programs: Programs) -> None:
+async def test_the_built_helm_reports_its_version_and_renders_the_chart(programs: Programs) -> None:
     versions = wanted()
     said = await run(programs.helm, "version", "--template", "{{.Version}}")
     assert said.out.startswith(f"v{versions['helm'].major}.")
     answer = await run(programs.helm, "template", "x", Path(__file__).parents[2] / "deploy/helm/pgrole-controller")
-    assert answer.code == 0, "helm takes another Kubernetes for granted than the chart asks for"
+    assert answer.code == 0, "helm assumes another Kubernetes version than the chart requires"
 
 
-async def test_the_promtool_that_was_built_says_its_version(promtool: Path) -> None:
+async def test_the_built_promtool_reports_its_version(promtool: Path) -> None:
     said = await run(promtool, "--version")
     assert said.out.startswith(f"promtool, version {wanted()['promtool'].major}.")

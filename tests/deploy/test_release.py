@@ -19,7 +19,7 @@ from tests.deploy.programs import Answer, Programs, run
 from tests.deploy.rendering import NAMESPACE, RELEASE, Json, of_kind, render_chart
 from tests.deploy.test_chart import SERVER
 
-NEWER_FIELD = "resyncInterval"  # of PgServer, for a chart of before it
+NEWER_FIELD = "resyncInterval"  # of PgServer, removed from the older chart
 ROLE: Json = {
     "apiVersion": "pgrole.dev/v1alpha1",
     "kind": "PgRole",
@@ -32,14 +32,14 @@ PGSERVER = "/apis/pgrole.dev/v1alpha1/pgservers/default"
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def empty(request: pytest.FixtureRequest, api_servers: ApiServerPool) -> AsyncIterator[ApiServer]:
-    """An API server that nobody has installed anything on."""
+    """An API server on which nothing is installed."""
     async with lent(request, api_servers) as server:
         yield server
 
 
 @pytest.fixture
 def older_chart(tmp_path: Path) -> Path:
-    """One whose PgServer has a field less."""
+    """A chart whose PgServer CRD lacks one field."""
     folder = tmp_path / "older"
     shutil.copytree(CHART, folder)
     file = folder / "files" / "crds" / "pgrole.dev_pgservers.yaml"
@@ -62,7 +62,7 @@ async def helm_well(programs: Programs, server: ApiServer, *arguments: str | Pat
 
 
 async def fields_of_server(server: ApiServer) -> set[str]:
-    """Of spec, as the API server knows them."""
+    """Returns the fields of PgServer's spec that the API server knows."""
     crd = await server.request("GET", DEFINITION.format("pgservers"))
     return set(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"])
 
@@ -78,7 +78,7 @@ async def is_there(server: ApiServer, path: str) -> bool:
 
 
 async def list_own(server: ApiServer) -> list[str]:
-    """What the release has beside definitions and PgServers."""
+    """Returns the objects of the release other than CRDs and PgServers."""
     group, version = "rbac.authorization.k8s.io", "v1"
     paths = [
         f"/apis/{group}/{version}/clusterroles",
@@ -101,7 +101,7 @@ async def list_own(server: ApiServer) -> list[str]:
     return found
 
 
-async def test_an_upgrade_brings_the_new_definitions_and_removal_keeps_them_with_every_object(
+async def test_an_upgrade_updates_the_crds_and_uninstalling_keeps_them_with_every_object(
     programs: Programs, empty: ApiServer, older_chart: Path
 ) -> None:
     said = await helm_well(programs, empty, "install", RELEASE, older_chart, "--create-namespace")
@@ -131,7 +131,7 @@ async def test_an_upgrade_brings_the_new_definitions_and_removal_keeps_them_with
     assert (await empty.request("GET", PGSERVER))["metadata"]["uid"] == pgserver["metadata"]["uid"]
 
 
-async def test_a_rollback_brings_the_definitions_of_before(
+async def test_a_rollback_restores_the_previous_crds_and_keeps_every_object(
     programs: Programs, empty: ApiServer, older_chart: Path
 ) -> None:
     await helm_well(programs, empty, "install", RELEASE, older_chart, "--create-namespace")
@@ -144,7 +144,7 @@ async def test_a_rollback_brings_the_definitions_of_before(
     assert found["metadata"]["uid"] == role["metadata"]["uid"]
 
 
-async def test_definitions_that_somebody_else_applied_are_left_or_taken_over_as_asked(
+async def test_crds_applied_by_someone_else_are_left_or_taken_over_as_requested(
     programs: Programs, empty: ApiServer
 ) -> None:
     await apply_crds(empty)
@@ -163,7 +163,7 @@ async def test_definitions_that_somebody_else_applied_are_left_or_taken_over_as_
     assert crd["metadata"]["annotations"]["meta.helm.sh/release-name"] == RELEASE
 
 
-async def test_a_server_that_is_not_named_any_more_stays(programs: Programs, empty: ApiServer) -> None:
+async def test_a_pgserver_removed_from_the_values_stays(programs: Programs, empty: ApiServer) -> None:
     await helm_well(programs, empty, "install", RELEASE, CHART, "--create-namespace")
     await helm_well(programs, empty, "upgrade", RELEASE, CHART, values={"servers": {"default": SERVER}})
     await helm_well(programs, empty, "upgrade", RELEASE, CHART)

@@ -1,4 +1,4 @@
-"""The rights that the acceptance tests and `dev` run the controller with are those that kustomize gives and narrows."""
+"""The acceptance tests and `dev` run the controller with exactly the rights and policies in kustomize."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def identify(document: Json) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize(("overlay", "watched"), [("cluster", None), ("namespace", "team-a")])
-async def test_they_are_all_that_is_bound_to_the_account_and_no_more(
+async def test_read_rights_returns_exactly_what_is_bound_to_the_account(
     programs: Programs, overlay: str, watched: str | None
 ) -> None:
     objects = await render_kustomization(programs, OVERLAYS / overlay)
@@ -35,7 +35,7 @@ async def test_they_are_all_that_is_bound_to_the_account_and_no_more(
             assert document.get(field) == rendered[name].get(field), name
 
 
-def test_what_is_narrowed_is_the_account_of_the_installation() -> None:
+def test_the_policy_for_secrets_matches_the_account_of_the_installation() -> None:
     installation = RightsScope("other", "databases", "team-b")
     policy, binding = (one for one in read_rights(installation) if one["kind"] in POLICIES)
     assert policy["metadata"]["name"] == binding["metadata"]["name"] == binding["spec"]["policyName"] == "other-secrets"

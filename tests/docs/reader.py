@@ -114,7 +114,7 @@ async def reader(
 
 
 def expecting(code: int, text: str) -> str:
-    """The command, failing unless it ends with this exit code."""
+    """Returns the command so that it fails unless it ends with this exit code."""
     if code == 0:
         return text
     wrong = f'[ "$ended" -eq {code} ] || {{ echo "ended with exit code $ended, not {code}"; false; }}'
@@ -127,7 +127,7 @@ def _compare(command: Command, said: str) -> None:
 
 
 def _make_checkout(folder: Path) -> Path:
-    """Links the files of this checkout; beside them are those that the page has the reader write."""
+    """Links the files of this checkout, beside which the page's own files are written."""
     place = folder / "checkout"
     place.mkdir(parents=True)
     for entry in ROOT.iterdir():

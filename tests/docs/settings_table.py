@@ -14,7 +14,7 @@ _PLACE = re.compile(r"(?<=<!-- settings -->\n).*?(?=<!-- /settings -->\n)", re.D
 
 
 def made(text: str) -> str:
-    """Returns the page with a new table. Raises ValueError for a page without a place for it."""
+    """Returns the page with a new table. Raises ValueError unless the page has exactly one place for it."""
     page, count = _PLACE.subn(lambda _: _table(), text)
     if count != 1:
         raise ValueError("a page has one place for the settings: <!-- settings -->, <!-- /settings -->")

@@ -23,7 +23,7 @@ RUN = [name for name, blocks in BLOCKS.items() if any(block.is_run for block in 
 
 
 def parts(blocks: list[Block]) -> Iterator[list[Block]]:
-    """What is followed in one cluster, in the order of the page."""
+    """Yields the blocks to follow in one cluster, in the order of the page."""
     begins = [0, *(at for at, block in enumerate(blocks) if block.anew and at), len(blocks)]
     for begin, end in pairwise(begins):
         if any(block.is_run for block in blocks[begin:end]):
@@ -31,15 +31,15 @@ def parts(blocks: list[Block]) -> Iterator[list[Block]]:
 
 
 def needs_cluster(blocks: list[Block]) -> bool:
-    """Not what speaks to PostgreSQL alone, nor what brings one along."""
+    """Tells whether the blocks need a cluster: not if they use PostgreSQL only, or start their own."""
     texts = [block.text for block in blocks if block.is_run]
     brings = any("make dev" in text for text in texts)
     return not brings and any(NEEDS_CLUSTER.search(text) for text in texts)
 
 
-@pytest.mark.since(DEFAULT_VERSION, "the pages show what the newest says")
+@pytest.mark.since(DEFAULT_VERSION, "the pages show output of the newest version")
 @pytest.mark.parametrize("page", RUN)
-async def test_every_command_of_the_page_does_what_it_says(
+async def test_every_command_on_the_page_does_what_the_page_says(
     page: str, api_servers: ApiServerPool, servers: Servers, programs: Programs, tmp_path: Path
 ) -> None:
     files = [block for block in BLOCKS[page] if block.file is not None]
@@ -66,7 +66,7 @@ async def follow_in_cluster(page: str, blocks: list[Block], person: PageReader, 
 
 
 @pytest.mark.parametrize("page", BLOCKS)
-def test_a_block_of_the_page_is_run_or_says_why_not(page: str) -> None:
+def test_every_block_on_the_page_is_run_or_has_a_reason(page: str) -> None:
     excused = [block for block in BLOCKS[page] if block.excuse is not None]
-    assert [block.place for block in excused if block.language not in COMMANDS] == [], "not run anyhow"
+    assert [block.place for block in excused if block.language not in COMMANDS] == [], "never run in any case"
     assert [block.place for block in excused if len((block.excuse or "").split()) < 2] == [], "no reason"

@@ -1,4 +1,4 @@
-"""How a page is read, and how it is told whether a command did what the page shows."""
+"""How a page is parsed, and how output is compared with it."""
 
 import os
 from pathlib import Path
@@ -20,9 +20,7 @@ def write_page(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> list
     return read_page(path)
 
 
-def test_what_stands_above_a_fence_belongs_to_it_and_to_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_instructions_apply_only_to_the_fence_directly_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "<!-- in a new cluster -->\n<!-- stays: ready -->\n```sh\nmake dev\n```\n\n   <!-- not run: no Docker -->\n"
     first, second, third = write_page(monkeypatch, tmp_path, f"{text}   ```sh\n   docker\n   ```\n\n```sh\nls\n```\n")
     assert (first.anew, first.stays, first.excuse) == (True, "ready", None)
@@ -38,7 +36,7 @@ def test_a_block_below_the_name_of_a_file_is_that_file(tmp_path: Path, monkeypat
     assert (second.file, second.is_run) == (None, True)
 
 
-def test_a_prompt_begins_a_command_and_a_here_document_ends_at_its_word() -> None:
+def test_a_prompt_begins_a_command_and_a_here_document_ends_at_its_delimiter() -> None:
     text = "$ cat <<END\n$ no prompt\nEND\n$ echo a \\\n  b\na b\n\n$ true\n"
     assert Block("page.md", 7, "console", text).commands() == [
         Command(7, "cat <<END\n$ no prompt\nEND\n"),
@@ -48,14 +46,14 @@ def test_a_prompt_begins_a_command_and_a_here_document_ends_at_its_word() -> Non
 
 
 @pytest.mark.parametrize("fence", ["bash\nls", "shell\nls", "\n$ ls"])
-def test_no_command_escapes_by_the_language_of_its_fence(
+def test_a_fence_with_another_shell_language_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fence: str
 ) -> None:
     with pytest.raises(BadPage, match=r"page\.md:2"):
         write_page(monkeypatch, tmp_path, f"```{fence}\n```\n")
 
 
-def test_ages_times_versions_and_the_width_of_columns_do_not_matter() -> None:
+def test_ages_times_versions_and_column_widths_are_ignored() -> None:
     assert fits("kubectl get", TABLE, "NAME  READY  AGE\ndefault  True  2m17s\n")
     assert fits("date", "at 2026-11-20T16:04:09Z with 18.4", "at 2027-01-01T00:00:00Z with 17.10\n")
 
@@ -70,18 +68,18 @@ def test_ages_times_versions_and_the_width_of_columns_do_not_matter() -> None:
         f"Warning: old\n{TABLE}",
     ],
 )
-def test_anything_else_does(said: str) -> None:
+def test_any_other_difference_counts(said: str) -> None:
     assert not fits("kubectl get", TABLE, said)
 
 
-def test_an_ellipsis_is_any_text_and_on_its_own_any_lines() -> None:
+def test_an_ellipsis_matches_any_text_and_on_its_own_line_any_lines() -> None:
     assert fits("run", "a …\n…\nz", "a b c\n1\n2\nz\n")
     assert fits("run", "a\n…\nz", "a\nz\n")
     assert not fits("run", "a …\nz", "b\nz\n")
     assert fits("claims transfer", "continue? [y/N]", "continue? [y/N] done: 3 claims\n")
 
 
-def test_events_may_come_in_any_order_and_other_lines_may_not() -> None:
+def test_events_match_in_any_order_and_other_lines_do_not() -> None:
     assert fits("kubectl get events", "a\nb", "b\na\n")
     assert not fits("kubectl get pgr", "a\nb", "b\na\n")
 
@@ -100,11 +98,11 @@ def test_events_may_come_in_any_order_and_other_lines_may_not() -> None:
         ("kubectl get pgr > file", False),
     ],
 )
-def test_only_what_changes_nothing_is_done_again(command: str, looks: bool) -> None:
+def test_only_read_only_commands_are_repeated(command: str, looks: bool) -> None:
     assert only_looks(command) is looks
 
 
-async def test_what_a_command_sets_is_there_for_the_next_and_the_first_failure_ends_it(tmp_path: Path) -> None:
+async def test_the_shell_keeps_variables_and_ends_at_the_first_failure(tmp_path: Path) -> None:
     (tmp_path / "said").mkdir()
     async with shell(tmp_path / "said", tmp_path, os.environ) as bash:
         await bash.run("name=readers\n", seconds=30)
@@ -116,7 +114,7 @@ async def test_what_a_command_sets_is_there_for_the_next_and_the_first_failure_e
             await bash.run("true\n", seconds=30)
 
 
-async def test_what_goes_on_ends_with_the_page(tmp_path: Path) -> None:
+async def test_a_command_that_keeps_running_ends_with_the_page(tmp_path: Path) -> None:
     (tmp_path / "said").mkdir()
     ended = tmp_path / "ended"
     program = f"import signal\nsignal.signal(signal.SIGTERM, lambda *_: exit(open('{ended}', 'w').write('') or 0))\n"
@@ -127,11 +125,11 @@ async def test_what_goes_on_ends_with_the_page(tmp_path: Path) -> None:
     assert ended.exists()
 
 
-def test_the_commands_that_stand_in_for_make_are_those_of_the_makefile() -> None:
+def test_the_replacement_for_make_dev_is_that_of_the_makefile() -> None:
     assert "\n\t@$(RUN) pgrole-controller dev $(ARGS)\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
-def test_an_exit_code_is_that_of_the_last_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exit_code_applies_to_the_last_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "<!-- exits with: 3 -->\n```console\n$ true\n$ exit 3\n```\n"
     [block] = write_page(monkeypatch, tmp_path, text)
     assert [command.code for command in block.commands()] == [0, 3]
@@ -140,7 +138,7 @@ def test_an_exit_code_is_that_of_the_last_command(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(("text", "passes"), [("(exit 3)", True), ("false", False), ("true", False)])
-async def test_a_command_with_another_exit_code_than_the_page_names_fails(
+async def test_a_command_fails_unless_it_ends_with_the_exit_code_on_the_page(
     tmp_path: Path, text: str, passes: bool
 ) -> None:
     async with shell(tmp_path, tmp_path, os.environ) as bash:
@@ -153,7 +151,7 @@ async def test_a_command_with_another_exit_code_than_the_page_names_fails(
 
 
 @pytest.mark.parametrize("program", ["pgrole-controller", "kubectl pgrole"])
-def test_commands_that_only_look_are_repeated_until_they_show_it(program: str) -> None:
+def test_read_only_subcommands_are_repeated_and_others_are_not(program: str) -> None:
     assert only_looks(f"{program} history orders_app")
     assert only_looks(f"{program} diff -n shop")
     assert not only_looks(f"{program} approve -n shop orders-app")

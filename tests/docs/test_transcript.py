@@ -1,4 +1,4 @@
-"""The picture in the README: what it holds, and that it is noticed when it is of other commands."""
+"""The picture in the README: its content, and that a stale one is detected."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -18,12 +18,12 @@ SESSION = [
 
 
 def delays(picture: str) -> dict[str, float]:
-    """When each text appears, in seconds."""
+    """Returns the time at which each text appears, in seconds."""
     found = re.findall(r'animation-delay: ([\d.]+)s"[^>]*>([^<]+)<', picture)
     return {text.replace("&#160;", " "): float(delay) for delay, text in found if text.strip()}
 
 
-def test_each_line_appears_when_it_was_printed() -> None:
+def test_each_line_appears_at_the_time_it_was_printed() -> None:
     shown = delays(draw(SESSION))
     assert shown["$ first --option"] == 0.0
     assert shown["second line"] == 0.25
@@ -32,7 +32,7 @@ def test_each_line_appears_when_it_was_printed() -> None:
     assert shown["end"] == 5.35
 
 
-def test_output_stays_text_and_keeps_its_colours() -> None:
+def test_output_is_escaped_and_keeps_its_colours() -> None:
     picture = draw(SESSION)
     texts = ["".join(element.itertext()) for element in ET.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")]
     said = "".join(texts).replace("\xa0", " ")
@@ -41,10 +41,10 @@ def test_output_stays_text_and_keeps_its_colours() -> None:
     [of_red] = re.findall(r'class="shown (transcript-r\d+)"[^>]*>red<', picture)
     assert re.search(rf"\.{of_red} {{ fill: #cc555a }}", picture)
     assert [one["command"] for one in read_session(picture)] == ["first --option", "silent", "last"]
-    assert "https://" not in re.sub(r"<!--.*?-->", "", picture), "it loads a font from elsewhere"
+    assert "https://" not in re.sub(r"<!--.*?-->", "", picture), "it loads an external font"
 
 
-def test_a_picture_of_other_commands_is_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_that_shows_other_commands_is_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_problem() is None
     other = ROOT / "docs" / "images" / "no-such-picture.svg"
     monkeypatch.setattr(transcript, "PICTURE", other)
@@ -54,7 +54,7 @@ def test_a_picture_of_other_commands_is_stale(tmp_path: Path, monkeypatch: pytes
     assert "first --option" in (find_problem() or "")
 
 
-def test_a_command_that_fails_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_fails_or_never_prints_its_text_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {"PATH": "/usr/bin:/bin", "TERM": "xterm-256color"}
     assert type_command(Typed("stty size; test -t 1"), environment).text == "50 110\n"
     assert type_command(Typed("exit 3", codes=(0, 3)), environment).text == ""

@@ -38,7 +38,7 @@ README = ROOT / "README.md"
 _COLUMNS = 110
 _START_SECONDS = 600.0
 _COMMAND_SECONDS = 60.0
-_PAUSE_SECONDS = 1.5  # between commands, for whoever reads
+_PAUSE_SECONDS = 1.5  # between commands, for the reader
 _RUNNING = "Everything is running"
 _METADATA = "{http://www.w3.org/2000/svg}metadata"
 _FONTS = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
@@ -51,12 +51,12 @@ _PLAYS = """
 
 
 class NotRecorded(Exception):
-    """A command did not do what the transcript is to show; the message is its output."""
+    """A command did not do what the transcript must show; the message is its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """A command as it is shown. `until`: repeated until it prints this. `codes`: exit codes that are right."""
+    """A command as shown. `until`: it is repeated until it prints this. `codes`: expected exit codes."""
 
     text: str
     until: str = ""
@@ -113,7 +113,7 @@ def find_problem() -> str | None:
 
 
 def read_session(picture: str) -> list[dict[str, str]]:
-    """The session as the picture holds it for programs: commands, and seconds that each took."""
+    """Returns the session from the picture's metadata: commands, and the seconds that each took."""
     metadata = ET.fromstring(picture).find(_METADATA)
     session: list[dict[str, str]] = json.loads(metadata.text or "[]") if metadata is not None else []
     return session
@@ -145,7 +145,7 @@ def _read_guide(said: str, folder: Path) -> dict[str, str]:
     exported = dict(re.findall(r"^ *export (\w+)=(\S+)$", said, flags=re.MULTILINE))
     kubectl = anyio.run(find, Display(sys.stderr)).kubectl
     [psql, *_] = re.findall(r"^ *(\S*psql) ", said, flags=re.MULTILINE)
-    # Found here, before the folder of these names is on the PATH.
+    # Find it here, before `folder`, which gets the same names, is on the PATH.
     psql = shutil.which(psql) or psql
     own = Path(sys.executable).with_name("kubectl-pgrole")
     for name, program in (("kubectl", kubectl), ("psql", psql), ("kubectl-pgrole", own)):
@@ -155,7 +155,7 @@ def _read_guide(said: str, folder: Path) -> dict[str, str]:
 
 
 def type_command(command: Typed, environment: Mapping[str, str]) -> Printed:
-    """Raises NotRecorded if it ends with another exit code, or does not print what it is to."""
+    """Raises NotRecorded if the command ends with another exit code, or does not print the expected text."""
     end = time.monotonic() + _COMMAND_SECONDS
     while True:
         started = time.monotonic()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import asyncpg
 
-from pgrole_controller.core.acl import ObjectKind, ObservedAcl
+from pgrole_controller.core.privileges.acl import ObjectKind, ObservedAcl
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 
@@ -17,9 +17,9 @@ ROLES = ("owner", "heir", "delegate", "reader", "writer", "stranger")
 
 @dataclass(frozen=True, slots=True)
 class AclDatabase:
-    """`connection` is the controller's, as superuser; `beside` is another superuser's. `oids`: of ROLES, by name.
+    """`connection` is the controller's, as superuser; `beside` belongs to another superuser. `oids` has ROLES by name.
 
-    The roles' names in SQL: `names`, which other databases on the server do not share.
+    In SQL, role names end in `suffix`, so that databases on one server share no roles.
     """
 
     dsn: str
@@ -29,7 +29,7 @@ class AclDatabase:
     suffix: str = ""
 
     async def run(self, script: str) -> None:
-        """Runs it beside the controller, with `{owner}` and so on replaced by the roles' names."""
+        """Runs a script as the other superuser, with `{owner}` and so on replaced by role names."""
         await self.beside.execute(self.fill(script))
 
     def fill(self, script: str) -> str:
@@ -82,13 +82,13 @@ def nowhere(_schema: str, _kind: ObjectKind) -> bool:
 
 
 def named(acls: Iterable[ObservedAcl], name: str, schema: str = "app") -> ObservedAcl:
-    """The only one with this name."""
+    """Returns the only ACL with this name."""
     (found,) = (one for one in acls if one.object.name == name and one.object.schema in (schema, ""))
     return found
 
 
 def held(one: ObservedAcl, *grantees: int) -> set[tuple[str, str]]:
-    """Privileges of the grantees, as (column, privilege); of all without arguments."""
+    """Returns the grantees' privileges, or everyone's if no grantee is given, as (column, privilege)."""
     return {(entry.column, entry.privilege) for entry in one.entries if not grantees or entry.grantee in grantees}
 
 

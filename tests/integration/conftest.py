@@ -1,4 +1,4 @@
-"""What several modules use: a PostgreSQL for each module, and the world of a database's worker for each test."""
+"""Shared fixtures: a PostgreSQL server for each module, and a database with its worker for each test."""
 
 from collections.abc import AsyncIterator
 
@@ -11,7 +11,7 @@ from tests.servers import Servers
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
-    """A server of the module's own: its tests may change roles, settings and databases."""
+    """The module's own server: its tests may change roles, settings and databases."""
     async with servers.run() as own:
         yield own
 

@@ -1,4 +1,4 @@
-"""A console for tests: the real one on a free port, with pages that show what the server part gives them."""
+"""A console for tests: the real server on a free port, with pages that print the data they receive."""
 
 import json
 import re
@@ -27,7 +27,7 @@ class PlainPages:
     static: Mapping[str, tuple[str, bytes]] = {"live.js": ("text/javascript", b"'use strict';")}
 
     def find_object(self, path: str) -> str | None:
-        """Shows an object below /whole, followed by its path in the API."""
+        """Takes the path below /whole as the API path of an object."""
         return path.removeprefix("/whole") if path.startswith("/whole/") else None
 
     def render(self, question: PageQuestion, snapshot: Snapshot) -> tuple[int, str]:
@@ -103,7 +103,7 @@ class Browser:
             return answer.status
 
     async def show(self, path: str = "/", **headers: str) -> dict[str, Any]:
-        """Returns what the page shows. Raises AssertionError if it is none."""
+        """Returns what the page shows. Raises AssertionError if the answer is not a page."""
         async with self.session.get(path, headers=headers, allow_redirects=False) as answer:
             text = await answer.text()
             assert answer.status == 200, (answer.status, text)
@@ -155,7 +155,7 @@ async def run_test_console(**given: Any) -> AsyncIterator[RunningConsole]:
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """ServiceAccounts as viewers. Each may list what its Role says and nothing else."""
+    """ServiceAccounts as viewers. Each may list only what its Role allows."""
 
     server: ApiServer
 
@@ -175,7 +175,7 @@ class Accounts:
         return self.server.token_of(await self.server.admit(namespace, account))
 
     async def delete(self, namespace: str, name: str) -> None:
-        """Its tokens are void from then on."""
+        """Deletes an account, which invalidates its tokens."""
         await self.server.request("DELETE", f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}")
 
     async def revoke(self, place: str, account: str) -> None:

@@ -7,13 +7,14 @@ from contextlib import asynccontextmanager
 import anyio
 import asyncpg
 
-from pgrole_controller.controller.database_worker import DatabaseContext, DatabaseWorker
-from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.leadership import Leadership
+from pgrole_controller.controller.privileges.database_worker import DatabaseContext, DatabaseWorker
+from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import DatabasesConfig
-from pgrole_controller.core.grantee import (
+from pgrole_controller.core.policy import ServerPolicy
+from pgrole_controller.core.privileges.grantee import (
     Access,
     DatabasePrivileges,
     Grantee,
@@ -21,20 +22,19 @@ from pgrole_controller.core.grantee import (
     PrivilegeRule,
     SchemaAccess,
 )
-from pgrole_controller.core.policy import ServerPolicy
-from pgrole_controller.core.privilege_result import News, PrivilegeNews, PrivilegeResult
+from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.database_schema import install_database
+from pgrole_controller.postgres.privileges.database_schema import install_database
 
 DEADLINE = 20.0
 SERVER = "default"
 KEY = Key("shop", "reader")
-#: Privileges on everything may be declared.
+#: Allows privileges on everything to be declared.
 POLICY = PrivilegePolicy(rules=(PrivilegeRule(),), databases=("*",))
 READ = SchemaAccess("app", frozenset({Access.READ}))
 WRITE = SchemaAccess("app", frozenset({Access.WRITE}))
@@ -149,7 +149,7 @@ class DatabaseWorkerWorld:
 
 
 async def _make_template(server: PostgresServer, home: Connection) -> str:
-    """A database where schema pgrole is installed: to copy it costs a fifth of installing it again."""
+    """A database with schema pgrole: copying it costs a fifth of installing the schema."""
     name = "with_pgrole"
     if not await home.fetchval("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name):
         await home.execute(f"CREATE DATABASE {name}")

@@ -16,7 +16,7 @@ PEOPLE = ("alice", "bob", "carol")
 
 @dataclass(slots=True)
 class EventDatabase:
-    """A database with tables `a` to `h` of a superuser, the role `reader`, and three superusers who change things."""
+    """A database with a superuser's tables `a` to `h`, the role `reader`, and three superusers who change things."""
 
     server: PostgresServer
     name: str
@@ -30,7 +30,7 @@ class EventDatabase:
         return await self.xmin("pg_class", f"relname = '{table}'")
 
     async def person(self, name: str) -> Connection:
-        """A session of this login, whose application is named after it."""
+        """Returns a session of this login, whose application_name contains the login."""
         if name not in self.people:
             dsn = self.server.dsn(name, self.name, password="pw")
             self.people[name] = await asyncpg.connect(dsn, server_settings={"application_name": f"app of {name}"})

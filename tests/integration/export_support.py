@@ -1,4 +1,4 @@
-"""Shared by the tests of `export`: servers that are set up from files, what the controller would do, and doing it."""
+"""Shared by the tests of `export`: sets up servers from files, computes what the controller would do, and does it."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -15,25 +15,26 @@ from pgrole_controller.commands.export import Export, ExportOptions, export_role
 from pgrole_controller.commands.export_objects import ExportedObject
 from pgrole_controller.commands.export_yaml import to_yaml
 from pgrole_controller.commands.server_reading import of_dsn
-from pgrole_controller.core import ddl, grant_ddl
-from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core import ddl
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.desired import desired_of, privileges_of
 from pgrole_controller.core.diff import diff
 from pgrole_controller.core.errors import Waiting
-from pgrole_controller.core.grantee import Grantee, PrivilegePolicy
 from pgrole_controller.core.plan import Action
 from pgrole_controller.core.policy import Policy
-from pgrole_controller.core.privilege_reach import PrivilegeReach
+from pgrole_controller.core.privileges import grant_ddl
+from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.privileges.grantee import Grantee, PrivilegePolicy
+from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import POWERS, ObservedRole
 from pgrole_controller.core.state import Observed, Server
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres.acl_catalog import read_database
 from pgrole_controller.postgres.catalog import ReferencedNames, read_references
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.privileges.acl_catalog import read_database
 from pgrole_controller.postgres.role_catalog import read_role_names, read_roles
 
 OBSERVER = "export_observer"
@@ -74,7 +75,7 @@ async def run_script(server: PostgresServer, steps: Iterable[Step]) -> None:
 
 
 async def add_observer(server: PostgresServer) -> str:
-    """Makes a login with pg_monitor that may connect to every database; returns its DSN."""
+    """Creates a login with pg_monitor that may connect to every database; returns its DSN."""
     connection = await asyncpg.connect(server.dsn())
     try:
         await connection.execute(f"CREATE ROLE {OBSERVER} LOGIN PASSWORD 'o'; GRANT pg_monitor TO {OBSERVER}")
@@ -97,7 +98,7 @@ async def export_from(dsn: str, *roles: str, databases: tuple[str, ...] | None =
 
 @dataclass(frozen=True, slots=True)
 class LiveRole:
-    """An exported object, read again from its YAML, beside the role as it is."""
+    """An exported object, parsed from its YAML, and the role as observed."""
 
     document: dict[str, Any]
     found: ObservedRole
@@ -116,7 +117,7 @@ async def live_roles(connection: Connection, objects: Sequence[ExportedObject]) 
 
 
 async def check_unchanged(server: PostgresServer, objects: Sequence[ExportedObject]) -> None:
-    """The controller would adopt every role, and change neither it nor its privileges."""
+    """Asserts that the controller would adopt every role and change neither it nor its privileges."""
     async with connect(Endpoint(dsn=server.dsn()), "test") as connection:
         roles = await live_roles(connection, objects)
         every = await read_role_names(connection)
@@ -177,7 +178,7 @@ def _grantee(one: LiveRole, owned: frozenset[int]) -> Grantee:
 
 
 async def apply_to(server: PostgresServer, objects: Sequence[ExportedObject]) -> None:
-    """Makes the roles of a server as declared, with the controller's own SQL."""
+    """Applies the objects to a server's roles with the controller's own SQL."""
     async with connect(Endpoint(dsn=server.dsn()), "test") as connection:
         version = connection.get_server_version().major
         every = [one.oid for one in await read_role_names(connection)]

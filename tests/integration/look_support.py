@@ -1,11 +1,11 @@
-"""Follows the remedies that `doctor` prints, as its reader would."""
+"""Follows the remedies that `doctor` prints, as a user would."""
 
 from collections.abc import Sequence
 
 import asyncpg
 
 from pgrole_controller.commands.doctor import examine
-from pgrole_controller.core.finding import Finding, FindingState, RemedyKind
+from pgrole_controller.core.findings.finding import Finding, FindingState, RemedyKind
 from pgrole_controller.local.postgres import PostgresServer
 from tests.commands import NO_CLUSTER, choose
 

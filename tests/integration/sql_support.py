@@ -1,5 +1,5 @@
-"""Shared by the tests of sql/install and of questions: a listener for notifications, the expected content
-of role_state, and the pages that a query reads.
+"""Shared by the tests of sql/install and of queries: a listener for notifications, the expected content
+of role_state, and the number of pages that a query reads.
 """
 
 import json
@@ -105,7 +105,7 @@ async def role_oid(connection: Connection, name: str) -> int:
 
 
 async def renew_home(connection: Connection) -> None:
-    """Leaves schema pgrole as it is when new. If it is there and nothing but its rows was changed, only these go."""
+    """Makes schema pgrole as newly installed. If only its rows differ, deletes just the rows."""
     if await connection.fetchval("SELECT to_regclass('pgrole.installation') IS NOT NULL"):
         await connection.execute(_EMPTY)
         if await install(connection) is SchemaState.PRESENT:
@@ -116,10 +116,9 @@ async def renew_home(connection: Connection) -> None:
 
 @asynccontextmanager
 async def seen_home(dsn: str, *, before: str = "", after: str) -> AsyncIterator[Connection]:
-    """A superuser's session in the home database, with a new schema pgrole in which `before` was run and everything
-    observed.
+    """A superuser's session in the home database, with a new schema pgrole.
 
-    Runs `after` at the end.
+    Runs `before` and observes everything first. Runs `after` at the end.
     """
     connection = await asyncpg.connect(dsn)
     try:
@@ -134,7 +133,7 @@ async def seen_home(dsn: str, *, before: str = "", after: str) -> AsyncIterator[
 
 
 async def count_pages_of(connection: "asyncpg.Connection[asyncpg.Record]", query: str, arguments: str) -> int:
-    """The pages that a query reads, with a plan for any arguments, once the session's caches are filled."""
+    """Counts the pages that a query reads with a generic plan, once the session's caches are filled."""
     async with connection.transaction():
         await connection.execute("SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL jit = off")
         await connection.execute(f"PREPARE reads AS {query}")

@@ -20,11 +20,11 @@ from pgrole_controller.commands.access_reading import ObjectReport, RoleReport, 
 from pgrole_controller.commands.access_text import print_role, print_users
 from pgrole_controller.commands.arguments import ServerChoice
 from pgrole_controller.commands.output import make_console
-from pgrole_controller.core.access_report import NamedObjects, RoleAccess, who_can
-from pgrole_controller.core.acl import COLUMN_PRIVILEGES, ObjectKind
-from pgrole_controller.core.effective_access import AccessJudge, every_privilege
+from pgrole_controller.core.access.access_report import NamedObjects, RoleAccess, who_can
+from pgrole_controller.core.access.effective_access import AccessJudge, every_privilege
+from pgrole_controller.core.access.role_graph import RoleGraph
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.role_graph import RoleGraph
+from pgrole_controller.core.privileges.acl import COLUMN_PRIVILEGES, ObjectKind
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.access_catalog import (
     INHERIT_BY_GRANT_SINCE,
@@ -40,7 +40,7 @@ from tests.commands import CommandAnswer, choose, run_command
 ROLES = tuple(f"access_{letter}" for letter in "abcdefgh")
 PREDEFINED = ("pg_read_all_data", "pg_write_all_data")
 
-#: By the label of an object: its name in SQL, the function that answers for it, its argument, and its kind.
+#: By object label: its keyword in GRANT, the has_*_privilege function, the function's argument, and the kind.
 OBJECTS = {
     "app.one": ("TABLE", "table", "app.one", ObjectKind.TABLE),
     "hr.two": ("TABLE", "table", "hr.two", ObjectKind.TABLE),
@@ -81,7 +81,7 @@ _SETUP = """
 
 @dataclass(frozen=True, slots=True)
 class AccessTrial:
-    """A database that a transaction fills at random, and that is empty again at its end."""
+    """A database that each test fills at random in a transaction and rolls back."""
 
     connection: Connection
     database: str
@@ -147,7 +147,7 @@ class AccessTrial:
         return {row["rolname"]: row["oid"] for row in rows}
 
     async def facts(self, label: str) -> tuple[dict[tuple[int, str, str], bool], dict[tuple[int, str, str], bool]]:
-        """What PostgreSQL says about all roles: by role, privilege and column, whether it has it, and may grant it."""
+        """PostgreSQL's answers: by role, privilege and column, whether the role has it and whether it may grant it."""
         _, function, name, kind = OBJECTS[label]
         privileges = every_privilege(kind, self.version)
         if kind is ObjectKind.LARGE_OBJECT:
@@ -179,7 +179,7 @@ class AccessTrial:
     async def _large_object_facts(
         self, oid: int, privileges: Sequence[str]
     ) -> tuple[dict[tuple[int, str, str], bool], dict[tuple[int, str, str], bool]]:
-        """has_largeobject_privilege exists since PostgreSQL 18 only; before, what its ACL and pg_has_role say."""
+        """Uses has_largeobject_privilege since PostgreSQL 18; before, the ACL and pg_has_role."""
         rows = await self.connection.fetch(
             _LARGE_OBJECT_FACTS_18 if self.version >= 180000 else _LARGE_OBJECT_FACTS, oid, list(privileges)
         )
@@ -243,7 +243,7 @@ async def trial(database: str) -> AsyncIterator[AccessTrial]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_every_role_has_what_postgresql_says(trial: AccessTrial, seed: int) -> None:
+async def test_the_privileges_of_every_role_agree_with_postgresql(trial: AccessTrial, seed: int) -> None:
     transaction = trial.connection.transaction()
     await transaction.start()
     try:
@@ -280,7 +280,7 @@ async def test_every_role_has_what_postgresql_says(trial: AccessTrial, seed: int
 
 
 async def _groups(trial: AccessTrial, graph: RoleGraph, subject: int) -> dict[str, list[NamedObjects]]:
-    """What is read for one role, by the objects' labels; of objects that are not read, nothing."""
+    """What is read for one role, by object label; empty for objects that are not read."""
     reach = graph.inherited(graph.settable(subject))
     everything = any(graph.name(oid).startswith("pg_") or graph.roles[oid].superuser for oid in reach)
     read = await read_objects(trial.connection, reach, everything=everything)
@@ -298,7 +298,7 @@ async def _groups(trial: AccessTrial, graph: RoleGraph, subject: int) -> dict[st
 
 
 @pytest.mark.parametrize("seed", range(20, 24))
-async def test_who_can_use_an_object_is_who_postgresql_says(trial: AccessTrial, seed: int) -> None:
+async def test_the_users_of_an_object_agree_with_postgresql(trial: AccessTrial, seed: int) -> None:
     transaction = trial.connection.transaction()
     await transaction.start()
     try:
@@ -349,7 +349,7 @@ HOSTILE = "access_\"x'; DROP ROLE y; --\x1b[31m<script>"
 
 @dataclass(frozen=True, slots=True)
 class Monitored:
-    """A database with tables and roles, seen by a login that has nothing but pg_monitor."""
+    """A database with tables and roles, seen by a login that has only pg_monitor."""
 
     choice: ServerChoice
     database: str
@@ -402,7 +402,7 @@ def said(report: ObjectReport | RoleReport) -> str:
     return stream.getvalue()
 
 
-async def test_a_monitoring_login_sees_who_reads_a_table_and_through_what(monitored: Monitored) -> None:
+async def test_a_monitoring_login_sees_the_users_of_a_table_and_their_paths(monitored: Monitored) -> None:
     report = await look_at_object(monitored.choice, "App.Orders", None)
     text = said(report)
     assert "\x1b" not in text
@@ -415,7 +415,7 @@ async def test_a_monitoring_login_sees_who_reads_a_table_and_through_what(monito
     assert role["privileges"][0]["routes"][0]["through"] == [f"access_reader_{suffix}"]
 
 
-async def test_equal_tables_of_a_role_are_one_line(monitored: Monitored) -> None:
+async def test_tables_with_equal_privileges_share_one_line(monitored: Monitored) -> None:
     owner = (await look_at_object(monitored.choice, "app", None)).found.acl.object.owner_name
     here = (await look_at_object(monitored.choice, "app", None)).database
     report = await look_at_role(monitored.choice, owner.replace("owner", "reader"), here)
@@ -425,7 +425,7 @@ async def test_equal_tables_of_a_role_are_one_line(monitored: Monitored) -> None
     assert not any("My Schema" in line and "table" in line for line in lines)
 
 
-async def test_a_database_that_it_may_not_enter_is_named_with_the_reason(monitored: Monitored) -> None:
+async def test_an_inaccessible_database_is_listed_with_the_reason(monitored: Monitored) -> None:
     owner = (await look_at_object(monitored.choice, "app", None)).found.acl.object.owner_name
     text = said(await look_at_role(monitored.choice, owner, monitored.database))
     assert "its objects were not read: the login lacks CONNECT on it" in text
@@ -445,18 +445,20 @@ async def test_a_database_that_it_may_not_enter_is_named_with_the_reason(monitor
         ("app.orders; DROP", "expected SCHEMA.NAME"),
     ],
 )
-async def test_a_name_of_nothing_is_answered_with_near_names(monitored: Monitored, name: str, answer: str) -> None:
+async def test_a_wrong_object_name_is_answered_with_similar_names_or_the_syntax(
+    monitored: Monitored, name: str, answer: str
+) -> None:
     with pytest.raises(PgRoleError) as raised:
         await look_at_object(monitored.choice, name, None)
     assert answer in raised.value.message
 
 
 @pytest.mark.parametrize("name", ["app.fn(int)", "app.fn( TEXT[] )", '"My Schema"."a.b"', "app", "pg_catalog.pg_class"])
-async def test_names_follow_the_rules_of_sql(monitored: Monitored, name: str) -> None:
+async def test_object_names_follow_the_rules_of_sql(monitored: Monitored, name: str) -> None:
     assert "in database" in said(await look_at_object(monitored.choice, name, None))
 
 
-async def test_the_command_prints_pictures_and_fails_with_one_line(monitored: Monitored) -> None:
+async def test_the_command_prints_svg_and_reports_an_error_on_one_line(monitored: Monitored) -> None:
     drawn = await monitored.run("--on", "app.orders", "-o", "svg")
     assert drawn.code == 0, drawn.err
     assert "<script" not in drawn.out

@@ -11,10 +11,10 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.core.acl import ObjectKind
 from pgrole_controller.core.drift_record import rfc3339
-from pgrole_controller.core.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
-from pgrole_controller.core.kept_privileges import write_kept
+from pgrole_controller.core.privileges.acl import ObjectKind
+from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
+from pgrole_controller.core.privileges.kept_privileges import write_kept
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.access_catalog import INHERIT_BY_GRANT_SINCE
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
@@ -51,7 +51,7 @@ class ClaimedDatabase:
         await self.admin.execute(CLAIM, f"{self.prefix}_{role}", f"{role}-object", privileges, released)
 
     def declaration(self) -> str:
-        """SELECT on what begins with o, but not on odd; UPDATE of a column of orders."""
+        """SELECT in schema app except on odd and items, UPDATE of one column of orders, EXECUTE on one of two fn."""
         declared = DatabasePrivileges(
             self.name,
             schemas=(SchemaAccess("app", frozenset({Access.READ}), exceptions=("odd", "items", "fn")),),
@@ -92,7 +92,7 @@ async def claimed(database: str, postgres_server: PostgresServer) -> AsyncIterat
             await admin.execute(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")
 
 
-async def test_the_pgrole_that_declares_a_privilege_is_named(claimed: ClaimedDatabase) -> None:
+async def test_access_names_the_pgrole_that_declares_a_privilege(claimed: ClaimedDatabase) -> None:
     await claimed.claim("reader", claimed.declaration())
     await claimed.claim("other", claimed.declaration(), released=True)
     answer = await run_command("access", "--on", "app.orders", "-o", "json", PGROLE_DSN=claimed.dsn)
@@ -114,7 +114,9 @@ async def test_the_pgrole_that_declares_a_privilege_is_named(claimed: ClaimedDat
     assert ["DELETE,", "UPDATE", "(id)", "direct", "-", "unknown"] in [row[1:] for row in rows]
 
 
-async def test_equal_objects_of_a_role_are_apart_if_only_some_are_declared(claimed: ClaimedDatabase) -> None:
+async def test_objects_with_equal_privileges_are_listed_apart_if_only_some_are_declared(
+    claimed: ClaimedDatabase,
+) -> None:
     await claimed.claim("reader", claimed.declaration())
     reader = f"{claimed.prefix}_reader"
     answer = await run_command("access", reader, "--database", claimed.name, "-o", "json", PGROLE_DSN=claimed.dsn)
@@ -136,7 +138,9 @@ async def test_equal_objects_of_a_role_are_apart_if_only_some_are_declared(claim
 
 
 @pytest.mark.parametrize("stored", ["{", '{"x": 1}', "x" * 1_100_000], ids=["broken", "wrong", "long"])
-async def test_a_claim_that_cannot_be_read_is_unknown_and_hides_no_other(claimed: ClaimedDatabase, stored: str) -> None:
+async def test_an_unreadable_claim_shows_no_declaration_and_hides_no_other_claim(
+    claimed: ClaimedDatabase, stored: str
+) -> None:
     await claimed.claim("other", stored)
     await claimed.claim("reader", claimed.declaration())
     answer = await run_command("access", "--on", "app.orders", "-o", "json", PGROLE_DSN=claimed.dsn)
@@ -144,7 +148,7 @@ async def test_a_claim_that_cannot_be_read_is_unknown_and_hides_no_other(claimed
     assert privileges_of(answer, f"{claimed.prefix}_reader")["SELECT", ""]["declaredBy"] == "shop/reader-object"
 
 
-async def test_a_login_that_cannot_read_claims_is_told_the_grant_that_it_needs(claimed: ClaimedDatabase) -> None:
+async def test_a_login_that_cannot_read_claims_is_shown_the_missing_grants(claimed: ClaimedDatabase) -> None:
     await claimed.claim("reader", claimed.declaration())
     answer = await run_command("access", "--on", "app.orders", PGROLE_DSN=claimed.watching)
     assert "DECLARED BY  " not in answer.out
@@ -158,12 +162,12 @@ async def test_a_login_that_cannot_read_claims_is_told_the_grant_that_it_needs(c
     assert ("run GRANT" in answer.out, "shop/reader-object" in answer.out) == (False, True)
 
 
-async def test_a_database_without_claims_is_said(database: str) -> None:
+async def test_access_reports_a_database_without_claims(database: str) -> None:
     answer = await run_command("access", "--on", "public", PGROLE_DSN=database)
     assert "has no table pgrole.claim: connect to the database that the controller uses" in answer.out
 
 
-async def test_a_view_in_place_of_the_claims_is_not_read(database: str) -> None:
+async def test_access_does_not_read_a_view_in_place_of_its_tables(database: str) -> None:
     connection = await asyncpg.connect(database)
     await connection.execute(
         """
@@ -201,7 +205,7 @@ async def test_connect_after_set_role_is_not_usable_at_login(claimed: ClaimedDat
     assert line.endswith("not usable at login: SET ROLE comes after CONNECT is checked")
 
 
-async def test_the_login_of_the_last_grant_is_known_from_its_event(postgres_server: PostgresServer) -> None:
+async def test_the_event_of_the_last_grant_names_its_login(postgres_server: PostgresServer) -> None:
     async with event_database(postgres_server) as events:
         alice, dsn = await events.person("alice"), postgres_server.dsn(database=events.name)
         await alice.execute("GRANT SELECT ON a TO reader")
@@ -226,7 +230,9 @@ async def test_the_login_of_the_last_grant_is_known_from_its_event(postgres_serv
     ],
     ids=["in a subtransaction", "before another change of the row", "after its event was pruned"],
 )
-async def test_what_no_event_proves_is_unknown(postgres_server: PostgresServer, statements: tuple[str, ...]) -> None:
+async def test_the_time_of_a_grant_is_unknown_if_no_event_proves_it(
+    postgres_server: PostgresServer, statements: tuple[str, ...]
+) -> None:
     async with event_database(postgres_server) as events:
         carol = await events.person("carol")
         for one in statements:
@@ -240,7 +246,7 @@ async def _since(dsn: str, table: str, role: str) -> dict[str, Any] | None:
     return found
 
 
-async def test_commit_timestamps_tell_since_when_grants_and_memberships_are_unchanged(servers: Servers) -> None:
+async def test_commit_timestamps_show_since_when_grants_and_memberships_are_unchanged(servers: Servers) -> None:
     async with servers.run({"track_commit_timestamp": "on"}) as server:
         admin = await asyncpg.connect(server.dsn())
         try:
@@ -269,7 +275,7 @@ async def _committed(admin: "asyncpg.Connection[asyncpg.Record]", rows: str) -> 
     return at
 
 
-async def test_names_in_a_database_without_an_encoding_are_shown(postgres_server: PostgresServer) -> None:
+async def test_names_in_a_database_without_encoding_are_shown(postgres_server: PostgresServer) -> None:
     name = f"origin_ascii_{secrets.token_hex(4)}"
     admin = await asyncpg.connect(postgres_server.dsn())
     try:

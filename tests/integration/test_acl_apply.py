@@ -1,4 +1,4 @@
-"""postgres/acl_apply.py: decisions take effect, whoever granted what, and never break other sessions' DDL."""
+"""postgres/privileges/acl_apply.py: decisions take effect whoever granted what, and never break other sessions' DDL."""
 
 import re
 from collections.abc import AsyncIterator, Hashable, Sequence
@@ -9,18 +9,18 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.core.acl import DECLARABLE, AclChange, AclEntry, DefaultAclChange, ObservedAcl
 from pgrole_controller.core.errors import PgRoleError, Reason
+from pgrole_controller.core.privileges.acl import DECLARABLE, AclChange, AclEntry, DefaultAclChange, ObservedAcl
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres import acl_batches
-from pgrole_controller.postgres.acl_apply import AppliedAcls, apply_acls
-from pgrole_controller.postgres.acl_catalog import read_acls, read_columns, read_defaults
-from pgrole_controller.postgres.acl_checks import NOT_AS_EXPECTED, prepare_checks
-from pgrole_controller.postgres.acl_locks import PATIENCE_SECONDS, REST_SECONDS
-from pgrole_controller.postgres.acl_script import render_repairs
-from pgrole_controller.postgres.acl_transaction import AclDialect
-from pgrole_controller.postgres.acl_verification import AclRepair
 from pgrole_controller.postgres.fence import Fence
+from pgrole_controller.postgres.privileges import acl_batches
+from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls, apply_acls
+from pgrole_controller.postgres.privileges.acl_catalog import read_acls, read_columns, read_defaults
+from pgrole_controller.postgres.privileges.acl_checks import NOT_AS_EXPECTED, prepare_checks
+from pgrole_controller.postgres.privileges.acl_locks import PATIENCE_SECONDS, REST_SECONDS
+from pgrole_controller.postgres.privileges.acl_script import render_repairs
+from pgrole_controller.postgres.privileges.acl_transaction import AclDialect
+from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from tests.integration.acl_support import ROLES, AclDatabase, acl_database, anywhere, held, named
 from tests.integration.test_acl_catalog import CREATED, OBJECTS, ODD_NAMES
 from tests.servers import Servers
@@ -95,7 +95,7 @@ async def test_privileges_on_the_database_are_granted_and_revoked(db: AclDatabas
 
 
 @pytest.mark.parametrize("name", ["t", "parts", "v", "m", "f"])
-async def test_columns_are_granted_and_revoked(db: AclDatabase, name: str) -> None:
+async def test_column_privileges_are_granted_and_revoked(db: AclDatabase, name: str) -> None:
     before = named(await read(db), name)
     assert await apply_one(db, before, change(db, before, "reader", "SELECT", columns=("id",))) is None
     after = named(await read(db), name)
@@ -104,7 +104,7 @@ async def test_columns_are_granted_and_revoked(db: AclDatabase, name: str) -> No
     assert not held(named(await read(db), name), db.oids["reader"])
 
 
-async def test_revoking_a_tables_privilege_takes_those_on_columns_that_are_not_granted_with_it(
+async def test_revoking_a_table_privilege_revokes_it_on_columns_that_are_not_granted_again(
     db: AclDatabase,
 ) -> None:
     await db.run("GRANT SELECT, SELECT (id, name) ON app.t TO {reader}")
@@ -114,7 +114,7 @@ async def test_revoking_a_tables_privilege_takes_those_on_columns_that_are_not_g
     assert held(named(await read(db), "t"), db.oids["reader"]) == {("id", "SELECT")}
 
 
-async def test_what_a_delegate_granted_is_revoked_in_its_name(db: AclDatabase) -> None:
+async def test_a_delegates_grant_is_revoked_with_the_delegate_as_grantor(db: AclDatabase) -> None:
     await db.run("""
         GRANT SELECT ON app.t TO {delegate} WITH GRANT OPTION;
         SET ROLE {delegate}; GRANT SELECT ON app.t TO {reader}; RESET ROLE
@@ -130,7 +130,7 @@ async def test_what_a_delegate_granted_is_revoked_in_its_name(db: AclDatabase) -
     assert await db.connection.fetchval("SELECT current_user") == await db.beside.fetchval("SELECT current_user")
 
 
-async def test_what_a_delegate_granted_that_cannot_use_the_schema_any_more_is_revoked_too(db: AclDatabase) -> None:
+async def test_a_delegates_grant_is_revoked_after_the_delegate_lost_the_schema(db: AclDatabase) -> None:
     await db.run("""
         GRANT SELECT ON app.t TO {delegate} WITH GRANT OPTION; GRANT EXECUTE ON FUNCTION app.fn TO {delegate}
         WITH GRANT OPTION; SET ROLE {delegate}; GRANT SELECT ON app.t TO {reader};
@@ -149,7 +149,7 @@ async def test_what_a_delegate_granted_that_cannot_use_the_schema_any_more_is_re
     assert named(after, "app").entries == named(acls, "app").entries
 
 
-async def test_what_depends_on_a_revoked_option_is_revoked_and_others_get_theirs_back(db: AclDatabase) -> None:
+async def test_revoking_a_grant_option_revokes_dependents_and_regrants_to_managed_roles(db: AclDatabase) -> None:
     await db.run("""
         GRANT SELECT ON app.t TO {delegate} WITH GRANT OPTION;
         SET ROLE {delegate}; GRANT SELECT ON app.t TO {reader}; GRANT SELECT ON app.t TO {writer}; RESET ROLE
@@ -204,7 +204,7 @@ async def test_a_locked_table_delays_only_itself(db: AclDatabase) -> None:
     assert held(named(await read(db), "v"), db.oids["reader"]) == {("", "SELECT")}
 
 
-#: What an open transaction does with tables, so that their ACLs cannot be changed.
+#: What an open transaction does to tables to prevent changes of their ACLs.
 LOCKING = {
     "locks": "LOCK TABLE {tables}",
     "a grant": "GRANT INSERT ON {tables} TO {stranger}",
@@ -216,7 +216,7 @@ LOCKING = {
 
 
 async def many_tables(db: AclDatabase, number: int) -> list[ObservedAcl]:
-    """As many tables m1, m2 and so on, with a column of which another transaction granted something."""
+    """Creates tables m1, m2 and so on, each with a column privilege that another transaction granted."""
     await db.run(
         f"DO $$ BEGIN FOR i IN 1..{number} LOOP EXECUTE format('CREATE TABLE app.m%s (id int)', i); "
         "EXECUTE format('GRANT UPDATE (id) ON app.m%s TO {reader}', i); END LOOP; END $$"
@@ -227,14 +227,14 @@ async def many_tables(db: AclDatabase, number: int) -> list[ObservedAcl]:
 
 
 async def timed(db: AclDatabase, repairs: Sequence[AclRepair]) -> tuple[AppliedAcls, float]:
-    """Returns the seconds that it took, too."""
+    """Also returns the elapsed seconds."""
     began = anyio.current_time()
     applied = await apply(db, repairs)
     return applied, anyio.current_time() - began
 
 
 @pytest.mark.parametrize("how", LOCKING)
-async def test_an_open_transaction_delays_only_what_it_keeps_from_being_changed(db: AclDatabase, how: str) -> None:
+async def test_an_open_transaction_delays_only_the_tables_that_it_locks(db: AclDatabase, how: str) -> None:
     tables = await many_tables(db, 60)
     repairs = [
         AclRepair(
@@ -252,7 +252,7 @@ async def test_an_open_transaction_delays_only_what_it_keeps_from_being_changed(
         applied, seconds = await timed(db, repairs)
         assert set(applied.errors) == {one.object.id for one in tables[:50]}
         assert all("another transaction has locked" in error.message for error in applied.errors.values())
-        assert seconds < 2.5  # each of them alone waits 0.2 s
+        assert seconds < 2.5  # tried one by one, each waits 0.2 s
         after = await read(db, "reader")
         assert all(held(named(after, one.object.name)) == {("", "SELECT")} for one in tables[50:])
         applied, seconds = await timed(db, repairs[:50])
@@ -266,7 +266,7 @@ async def reread(db: AclDatabase, repairs: Sequence[AclRepair]) -> list[AclRepai
     return [replace(one, observed=acls[one.observed.object.id]) for one in repairs]
 
 
-async def test_locks_that_cannot_be_seen_delay_others_for_a_short_time(
+async def test_invisible_locks_delay_other_objects_only_briefly(
     db: AclDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def see_nothing(*_: object) -> set[Hashable]:
@@ -289,7 +289,7 @@ async def test_locks_that_cannot_be_seen_delay_others_for_a_short_time(
     assert not (await apply(db, left)).errors
 
 
-async def test_an_alter_table_of_others_waits_instead_of_failing(db: AclDatabase) -> None:
+async def test_another_sessions_alter_table_waits_instead_of_failing(db: AclDatabase) -> None:
     """Without the lock, an ALTER TABLE that meets an open GRANT fails with XX000, up to PostgreSQL 17."""
     stop = anyio.Event()
     failed: list[asyncpg.PostgresError] = []
@@ -327,7 +327,7 @@ OTHERS_DDL = {
 
 
 @pytest.mark.parametrize("name", OTHERS_DDL)
-async def test_ddl_of_others_on_what_is_no_table_waits_instead_of_failing(db: AclDatabase, name: str) -> None:
+async def test_another_sessions_ddl_on_views_and_sequences_waits_instead_of_failing(db: AclDatabase, name: str) -> None:
     """Without the lock, it fails with XX000 if it meets an open GRANT."""
     setup, statement = OTHERS_DDL[name]
     await db.run(setup)
@@ -354,7 +354,7 @@ async def test_ddl_of_others_on_what_is_no_table_waits_instead_of_failing(db: Ac
 
 
 @pytest.mark.parametrize("committed", [False, True])
-async def test_a_comment_that_others_make_at_that_moment_stays(db: AclDatabase, committed: bool) -> None:
+async def test_a_comment_that_another_session_sets_meanwhile_is_kept(db: AclDatabase, committed: bool) -> None:
     await db.run("CREATE VIEW app.met_v AS SELECT 1 AS a")
     found = named(await read(db, "reader"), "met_v")
     async with anyio.create_task_group() as tasks:
@@ -421,7 +421,7 @@ ROUTINES = {
 }
 
 
-async def test_routines_with_every_kind_of_argument_are_granted(db: AclDatabase) -> None:
+async def test_execute_is_granted_on_routines_with_every_kind_of_argument(db: AclDatabase) -> None:
     await db.run('CREATE TYPE app."Odd ""type" AS ENUM ()')
     for signature, returns in ROUTINES.items():
         await db.run(f"CREATE {signature} {returns} LANGUAGE plpgsql AS 'BEGIN END'")
@@ -456,10 +456,10 @@ async def test_default_privileges_are_granted_and_revoked(db: AclDatabase) -> No
 
 
 @pytest.mark.parametrize("committed", [True, False], ids=["rows that it changed", "rows that it added"])
-async def test_an_open_transaction_delays_only_the_default_privileges_that_it_keeps_from_being_changed(
+async def test_an_open_transaction_delays_only_the_default_privileges_that_it_wrote(
     db: AclDatabase, committed: bool
 ) -> None:
-    number = 40 if committed else 8  # what is not committed can only be tried
+    number = 40 if committed else 8  # uncommitted rows are invisible, so each change must be tried
     await db.run(
         f"DO $$ BEGIN FOR i IN 1..{number + 1} LOOP EXECUTE format('CREATE SCHEMA d%s', i); "
         "EXECUTE format('GRANT ALL ON SCHEMA d%s TO {owner}', i); END LOOP; END $$"
@@ -484,7 +484,7 @@ async def test_an_open_transaction_delays_only_the_default_privileges_that_it_ke
     assert len(await read_defaults(db.connection, db.grantees("reader"))) == number + 1
 
 
-async def test_an_entry_that_no_one_can_revoke_is_the_error_of_its_grantee(db: AclDatabase) -> None:
+async def test_an_irrevocable_entry_is_an_error_of_its_grantee_only(db: AclDatabase) -> None:
     await db.run("""
         GRANT INSERT ON app.t TO {delegate} WITH GRANT OPTION; GRANT UPDATE ON app.t TO {reader};
         SET ROLE {delegate}; GRANT INSERT ON app.t TO {reader}; RESET ROLE; ALTER ROLE {delegate} SUPERUSER
@@ -517,10 +517,10 @@ async def test_an_entry_that_no_one_can_revoke_is_the_error_of_its_grantee(db: A
     assert held(named(after, "s"), db.oids["reader"]) == {("", "USAGE")}
 
 
-async def test_a_delegate_loses_its_option_after_what_others_were_granted_with_it_although_something_else_fails(
+async def test_a_grant_option_is_revoked_after_its_dependent_grants_even_if_another_change_fails(
     db: AclDatabase,
 ) -> None:
-    """Apart from the rest, revoking the option needs what depends on it to be revoked before."""
+    """On its own, a grant option can be revoked only after the grants that depend on it."""
     await db.run("""
         GRANT USAGE ON SCHEMA app TO {heir}; GRANT SELECT, INSERT ON app.t TO {delegate}, {heir} WITH GRANT OPTION;
         SET ROLE {heir}; GRANT INSERT ON app.t TO {stranger}; RESET ROLE;
@@ -541,7 +541,7 @@ async def test_a_delegate_loses_its_option_after_what_others_were_granted_with_i
 
 
 @pytest.mark.slow
-async def test_a_full_acl_is_the_error_of_its_object(db: AclDatabase) -> None:
+async def test_a_full_acl_is_an_error_of_its_object_only(db: AclDatabase) -> None:
     acls = await read(db)
     sequence, table = named(acls, "s"), named(acls, "t")
     prefix = f"crowd_{db.suffix}_"
@@ -564,16 +564,16 @@ async def test_a_full_acl_is_the_error_of_its_object(db: AclDatabase) -> None:
         await db.run(f"DO $$ BEGIN FOR i IN 1..2600 LOOP EXECUTE 'DROP ROLE {prefix}' || i; END LOOP; END $$")
 
 
-async def test_nothing_is_sent_if_nothing_is_missing(db: AclDatabase) -> None:
+async def test_an_empty_repair_sends_nothing(db: AclDatabase) -> None:
     found = named(await read(db), "t")
     before = await db.beside.fetchval("SELECT pg_current_wal_insert_lsn()")
-    async with db.beside.transaction():  # it would wait for this lock
+    async with db.beside.transaction():  # a change would wait for this lock
         await db.beside.execute("LOCK TABLE app.t IN ACCESS EXCLUSIVE MODE")
         assert await apply(db, [AclRepair(found, ())]) == AppliedAcls()
     assert before is not None
 
 
-async def test_nothing_is_changed_where_event_triggers_of_others_would_run(db: AclDatabase) -> None:
+async def test_no_change_is_made_where_foreign_event_triggers_would_run(db: AclDatabase) -> None:
     found = named(await read(db), "t")
     applied = await apply(db, [AclRepair(found, (change(db, found, "reader", "SELECT"),))], foreign_triggers=True)
     assert "event trigger" in applied.errors[found.object.id].message
@@ -610,7 +610,7 @@ async def sent_while(db: AclDatabase, *repairs: AclRepair) -> tuple[AppliedAcls,
     return applied, [query for query in sent if "server_version_num" not in query]
 
 
-async def test_a_repair_of_several_objects_and_roles_is_one_message(db: AclDatabase) -> None:
+async def test_a_repair_of_several_objects_and_roles_is_sent_as_one_message(db: AclDatabase) -> None:
     found = await read(db)
     repairs = [
         AclRepair(one, tuple(change(db, one, role, "SELECT") for role in ("reader", "writer")))
@@ -638,7 +638,9 @@ async def test_a_repair_of_several_objects_and_roles_is_one_message(db: AclDatab
         "DROP TABLE app.t CASCADE",
     ],
 )
-async def test_the_message_changes_nothing_that_is_not_as_it_was_read(db: AclDatabase, meanwhile: str) -> None:
+async def test_the_message_changes_nothing_if_the_object_differs_from_what_was_read(
+    db: AclDatabase, meanwhile: str
+) -> None:
     before = named(await read(db), "t")
     text = render_repairs([AclRepair(before, (change(db, before, "reader", "SELECT"),))], 140_000, (), ())
     await prepare_checks(db.connection)
@@ -649,7 +651,7 @@ async def test_the_message_changes_nothing_that_is_not_as_it_was_read(db: AclDat
     assert all(not held(one, db.oids["reader"]) for one in await read(db))
 
 
-async def test_the_message_changes_nothing_if_something_is_lost(db: AclDatabase) -> None:
+async def test_the_message_changes_nothing_if_an_expected_entry_is_missing(db: AclDatabase) -> None:
     before = named(await read(db), "t")
     grant = change(db, before, "writer", "INSERT")
     other = AclEntry(db.oids["writer"], before.object.owner, db.name("owner"), "DELETE")
@@ -662,7 +664,7 @@ async def test_the_message_changes_nothing_if_something_is_lost(db: AclDatabase)
     assert not held(named(await read(db), "t"), db.oids["writer"])
 
 
-async def test_an_event_trigger_of_a_tenants_function_is_noticed_by_the_repair_itself(db: AclDatabase) -> None:
+async def test_the_repair_itself_detects_an_event_trigger_with_a_tenants_function(db: AclDatabase) -> None:
     before = named(await read(db), "t")
     await db.run("""
         CREATE TABLE app.ran (by name); GRANT INSERT ON app.ran TO PUBLIC;

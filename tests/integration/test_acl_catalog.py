@@ -1,4 +1,4 @@
-"""postgres/acl_catalog.py and sql/privileges: which privileges of a database are read, and which are not."""
+"""postgres/privileges/acl_catalog.py and sql/privileges: which privileges of a database are read, and which are not."""
 
 from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
@@ -7,13 +7,15 @@ from itertools import pairwise
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.core.acl import DECLARABLE, TABLE_KINDS, AclEntry, ObjectId, ObjectKind
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.observed_database import ObservedDatabase
-from pgrole_controller.core.routine_signature import normalize_arguments
+from pgrole_controller.core.privileges.acl import DECLARABLE, TABLE_KINDS, AclEntry, ObjectId, ObjectKind
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.routine_signature import normalize_arguments
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres import acl_catalog, answer_pages, queries
-from pgrole_controller.postgres.acl_catalog import (
+from pgrole_controller.postgres import answer_pages, queries
+from pgrole_controller.postgres.connection import Endpoint, connect
+from pgrole_controller.postgres.privileges import acl_catalog
+from pgrole_controller.postgres.privileges.acl_catalog import (
     read_acls,
     read_columns,
     read_database,
@@ -24,13 +26,12 @@ from pgrole_controller.postgres.acl_catalog import (
     read_recent_acls,
     read_recent_acls_and,
 )
-from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.single_row import SingleRow
 from tests.integration.acl_support import AclDatabase, acl_database, anywhere, held, labels, named, nowhere
 from tests.integration.sql_support import count_pages_of
 from tests.servers import Servers
 
-#: One object of each kind that can be declared, by its name: kind, and its word in GRANT.
+#: One object of each declarable kind, by name: its kind, and how GRANT names it.
 OBJECTS = {
     "t": (ObjectKind.TABLE, "TABLE app.t"),
     "parts": (ObjectKind.TABLE, "TABLE app.parts"),
@@ -67,9 +68,7 @@ async def db(postgres_server: PostgresServer) -> AsyncIterator[AclDatabase]:
 
 
 @pytest.mark.parametrize("name", OBJECTS)
-async def test_every_privilege_of_every_kind_is_read_as_it_was_granted(
-    db: AclDatabase, name: str, servers: Servers
-) -> None:
+async def test_every_privilege_of_every_kind_is_read_as_granted(db: AclDatabase, name: str, servers: Servers) -> None:
     kind, words = OBJECTS[name]
     declarable = {p for p in DECLARABLE[kind] if p != "MAINTAIN" or servers.version >= 17}
     for privilege in declarable:
@@ -124,7 +123,7 @@ async def test_each_grantor_has_an_entry_of_its_own(db: AclDatabase) -> None:
     }
 
 
-async def test_in_schemas_that_no_declaration_touches_only_what_a_grantee_holds_is_read(db: AclDatabase) -> None:
+async def test_only_held_privileges_are_read_where_no_declaration_reaches(db: AclDatabase) -> None:
     await db.run("""
         CREATE SCHEMA other;
         CREATE TABLE other.quiet (); CREATE TABLE other.held (); CREATE TABLE other.column_held (id int);
@@ -149,26 +148,26 @@ async def test_in_schemas_that_no_declaration_touches_only_what_a_grantee_holds_
     }
 
 
-async def test_what_an_owner_holds_implicitly_counts_as_held(db: AclDatabase) -> None:
+async def test_an_owners_implicit_privileges_count_as_held(db: AclDatabase) -> None:
     found = named(await read_acls(db.connection, db.grantees("owner"), anywhere), "t")
     assert held(found) >= {("", "SELECT"), ("", "TRIGGER")}
 
 
-async def test_objects_of_postgresql_and_of_sessions_are_left_out(db: AclDatabase) -> None:
+async def test_system_and_temporary_objects_are_omitted(db: AclDatabase) -> None:
     await db.run("CREATE TEMP TABLE fleeting (); GRANT SELECT ON fleeting, pg_catalog.pg_authid TO {reader}")
     found = await read_acls(db.connection, db.grantees("reader"), anywhere)
     assert {one.object.schema for one in found} == {"", "app", "public"}
     assert "fleeting" not in {one.object.name for one in found}
 
 
-async def test_objects_of_extensions_and_security_definers_are_marked(db: AclDatabase) -> None:
+async def test_extension_members_and_security_definer_routines_are_marked(db: AclDatabase) -> None:
     await db.run("ALTER EXTENSION plpgsql ADD TABLE app.t; ALTER FUNCTION app.fn SECURITY DEFINER")
     found = await read_acls(db.connection, db.grantees("reader"), anywhere)
     assert {one.object.name for one in found if one.object.extension} == {"t"}
     assert {one.object.name for one in found if one.object.security_definer} == {"fn"}
 
 
-async def test_kinds_that_cannot_be_declared_are_read_where_a_grantee_holds_something(db: AclDatabase) -> None:
+async def test_undeclarable_kinds_are_read_where_a_grantee_holds_a_privilege(db: AclDatabase) -> None:
     await db.run("""
         CREATE TYPE app.color AS ENUM (); CREATE DOMAIN app.short AS text; CREATE TYPE app.quiet AS ENUM ();
         GRANT USAGE ON TYPE app.color TO {reader}; GRANT USAGE ON DOMAIN app.short TO {reader};
@@ -246,7 +245,9 @@ ODD_NAMES = ['a "quoted" one', "line\nbreak", "tab\tand 'single'", "%s %I $1 \\"
         "id int, out b int",
     ],
 )
-async def test_types_that_postgresql_takes_are_those_that_it_shows(db: AclDatabase, declared: str) -> None:
+async def test_argument_types_as_declared_and_as_postgresql_shows_them_are_equal(
+    db: AclDatabase, declared: str
+) -> None:
     types = "".join(f"CREATE TYPE app.{name} AS ENUM ();" for name in ("state", '"State"', '"odd,(3)"'))
     returned = "" if ", out " in declared else "RETURNS int"
     await db.run(f"{types} CREATE FUNCTION app.one({declared}) {returned} LANGUAGE sql AS 'SELECT 1'")
@@ -255,7 +256,7 @@ async def test_types_that_postgresql_takes_are_those_that_it_shows(db: AclDataba
     assert normalize_arguments(found.object.arguments) == found.object.arguments.replace(", ", ",")
 
 
-async def test_odd_names_arrive_as_they_are(db: AclDatabase) -> None:
+async def test_odd_names_are_read_unchanged(db: AclDatabase) -> None:
     for name in ODD_NAMES:
         quoted = '"' + name.replace('"', '""') + '"'
         await db.beside.execute(f"CREATE SCHEMA {quoted}; CREATE TABLE {quoted}.{quoted} ({quoted} int)")
@@ -272,7 +273,7 @@ async def test_odd_names_arrive_as_they_are(db: AclDatabase) -> None:
 
 
 @pytest.mark.parametrize(("encoding", "shown"), [("SQL_ASCII", "caf\udce9"), ("LATIN1", "café")])
-async def test_names_in_other_encodings_arrive(postgres_server: PostgresServer, encoding: str, shown: str) -> None:
+async def test_names_in_other_encodings_are_read(postgres_server: PostgresServer, encoding: str, shown: str) -> None:
     options = f"TEMPLATE template0 ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'"
     async with acl_database(postgres_server, options) as db:
         raw = "DO $$ BEGIN EXECUTE format('CREATE TABLE app.%I (%I int)', 'caf' || {e}, 'c' || {e}); END $$"
@@ -286,7 +287,7 @@ async def test_names_in_other_encodings_arrive(postgres_server: PostgresServer, 
         }
 
 
-async def test_a_recent_read_finds_what_changed_since(db: AclDatabase) -> None:
+async def test_a_recent_read_finds_the_objects_changed_since(db: AclDatabase) -> None:
     reader = db.grantees("reader")
     await db.run("GRANT SELECT ON app.t TO {reader}")
     await db.run("GRANT EXECUTE ON FUNCTION app.fn TO {reader}")
@@ -320,7 +321,7 @@ async def test_objects_are_read_by_oid_and_by_name_in_every_schema(db: AclDataba
     assert labels(found) == {"table other.t"}
 
 
-async def test_of_the_objects_with_one_name_those_are_read_that_a_transaction_wrote(db: AclDatabase) -> None:
+async def test_a_read_by_name_returns_only_objects_that_the_transaction_wrote(db: AclDatabase) -> None:
     await db.run("CREATE SCHEMA other; CREATE TABLE other.t (id int); CREATE TABLE other.v (id int)")
     await db.run("CREATE FUNCTION other.fn() RETURNS int LANGUAGE sql AS 'SELECT 1'")
     reader, nothing = db.grantees("reader"), SingleRow("SELECT 1 AS one")
@@ -341,8 +342,8 @@ async def test_of_the_objects_with_one_name_those_are_read_that_a_transaction_wr
     assert await read_since("SELECT 1") == set()
 
 
-async def test_what_is_read_about_one_object_does_not_grow_with_their_number(db: AclDatabase) -> None:
-    """With a plan for any arguments, as the controller's connections use, and statistics older than the objects."""
+async def test_reading_one_object_takes_no_more_pages_with_more_objects(db: AclDatabase) -> None:
+    """With a generic plan, as the controller's connections use, and statistics older than the objects."""
 
     async def count_pages() -> int:
         oid = await db.beside.fetchval("SELECT 'app.t'::regclass::oid")
@@ -364,7 +365,7 @@ async def test_what_is_read_about_one_object_does_not_grow_with_their_number(db:
     assert await count_pages() < before + 20
 
 
-async def test_the_digest_tells_owner_and_acl(db: AclDatabase) -> None:
+async def test_the_digest_changes_with_owner_and_acl_only(db: AclDatabase) -> None:
     seen = []
     for change in (
         "SELECT",
@@ -400,7 +401,7 @@ async def test_default_privileges_are_read_by_creator_schema_and_type(db: AclDat
     assert {one.creator for one in found} == {db.oids["owner"], db.oids["heir"]}
 
 
-async def test_facts_of_the_database(db: AclDatabase, servers: Servers) -> None:
+async def test_the_facts_of_a_database_are_read(db: AclDatabase, servers: Servers) -> None:
     database = await db.beside.fetchval("SELECT current_database()")
     await db.run(f"""
         ALTER ROLE {{owner}} SET search_path = app, "Odd, one";
@@ -436,7 +437,7 @@ async def test_a_full_read_has_everything_in_one_snapshot(db: AclDatabase) -> No
     assert isinstance(table, ObjectId)
 
 
-async def test_several_portions_have_what_one_has(db: AclDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_several_portions_return_the_same_as_one(db: AclDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     await db.run(
         "CREATE TYPE app.mood AS ENUM ('glad'); GRANT USAGE ON TYPE app.mood TO {reader};"
         "CREATE TABLE app.more (id int, name text); GRANT SELECT (id), UPDATE (name) ON app.more TO {reader};"
@@ -467,7 +468,7 @@ def _count_answers(queries: Collection[str]) -> int:
     return sum("WITH object" in one for one in queries)
 
 
-async def test_several_pages_have_what_one_has(db: AclDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_several_pages_return_the_same_as_one(db: AclDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     await db.run("""
         CREATE SCHEMA late; CREATE TABLE late.last (id int, name text, more text);
         GRANT SELECT (id, name), UPDATE (name) ON late.last TO {reader}; GRANT INSERT (more) ON late.last TO {writer};
@@ -494,7 +495,7 @@ async def test_several_pages_have_what_one_has(db: AclDatabase, monkeypatch: pyt
         assert await read() == one_page, size
 
 
-async def test_a_database_of_ordinary_size_takes_one_answer_to_each_question(db: AclDatabase) -> None:
+async def test_a_database_of_ordinary_size_takes_one_answer_per_query(db: AclDatabase) -> None:
     await db.run("""
         DO $$ BEGIN FOR n IN 1..1000 LOOP
             EXECUTE format('CREATE TABLE app.many_%s (id int, name text)', n);
@@ -502,7 +503,7 @@ async def test_a_database_of_ordinary_size_takes_one_answer_to_each_question(db:
         END LOOP; END $$
     """)
     asked: list[str] = []
-    for _ in range(2):  # before the first, asyncpg asks about types
+    for _ in range(2):  # asyncpg looks up types before the first
         asked.clear()
         with db.connection.query_logger(lambda one: asked.append(one.query)):
             await read_database(db.connection, db.grantees("reader", "writer"), (), anywhere, lambda _: True)
@@ -515,7 +516,7 @@ async def test_a_database_of_ordinary_size_takes_one_answer_to_each_question(db:
 LONG = '"' + '""' * 63 + '"'
 WIDE = ", ".join(f"c{n:04}{'x' * 58}" for n in range(1600))
 
-#: What takes more than `framing.VOLUME`, or than a row may have, and how many objects of schema m are then read.
+#: Content larger than `framing.VOLUME` or than one row may be, and the number of objects read in schema m.
 LARGE = {
     "arguments": (
         f"""
@@ -620,7 +621,7 @@ LARGE = {
 
 
 @pytest.mark.parametrize("shape", LARGE)
-async def test_what_takes_more_than_one_answer_takes_several(db: AclDatabase, shape: str) -> None:
+async def test_content_larger_than_one_answer_is_read_in_several(db: AclDatabase, shape: str) -> None:
     script, objects = LARGE[shape]
     await db.run("CREATE SCHEMA m; GRANT SELECT ON app.t TO {reader}")
     await db.run(script)
@@ -646,7 +647,7 @@ async def test_what_takes_more_than_one_answer_takes_several(db: AclDatabase, sh
             assert len(observed.defaults) == 20_000
 
 
-async def test_an_answer_above_the_limit_is_named_in_the_error(db: AclDatabase) -> None:
+async def test_the_error_reports_an_answer_above_the_limit(db: AclDatabase) -> None:
     await db.run("DO $$ BEGIN FOR n IN 1..400 LOOP EXECUTE format('CREATE SCHEMA other_%s', n); END LOOP; END $$")
     async with connect(replace(Endpoint(dsn=db.dsn), volume=60_000), "test") as connection:
         with pytest.raises(PgRoleError, match="the answer to one statement is larger than"):

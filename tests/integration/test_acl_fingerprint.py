@@ -1,4 +1,4 @@
-"""postgres/acl_fingerprint.py: it differs after every change of a privilege, and costs nothing in between."""
+"""postgres/privileges/acl_fingerprint.py: it differs after every change of a privilege, and costs nothing otherwise."""
 
 from collections.abc import AsyncIterator
 
@@ -6,8 +6,8 @@ import pytest_asyncio
 
 from pgrole_controller import resources
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres.acl_fingerprint import Fingerprints
 from pgrole_controller.postgres.capabilities import identify
+from pgrole_controller.postgres.privileges.acl_fingerprint import Fingerprints
 from tests.integration.acl_support import AclDatabase, acl_database
 
 CREATED = """
@@ -26,7 +26,7 @@ async def db(postgres_server: PostgresServer) -> AsyncIterator[AclDatabase]:
         yield made
 
 
-async def test_the_fingerprint_tells_every_change_of_a_privilege(db: AclDatabase) -> None:
+async def test_the_fingerprint_differs_after_every_change_of_a_privilege(db: AclDatabase) -> None:
     fingerprints = Fingerprints(db.connection, await identify(db.connection))
     assert not await fingerprints.compare()
     database = await db.beside.fetchval("SELECT current_database()")

@@ -1,4 +1,4 @@
-"""Whatever anyone granted: one pass reaches the declarations and touches nothing else, and a second plan is empty."""
+"""Whatever was granted before, one pass reaches the declarations and changes nothing else. A second plan is empty."""
 
 import os
 from collections import defaultdict
@@ -12,7 +12,7 @@ import pytest_asyncio
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from pgrole_controller.core.acl import (
+from pgrole_controller.core.privileges.acl import (
     TABLE_KINDS,
     AclChange,
     DatabaseObject,
@@ -21,8 +21,8 @@ from pgrole_controller.core.acl import (
     ObjectKind,
     ObservedAcl,
 )
-from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
-from pgrole_controller.core.grantee import (
+from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.privileges.grantee import (
     Access,
     DatabasePrivileges,
     Grantee,
@@ -31,13 +31,13 @@ from pgrole_controller.core.grantee import (
     PrivilegeRule,
     SchemaAccess,
 )
-from pgrole_controller.core.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.request import Key
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres.acl_apply import apply_acls
-from pgrole_controller.postgres.acl_catalog import read_acls, read_database, read_named_acls
-from pgrole_controller.postgres.acl_transaction import AclDialect
-from pgrole_controller.postgres.acl_verification import AclRepair
+from pgrole_controller.postgres.privileges.acl_apply import apply_acls
+from pgrole_controller.postgres.privileges.acl_catalog import read_acls, read_database, read_named_acls
+from pgrole_controller.postgres.privileges.acl_transaction import AclDialect
+from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from tests.integration.acl_support import ROLES, AclDatabase, acl_database, anywhere
 
 SCHEMAS = ("app", "hr", "scratch")
@@ -79,7 +79,7 @@ _OWNED = [
 _BY = ("RESET ROLE", *(f"SET ROLE {{{role}}}" for role in ("delegate", "reader", "writer", "owner")))
 _TO = ("{reader}", "{writer}", "{delegate}", "{stranger}", "PUBLIC")
 
-#: What may have happened before. Each statement runs on its own; what is not permitted has no effect.
+#: Possible earlier events. Each statement runs on its own; one that is not permitted has no effect.
 _EVENTS = st.one_of(
     st.builds(
         "{}; GRANT {} TO {}{}".format,
@@ -147,7 +147,7 @@ _DECLARED = st.builds(
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One ACL entry of anyone."""
+    """One ACL entry of any role."""
 
     object: ObjectId
     grantee: int
@@ -232,7 +232,7 @@ async def _apply(db: AclDatabase, observed: ObservedDatabase, decisions: Iterabl
 
 
 def _wanted(declared: DatabasePrivileges, obj: DatabaseObject) -> set[tuple[str, str]]:
-    """(column, privilege) by the words of the documentation, written again."""
+    """(column, privilege) as documented, implemented independently of the controller."""
     wanted: set[tuple[str, str]] = set()
     if obj.kind is ObjectKind.DATABASE:
         return {("", privilege) for privilege in declared.on_database}
@@ -334,7 +334,7 @@ _CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
 )
-async def test_any_history_and_any_declarations(
+async def test_one_pass_reaches_any_declarations_after_any_history(
     db: AclDatabase, history: list[str], reader: DatabasePrivileges, writer: DatabasePrivileges
 ) -> None:
     await _check(db, history, {"reader": reader, "writer": writer})
@@ -343,7 +343,7 @@ async def test_any_history_and_any_declarations(
 @pytest.mark.slow
 @_CASES
 @settings(max_examples=int(os.environ.get("EXAMPLES", "80")), deadline=None, suppress_health_check=_CHECKS)
-async def test_many_histories_and_declarations(
+async def test_one_pass_reaches_the_declarations_after_many_random_histories(
     db: AclDatabase, history: list[str], reader: DatabasePrivileges, writer: DatabasePrivileges
 ) -> None:
     await _check(db, history, {"reader": reader, "writer": writer})

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from pgrole_controller.core.acl import ObjectKind
 from pgrole_controller.core.database_options import DatabaseMode
-from pgrole_controller.core.grantee import (
+from pgrole_controller.core.privileges.acl import ObjectKind
+from pgrole_controller.core.privileges.grantee import (
     DatabasePrivileges,
     Grantee,
     ObjectPrivileges,
@@ -14,7 +14,7 @@ from pgrole_controller.core.grantee import (
     PrivilegeRule,
     Takeover,
 )
-from pgrole_controller.core.privilege_result import PrivilegeResult
+from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.local.process import reached
 from tests.integration.database_world import DEADLINE, POLICY, SERVER, WRITE, DatabaseWorkerWorld
@@ -125,13 +125,13 @@ async def test_once_its_object_owns_it_privileges_are_enforced_and_never_before(
     assert await world.may("TRUNCATE", "app.items")
 
 
-async def test_a_adoptee_that_cannot_be_compared_delays_no_other_role(
+async def test_an_adoptee_that_cannot_be_compared_delays_no_other_role(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("unexpected")
 
-    monkeypatch.setattr("pgrole_controller.core.adoption_findings.find_for_adoption", fail)
+    monkeypatch.setattr("pgrole_controller.core.privileges.adoption_findings.find_for_adoption", fail)
     publish(world)
     other = world.declare_other(WRITE)
     async with world.working():
@@ -143,8 +143,8 @@ async def test_a_adoptee_that_cannot_be_compared_delays_no_other_role(
 
 
 async def test_many_are_compared_in_several_rounds(world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pgrole_controller.controller.adoptee_comparison._AT_ONCE", 2)
-    monkeypatch.setattr("pgrole_controller.controller.adoptee_comparison._LONGEST", 0.0)
+    monkeypatch.setattr("pgrole_controller.controller.privileges.adoptee_comparison._AT_ONCE", 2)
+    monkeypatch.setattr("pgrole_controller.controller.privileges.adoptee_comparison._LONGEST", 0.0)
     one = replace(world.declare(WRITE), adoptee=Takeover.NEW)
     keys = [Key("shop", f"adoptee{number}") for number in range(5)]
     for key in keys:

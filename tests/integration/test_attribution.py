@@ -1,4 +1,4 @@
-"""postgres/acl_attribution.py: names whoever changes a privilege, with the transaction as proof."""
+"""postgres/privileges/acl_attribution.py: names whoever changes a privilege, with the transaction as proof."""
 
 import random
 from collections.abc import AsyncIterator
@@ -7,13 +7,13 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.core.attribution import DEFAULTS, GRANTED, REVOKED, ChangedRow
-from pgrole_controller.core.privilege_result import Culprit, Evidence
+from pgrole_controller.core.privileges.attribution import DEFAULTS, GRANTED, REVOKED, ChangedRow
+from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres.acl_attribution import MOST_ROWS, read_culprits, read_culprits_of
+from pgrole_controller.postgres.privileges.acl_attribution import MOST_ROWS, read_culprits, read_culprits_of
 from tests.integration.event_support import PEOPLE, EventDatabase, event_database
 
-#: Each changes table `a`, as alice, in ways that hide the statement more or less. `%s`: GRANT … or REVOKE ….
+#: Ways in which alice changes table `a`, hiding the statement more or less. `%s`: GRANT … or REVOKE ….
 WAYS = {
     "alone": "%s",
     "in DO": "DO $do$ BEGIN %s; END $do$",
@@ -46,7 +46,7 @@ async def culprit_of(database: EventDatabase, changed: ChangedRow) -> Culprit:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("change", CHANGES)
-async def test_whoever_changes_a_table_is_named(database: EventDatabase, way: str, change: str) -> None:
+async def test_the_login_that_changes_a_table_is_named(database: EventDatabase, way: str, change: str) -> None:
     statement, tags = CHANGES[change]
     alice, bob = await database.person("alice"), await database.person("bob")
     await bob.execute("GRANT DELETE ON a TO reader; REVOKE INSERT ON a FROM reader; REVOKE ALL ON b FROM reader")
@@ -61,8 +61,8 @@ async def test_whoever_changes_a_table_is_named(database: EventDatabase, way: st
     assert (await read_culprits(database.reading, {xmin}))[xmin].login == "alice"
 
 
-async def test_the_command_that_fits_is_chosen_in_a_transaction_with_several(database: EventDatabase) -> None:
-    """The statements are sent one by one, so that each is known."""
+async def test_the_matching_command_is_chosen_in_a_transaction_with_several(database: EventDatabase) -> None:
+    """The statements are sent one by one, so that each one is recorded."""
     alice = await database.person("alice")
     async with alice.transaction():
         await alice.execute("GRANT INSERT ON c TO reader")
@@ -97,7 +97,7 @@ async def test_the_command_that_fits_is_chosen_in_a_transaction_with_several(dat
         ("ALTER TABLE e OWNER TO bob", "pg_class", "relname = 'e'", ("ALTER TABLE",)),
     ],
 )
-async def test_every_kind_of_object(
+async def test_a_change_of_every_kind_of_object_is_attributed(
     database: EventDatabase, statements: str, catalog: str, condition: str, tags: tuple[str, ...]
 ) -> None:
     carol = await database.person("carol")
@@ -121,7 +121,7 @@ async def test_every_kind_of_object(
         ("SET SESSION AUTHORIZATION bob; SET ROLE carol", "alice", "carol"),
     ],
 )
-async def test_the_login_is_named_whatever_the_session_acts_as(
+async def test_the_login_is_named_whatever_role_the_session_acts_as(
     database: EventDatabase, setup: str, login: str, role: str
 ) -> None:
     alice = await database.person("alice")
@@ -137,7 +137,7 @@ async def test_the_login_is_named_whatever_the_session_acts_as(
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_transactions_that_run_at_the_same_time_are_told_apart(database: EventDatabase, seed: int) -> None:
+async def test_concurrent_transactions_are_attributed_correctly(database: EventDatabase, seed: int) -> None:
     """Each person changes their own tables; the steps of all, with savepoints, are interleaved at random."""
     chance = random.Random(seed)
     people = [await database.person(name) for name in PEOPLE]
@@ -198,7 +198,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-async def test_texts_of_tenants_are_legible_and_short(database: EventDatabase, what: str) -> None:
+async def test_tenants_texts_are_made_printable_and_shortened(database: EventDatabase, what: str) -> None:
     alice = await database.person("alice")
     await alice.execute("SELECT set_config('application_name', $1, false)", HOSTILE[what])
     comment = (HOSTILE[what] * 300)[:2000]  # beyond 8,192 bytes, the trigger records no statement
@@ -213,7 +213,9 @@ async def test_texts_of_tenants_are_legible_and_short(database: EventDatabase, w
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
-async def test_databases_in_another_encoding(postgres_server: PostgresServer, encoding: str) -> None:
+async def test_a_change_in_a_database_with_another_encoding_is_attributed(
+    postgres_server: PostgresServer, encoding: str
+) -> None:
     options = f"ENCODING '{encoding}' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
     async with event_database(postgres_server, options=options) as database:
         dsn = postgres_server.dsn("alice", database.name, password="pw")

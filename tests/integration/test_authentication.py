@@ -1,5 +1,5 @@
-"""How a server may authenticate the controller: it receives nothing derived from the password unless it may ask for
-it.
+"""How a server may authenticate the controller: it receives something derived from the password only through an
+allowed method.
 """
 
 import base64
@@ -43,7 +43,7 @@ async def refusal(endpoint: Endpoint) -> PgRoleError:
 @pytest.mark.parametrize("allowed", [(), *((one,) for one in METHODS), ("md5", "none")], ids=str)
 @pytest.mark.parametrize("asked", METHODS)
 async def test_a_method_that_is_not_allowed_is_named_and_nothing_is_sent(asked: str, allowed: tuple[str, ...]) -> None:
-    with serving(ASKING[asked], ends=True) as server:  # what is allowed fails too, and later
+    with serving(ASKING[asked], ends=True) as server:  # an allowed method fails too, but later
         error = await refusal(endpoint_of(server.port, *allowed))
     assert isinstance(error, Transient)
     if asked in (allowed or ("scram-sha-256", "none")):
@@ -75,14 +75,14 @@ async def test_a_method_that_is_allowed_is_answered(asked: str, sent: bytes) -> 
 @pytest.mark.parametrize(
     ("code", "words"), [(2, "Kerberos"), (6, "SCM"), (7, "GSSAPI (gss)"), (9, "SSPI (sspi)")], ids=str
 )
-async def test_what_the_controller_cannot_do_is_said(code: int, words: str) -> None:
+async def test_the_error_names_an_unsupported_method(code: int, words: str) -> None:
     with serving(authentication(code)) as server:
         assert words in (await refusal(endpoint_of(server.port, *METHODS))).message
     with serving(authentication(10, b"OAUTHBEARER\0\0")) as server:
         assert "other than SCRAM-SHA-256" in (await refusal(endpoint_of(server.port))).message
 
 
-async def test_a_server_that_ends_scram_early_has_not_proved_who_it_is() -> None:
+async def test_a_server_that_ends_scram_early_is_rejected() -> None:
     with serving(SASL, GREETING) as server:
         error = await refusal(endpoint_of(server.port))
     assert "did not prove that it knows the password's verifier" in error.message
@@ -94,7 +94,7 @@ ODD = {
     "a challenge out of turn": authentication(11, b"r=a,s=b,i=1"),
     "the end out of turn": authentication(12, b"v=x"),
     "being let in twice": authentication(0) * 2,
-    "a method that nobody knows": authentication(99),
+    "an unknown method": authentication(99),
     "mechanisms without an end": authentication(10, b"SCRAM-SHA-256\0"),
     "no code": message(b"R", b"\0"),
     "a very long request": authentication(10, b"SCRAM-SHA-256\0" * 9000),
@@ -102,7 +102,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("first", ODD.values(), ids=ODD)
-async def test_a_login_that_is_out_of_order_is_not_postgresql(first: bytes) -> None:
+async def test_an_out_of_order_login_is_reported_as_not_postgresql(first: bytes) -> None:
     with serving(first) as server:
         error = await refusal(endpoint_of(server.port, *METHODS))
     assert "does not speak the PostgreSQL protocol" in error.message
@@ -114,7 +114,7 @@ def challenge(heard: bytes, iterations: str, salt: bytes = b"salt") -> bytes:
 
 
 @pytest.mark.parametrize("iterations", ["100001", "2147483647", "0", "99999999999999999999", "-1", "1e9", ""])
-async def test_so_many_iterations_are_not_hashed(iterations: str) -> None:
+async def test_excessive_or_invalid_scram_iterations_are_not_hashed(iterations: str) -> None:
     with serving(SASL, lambda heard: challenge(heard, iterations)) as server:
         began = time.thread_time()
         error = await refusal(endpoint_of(server.port))
@@ -124,13 +124,15 @@ async def test_so_many_iterations_are_not_hashed(iterations: str) -> None:
 
 
 @pytest.mark.parametrize("salt", [b"", b"s" * 2000], ids=["none", "much"])
-async def test_a_challenge_has_salt_of_a_reasonable_length(salt: bytes) -> None:
+async def test_a_challenge_with_missing_or_excessive_salt_is_rejected(salt: bytes) -> None:
     with serving(SASL, lambda heard: challenge(heard, "4096", salt)) as server:
         assert "does not speak the PostgreSQL protocol" in (await refusal(endpoint_of(server.port))).message
 
 
 @pytest.mark.since(16, "scram_iterations")
-async def test_as_many_iterations_as_are_accepted_work_with_a_real_server(postgres_server: PostgresServer) -> None:
+async def test_the_maximum_of_iterations_works_with_a_real_server_and_one_more_fails(
+    postgres_server: PostgresServer,
+) -> None:
     admin = Endpoint(postgres_server.dsn())
     async with connect(admin, "test") as connection:
         await connection.execute("SET scram_iterations = 100000")
@@ -147,7 +149,9 @@ async def test_as_many_iterations_as_are_accepted_work_with_a_real_server(postgr
 
 
 @pytest.mark.parametrize("method", ["password", "md5", "trust"])
-async def test_a_real_server_that_asks_otherwise(servers: Servers, own_postgres: PostgresServer, method: str) -> None:
+async def test_a_real_server_may_use_only_the_methods_in_require_auth(
+    servers: Servers, own_postgres: PostgresServer, method: str
+) -> None:
     if servers.docker:
         pytest.skip("this test writes PostgreSQL's pg_hba.conf on this machine")
     async with connect(Endpoint(own_postgres.dsn()), "test") as connection:
@@ -177,7 +181,7 @@ async def test_a_real_server_that_asks_otherwise(servers: Servers, own_postgres:
     )
 
 
-async def test_a_dsn_says_it_too(postgres_server: PostgresServer) -> None:
+async def test_require_auth_in_a_dsn_limits_the_methods(postgres_server: PostgresServer) -> None:
     for text, refused in (("scram-sha-256", False), ("!password,!md5", False), ("md5,password", True)):
         dsn, methods = split_methods(f"{postgres_server.dsn()}?require_auth={text}&application_name=x")
         assert "require_auth" not in dsn

@@ -1,4 +1,4 @@
-"""Why there is no session, with real servers, sockets and names."""
+"""Causes of a missing session, with real servers, sockets and host names."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -49,25 +49,25 @@ async def closing() -> AsyncIterator[int]:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_where_nobody_listens_it_is_refused(host: str) -> None:
+async def test_a_port_without_a_listener_refuses(host: str) -> None:
     port = free_port()
     assert await cause_at(at(host, port=port)) is Cause.REFUSED
     assert await cause_at(Endpoint(f"postgresql://u:p@{host}:{port}/postgres")) is Cause.REFUSED
 
 
-async def test_where_no_host_of_several_listens_it_is_refused() -> None:
+async def test_several_hosts_without_a_listener_refuse() -> None:
     assert await cause_at(at("127.0.0.1", "localhost", port=free_port())) is Cause.REFUSED
 
 
-async def test_a_socket_that_is_not_there_is_refused(tmp_path: Path) -> None:
+async def test_a_missing_socket_refuses(tmp_path: Path) -> None:
     assert await cause_at(Endpoint(f"postgresql:///postgres?host={tmp_path}&user=u")) is Cause.REFUSED
 
 
-async def test_a_name_that_cannot_be_looked_up_backs_off() -> None:
+async def test_an_unresolvable_host_name_backs_off() -> None:
     assert await cause_at(at("nowhere.invalid", port=5432)) is Cause.OTHER
 
 
-async def test_of_several_hosts_the_one_counts_that_is_to_be_spared_the_most() -> None:
+async def test_the_host_that_requires_the_most_back_off_decides_the_cause() -> None:
     assert await cause_at(at("127.0.0.1", "nowhere.invalid", port=free_port())) is Cause.OTHER
 
 
@@ -76,13 +76,13 @@ async def test_a_connection_that_is_closed_at_once_is_lost() -> None:
         assert await cause_at(at("127.0.0.1", port=port)) is Cause.LOST
 
 
-async def test_credentials_that_are_refused_back_off(own_postgres: PostgresServer) -> None:
+async def test_rejected_credentials_back_off(own_postgres: PostgresServer) -> None:
     endpoint = at("127.0.0.1", port=own_postgres.port, password="wrong")
     assert await cause_at(endpoint) is Cause.OTHER
     assert await cause_at(replace(endpoint, hosts=("127.0.0.1", "localhost"))) is Cause.OTHER
 
 
-async def test_a_server_that_lets_nobody_in_yet_is_starting_and_one_in_recovery_is_lost(servers: Servers) -> None:
+async def test_a_server_that_accepts_no_login_yet_is_starting_and_one_in_recovery_is_lost(servers: Servers) -> None:
     async with servers.run() as server:
         await server.stop()
         (server.data / "standby.signal").touch()
@@ -105,7 +105,7 @@ async def test_a_server_that_lets_nobody_in_yet_is_starting_and_one_in_recovery_
         assert await reached(is_lost, SECONDS)
 
 
-def test_what_nothing_foresees_backs_off_and_what_another_process_did_is_no_trouble() -> None:
+def test_unforeseen_errors_back_off_and_another_leader_counts_as_overtaken() -> None:
     assert cause_of(Transient(Reason.SERVER_NOT_READY, "a Secret is missing")) is Cause.OTHER
     assert cause_of(Transient(Reason.PROGRESSING, "another process leads")) is Cause.OVERTAKEN
     for error in (TimeoutError(), PermissionError(13, "no"), FileNotFoundError(2, "no", "/token"), OSError("what")):
@@ -119,7 +119,7 @@ def test_what_nothing_foresees_backs_off_and_what_another_process_did_is_no_trou
     assert cause_of(mixed) is Cause.OTHER
 
 
-def test_an_error_that_is_raised_from_a_group_with_itself_in_it_has_a_cause() -> None:
+def test_an_error_raised_from_a_group_that_contains_it_has_a_cause() -> None:
     error = Transient(Reason.SERVER_NOT_READY, "no answer in time")
     error.__cause__ = ExceptionGroup("", [error])
     assert cause_of(error) in Cause

@@ -53,7 +53,7 @@ async def is_stale(home: Connection, script: str) -> bool:
     return False
 
 
-async def test_a_claim_is_taken_of_the_role_that_was_expected_and_of_no_other(home: Connection) -> None:
+async def test_a_claim_is_taken_only_for_the_expected_role(home: Connection) -> None:
     one, two = await role_oid(home, "one"), await role_oid(home, "two")
     assert await is_stale(home, take("one", two))
     assert await is_stale(home, take("absent", one))
@@ -66,13 +66,13 @@ async def test_a_claim_is_taken_of_the_role_that_was_expected_and_of_no_other(ho
     assert await home.fetchval(HOLDS, "one") == await role_oid(home, "one")
 
 
-async def test_without_an_expected_oid_only_a_role_that_this_transaction_created_is_claimed(home: Connection) -> None:
+async def test_without_an_expected_oid_only_a_role_created_by_this_transaction_is_claimed(home: Connection) -> None:
     assert await is_stale(home, take("one", 0))
     assert not await is_stale(home, f"CREATE ROLE renamed; COMMENT ON ROLE renamed IS 'c'; {take('renamed', 0)}")
     assert await home.fetchval(HOLDS, "renamed") == await role_oid(home, "renamed")
 
 
-async def test_where_pg_authid_cannot_be_read_a_created_role_is_claimed_too(
+async def test_a_created_role_is_claimed_even_if_pg_authid_is_unreadable(
     server: PostgresServer, home: Connection
 ) -> None:
     await home.execute("CREATE ROLE steward LOGIN CREATEROLE PASSWORD 'p'")
@@ -89,20 +89,20 @@ async def test_where_pg_authid_cannot_be_read_a_created_role_is_claimed_too(
         await home.execute("DROP ROLE renamed; DROP ROLE steward")
 
 
-async def test_a_role_that_is_claimed_under_another_name_is_not_taken(home: Connection) -> None:
+async def test_a_role_claimed_under_another_name_is_not_taken(home: Connection) -> None:
     one = await role_oid(home, "one")
     await home.execute(take("one", one))
     await home.execute("ALTER ROLE one RENAME TO renamed")
     assert await is_stale(home, expect("renamed", "renamed", one))
     with pytest.raises(asyncpg.UniqueViolationError):
         await home.execute(take("renamed", one))
-    # its own holder looks at it under that name
+    # its own holder reads it under that name
     assert not await is_stale(home, expect("one", "renamed", one, "'one'"))
     await home.execute("SELECT pgrole.release_claim('one', 'one')")
     assert not await is_stale(home, expect("renamed", "renamed", one) + ";" + take("renamed", one))
 
 
-async def test_a_claim_of_another_server_with_the_same_oid_is_in_nobodys_way(home: Connection) -> None:
+async def test_a_claim_of_another_server_with_the_same_oid_blocks_no_claim(home: Connection) -> None:
     one = await role_oid(home, "one")
     await home.execute(take("two", await role_oid(home, "two")))
     await home.execute(f"UPDATE pgrole.claim SET role_oid = {one}, system_identifier = 1")
@@ -112,7 +112,7 @@ async def test_a_claim_of_another_server_with_the_same_oid_is_in_nobodys_way(hom
     assert await home.fetchval(HOLDS, "two") == await role_oid(home, "two")
 
 
-async def test_a_claim_whose_oid_came_round_again_does_not_hold_the_role_that_has_it_now(home: Connection) -> None:
+async def test_a_claim_does_not_hold_a_new_role_that_reuses_its_oid(home: Connection) -> None:
     await home.execute(take("two", await role_oid(home, "two")))
     async with home.transaction():
         await home.execute("CREATE ROLE renamed")
@@ -123,7 +123,7 @@ async def test_a_claim_whose_oid_came_round_again_does_not_hold_the_role_that_ha
     assert await home.fetchval(HOLDS, "two") == 0
 
 
-async def test_two_claims_of_one_role_that_version_1_let_be_become_one(home: Connection) -> None:
+async def test_installing_reduces_two_claims_of_one_role_from_version_1_to_one(home: Connection) -> None:
     one = await role_oid(home, "one")
     await home.execute("DROP INDEX pgrole.claim_holds")
     await home.execute(f"{take('one', one)}; ALTER ROLE one RENAME TO renamed; {take('renamed', one)}")
@@ -133,7 +133,7 @@ async def test_two_claims_of_one_role_that_version_1_let_be_become_one(home: Con
     assert await home.fetchval(HOLDS, "renamed") == one
 
 
-async def test_a_claim_counts_its_drifts_and_forgets_those_of_another_object(home: Connection) -> None:
+async def test_a_claim_counts_drifts_and_resets_the_count_for_another_object(home: Connection) -> None:
     one = await role_oid(home, "one")
     count = "SELECT drift_count, last_drift_fields FROM pgrole.claim"
     await home.execute(take("one", one))
@@ -144,7 +144,9 @@ async def test_a_claim_counts_its_drifts_and_forgets_those_of_another_object(hom
     assert tuple(await home.fetchrow(count) or ()) == (0, None)
 
 
-async def test_what_is_told_of_a_renamed_role_names_its_claim(home: Connection, listener: NotificationListener) -> None:
+async def test_a_notification_about_a_renamed_role_names_its_claim(
+    home: Connection, listener: NotificationListener
+) -> None:
     one = await role_oid(home, "one")
     await home.execute(take("one", one))
     for statement, op in (
@@ -159,7 +161,7 @@ async def test_what_is_told_of_a_renamed_role_names_its_claim(home: Connection, 
         assert {"op": op, "oid": one, "name": "renamed", "claim": "one"}.items() <= message.items()
 
 
-async def test_a_released_claim_or_one_under_the_same_name_is_not_named(
+async def test_a_notification_omits_a_released_claim_and_one_under_the_same_name(
     home: Connection, listener: NotificationListener
 ) -> None:
     one, two = await role_oid(home, "one"), await role_oid(home, "two")
@@ -168,13 +170,13 @@ async def test_a_released_claim_or_one_under_the_same_name_is_not_named(
     assert all("claim" not in message for message in await listener.so_far())
 
 
-def test_the_name_of_the_claim_is_looked_at_too() -> None:
+def test_the_claims_name_is_also_read_from_a_notification() -> None:
     assert read_names('{"op": "delete", "oid": 5, "name": "renamed", "claim": "one"}') == ("renamed", "one")
     assert read_names('{"op": "claim", "name": "one"}') == ("one",)
     assert read_names('{"op": "delete", "name": "renamed", "claim": ["one"]}') == ("renamed",)
 
 
-async def test_a_claim_that_is_given_up_or_changes_hands_is_told(
+async def test_a_claim_that_is_released_or_changes_hands_is_notified(
     home: Connection, listener: NotificationListener
 ) -> None:
     one = await role_oid(home, "one")
@@ -196,7 +198,7 @@ async def test_a_claim_that_is_given_up_or_changes_hands_is_told(
     assert await listener.so_far() == [{"op": "many"}]
 
 
-async def test_more_than_a_hundred_claims_given_up_at_once_are_told_as_many(
+async def test_more_than_100_claims_deleted_at_once_cause_one_notification(
     home: Connection, listener: NotificationListener
 ) -> None:
     for count in (100, 101):
@@ -214,7 +216,7 @@ async def test_more_than_a_hundred_claims_given_up_at_once_are_told_as_many(
 class TestKeepApproval:
     HANDLED = "SELECT approve_handled FROM pgrole.claim WHERE role_name = 'one'"
 
-    async def test_a_claim_records_it_once_and_keeps_it_when_it_is_taken_again(self, home: Connection) -> None:
+    async def test_a_claim_taken_again_keeps_its_approval_until_the_next(self, home: Connection) -> None:
         await home.execute(take("one", await role_oid(home, "one")))
         await home.execute("SELECT pgrole.keep_approval('one', 'one', '', 'first')")
         assert await home.fetchval(self.HANDLED) == "first"
@@ -223,7 +225,7 @@ class TestKeepApproval:
         await home.execute("SELECT pgrole.keep_approval('one', 'one', 'first', 'second')")
         assert await home.fetchval(self.HANDLED) == "second"
 
-    async def test_two_who_act_on_the_same_approval_do_not_both_succeed(self, home: Connection) -> None:
+    async def test_the_same_approval_cannot_be_acted_on_twice(self, home: Connection) -> None:
         await home.execute(take("one", await role_oid(home, "one")))
         script = "ALTER ROLE one CREATEDB; SELECT pgrole.keep_approval('one', 'one', '', 'first')"
         assert not await is_stale(home, script)
@@ -231,7 +233,7 @@ class TestKeepApproval:
         assert await is_stale(home, script)
         assert not await home.fetchval("SELECT rolcreatedb FROM pg_roles WHERE rolname = 'one'")
 
-    async def test_another_holders_claim_and_a_released_one_record_nothing(self, home: Connection) -> None:
+    async def test_no_approval_is_recorded_in_another_holders_or_a_released_claim(self, home: Connection) -> None:
         await home.execute(take("one", await role_oid(home, "one")))
         assert await is_stale(home, "SELECT pgrole.keep_approval('one', 'other', '', 'first')")
         await home.execute("SELECT pgrole.release_claim('one', 'one')")

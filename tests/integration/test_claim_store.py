@@ -1,4 +1,4 @@
-"""One contract for both places of claims: schema pgrole, and the status of the objects."""
+"""One contract for both stores of claims: schema pgrole, and the objects' status."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -9,10 +9,10 @@ import pytest_asyncio
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.diff import Create, Rename, SetAttribute
 from pgrole_controller.core.errors import Reason, Transient
-from pgrole_controller.core.grantee import DatabasePrivileges
-from pgrole_controller.core.kept_privileges import LARGEST, write_kept
 from pgrole_controller.core.password import PasswordRecord
 from pgrole_controller.core.plan import NewOwner, Plan
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges
+from pgrole_controller.core.privileges.kept_privileges import LARGEST, write_kept
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import Role
 from pgrole_controller.core.state import Observed
@@ -60,7 +60,7 @@ class ClaimScene:
 
 
 def change(claim: Claim, plan: Plan) -> Plan:
-    """The plan, about the role of a claim that was read."""
+    """The plan, bound to the role of a claim that was read."""
     return replace(plan, oid=claim.role_oid, seen_as=claim.role_name, claim=claim)
 
 
@@ -88,7 +88,7 @@ async def test_a_created_role_is_read_with_its_claim(scene: ClaimScene) -> None:
     assert await scene.claims.read_held(scene.home) == [(KEY, "app", "uid-app")]
 
 
-async def test_a_role_that_nobody_claims_has_no_claim(scene: ClaimScene) -> None:
+async def test_an_unclaimed_role_is_read_without_a_claim(scene: ClaimScene) -> None:
     await scene.hand.execute("CREATE ROLE app")
     observed = await scene.read("app")
     assert observed.named is not None
@@ -96,7 +96,7 @@ async def test_a_role_that_nobody_claims_has_no_claim(scene: ClaimScene) -> None
     assert await scene.claims.read_held(scene.home) == []
 
 
-async def test_objects_are_answered_in_order(scene: ClaimScene) -> None:
+async def test_roles_are_returned_in_the_order_of_the_request(scene: ClaimScene) -> None:
     await scene.create()
     asked = [(OTHER_KEY, "second"), (KEY, "app"), (OTHER_KEY, "app")]
     second, app, same = seen(await scene.claims.read_roles(scene.home, asked))
@@ -105,7 +105,7 @@ async def test_objects_are_answered_in_order(scene: ClaimScene) -> None:
     assert app.claim is not None
 
 
-async def test_a_claim_under_another_name_of_the_object_is_reported_as_former(scene: ClaimScene) -> None:
+async def test_the_objects_claim_under_another_name_is_reported_as_former(scene: ClaimScene) -> None:
     await scene.create()
     assert (await scene.read("second")).former == (("app", "uid-app"),)
     assert (await scene.read("second", OTHER_KEY)).former == ()
@@ -123,7 +123,7 @@ async def test_a_renamed_role_is_found_by_its_claim_and_held_under_its_new_name(
     assert stranger.held_by == "shop/app"
 
 
-async def test_a_plan_made_without_the_claim_of_another_object_is_refused(scene: ClaimScene) -> None:
+async def test_a_plan_that_ignores_another_objects_claim_is_refused(scene: ClaimScene) -> None:
     claim = await scene.create()
     (error,) = await scene.apply(
         Plan("app", (SetAttribute("app", "login", True),), claim.role_oid, "app", None, OTHER, "sha256:2")
@@ -133,7 +133,7 @@ async def test_a_plan_made_without_the_claim_of_another_object_is_refused(scene:
     assert not await scene.hand.fetchval("SELECT rolcanlogin FROM pg_roles WHERE rolname = 'app'")
 
 
-async def test_a_plan_for_a_role_that_was_replaced_is_refused(scene: ClaimScene) -> None:
+async def test_a_plan_for_a_replaced_role_is_refused(scene: ClaimScene) -> None:
     claim = await scene.create()
     await scene.hand.execute("DROP ROLE app; CREATE ROLE app")
     plan = change(claim, Plan("app", (SetAttribute("app", "login", True),), owner=OWNER, applied="sha256:2"))
@@ -143,7 +143,7 @@ async def test_a_plan_for_a_role_that_was_replaced_is_refused(scene: ClaimScene)
     assert not await scene.hand.fetchval("SELECT rolcanlogin FROM pg_roles WHERE rolname = 'app'")
 
 
-async def test_of_a_batch_the_plan_that_fails_leaves_no_claim(scene: ClaimScene) -> None:
+async def test_a_failed_plan_of_a_batch_leaves_no_claim(scene: ClaimScene) -> None:
     await scene.hand.execute("CREATE ROLE second")
     errors = await scene.apply(
         Plan("app", (Create(Role("app")),), None, "app", None, OWNER, "sha256:1"),
@@ -173,7 +173,7 @@ async def test_the_state_of_the_password_is_kept(scene: ClaimScene) -> None:
     assert (await scene.claim()).record == record
 
 
-async def test_privileges_are_kept_until_they_are_cleared_and_by_another_owner_too(scene: ClaimScene) -> None:
+async def test_privileges_are_kept_across_owners_until_they_are_cleared(scene: ClaimScene) -> None:
     declared = DatabasePrivileges("or'ders", on_database=frozenset({"CONNECT"}), unmanaged=("\u2603\\",))
     kept = {"or'ders": (declared,)}
     claim = await scene.create()
@@ -192,7 +192,7 @@ async def test_privileges_are_kept_until_they_are_cleared_and_by_another_owner_t
     assert (await scene.claim()).privileges == {}
 
 
-async def test_privileges_are_read_within_bounds_and_a_long_one_alone(scene: ClaimScene) -> None:
+async def test_long_privileges_are_read_separately_and_oversized_ones_fail_alone(scene: ClaimScene) -> None:
     if not isinstance(scene.claims, DatabaseClaims):
         pytest.skip("status holds no privileges")
     await scene.create()
@@ -229,7 +229,7 @@ async def test_the_roles_of_a_namespace_are_those_that_it_claims(scene: ClaimSce
     assert (await scene.claims.read_namespace_roles(scene.home, asked[:1]))[asked[0]] == frozenset()
 
 
-async def test_another_owner_starts_without_the_drift_and_the_sources_of_the_last_one(scene: ClaimScene) -> None:
+async def test_a_new_owner_starts_without_the_former_owners_drift_and_password_source(scene: ClaimScene) -> None:
     claim = await scene.create()
     record = PasswordRecord(source="secret/1", digest="sha256:p", rotate="now", connection="sha256:c")
     drifted = Plan("app", owner=OWNER, applied="sha256:2", record=record, drift=("login",))
@@ -254,7 +254,7 @@ async def test_a_released_claim_records_the_owner_and_holds_nothing(scene: Claim
     assert await scene.claim() == claim
 
 
-async def test_a_forgotten_claim_is_gone(scene: ClaimScene) -> None:
+async def test_a_forgotten_claim_is_deleted(scene: ClaimScene) -> None:
     claim = await scene.create()
     assert await scene.apply(change(claim, Plan("app", forget=True))) == [""]
     assert (await scene.read("app")).claim is None
@@ -278,7 +278,7 @@ async def test_a_rename_moves_the_claim_to_the_new_name(scene: ClaimScene) -> No
     assert await scene.claims.read_held(scene.home) == [(KEY, "second", "uid-app")]
 
 
-async def test_a_new_owner_is_known_with_the_object_that_claims_it(scene: ClaimScene) -> None:
+async def test_a_new_owner_is_read_with_the_namespace_that_claims_it(scene: ClaimScene) -> None:
     claim = await scene.create()
     await scene.hand.execute("CREATE ROLE second")
     assert await scene.claims.read_new_owners(scene.home, ["app", "second", "absent"]) == {
@@ -298,7 +298,7 @@ async def test_verifiers_are_read_by_oid(scene: ClaimScene) -> None:
     assert found[oids[0]] == type(found[oids[0]])(stored)
 
 
-async def test_what_changed_is_never_reported_as_unchanged(scene: ClaimScene) -> None:
+async def test_a_changed_claim_is_never_reported_as_unchanged(scene: ClaimScene) -> None:
     claim = await scene.create()
     asked, before = [(KEY, "app")], [(await scene.read("app")).row]
     kept = await scene.claims.are_unchanged(scene.home, asked, before)
@@ -321,7 +321,7 @@ async def test_while_changes_are_suspended_neither_role_nor_claim_is_changed(sce
     assert (observed.named, observed.claim) == (None, None)
 
 
-async def test_a_connection_that_is_lost_is_an_error(scene: ClaimScene) -> None:
+async def test_a_lost_connection_raises_a_transient_error(scene: ClaimScene) -> None:
     await scene.create()
     scene.home.connection.terminate()
     with pytest.raises(Transient):

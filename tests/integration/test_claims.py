@@ -113,7 +113,7 @@ BEFORE = {role: (cluster, uid, released) for role, cluster, _, uid, _, _, _, rel
 
 
 class TestList:
-    async def test_every_claim_is_a_row_with_what_is_known_of_it(self, trial: ClaimsTrial) -> None:
+    async def test_every_claim_is_listed_as_a_row(self, trial: ClaimsTrial) -> None:
         answer = await trial.run("list")
         assert (answer.code, answer.err) == (0, "")
         heading, *rows = answer.out.splitlines()
@@ -139,7 +139,7 @@ class TestList:
         }
         assert "verifier" not in answer.out
 
-    async def test_json_has_the_same_for_programs(self, trial: ClaimsTrial) -> None:
+    async def test_json_output_has_the_same_content(self, trial: ClaimsTrial) -> None:
         one = (await trial.listed())["a1"]
         assert one["roleOid"] == await role_oid(trial.home, "a1")
         assert one["lastDrift"] == {"time": "2026-11-21T12:00:00Z", "fields": ["login"]}
@@ -159,10 +159,12 @@ class TestList:
             (("--cluster", "lo%"), set()),
         ],
     )
-    async def test_it_can_be_narrowed(self, trial: ClaimsTrial, arguments: tuple[str, ...], expected: set[str]) -> None:
+    async def test_options_filter_the_list(
+        self, trial: ClaimsTrial, arguments: tuple[str, ...], expected: set[str]
+    ) -> None:
         assert set(await trial.listed(*arguments)) == expected
 
-    async def test_it_says_what_became_of_each_role(self, trial: ClaimsTrial) -> None:
+    async def test_the_list_shows_renamed_dropped_replaced_and_unproven_roles(self, trial: ClaimsTrial) -> None:
         await trial.home.execute("ALTER ROLE a1 RENAME TO stolen; DROP ROLE a2; DROP ROLE b1; CREATE ROLE b1")
         await trial.home.execute("UPDATE pgrole.claim SET system_identifier = 1 WHERE role_name = 'a3'")
         try:
@@ -178,14 +180,14 @@ class TestList:
         }
         assert "renamed to stolen" in table
 
-    async def test_what_a_terminal_would_act_on_is_escaped(self, trial: ClaimsTrial) -> None:
+    async def test_control_characters_are_escaped(self, trial: ClaimsTrial) -> None:
         await trial.home.execute("UPDATE pgrole.claim SET role_name = E'a1\\x1b[2J\\nb1 there' WHERE role_name = 'a1'")
         out = (await trial.run("list")).out
         assert "\x1b" not in out
         assert "a1\\x1b[2J\\nb1 there" in out
         assert len(out.splitlines()) == 1 + len(CLAIMS)
 
-    async def test_who_reads_only_the_beginning_gets_no_traceback(self, trial: ClaimsTrial) -> None:
+    async def test_a_reader_that_stops_early_causes_no_traceback(self, trial: ClaimsTrial) -> None:
         await trial.home.execute(
             "INSERT INTO pgrole.claim SELECT 'many ' || i, i, 1, 'c', 'n', 'nu', 'o', 'ou'"
             " FROM generate_series(1, 3000) AS i"
@@ -203,7 +205,7 @@ class TestList:
 
 
 class TestRelease:
-    async def test_one_role_is_released_and_told(self, trial: ClaimsTrial) -> None:
+    async def test_one_role_is_released_and_notified(self, trial: ClaimsTrial) -> None:
         async with listening(trial.server.dsn()) as listener:
             answer = await trial.run("release", "--role", "a1", "--yes")
             assert (answer.code, answer.err) == (0, "")
@@ -212,7 +214,7 @@ class TestRelease:
         assert "takes its role back" in answer.out
         assert await trial.claims() == {**BEFORE, "a1": ("lost", "ns-1", True)}
 
-    async def test_a_cluster_is_released_and_what_was_released_before_keeps_its_time(self, trial: ClaimsTrial) -> None:
+    async def test_releasing_a_cluster_keeps_the_time_of_earlier_releases(self, trial: ClaimsTrial) -> None:
         answer = await trial.run("release", "--cluster", "lost", "--yes")
         assert "2 claims" in answer.out
         assert {role for role, (_, _, released) in (await trial.claims()).items() if released} == {"a1", "a2", "a3"}
@@ -225,16 +227,14 @@ class TestRelease:
         assert await trial.claims() == {**BEFORE, "a1": ("lost", "ns-1", True), "a2": ("lost", "ns-1", True)}
 
     @pytest.mark.parametrize("which", [("--all-released",), ("--cluster", "lost"), ("--role", "a3")])
-    async def test_forget_deletes_what_is_released_already_and_nothing_else(
-        self, trial: ClaimsTrial, which: tuple[str, ...]
-    ) -> None:
+    async def test_forget_deletes_released_claims_only(self, trial: ClaimsTrial, which: tuple[str, ...]) -> None:
         async with listening(trial.server.dsn()) as listener:
             assert (await trial.run("release", *which, "--forget", "--yes")).code == 0
             assert await _told(listener) == {"a3"}
         assert await trial.claims() == {role: claim for role, claim in BEFORE.items() if role != "a3"}
         assert await trial.home.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = 'a3'") == 1
 
-    async def test_forget_leaves_what_is_held(self, trial: ClaimsTrial) -> None:
+    async def test_forget_keeps_a_held_claim(self, trial: ClaimsTrial) -> None:
         answer = await trial.run("release", "--role", "a1", "--forget", "--yes")
         assert answer.code == 0
         assert "nothing to do" in answer.out
@@ -242,7 +242,7 @@ class TestRelease:
 
 
 class TestTransfer:
-    async def test_what_is_held_goes_to_any_namespace_of_the_name_and_what_is_released_stays_with_its_own(
+    async def test_held_claims_move_to_any_namespace_of_that_name_and_released_ones_keep_theirs(
         self, trial: ClaimsTrial
     ) -> None:
         async with listening(trial.server.dsn()) as listener:
@@ -258,7 +258,9 @@ class TestTransfer:
         }
         assert (await trial.listed())["a1"]["state"] == "transferred"
 
-    async def test_with_released_they_go_to_any_namespace_of_the_name_too(self, trial: ClaimsTrial) -> None:
+    async def test_with_released_also_moves_released_claims_to_any_namespace_of_that_name(
+        self, trial: ClaimsTrial
+    ) -> None:
         assert (await trial.run("transfer", "--from", "lost", "--to", "kept", "--with-released", "--yes")).code == 0
         assert (await trial.claims())["a3"] == ("kept", "", True)
         assert "released, for any namespace of that name" in (await trial.run("list", "--role", "a3")).out
@@ -267,13 +269,13 @@ class TestTransfer:
         assert (await trial.run("transfer", "--from", "lost", "--to", "new", "--namespace", "bank", "--yes")).code == 0
         assert await trial.claims() == {**BEFORE, "a3": ("new", "ns-2", True)}
 
-    async def test_a_cluster_built_anew_under_the_same_id_takes_over_from_itself(self, trial: ClaimsTrial) -> None:
+    async def test_a_rebuilt_cluster_with_the_same_id_takes_over_from_itself(self, trial: ClaimsTrial) -> None:
         answer = await trial.run("transfer", "--from", "lost", "--to", "lost", "--yes")
         assert answer.code == 0
         assert "a3" not in answer.out
         assert await trial.claims() == {**BEFORE, "a1": ("lost", "", False), "a2": ("lost", "", False)}
 
-    async def test_it_can_be_repeated_and_then_names_the_clusters_that_there_are(self, trial: ClaimsTrial) -> None:
+    async def test_a_repeated_transfer_does_nothing_and_lists_the_clusters(self, trial: ClaimsTrial) -> None:
         first = await trial.run("transfer", "--from", "lost", "--to", "new", "--yes")
         again = await trial.run("transfer", "--from", "lost", "--to", "new", "--yes")
         assert (first.code, again.code) == (0, 0)
@@ -282,8 +284,8 @@ class TestTransfer:
         assert "kept (held: 1, released: 0)" in again.out
 
 
-class TestAsking:
-    async def test_without_a_terminal_it_shows_what_it_would_do_and_refuses(self, trial: ClaimsTrial) -> None:
+class TestConfirmation:
+    async def test_without_a_terminal_the_command_shows_its_plan_and_refuses(self, trial: ClaimsTrial) -> None:
         answer = await trial.run("release", "--cluster", "lost")
         assert answer.code == 2
         assert "to be released: 2 claims" in answer.out
@@ -291,7 +293,7 @@ class TestAsking:
         assert await trial.claims() == BEFORE
 
     @pytest.mark.parametrize(("typed", "code"), [("y\n", 0), ("yes\n", 0), ("\n", 1), ("no\n", 1), ("\x04", 1)])
-    async def test_on_a_terminal_it_asks_first(self, trial: ClaimsTrial, typed: str, code: int) -> None:
+    async def test_on_a_terminal_the_command_asks_first(self, trial: ClaimsTrial, typed: str, code: int) -> None:
         answer = await run_on_terminal(trial.server.dsn(), typed, "release", "--role", "a1")
         assert answer.code == code
         assert "continue?" in answer.out
@@ -299,7 +301,9 @@ class TestAsking:
 
 
 class TestTheControllersOwnRole:
-    async def test_it_may_do_all_of_it_where_it_installed_the_schema(self, trial: ClaimsTrial) -> None:
+    async def test_the_controllers_role_may_run_every_action_if_it_installed_the_schema(
+        self, trial: ClaimsTrial
+    ) -> None:
         await trial.home.execute(role_sql(trial.home.get_server_version().major))
         dsn = trial.server.dsn(CONTROLLER_ROLE, password=CONTROLLER_PASSWORD)
         try:
@@ -320,7 +324,7 @@ class TestTheControllersOwnRole:
 
 
 class TestOneTransaction:
-    async def test_what_changed_since_it_was_shown_stops_all_of_it(self, trial: ClaimsTrial) -> None:
+    async def test_a_claim_changed_since_it_was_shown_stops_the_whole_release(self, trial: ClaimsTrial) -> None:
         async with connect(Endpoint(trial.server.dsn()), "test") as connection:
             selection = Selection(cluster="lost", released=False)
             shown = await list_claims(connection, selection)
@@ -329,7 +333,7 @@ class TestOneTransaction:
                 await release(connection, selection, shown)
         assert await trial.claims() == BEFORE
 
-    async def test_a_claim_that_was_not_shown_stops_it_too(self, trial: ClaimsTrial) -> None:
+    async def test_a_claim_that_was_not_shown_stops_the_whole_release(self, trial: ClaimsTrial) -> None:
         async with connect(Endpoint(trial.server.dsn()), "test") as connection:
             selection = Selection(cluster="lost", released=False)
             shown = await list_claims(connection, selection)
@@ -338,7 +342,7 @@ class TestOneTransaction:
                 await release(connection, selection, shown)
         assert not (await trial.claims())["a1"][2]
 
-    async def test_it_takes_its_turn_with_the_controllers(self, trial: ClaimsTrial) -> None:
+    async def test_the_command_fails_while_a_controller_holds_the_lock(self, trial: ClaimsTrial) -> None:
         async with trial.home.transaction():
             await trial.home.execute("SELECT pgrole.lock_changes()")
             answer = await trial.run("release", "--role", "a1", "--yes")
@@ -346,7 +350,7 @@ class TestOneTransaction:
         assert "lock" in answer.err
         assert await trial.claims() == BEFORE
 
-    async def test_a_rule_that_swallows_the_change_is_noticed(self, trial: ClaimsTrial) -> None:
+    async def test_a_rule_that_discards_the_update_is_detected(self, trial: ClaimsTrial) -> None:
         await trial.home.execute("CREATE RULE swallow AS ON UPDATE TO pgrole.claim DO INSTEAD NOTHING")
         answer = await trial.run("release", "--cluster", "lost", "--yes")
         assert answer.code == 1
@@ -368,7 +372,9 @@ class TestMisuse:
             ((), ["ACTION"]),
         ],
     )
-    async def test_it_is_named(self, trial: ClaimsTrial, arguments: tuple[str, ...], words: list[str]) -> None:
+    async def test_wrong_arguments_are_named_and_change_nothing(
+        self, trial: ClaimsTrial, arguments: tuple[str, ...], words: list[str]
+    ) -> None:
         answer = await trial.run(*arguments)
         assert (answer.code, answer.out) == (2, "")
         for word in words:
@@ -376,7 +382,9 @@ class TestMisuse:
         assert await trial.claims() == BEFORE
 
     @pytest.mark.parametrize("dsn", [None, f"mysql://root:{PASSWORD}@db"])
-    async def test_a_wrong_or_missing_dsn_is_refused_with_its_name(self, trial: ClaimsTrial, dsn: str | None) -> None:
+    async def test_a_wrong_or_missing_dsn_is_refused_by_variable_name_without_its_password(
+        self, trial: ClaimsTrial, dsn: str | None
+    ) -> None:
         answer = await trial.run("list", PGROLE_DSN=dsn)
         assert answer.code == 2
         assert "PGROLE_DSN" in answer.err
@@ -387,7 +395,7 @@ class TestFailure:
     @pytest.mark.parametrize(
         "dsn", [f"postgresql://nobody:{PASSWORD}@127.0.0.1:9/postgres", f"postgresql://nobody:{PASSWORD}@[::1/postgres"]
     )
-    async def test_a_server_that_is_not_there_fails_without_showing_the_password(
+    async def test_an_unreachable_server_or_malformed_dsn_fails_without_showing_the_password(
         self, trial: ClaimsTrial, dsn: str
     ) -> None:
         answer = await trial.run("list", PGROLE_DSN=dsn)
@@ -395,13 +403,13 @@ class TestFailure:
         assert "pgrole-controller:" in answer.err
         assert PASSWORD not in answer.out + answer.err
 
-    async def test_a_database_without_schema_pgrole_is_said(self, trial: ClaimsTrial) -> None:
+    async def test_a_missing_schema_pgrole_is_reported(self, trial: ClaimsTrial) -> None:
         await trial.home.execute("DROP SCHEMA pgrole CASCADE")
         answer = await trial.run("list")
         assert answer.code == 1
         assert "schema pgrole" in answer.err
 
-    async def test_a_schema_that_somebody_else_made_is_not_called(self, trial: ClaimsTrial) -> None:
+    async def test_a_schema_of_another_role_is_not_trusted_and_runs_no_code(self, trial: ClaimsTrial) -> None:
         await trial.home.execute("DROP SCHEMA pgrole CASCADE; CREATE ROLE mallory")
         try:
             await trial.home.execute(
@@ -419,7 +427,7 @@ class TestFailure:
         finally:
             await trial.home.execute("RESET ROLE; DROP SCHEMA pgrole CASCADE; DROP ROLE mallory")
 
-    async def test_a_role_without_rights_is_told_the_grant(self, trial: ClaimsTrial) -> None:
+    async def test_a_role_without_privileges_is_shown_the_missing_grant(self, trial: ClaimsTrial) -> None:
         await trial.home.execute("DROP ROLE IF EXISTS guest")
         await trial.home.execute(f"CREATE ROLE guest LOGIN PASSWORD '{PASSWORD}'")
         try:

@@ -74,7 +74,7 @@ def run_psql(server: PostgresServer, dsn: str, script: str) -> subprocess.Comple
     return subprocess.run(command, input=script, capture_output=True, env=environment, encoding="utf-8", check=False)
 
 
-async def test_psql_runs_the_script_of_a_plan_as_it_is_meant(
+async def test_psql_runs_a_plans_script_as_intended_despite_hostile_names(
     postgres_server: PostgresServer, database: str, tmp_path: Path
 ) -> None:
     name = database.rpartition("/")[2]
@@ -109,7 +109,7 @@ async def test_psql_runs_the_script_of_a_plan_as_it_is_meant(
         await connection.close()
 
 
-async def test_looking_writes_nothing(own_postgres: PostgresServer, tmp_path: Path) -> None:
+async def test_read_only_commands_write_nothing(own_postgres: PostgresServer, tmp_path: Path) -> None:
     dsn = own_postgres.dsn()
     connection = await asyncpg.connect(dsn)
     await connection.execute("CREATE ROLE app LOGIN; CREATE TABLE public.t (a int); GRANT SELECT ON public.t TO app")
@@ -139,7 +139,7 @@ def start(*words: str, stdout: int, dsn: str = "") -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("words", ["sql", "crds", "completion bash", "access postgres", "access postgres -o json"])
-async def test_a_reader_that_leaves_is_no_error(words: str, postgres_server: PostgresServer) -> None:
+async def test_a_reader_that_closes_the_pipe_causes_no_message(words: str, postgres_server: PostgresServer) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with start(*words.split(), stdout=writing, dsn=postgres_server.dsn()) as command:
@@ -149,7 +149,7 @@ async def test_a_reader_that_leaves_is_no_error(words: str, postgres_server: Pos
 
 
 @pytest.mark.parametrize("words", ["sql", "access postgres"])
-async def test_a_full_disk_is_one_line(words: str, postgres_server: PostgresServer) -> None:
+async def test_a_full_disk_is_reported_on_one_line(words: str, postgres_server: PostgresServer) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     with start(*words.split(), stdout=full, dsn=postgres_server.dsn()) as command:
         os.close(full)
@@ -157,7 +157,7 @@ async def test_a_full_disk_is_one_line(words: str, postgres_server: PostgresServ
     assert (command.returncode, shown) == (1, "pgrole-controller: No space left on device\n")
 
 
-async def test_an_interrupted_command_ends_without_a_word() -> None:
+async def test_an_interrupted_command_exits_without_a_message() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(30)
         dsn = f"postgresql://u:s3cret@127.0.0.1:{silent.getsockname()[1]}/db"

@@ -1,4 +1,4 @@
-"""Completion as users have it: real shells with a terminal, and kubectl's protocol."""
+"""Completion as users experience it: real shells with a terminal, and kubectl's protocol."""
 
 import os
 import pty
@@ -145,7 +145,7 @@ def ask(folder: Path, *words: str, through: dict[str, str] | None = None) -> tup
         (("plan", "'unbalanced"), [], ":4"),
     ],
 )
-def test_kubectl_is_answered_in_its_protocol(
+def test_completions_for_kubectl_follow_its_protocol(
     words: tuple[str, ...], found: list[str], directive: str, tmp_path: Path
 ) -> None:
     (tmp_path / "it's one").mkdir()
@@ -155,8 +155,8 @@ def test_kubectl_is_answered_in_its_protocol(
     assert ask(tmp_path, *words) == (found, directive)
 
 
-def test_the_program_that_kubectl_needs_can_be_printed(tmp_path: Path) -> None:
-    """krew links one executable of a plugin, and this is a second one."""
+def test_the_printed_completion_program_for_kubectl_works(tmp_path: Path) -> None:
+    """krew links only one executable of a plugin, and this is a second one."""
     place = tmp_path / "bin"
     place.mkdir()
     printed = subprocess.run(
@@ -169,7 +169,7 @@ def test_the_program_that_kubectl_needs_can_be_printed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_no_argument_of_the_user_is_run_by_the_shell(shell: str, tmp_path: Path) -> None:
+def test_completion_never_executes_a_users_argument(shell: str, tmp_path: Path) -> None:
     need(shell)
     (tmp_path / "$(touch run)").touch()
     (tmp_path / "$(touch run)2").touch()

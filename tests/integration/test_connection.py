@@ -76,7 +76,7 @@ def _message(kind: bytes, body: bytes) -> bytes:
 
 @asynccontextmanager
 async def mute(phase: Phase, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Mute]:
-    """At the end, no client may be connected to it."""
+    """Asserts at the end that no client is connected."""
     peer = Mute(phase)
     server = await asyncio.start_server(peer.serve, host, port)
     peer.port = server.sockets[0].getsockname()[1]
@@ -158,7 +158,7 @@ def test_endpoints_are_equal_when_no_new_connection_is_needed() -> None:
     assert make().at("other") == make(database="other")
 
 
-async def test_a_server_that_stops_answering_in_any_phase_is_given_up_in_time() -> None:
+async def test_connecting_to_a_server_that_stops_answering_in_any_phase_fails_in_time() -> None:
     said: dict[tuple[Phase, str], str] = {}
 
     async def try_it(phase: Phase, how: str) -> None:
@@ -182,7 +182,7 @@ async def test_a_server_that_stops_answering_in_any_phase_is_given_up_in_time() 
     assert said == dict.fromkeys(asked, "the connection to PostgreSQL failed: no answer in time")
 
 
-async def test_a_server_that_is_frozen_is_given_up_in_time(own_postgres: PostgresServer) -> None:
+async def test_connecting_to_a_frozen_server_fails_in_time(own_postgres: PostgresServer) -> None:
     own_postgres.pause()
     try:
         assert "no answer in time" in (await refusal(endpoint_of(own_postgres))).message
@@ -192,7 +192,7 @@ async def test_a_server_that_is_frozen_is_given_up_in_time(own_postgres: Postgre
         assert await connection.fetchval("SELECT 1") == 1
 
 
-async def test_a_connection_that_is_not_wanted_any_more_is_closed_at_once() -> None:
+async def test_a_cancelled_connection_attempt_is_closed_at_once() -> None:
     async with mute("question") as peer, nothing_left():
         endpoint = Endpoint.of(["127.0.0.1"], peer.port, "postgres", "user", SECRET, "disable")
         async with anyio.create_task_group() as tasks:
@@ -209,7 +209,7 @@ async def test_a_connection_that_is_not_wanted_any_more_is_closed_at_once() -> N
             tasks.cancel_scope.cancel()
 
 
-async def test_of_several_hosts_one_that_is_down_or_hangs_or_is_unknown_leaves_time_for_the_next(
+async def test_a_host_that_is_down_hangs_or_is_unknown_leaves_time_for_the_next(
     servers: Servers,
     postgres_server: PostgresServer,
 ) -> None:
@@ -228,7 +228,7 @@ async def test_of_several_hosts_one_that_is_down_or_hangs_or_is_unknown_leaves_t
         assert await reached(were_all_tried, SLACK), hanging.seen
 
 
-async def test_what_is_wrong_with_each_host_is_said(servers: Servers, postgres_server: PostgresServer) -> None:
+async def test_the_error_states_the_problem_of_each_host(servers: Servers, postgres_server: PostgresServer) -> None:
     on_this_machine(servers)
     port = postgres_server.port
     async with mute("nothing", "127.0.0.2", port):
@@ -266,7 +266,7 @@ async def standby(servers: Servers, host: str, port: int) -> AsyncIterator[Postg
         yield server
 
 
-async def test_a_standby_is_passed_over_and_named_when_there_is_no_other(
+async def test_a_standby_is_skipped_and_named_if_there_is_no_other_host(
     servers: Servers, postgres_server: PostgresServer
 ) -> None:
     on_this_machine(servers)
@@ -291,10 +291,10 @@ def _by_host(passwords: dict[str, str], otherwise: PostgresServer) -> PasswordFa
 
 def on_this_machine(servers: Servers) -> None:
     if servers.docker:
-        pytest.skip("this test has PostgreSQL at an address of its own on this machine")
+        pytest.skip("this test runs PostgreSQL at an additional address on this machine")
 
 
-async def test_a_server_that_is_read_only_by_default_is_written_to(own_postgres: PostgresServer) -> None:
+async def test_the_controller_can_write_to_a_server_that_is_read_only_by_default(own_postgres: PostgresServer) -> None:
     async with connect(endpoint_of(own_postgres), "test") as connection:
         await connection.execute("ALTER SYSTEM SET default_transaction_read_only = on")
         await connection.execute(f"ALTER ROLE {SUPERUSER} SET default_transaction_read_only = on")
@@ -309,7 +309,7 @@ async def test_a_server_that_is_read_only_by_default_is_written_to(own_postgres:
             await connection.execute("DROP ROLE written")
 
 
-async def test_a_server_that_has_no_room_for_another_connection_says_so(postgres_server: PostgresServer) -> None:
+async def test_the_error_reports_that_no_connection_is_left(postgres_server: PostgresServer) -> None:
     name = f"test_{secrets.token_hex(4)}"
     async with connect(endpoint_of(postgres_server), "test") as admin, nothing_left():
         await admin.execute(f"CREATE ROLE {name} LOGIN CONNECTION LIMIT 1 PASSWORD '{SECRET}'")
@@ -319,7 +319,7 @@ async def test_a_server_that_has_no_room_for_another_connection_says_so(postgres
         await admin.execute(f"DROP ROLE {name}")
 
 
-async def test_a_statement_stays_prepared_however_long_nothing_happens(
+async def test_a_statement_stays_prepared_however_long_the_session_is_idle(
     postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query = "SELECT prepare_time FROM pg_prepared_statements WHERE statement LIKE '%prepare_time%'"
@@ -335,7 +335,7 @@ async def test_a_statement_stays_prepared_however_long_nothing_happens(
         later = 0.0
 
 
-async def test_what_the_server_refuses_is_said_without_secrets(postgres_server: PostgresServer) -> None:
+async def test_a_refused_login_is_reported_without_secrets(postgres_server: PostgresServer) -> None:
     for endpoint, words in (
         (endpoint_of(postgres_server, password=SECRET), "rejects the controller's credentials"),
         (endpoint_of(postgres_server, user="nobody", password=SECRET), "rejects the controller's credentials"),
@@ -357,7 +357,7 @@ async def test_what_the_server_refuses_is_said_without_secrets(postgres_server: 
         Endpoint.of(["x" * 64], 5432, "db", "user", SECRET, "disable"),
     ],
 )
-async def test_what_cannot_even_be_sent_is_refused_without_repeating_it(endpoint: Endpoint) -> None:
+async def test_an_unusable_dsn_or_host_is_refused_without_repeating_it(endpoint: Endpoint) -> None:
     error = await refusal(endpoint)
     assert isinstance(error, Refused)
     assert "is not usable" in error.message
@@ -367,7 +367,7 @@ async def test_what_cannot_even_be_sent_is_refused_without_repeating_it(endpoint
 
 @pytest.mark.parametrize("field_", ["user", "password", "database"])
 @pytest.mark.parametrize("odd", ["x\0y", "x\udc80"])
-async def test_a_value_that_no_packet_can_hold_is_refused(
+async def test_a_value_that_no_packet_can_contain_is_refused(
     postgres_server: PostgresServer, field_: str, odd: str
 ) -> None:
     with anyio.fail_after(CONNECT_SECONDS + SLACK), pytest.raises(PgRoleError):
@@ -375,7 +375,7 @@ async def test_a_value_that_no_packet_can_hold_is_refused(
             pass
 
 
-async def test_the_environment_of_libpq_bends_nothing(
+async def test_libpqs_environment_variables_are_ignored(
     postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {
@@ -399,7 +399,7 @@ def script(path: Path, text: str) -> TokenCommand:
     return TokenCommand((str(path), "an argument"))
 
 
-async def test_a_token_is_made_for_every_connection(postgres_server: PostgresServer, tmp_path: Path) -> None:
+async def test_the_token_command_runs_for_every_connection(postgres_server: PostgresServer, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(f"\n  {postgres_server.password}\n\n", encoding="utf-8")
     command = script(
         tmp_path / "mint",
@@ -429,7 +429,7 @@ async def test_a_token_is_made_for_every_connection(postgres_server: PostgresSer
         (f"printf '{SECRET}\\377'", "printed something that is not text"),
     ],
 )
-async def test_a_token_command_that_fails_is_said_without_what_it_printed(
+async def test_a_failed_token_command_is_reported_without_its_standard_output(
     tmp_path: Path, text: str, words: str
 ) -> None:
     error = await refusal(Endpoint.of(["127.0.0.1"], 1, "db", "user", script(tmp_path / "mint", text), "disable"))
@@ -441,12 +441,12 @@ async def test_a_token_command_that_fails_is_said_without_what_it_printed(
 
 
 @pytest.mark.parametrize("argv", [("/nowhere/mint",), ("/",), ("mint\0",), (), ("",)])
-async def test_a_token_command_that_cannot_be_run_is_said(argv: tuple[str, ...]) -> None:
+async def test_a_token_command_that_cannot_be_run_is_reported(argv: tuple[str, ...]) -> None:
     error = await refusal(Endpoint.of(["127.0.0.1"], 1, "db", "user", TokenCommand(argv), "disable"))
     assert ("cannot be run: " if argv else "names no program") in error.message
 
 
-async def test_a_token_command_that_does_not_end_is_ended_with_all_that_it_started(
+async def test_a_hanging_token_command_is_killed_with_all_its_child_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_module, "TOKEN_SECONDS", 4.0)
@@ -463,7 +463,7 @@ async def test_a_token_command_that_does_not_end_is_ended_with_all_that_it_start
         assert await reached(is_gone, SLACK)
 
 
-async def test_a_token_command_does_not_see_the_settings_of_the_controller(
+async def test_a_token_command_does_not_see_the_controllers_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PGROLE_DSN", SECRET)

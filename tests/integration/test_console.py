@@ -47,7 +47,9 @@ async def test_a_viewer_with_every_right_sees_all_roles_and_servers(api_server: 
 
 
 @pytest.mark.parametrize("by_form", [True, False])
-async def test_a_viewer_of_one_namespace_sees_that_one(api_server: ApiServer, namespace: str, by_form: bool) -> None:
+async def test_a_viewer_of_one_namespace_sees_only_that_one(
+    api_server: ApiServer, namespace: str, by_form: bool
+) -> None:
     token = await Accounts(api_server).create(namespace, sees=[namespace])
     await declare_role(api_server, namespace, "orders")
     started_with = () if by_form else (namespace, "default")
@@ -62,7 +64,7 @@ async def test_a_viewer_of_one_namespace_sees_that_one(api_server: ApiServer, na
     assert shown["servers_hidden"]
 
 
-async def test_a_viewer_without_rights_is_shown_nothing(api_server: ApiServer, namespace: str) -> None:
+async def test_a_viewer_without_rights_sees_nothing(api_server: ApiServer, namespace: str) -> None:
     token = await Accounts(api_server).create(namespace)
     async with run_test_console(**of_token(api_server)) as console, console.browser() as browser:
         await browser.log_in(token, namespace)
@@ -98,7 +100,7 @@ async def test_a_change_is_announced_and_then_shown(api_server: ApiServer, names
     assert shown["roles"][f"{namespace}/orders"]["connectionLimit"] == 4
 
 
-async def test_a_right_that_is_lost_empties_the_page(
+async def test_losing_a_right_empties_the_page(
     api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgrole_controller.console.viewer.SCOPE_SECONDS", 0.2)
@@ -113,7 +115,7 @@ async def test_a_right_that_is_lost_empties_the_page(
     assert shown["namespaces"] == []
 
 
-async def test_a_right_that_is_lost_empties_the_page_long_before_the_watch_ends(
+async def test_losing_a_right_empties_the_page_long_before_the_watch_ends(
     api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(viewer, "RIGHTS_SECONDS", 0.2)
@@ -129,7 +131,7 @@ async def test_a_right_that_is_lost_empties_the_page_long_before_the_watch_ends(
     assert shown["namespaces"] == []
 
 
-async def test_an_object_is_read_whole_when_it_is_asked_for_with_the_viewers_own_right(
+async def test_a_requested_object_is_read_in_full_with_the_viewers_own_rights(
     api_server: ApiServer, namespace: str
 ) -> None:
     token = await Accounts(api_server).create(namespace, sees=[namespace])
@@ -147,7 +149,7 @@ async def test_an_object_is_read_whole_when_it_is_asked_for_with_the_viewers_own
         assert "may not get" in (await browser.show(f"/whole{path.replace(namespace, 'default')}"))["problem"]
 
 
-async def test_reviews_that_deny_what_lists_grant_are_not_asked_for_again(
+async def test_an_access_review_that_contradicts_a_list_is_not_repeated(
     api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str | None] = []
@@ -170,7 +172,7 @@ async def test_reviews_that_deny_what_lists_grant_are_not_asked_for_again(
     assert asked == [namespace]
 
 
-async def test_an_api_server_that_is_away_is_told_and_the_page_keeps_its_content(
+async def test_an_unreachable_api_server_is_announced_and_the_page_keeps_its_content(
     api_server: ApiServer, namespace: str
 ) -> None:
     token = await Accounts(api_server).create(namespace, sees=[namespace])
@@ -202,7 +204,7 @@ async def _told(events: Any, name: str) -> None:
     pytest.fail(f"{name} was not announced")
 
 
-async def test_idle_watches_stop_and_begin_with_the_next_request(
+async def test_idle_watches_stop_and_restart_with_the_next_request(
     api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("pgrole_controller.console.viewer.IDLE_SECONDS", 0.3)
@@ -237,7 +239,7 @@ class TestLaptop:
             assert await thief.status("/roles", headers={"X-Fragment": "1"}) == 401
             assert await thief.status("/login") == 401
 
-    async def test_a_prefetch_does_not_use_the_address_up(self, api_server: ApiServer) -> None:
+    async def test_a_prefetch_does_not_consume_the_address(self, api_server: ApiServer) -> None:
         async with (
             run_test_console(auth="kubeconfig", kubeconfig=str(api_server.kubeconfig)) as console,
             console.browser() as browser,

@@ -70,7 +70,7 @@ async def exchange(port: int, request: bytes, *, seconds: float = DEADLINE) -> b
         writer.close()
 
 
-class TestOtherSites:
+class TestCrossSiteRequests:
     """A page of another site, open in the viewer's browser."""
 
     @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ class TestOtherSites:
             "localhost#x",
         ],
     )
-    async def test_a_rebound_name_is_refused(self, given: dict[str, Any], host: str) -> None:
+    async def test_a_rebound_host_name_is_refused(self, given: dict[str, Any], host: str) -> None:
         async with run_test_console(**given) as console:
             answer = await exchange(
                 console.port, f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
             )
         assert answer.split()[1] in (b"403", b"400")
 
-    async def test_two_hosts_or_none_are_refused(self, given: dict[str, Any]) -> None:
+    async def test_a_request_with_two_host_headers_or_none_is_refused(self, given: dict[str, Any]) -> None:
         async with run_test_console(**given) as console:
             for head in ("Host: localhost\r\nHost: attacker.example\r\n", ""):
                 request = f"GET / HTTP/1.1\r\n{head}Connection: close\r\n\r\n".encode()
@@ -104,7 +104,7 @@ class TestOtherSites:
             assert (await exchange(console.port, request)).startswith(b"HTTP/1.1 403")
 
     @pytest.mark.parametrize("origin", ["https://attacker.example", "null", "http://127.0.0.1:1", "http://localhost"])
-    async def test_another_origin_is_refused(
+    async def test_a_request_from_another_origin_is_refused(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str, origin: str
     ) -> None:
         token = await Accounts(api_server).create(namespace, sees=[namespace])
@@ -115,7 +115,7 @@ class TestOtherSites:
             assert await browser.status("/logout", "POST", data={"csrf": csrf}, headers={"Origin": origin}) == 403
             await browser.show()
 
-    async def test_a_form_of_the_console_itself_whose_origin_the_browser_hides_is_accepted(
+    async def test_the_consoles_own_form_is_accepted_if_the_browser_hides_its_origin(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str
     ) -> None:
         token = await Accounts(api_server).create(namespace, sees=[namespace])
@@ -127,7 +127,7 @@ class TestOtherSites:
                 assert await browser.status("/logout", "POST", data=csrf, headers=sent) == status
 
     @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-    async def test_what_another_site_embeds_or_fetches_is_refused(
+    async def test_embedding_and_fetching_by_another_site_are_refused(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str, site: str
     ) -> None:
         token = await Accounts(api_server).create(namespace, sees=[namespace])
@@ -138,7 +138,7 @@ class TestOtherSites:
             post = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
             assert await browser.status("/logout", "POST", data={}, headers=post) == 403
 
-    async def test_a_link_on_another_site_leads_to_the_page_but_not_to_its_content(self, given: dict[str, Any]) -> None:
+    async def test_a_link_on_another_site_opens_the_page_without_its_content(self, given: dict[str, Any]) -> None:
         followed = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
         async with (
             run_test_console(**given) as console,
@@ -165,13 +165,13 @@ class TestOtherSites:
                 assert await other.status("/login", "POST", data={**data, "token": token}) == 403
             await browser.show()
 
-    async def test_a_form_of_another_encoding_is_refused(self, given: dict[str, Any]) -> None:
+    async def test_a_form_in_another_content_type_is_refused(self, given: dict[str, Any]) -> None:
         async with run_test_console(**given) as console, console.browser() as browser:
             csrf = await browser.form_token()
             assert await browser.status("/login", "POST", json={"csrf": csrf, "token": "x"}) == 415
 
     @pytest.mark.parametrize("charset", ["punycode", "utf-7", "unknown", "idna", "utf-16", "hex"])
-    async def test_a_form_is_read_in_no_charset_that_it_names(self, given: dict[str, Any], charset: str) -> None:
+    async def test_the_charset_that_a_form_names_is_ignored(self, given: dict[str, Any], charset: str) -> None:
         async with run_test_console(**given) as console, console.browser() as browser:
             headers = {"Content-Type": f"application/x-www-form-urlencoded; charset={charset}"}
             csrf = await browser.form_token()
@@ -192,7 +192,7 @@ class TestOtherSites:
             assert await browser.status("/login", "POST", data=bomb, headers=headers) == 415
 
     @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"])
-    async def test_nothing_can_be_written(self, given: dict[str, Any], method: str) -> None:
+    async def test_requests_with_writing_methods_are_refused(self, given: dict[str, Any], method: str) -> None:
         async with run_test_console(**given) as console:
             target = "127.0.0.1:1" if method == "CONNECT" else "/roles"
             request = f"{method} {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode()
@@ -201,7 +201,7 @@ class TestOtherSites:
 
 
 class TestAnswers:
-    async def test_every_answer_has_the_headers(
+    async def test_every_response_has_the_security_headers(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str
     ) -> None:
         token = await Accounts(api_server).create(namespace, sees=[namespace])
@@ -251,7 +251,7 @@ class TestAnswers:
             ),
         ],
     )
-    async def test_refusals_and_malformed_requests_have_the_headers_and_no_version(
+    async def test_error_responses_have_the_security_headers_and_reveal_no_version(
         self, given: dict[str, Any], request_text: str, status: bytes
     ) -> None:
         async with run_test_console(**given) as console:
@@ -265,7 +265,7 @@ class TestAnswers:
         assert b"Python" not in answer
         assert b"SECRET" not in answer
 
-    async def test_a_refusal_is_a_page_with_title_language_and_a_way_back(self, given: dict[str, Any]) -> None:
+    async def test_an_error_page_has_a_title_a_language_and_a_link_back(self, given: dict[str, Any]) -> None:
         async with (
             run_test_console(**given) as console,
             console.browser() as browser,
@@ -286,7 +286,7 @@ class TestAnswers:
             b"GET / HTTP/1.1\r\nHost: localhost\r\nOrigin: \xff\r\n",
         ],
     )
-    async def test_bytes_that_are_no_text_are_no_error_of_the_console(
+    async def test_undecodable_bytes_cause_no_internal_error(
         self, given: dict[str, Any], request_text: bytes, caplog: pytest.LogCaptureFixture
     ) -> None:
         async with run_test_console(**given, trusted_proxies=("127.0.0.1",)) as console:
@@ -294,14 +294,14 @@ class TestAnswers:
         assert answer.split()[1] in (b"200", b"303", b"400", b"401", b"403"), answer
         assert "page not rendered" not in caplog.messages
 
-    async def test_an_address_that_is_no_text_opens_nothing_on_a_laptop(self, api_server: ApiServer) -> None:
+    async def test_an_invalid_token_in_the_address_opens_no_laptop_session(self, api_server: ApiServer) -> None:
         async with run_test_console(auth="kubeconfig", kubeconfig=str(api_server.kubeconfig)) as console:
             for token in (b"%ff", b"%ed%a0%80", b"%C3%BC", b""):
                 head = b"Host: 127.0.0.1:%d\r\nConnection: close\r\n\r\n" % console.port
                 answer = await exchange(console.port, b"GET /?token=" + token + b" HTTP/1.1\r\n" + head)
                 assert answer.startswith(b"HTTP/1.1 403"), answer
 
-    async def test_the_cookie_cannot_be_read_sent_in_clear_or_sent_by_other_sites(
+    async def test_the_session_cookie_is_http_only_secure_and_same_site_strict(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str
     ) -> None:
         token = await Accounts(api_server).create(namespace, sees=[namespace])
@@ -327,7 +327,7 @@ class TestAnswers:
             "/static/",
         ],
     )
-    async def test_no_file_but_the_listed_ones_is_served(self, given: dict[str, Any], path: str) -> None:
+    async def test_only_listed_files_are_served(self, given: dict[str, Any], path: str) -> None:
         async with run_test_console(**given) as console:
             request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode()
             answer = await exchange(console.port, request)
@@ -335,14 +335,14 @@ class TestAnswers:
         assert b"import" not in answer
         assert b"root:" not in answer
 
-    async def test_what_a_request_contains_is_not_markup_in_the_answer(self, given: dict[str, Any]) -> None:
+    async def test_markup_in_a_request_is_not_reflected(self, given: dict[str, Any]) -> None:
         async with run_test_console(**given) as console:
             request = b"GET /%3Cscript%3E?x=<script> HTTP/1.1\r\nHost: <script>.example\r\nConnection: close\r\n\r\n"
             assert b"<script" not in await exchange(console.port, request)
 
 
 class TestTokens:
-    async def test_a_header_counts_only_from_a_trusted_proxy(
+    async def test_a_token_header_counts_only_from_a_trusted_proxy(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str
     ) -> None:
         token = await Accounts(api_server).create(namespace, sees=[namespace])
@@ -356,7 +356,7 @@ class TestTokens:
                     forged = {"X-Forwarded-For": "127.0.0.1", "Forwarded": "for=127.0.0.1"}
                     assert await browser.status("/", headers=forged) == status
 
-    async def test_a_viewer_behind_a_proxy_is_who_the_header_says_at_each_request(
+    async def test_behind_a_proxy_the_header_identifies_the_viewer_of_each_request(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str
     ) -> None:
         accounts = Accounts(api_server)
@@ -372,7 +372,7 @@ class TestTokens:
             async with browser.session.get("/", headers={"Authorization": "Bearer forged"}) as answer:
                 assert answer.status == 401
 
-    async def test_two_tokens_in_one_header_are_none(self, given: dict[str, Any]) -> None:
+    async def test_a_request_with_two_tokens_is_not_authenticated(self, given: dict[str, Any]) -> None:
         async with run_test_console(**given, trusted_proxies=("127.0.0.1",)) as console:
             request = b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer a\r\nAuthorization: Bearer b\r\n"
             answer = await exchange(console.port, request + b"Connection: close\r\n\r\n")
@@ -405,7 +405,7 @@ class TestTokens:
             assert await browser.status("/logout", "POST", data={"csrf": csrf}) == 303
             assert await thief.status("/", headers=stolen) == 303
 
-    async def test_logout_ends_the_stream_of_a_stolen_cookie_though_the_viewer_has_another_session(
+    async def test_logout_ends_the_streams_of_its_session_but_not_of_the_viewers_other_session(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str
     ) -> None:
         token = await Accounts(api_server).create(namespace, sees=[namespace])
@@ -419,7 +419,7 @@ class TestTokens:
                 await declare_role(api_server, namespace, "orders")
                 assert await anext(kept) == [f"role/{namespace}/orders"]
 
-    async def test_a_page_that_waits_when_the_session_ends_leads_to_the_login(
+    async def test_a_page_waiting_when_the_session_ends_redirects_to_the_login(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         token = await Accounts(api_server).create(namespace, sees=[namespace])
@@ -444,7 +444,7 @@ class TestTokens:
             goes_on.set()
         assert sorted(answers) == [303, 401]
 
-    async def test_a_session_ends_after_its_time(
+    async def test_a_session_expires(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(sessions, "LONGEST_SECONDS", 0.3)
@@ -455,12 +455,12 @@ class TestTokens:
                     await anyio.sleep(0.05)
 
     @pytest.mark.parametrize("token", ["", "forged", "two words", "a\r\nX-Injected: 1", "ü" * 10, "x" * 20_000])
-    async def test_what_is_no_token_opens_nothing(self, given: dict[str, Any], token: str) -> None:
+    async def test_an_invalid_token_opens_no_session(self, given: dict[str, Any], token: str) -> None:
         async with run_test_console(**given) as console, console.browser() as browser:
             assert await browser.log_in(token) == 401
             assert await browser.status("/") == 303
 
-    async def test_guessing_is_slowed_down(self, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_guessing_tokens_is_slowed_down(self, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
         waited: list[str] = []
 
         async def wait(_: sessions.Lanes, address: str) -> None:
@@ -482,7 +482,7 @@ class TestTokens:
         assert waited == ["127.0.0.1"] * 2 * sessions.MOST_FAILURES
 
     @pytest.mark.parametrize("forwarded", [False, True])
-    async def test_a_correct_token_gets_in_while_another_guesses_behind_the_same_proxy(
+    async def test_a_correct_token_is_accepted_while_others_guess_behind_the_same_proxy(
         self,
         given: dict[str, Any],
         api_server: ApiServer,
@@ -519,7 +519,7 @@ class TestTokens:
                 tasks.cancel_scope.cancel()
         assert set(turns) == ({"198.51.100.7"} if forwarded else {"127.0.0.1"})
 
-    async def test_a_token_is_not_sent_to_where_the_api_server_redirects(self) -> None:
+    async def test_a_token_does_not_follow_the_api_servers_redirect(self) -> None:
         heard: list[bytes] = []
 
         async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -560,7 +560,7 @@ class TestTokens:
         assert any("request" in line for line in written)
         assert not any(token in line or cookie in line for line in written)
 
-    async def test_the_first_address_is_not_in_the_log(
+    async def test_the_token_of_the_first_address_is_not_logged(
         self, api_server: ApiServer, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.DEBUG)
@@ -575,7 +575,7 @@ class TestTokens:
 
 
 class TestIsolation:
-    async def test_a_viewer_never_gets_what_another_may_see(
+    async def test_a_viewer_never_receives_what_only_another_viewer_may_see(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str
     ) -> None:
         accounts = Accounts(api_server)
@@ -602,7 +602,7 @@ class TestIsolation:
                 assert name not in json.dumps(shown["roles"])
                 assert (shown["servers"], shown["servers_hidden"]) == ([], True)
 
-    async def test_a_session_opens_only_its_own_viewer(
+    async def test_a_session_cannot_be_used_or_guessed_by_another_viewer(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str
     ) -> None:
         accounts = Accounts(api_server)
@@ -619,7 +619,7 @@ class TestIsolation:
 
 
 class TestLimits:
-    async def test_the_21st_viewer_waits_until_one_leaves(
+    async def test_a_viewer_beyond_the_limit_is_admitted_after_another_leaves(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(sessions, "MOST_VIEWERS", 3)
@@ -635,7 +635,7 @@ class TestLimits:
             assert await browsers[1].status("/logout", "POST", data={"csrf": csrf}) == 303
             assert await browsers[3].log_in(tokens[3]) == 303
 
-    async def test_one_user_cannot_take_all_places(
+    async def test_one_user_cannot_take_every_viewers_place(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(sessions, "MOST_VIEWERS", 3)
@@ -678,7 +678,7 @@ class TestLimits:
             finally:
                 goes_on.set()
 
-    def test_there_are_20_viewers(self) -> None:
+    def test_the_limits_are_20_viewers_and_8_hours(self) -> None:
         assert sessions.MOST_VIEWERS == 20
         assert sessions.LONGEST_SECONDS == 8 * 3600
 
@@ -721,14 +721,16 @@ class TestLimits:
                     assert await reader.read() == b""
             writer.close()
 
-    async def test_a_slow_form_ends(self, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_form_that_is_sent_too_slowly_times_out(
+        self, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("pgrole_controller.console.web_server.FORM_SECONDS", 0.3)
         head = b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-www-form-urlencoded\r\n"
         async with run_test_console(**given) as console:
             answer = await exchange(console.port, head + b"Content-Length: 100\r\nConnection: close\r\n\r\ncsrf=")
         assert answer.startswith(b"HTTP/1.1 408")
 
-    async def test_a_connection_that_sends_nothing_gives_way_to_a_new_one(
+    async def test_an_idle_connection_gives_way_to_a_new_one(
         self, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(connections, "MOST_CONNECTIONS", 4)
@@ -746,7 +748,7 @@ class TestLimits:
             for _, one in held:
                 one.close()
 
-    async def test_a_connection_in_use_gives_way_to_no_other(
+    async def test_a_connection_in_use_does_not_give_way_to_a_new_one(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         token = await Accounts(api_server).create(namespace, sees=[namespace])
@@ -786,7 +788,7 @@ class TestLimits:
                     with anyio.fail_after(DEADLINE):
                         await stopped.wait()
 
-    async def test_streams_of_one_viewer_are_limited(
+    async def test_the_number_of_streams_per_viewer_is_limited(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("pgrole_controller.console.live.MOST_FEEDS", 2)
@@ -803,7 +805,7 @@ class TestLimits:
         async with browser.session.get("/events") as answer:
             return answer.status
 
-    async def test_a_page_that_reads_nothing_delays_no_other(
+    async def test_a_client_that_reads_nothing_delays_no_other(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str
     ) -> None:
         token = await Accounts(api_server).create(namespace, sees=[namespace])

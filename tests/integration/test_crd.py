@@ -70,7 +70,7 @@ def kind(api_server: ApiServer, namespace: str) -> ObjectKindCase:
     return ObjectKindCase(api_server, namespace)
 
 
-async def test_the_crd_is_established_and_nothing_in_it_was_dropped(api_server: ApiServer) -> None:
+async def test_the_crd_is_established_and_served_unchanged(api_server: ApiServer) -> None:
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/pgroles.pgrole.dev"
     served = await api_server.request("GET", path)
     conditions = {condition["type"]: condition["status"] for condition in served["status"]["conditions"]}
@@ -79,7 +79,7 @@ async def test_the_crd_is_established_and_nothing_in_it_was_dropped(api_server: 
     assert served["spec"]["versions"] == crd()["spec"]["versions"]
 
 
-async def test_the_api_server_warns_about_nothing(api_server: ApiServer, namespace: str) -> None:
+async def test_an_object_written_by_the_models_passes_strict_validation(api_server: ApiServer, namespace: str) -> None:
     answer = await api_server.request(
         "POST",
         f"/apis/pgrole.dev/v1alpha1/namespaces/{namespace}/pgroles",
@@ -97,13 +97,13 @@ async def test_a_new_object_has_the_defaults_and_a_status_that_is_not_current(ki
     assert made["status"] == {"observedGeneration": -1}
 
 
-async def test_defaults_of_the_api_server_are_those_of_the_models(kind: ObjectKindCase) -> None:
+async def test_api_server_and_models_have_the_same_defaults(kind: ObjectKindCase) -> None:
     made = PgRole.model_validate(await kind.create({}))
     assert made.spec == PgRoleSpec()
 
 
 @pytest.mark.parametrize("spec", [{"serverRef": {}}, {"serverRef": None}, {"drift": {}}, {"drift": None}])
-async def test_an_empty_group_of_fields_is_filled(kind: ObjectKindCase, spec: dict[str, Any]) -> None:
+async def test_an_empty_or_null_group_of_fields_gets_its_defaults(kind: ObjectKindCase, spec: dict[str, Any]) -> None:
     assert (await kind.create(spec))["spec"] == _DEFAULTS
 
 
@@ -114,7 +114,7 @@ async def test_an_unknown_field_is_pruned(kind: ObjectKindCase) -> None:
 @pytest.mark.parametrize(
     "name", ["é" * 31 + "x", "x" * 63, "😀" * 15 + "xyz", "a\"b'c\\", "a\nb", " ", "Public", "pgx", "PG_X", "$$;--"]
 )
-async def test_a_name_that_postgresql_can_hold_passes(kind: ObjectKindCase, name: str) -> None:
+async def test_a_name_that_postgresql_accepts_is_admitted(kind: ObjectKindCase, name: str) -> None:
     assert PgRole.model_validate(await kind.create({"name": name})).role_name == name
 
 
@@ -165,7 +165,7 @@ async def test_a_name_that_postgresql_can_hold_passes(kind: ObjectKindCase, name
         ({"login": "yes"}, "spec.login in body must be of type boolean"),
     ],
 )
-async def test_what_the_rules_refuse_is_refused_in_their_words(
+async def test_an_invalid_spec_is_rejected_with_the_message_of_its_rule(
     kind: ObjectKindCase, spec: dict[str, Any], says: str
 ) -> None:
     assert says in await kind.refusal(spec)
@@ -175,7 +175,7 @@ async def test_what_the_rules_refuse_is_refused_in_their_words(
     "moment",
     ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999999Z", "2027-01-01T00:00:00.123456789+02:00"],
 )
-async def test_a_moment_that_the_models_can_hold_passes(kind: ObjectKindCase, moment: str) -> None:
+async def test_a_time_that_the_models_can_represent_is_admitted(kind: ObjectKindCase, moment: str) -> None:
     assert PgRole.model_validate(await kind.create({"validUntil": moment})).spec.valid_until is not None
 
 
@@ -185,7 +185,7 @@ async def test_an_object_whose_own_name_cannot_be_a_role_needs_spec_name(kind: O
     assert (await kind.create({"name": "fine"}, name))["spec"]["name"] == "fine"
 
 
-async def test_an_object_whose_own_name_has_63_bytes_needs_nothing(kind: ObjectKindCase) -> None:
+async def test_an_object_whose_own_name_has_63_bytes_needs_no_spec_name(kind: ObjectKindCase) -> None:
     assert await kind.create({}, "x" * 63)
 
 
@@ -226,19 +226,19 @@ async def test_the_server_is_immutable(
     )
 
 
-async def test_the_default_server_may_be_written_out_or_left_out(kind: ObjectKindCase) -> None:
+async def test_the_default_server_may_be_stated_or_omitted(kind: ObjectKindCase) -> None:
     await kind.create({})
     assert (await kind.patch({"spec": {"serverRef": {"name": "default"}}}))["spec"] == _DEFAULTS
     assert (await kind.patch({"spec": {"serverRef": None}}))["spec"] == _DEFAULTS
 
 
-async def test_the_way_out_of_a_blocked_deletion_is_open_whatever_else_is_declared(kind: ObjectKindCase) -> None:
+async def test_the_deletion_policy_can_become_retain_whatever_else_is_declared(kind: ObjectKindCase) -> None:
     await kind.create({"deletionPolicy": "Drop", "reassignOwnedTo": "heir", "terminateSessions": True})
     assert (await kind.patch({"spec": {"deletionPolicy": "Retain"}}))["spec"]["reassignOwnedTo"] == "heir"
     assert (await kind.patch({"spec": {"comment": "still"}}))["spec"]["comment"] == "still"
 
 
-async def test_everything_else_can_be_changed(kind: ObjectKindCase) -> None:
+async def test_every_other_field_can_be_changed(kind: ObjectKindCase) -> None:
     await kind.create({"name": "a"})
     spec = {
         "login": True,
@@ -267,7 +267,7 @@ async def test_everything_else_can_be_changed(kind: ObjectKindCase) -> None:
     assert changed["spec"] == {**spec, "name": "a", "serverRef": {"name": "default"}}
 
 
-async def test_a_status_as_the_controller_writes_it_passes_and_is_kept(kind: ObjectKindCase) -> None:
+async def test_a_status_written_by_the_controller_is_stored_unchanged(kind: ObjectKindCase) -> None:
     await kind.create({})
     condition = {
         "status": "False",
@@ -297,7 +297,7 @@ async def test_status_is_a_subresource_and_the_spec_cannot_be_written_through_it
     assert changed["status"] == {"observedGeneration": -1, "driftCount": 1}
 
 
-async def test_kubectl_get_pgr_prints_what_the_status_says(
+async def test_kubectl_get_pgr_prints_columns_from_the_status(
     api_server: ApiServer, kind: ObjectKindCase, namespace: str
 ) -> None:
     await kind.create({"name": "in_pg"})
@@ -362,14 +362,12 @@ async def _printed(server: ApiServer, namespace: str) -> list[list[Any]]:
         ({"drift": {"ignore": ["login", "login"]}}, "Duplicate value"),
     ],
 )
-async def test_lists_and_settings_that_cannot_be_are_refused(
-    kind: ObjectKindCase, spec: dict[str, Any], words: str
-) -> None:
+async def test_invalid_lists_and_settings_are_rejected(kind: ObjectKindCase, spec: dict[str, Any], words: str) -> None:
     with pytest.raises(LocalApiError, match=words):
         await kind.create(spec)
 
 
-async def test_lists_and_settings_are_taken_with_their_defaults(kind: ObjectKindCase) -> None:
+async def test_lists_and_settings_are_admitted_with_their_defaults(kind: ObjectKindCase) -> None:
     created = await kind.create(
         {
             "memberOf": [{"role": 'odd "name"'}],

@@ -61,13 +61,13 @@ def table(**more: Any) -> dict[str, Any]:
     return {"database": "orders", "objects": [item]}
 
 
-async def test_all_of_it_is_taken_and_nothing_is_added(reader: PrivilegesReader) -> None:
+async def test_a_full_declaration_is_admitted_unchanged(reader: PrivilegesReader) -> None:
     made = await reader.create([_ORDERS])
     assert made["spec"]["privileges"] == [_ORDERS]
     assert PgRole.model_validate(made).spec == PgRole.model_validate(body([_ORDERS])).spec
 
 
-async def test_absent_stays_absent_and_empty_stays_empty(reader: PrivilegesReader) -> None:
+async def test_absent_and_empty_privileges_are_not_defaulted(reader: PrivilegesReader) -> None:
     assert "privileges" not in (await reader.create(None))["spec"]
     assert (await reader.create([]))["spec"]["privileges"] == []
     assert (await reader.create([{"database": "*"}]))["spec"]["privileges"] == [{"database": "*"}]
@@ -106,7 +106,7 @@ async def test_absent_stays_absent_and_empty_stays_empty(reader: PrivilegesReade
         ),
     ],
 )
-async def test_what_the_rules_refuse_the_model_refuses_in_the_same_words(
+async def test_cel_rules_and_model_reject_with_the_same_message(
     reader: PrivilegesReader, wrong: dict[str, Any], says: str
 ) -> None:
     assert says in await reader.refusal(wrong)
@@ -133,7 +133,7 @@ async def test_what_the_rules_refuse_the_model_refuses_in_the_same_words(
         ({"database": "a", "schemas": [{"name": "b", "access": ["Read"]}] * 2}, "Duplicate value"),
     ],
 )
-async def test_what_the_schema_refuses_the_model_refuses_too(
+async def test_schema_and_model_reject_the_same_values(
     reader: PrivilegesReader, wrong: dict[str, Any], says: str
 ) -> None:
     assert says in await reader.refusal(wrong)
@@ -141,17 +141,17 @@ async def test_what_the_schema_refuses_the_model_refuses_too(
         PgRole.model_validate(body([wrong]))
 
 
-async def test_a_name_is_listed_once(reader: PrivilegesReader) -> None:
+async def test_a_repeated_name_is_rejected(reader: PrivilegesReader) -> None:
     """A program may repeat a name, since the declaration is a set."""
     assert "Duplicate value" in await reader.refusal(table(names=["a", "a"]))
 
 
-async def test_a_database_is_named_once_and_there_are_16_at_most(reader: PrivilegesReader) -> None:
+async def test_a_repeated_database_and_more_than_16_databases_are_rejected(reader: PrivilegesReader) -> None:
     assert "Duplicate value" in await reader.refusal({"database": "a"}, {"database": "a"})
     assert "must have at most 16 items" in await reader.refusal(*({"database": f"d{one}"} for one in range(17)))
 
 
-async def test_2000_names_are_admitted_within_the_budget_of_the_rules(reader: PrivilegesReader) -> None:
+async def test_1900_names_are_admitted_within_the_cost_budget_of_the_rules(reader: PrivilegesReader) -> None:
     """The model enforces the maximum, which is reported on the object."""
     names = [f"{'é' * 28}{number:04}" for number in range(1900)]
     items = [
@@ -162,13 +162,13 @@ async def test_2000_names_are_admitted_within_the_budget_of_the_rules(reader: Pr
     assert PgRole.model_validate(made).spec.privileges
 
 
-async def test_fields_of_later_stages_do_not_exist(reader: PrivilegesReader) -> None:
+async def test_fields_planned_for_later_are_unknown(reader: PrivilegesReader) -> None:
     for later in (table(grantable=True), {"database": "a", "expiresAt": "2026-12-01T00:00:00Z"}):
         with pytest.raises(LocalApiError, match="unknown field"):
             await reader.create([later])
 
 
-async def test_a_status_as_the_controller_writes_it_passes_and_is_kept(api_server: ApiServer, namespace: str) -> None:
+async def test_a_status_written_by_the_controller_is_stored_unchanged(api_server: ApiServer, namespace: str) -> None:
     path = f"/apis/pgrole.dev/v1alpha1/namespaces/{namespace}/pgroles"
     await api_server.request("POST", path, body(None))
     name, moment = "é" * 31 + "x", "2026-01-01T00:00:00Z"

@@ -14,7 +14,7 @@ _PATH = "/apis/pgrole.dev/v1alpha1/pgservers"
 
 
 async def create(server: ApiServer, spec: dict[str, Any]) -> dict[str, Any]:
-    """Creates it in a dry run: admitted and defaulted, but not stored."""
+    """Creates a PgServer in a dry run: admitted and defaulted, but not stored."""
     body = {
         "apiVersion": "pgrole.dev/v1alpha1",
         "kind": "PgServer",
@@ -24,7 +24,7 @@ async def create(server: ApiServer, spec: dict[str, Any]) -> dict[str, Any]:
     return await server.request("POST", _PATH, body, query={"dryRun": "All", "fieldValidation": "Strict"})
 
 
-async def test_the_crd_is_established_and_nothing_in_it_was_dropped(api_server: ApiServer) -> None:
+async def test_the_crd_is_established_and_served_unchanged(api_server: ApiServer) -> None:
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/pgservers.pgrole.dev"
     served = await api_server.request("GET", path)
     conditions = {condition["type"]: condition["status"] for condition in served["status"]["conditions"]}
@@ -33,7 +33,7 @@ async def test_the_crd_is_established_and_nothing_in_it_was_dropped(api_server: 
     assert served["spec"]["versions"] == crd(PGSERVER)["spec"]["versions"]
 
 
-async def test_defaults_of_the_api_server_are_those_of_the_models(api_server: ApiServer) -> None:
+async def test_api_server_and_models_have_the_same_defaults(api_server: ApiServer) -> None:
     made = await create(api_server, {"connection": _CONNECTION})
     assert made["status"] == {"observedGeneration": -1}
     defaulted = PgServer.model_validate(made).spec
@@ -99,7 +99,7 @@ async def test_defaults_of_the_api_server_are_those_of_the_models(api_server: Ap
         ({"connection": _CONNECTION, "history": {"maxRows": 10}}, "greater than or equal to 1000"),
     ],
 )
-async def test_what_the_rules_refuse_is_refused_in_their_words(
+async def test_an_invalid_spec_is_rejected_with_the_message_of_its_rule(
     api_server: ApiServer, spec: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(LocalApiError) as caught:
@@ -108,7 +108,7 @@ async def test_what_the_rules_refuse_is_refused_in_their_words(
     assert says in str(caught.value)
 
 
-async def test_all_of_it_is_taken(api_server: ApiServer) -> None:
+async def test_a_full_spec_is_admitted(api_server: ApiServer) -> None:
     spec: dict[str, Any] = {
         "connection": {
             **_CONNECTION,
@@ -145,14 +145,14 @@ async def test_all_of_it_is_taken(api_server: ApiServer) -> None:
 
 
 @pytest.mark.parametrize("retention", ["1d", "90d", "3650d", "24h", "87600h", "36h30m"])
-async def test_a_retention_is_in_days_or_a_duration(api_server: ApiServer, retention: str) -> None:
+async def test_a_retention_may_be_a_number_of_days_or_a_duration(api_server: ApiServer, retention: str) -> None:
     made = await create(api_server, {"connection": _CONNECTION, "history": {"retention": retention}})
     history = PgServer.model_validate(made).spec.history
     assert history is not None
     assert history.retention == retention
 
 
-async def test_databases_have_their_defaults_only_where_they_are_declared(api_server: ApiServer) -> None:
+async def test_optional_sections_get_defaults_only_if_they_are_declared(api_server: ApiServer) -> None:
     assert "databases" not in (await create(api_server, {"connection": _CONNECTION}))["spec"]
     made = await create(api_server, {"connection": _CONNECTION, "databases": {"matchNames": ["orders"]}})
     assert made["spec"]["databases"] == {"matchNames": ["orders"], "max": 50, "detection": "Auto"}

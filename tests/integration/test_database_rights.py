@@ -21,7 +21,7 @@ CREATE ROLE {steward} LOGIN CREATEROLE PASSWORD 's';
 GRANT CONNECT, CREATE ON DATABASE {database} TO {steward};
 GRANT {owner} TO {steward};
 """
-#: Where a superuser installed the schema.
+#: Needed where a superuser installed the schema.
 THREE = """
 GRANT USAGE ON SCHEMA pgrole TO {steward};
 GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES IN SCHEMA pgrole TO {steward};
@@ -45,7 +45,9 @@ async def world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorld]:
 
 
 @pytest.mark.parametrize("mode", [DatabaseMode.POLL, DatabaseMode.EVENTS])
-async def test_it_grants_and_corrects_with_what_the_page_grants(world: DatabaseWorkerWorld, mode: DatabaseMode) -> None:
+async def test_the_documented_grants_suffice_to_grant_and_correct(
+    world: DatabaseWorkerWorld, mode: DatabaseMode
+) -> None:
     if mode is DatabaseMode.EVENTS:
         await world.hand.execute(f"BEGIN; {queries.install_database()}; {queries.install_event_triggers()}; COMMIT")
         await world.hand.execute(THREE.format(steward=world.role.replace("reader", "steward")))

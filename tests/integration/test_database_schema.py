@@ -15,7 +15,7 @@ from pgrole_controller.core.errors import Refused
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries, schema
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.database_schema import inspect_database, install_database, remove
+from pgrole_controller.postgres.privileges.database_schema import inspect_database, install_database, remove
 from tests.integration.sql_support import listening
 from tests.releases import BEFORE
 from tests.servers import Servers
@@ -62,7 +62,7 @@ async def read(connection: Connection, question: str) -> list[str]:
     return sorted(str(row[0]) for row in await connection.fetch(question))
 
 
-async def test_it_is_installed_once_and_then_left_as_it_is(connection: Connection) -> None:
+async def test_the_schema_is_installed_once_and_then_left_unchanged(connection: Connection) -> None:
     first = await install_database(connection, allowed=True)
     assert first.current
     assert first.notifies
@@ -101,7 +101,7 @@ async def test_without_permission_nothing_is_changed_and_the_remedy_names_the_co
         "DROP FUNCTION pgrole.store_applied",
     ],
 )
-async def test_a_part_that_went_missing_is_noticed_and_made_again(connection: Connection, loss: str) -> None:
+async def test_a_missing_or_disabled_part_is_detected_and_restored(connection: Connection, loss: str) -> None:
     await install_database(connection, allowed=True)
     await connection.execute("SELECT pgrole.store_applied(10, 'postgres', 'u', 'digest')")
     await connection.execute(loss)
@@ -111,7 +111,7 @@ async def test_a_part_that_went_missing_is_noticed_and_made_again(connection: Co
     assert await connection.fetchval("SELECT digest FROM pgrole.applied") == "digest"
 
 
-async def test_in_the_home_database_both_are_one_schema_of_one_version(connection: Connection) -> None:
+async def test_in_the_home_database_both_installations_share_one_schema_and_version(connection: Connection) -> None:
     await schema.install(connection)
     found = await install_database(connection, allowed=True)
     assert found.home
@@ -122,14 +122,14 @@ async def test_in_the_home_database_both_are_one_schema_of_one_version(connectio
     assert await schema.install(connection) is schema.SchemaState.PRESENT
 
 
-async def test_a_database_with_this_part_can_become_the_home(connection: Connection) -> None:
+async def test_a_database_with_this_part_can_become_the_home_database(connection: Connection) -> None:
     await install_database(connection, allowed=True)
     assert not await schema.is_current(connection)
     assert await schema.install(connection) is schema.SchemaState.CHANGED
     assert (await inspect_database(connection)).notifies
 
 
-async def test_the_script_for_other_databases_is_refused_in_a_home_of_the_version_before(
+async def test_a_home_database_of_the_previous_version_refuses_the_script_for_others(
     connection: Connection,
 ) -> None:
     async with connection.transaction():
@@ -141,7 +141,7 @@ async def test_the_script_for_other_databases_is_refused_in_a_home_of_the_versio
     assert await schema.install(connection) is schema.SchemaState.PRESENT
 
 
-async def test_a_schema_that_a_tenant_planted_is_refused_and_nothing_in_it_is_called(
+async def test_a_schema_planted_by_a_tenant_is_refused_and_left_unchanged(
     connection: Connection, tenant: Connection
 ) -> None:
     await tenant.execute(
@@ -162,7 +162,7 @@ async def test_a_schema_that_a_tenant_planted_is_refused_and_nothing_in_it_is_ca
     assert await read(connection, CATALOGS) == before
 
 
-async def test_a_tenant_can_neither_read_nor_write_any_of_it(connection: Connection, tenant: Connection) -> None:
+async def test_a_tenant_can_neither_read_nor_change_the_schema(connection: Connection, tenant: Connection) -> None:
     await install_database(connection, allowed=True)
     for attempt in (
         "SELECT FROM pgrole.ddl_event",
@@ -178,7 +178,7 @@ async def test_a_tenant_can_neither_read_nor_write_any_of_it(connection: Connect
             await tenant.execute(attempt)
 
 
-async def test_monitoring_reads_the_history_and_nothing_else(connection: Connection, tenant: Connection) -> None:
+async def test_a_member_of_pg_monitor_reads_only_the_history(connection: Connection, tenant: Connection) -> None:
     await install_database(connection, allowed=True)
     await connection.execute(f"GRANT pg_monitor TO {TENANT}")
     assert await tenant.fetch("SELECT * FROM pgrole.history") == []
@@ -187,9 +187,7 @@ async def test_monitoring_reads_the_history_and_nothing_else(connection: Connect
             await tenant.execute(attempt)
 
 
-async def test_a_tenants_event_trigger_keeps_the_controller_from_installing_anything(
-    connection: Connection, tenant: Connection
-) -> None:
+async def test_installing_never_runs_a_tenants_event_trigger(connection: Connection, tenant: Connection) -> None:
     """Event triggers belong to superusers, but their functions need not."""
     await tenant.execute(
         "CREATE SCHEMA own; CREATE FUNCTION own.trap() RETURNS event_trigger LANGUAGE plpgsql AS "
@@ -209,7 +207,7 @@ async def test_a_tenants_event_trigger_keeps_the_controller_from_installing_anyt
         await connection.execute("DROP EVENT TRIGGER trap")
 
 
-async def test_whoever_may_not_create_event_triggers_installs_the_rest(
+async def test_a_role_that_may_not_create_event_triggers_installs_the_rest(
     postgres_server: PostgresServer, connection: Connection
 ) -> None:
     name = await connection.fetchval("SELECT current_database()")
@@ -222,7 +220,7 @@ async def test_whoever_may_not_create_event_triggers_installs_the_rest(
             assert (found.current, found.armed) == (True, False)
             assert "event triggers" in found.remedy
             await worker.execute("SELECT pgrole.lock_changes(), pgrole.store_applied(10, 'postgres', 'u', 'd')")
-            # a superuser's event trigger must not run what the worker could replace
+            # a superuser's event trigger must not run a function that the worker could replace
             with pytest.raises(asyncpg.UndefinedFunctionError, match="superuser"):
                 await connection.execute(queries.install_event_triggers())
             await connection.execute(queries.remove())
@@ -239,7 +237,7 @@ async def test_whoever_may_not_create_event_triggers_installs_the_rest(
         await connection.execute("DROP OWNED BY part_worker; DROP ROLE part_worker")
 
 
-async def test_whoever_may_not_create_a_schema_is_told_so(
+async def test_the_remedy_says_that_the_role_may_not_create_a_schema(
     postgres_server: PostgresServer, connection: Connection
 ) -> None:
     name = await connection.fetchval("SELECT current_database()")
@@ -253,7 +251,7 @@ async def test_whoever_may_not_create_a_schema_is_told_so(
         await connection.execute("DROP ROLE part_guest")
 
 
-#: Each tag that the trigger has, by a statement; what needs more than PostgreSQL itself is left out.
+#: A statement for each tag of the trigger, except for tags that need more than PostgreSQL itself.
 STATEMENTS = {
     "CREATE SCHEMA": "CREATE SCHEMA s",
     "CREATE TABLE": "CREATE TABLE s.t (a int, b text)",
@@ -297,7 +295,7 @@ STATEMENTS = {
 }
 
 
-async def test_every_command_that_can_change_a_privilege_has_a_row_and_sends_a_notification(
+async def test_every_command_that_can_change_a_privilege_is_recorded_and_notified(
     database: str, connection: Connection
 ) -> None:
     await install_database(connection, allowed=True)
@@ -319,7 +317,7 @@ async def test_every_command_that_can_change_a_privilege_has_a_row_and_sends_a_n
         await connection.execute("DROP OWNED BY part_subject CASCADE; DROP ROLE part_subject")
 
 
-async def test_a_row_says_who_did_what_in_which_transaction(connection: Connection, tenant: Connection) -> None:
+async def test_a_row_records_login_command_and_transaction(connection: Connection, tenant: Connection) -> None:
     await install_database(connection, allowed=True)
     await tenant.execute("CREATE SCHEMA own; SET application_name = 'app'")
     async with tenant.transaction():
@@ -340,14 +338,14 @@ async def test_a_row_says_who_did_what_in_which_transaction(connection: Connecti
     assert (granted["pid"], granted["acting"]) == (tenant.get_server_pid(), "none")
 
 
-async def test_temporary_tables_have_no_row(connection: Connection) -> None:
+async def test_ddl_on_temporary_objects_is_not_recorded(connection: Connection) -> None:
     await install_database(connection, allowed=True)
     await connection.execute("CREATE TEMP TABLE tmp (a int); ALTER TABLE pg_temp.tmp ADD b int")
     await connection.execute("CREATE TEMP VIEW v AS SELECT 1 AS a; DROP VIEW pg_temp.v; DROP TABLE pg_temp.tmp")
     assert await connection.fetch(EVENTS) == []
 
 
-async def test_one_command_has_a_hundred_rows_at_most(connection: Connection) -> None:
+async def test_one_command_has_at_most_100_rows(connection: Connection) -> None:
     await install_database(connection, allowed=True)
     tables = " ".join(f"CREATE TABLE t{number} ()" for number in range(150))
     await connection.execute(f"CREATE SCHEMA s {tables}")
@@ -390,11 +388,13 @@ async def locked(database: str, mode: str) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("commands", [1, 100])
-async def test_ddl_succeeds_while_the_table_is_locked(database: str, connection: Connection, commands: int) -> None:
+async def test_ddl_succeeds_while_the_event_table_is_locked(
+    database: str, connection: Connection, commands: int
+) -> None:
     await install_database(connection, allowed=True)
     before = await connection.fetchval("SHOW lock_timeout")
     async with locked(database, "ACCESS EXCLUSIVE"):
-        # not waiting 100 ms for each of a hundred
+        # without waiting 100 ms for each command
         await connection.execute(
             "DO $$ BEGIN FOR i IN 1 .. 3 LOOP EXECUTE format('CREATE TABLE public.l%s ()', i); END LOOP; END $$"
         )
@@ -417,7 +417,9 @@ async def test_ddl_succeeds_while_the_table_is_locked(database: str, connection:
         "REVOKE ALL ON pgrole.ddl_event FROM CURRENT_USER",
     ],
 )
-async def test_ddl_succeeds_whatever_became_of_the_table(connection: Connection, tenant: Connection, harm: str) -> None:
+async def test_ddl_succeeds_however_the_event_table_was_damaged(
+    connection: Connection, tenant: Connection, harm: str
+) -> None:
     await install_database(connection, allowed=True)
     await tenant.execute("CREATE SCHEMA own; CREATE TABLE own.before ()")
     await connection.execute(harm)
@@ -428,7 +430,7 @@ async def test_ddl_succeeds_whatever_became_of_the_table(connection: Connection,
     await connection.execute(queries.remove())
 
 
-async def test_serializable_transactions_do_not_fail_because_of_it(database: str, connection: Connection) -> None:
+async def test_the_event_triggers_cause_no_serialization_failures(database: str, connection: Connection) -> None:
     await install_database(connection, allowed=True)
     await connection.execute("CREATE SCHEMA a; CREATE SCHEMA b")
     other = await asyncpg.connect(database)
@@ -443,7 +445,7 @@ async def test_serializable_transactions_do_not_fail_because_of_it(database: str
         await other.close()
 
 
-async def test_where_transactions_can_be_prepared_ddl_can_too(servers: Servers) -> None:
+async def test_a_transaction_with_ddl_can_still_be_prepared(servers: Servers) -> None:
     async with (
         servers.run(settings={"max_prepared_transactions": "5"}) as server,
         connect(Endpoint(server.dsn()), "test") as connection,
@@ -455,7 +457,7 @@ async def test_where_transactions_can_be_prepared_ddl_can_too(servers: Servers) 
         assert await connection.fetchval("SELECT count(*) FROM pgrole.ddl_event WHERE identity = 'public.t'") == 1
 
 
-async def test_after_a_crash_the_events_are_gone_and_the_rest_is_not(own_postgres: PostgresServer) -> None:
+async def test_a_crash_loses_the_events_and_nothing_else(own_postgres: PostgresServer) -> None:
     async with connect(Endpoint(own_postgres.dsn()), "test") as connection:
         await install_database(connection, allowed=True)
         await connection.execute("CREATE TABLE public.t (); SELECT pgrole.store_applied(10, 'postgres', 'u', 'd')")
@@ -481,7 +483,7 @@ async def test_events_are_pruned_by_age_and_by_number(connection: Connection) ->
     assert await read(connection, "SELECT identity FROM pgrole.ddl_event") == ["public.t3", "public.t4"]
 
 
-async def test_a_handled_approval_outlasts_what_is_applied_later(connection: Connection) -> None:
+async def test_a_handled_approval_is_kept_by_later_applies(connection: Connection) -> None:
     await install_database(connection, allowed=True)
     handled = "SELECT approve_handled FROM pgrole.applied"
     await connection.execute(
@@ -493,7 +495,7 @@ async def test_a_handled_approval_outlasts_what_is_applied_later(connection: Con
     assert await connection.fetchval(handled) == "first"
 
 
-async def test_what_was_applied_counts_the_drifts_of_one_role_and_one_object(connection: Connection) -> None:
+async def test_drifts_are_counted_per_role_and_object(connection: Connection) -> None:
     await install_database(connection, allowed=True)
     await connection.execute(
         "SELECT pgrole.store_applied(10, 'postgres', 'u', 'one');"
@@ -526,7 +528,7 @@ async def record(connection: Connection, drifts: str) -> None:
     await connection.execute("SELECT pgrole.record_drifts($1::text::jsonb)", drifts)
 
 
-async def test_equal_drifts_of_a_minute_are_one_row(connection: Connection) -> None:
+async def test_equal_drifts_within_a_minute_share_one_row(connection: Connection) -> None:
     await install_database(connection, allowed=True)
     for columns in (
         {},
@@ -542,7 +544,7 @@ async def test_equal_drifts_of_a_minute_are_one_row(connection: Connection) -> N
     assert [row["count"] for row in counts] == [5, 1, 1, 1, 1]
 
 
-async def test_a_row_of_the_history_is_bounded(connection: Connection) -> None:
+async def test_the_size_of_a_history_row_is_bounded(connection: Connection) -> None:
     await install_database(connection, allowed=True)
     long = "é" * 100_000
     texts = ("role", "database", "login", "acting", "application", "address", "statement", "proof", "cluster")
@@ -553,7 +555,7 @@ async def test_a_row_of_the_history_is_bounded(connection: Connection) -> None:
         await connection.execute("UPDATE pgrole.drift_history SET details = to_jsonb(repeat(md5(''), 100))")
 
 
-async def test_the_history_is_copied_to_the_home_once_however_often_it_is_tried(
+async def test_the_history_is_copied_to_the_home_database_once_despite_retries(
     connection: Connection, database: str, postgres_server: PostgresServer
 ) -> None:
     await install_database(connection, allowed=True)
@@ -582,7 +584,7 @@ async def test_the_history_is_copied_to_the_home_once_however_often_it_is_tried(
         await connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
-async def test_the_history_is_pruned_by_age_and_by_number_and_no_relation_comes_or_goes(connection: Connection) -> None:
+async def test_the_history_is_pruned_by_age_and_number_without_changing_relations(connection: Connection) -> None:
     await install_database(connection, allowed=True)
     for month in range(1, 13):
         await record(connection, drift(at=f"2026-{month:02}-10T00:00:00Z", fields=[str(month)]))
@@ -612,16 +614,14 @@ async def test_removal_leaves_nothing(connection: Connection) -> None:
     assert await read(connection, CATALOGS) == before
 
 
-async def test_removal_leaves_a_schema_of_that_name_that_others_made(
-    connection: Connection, tenant: Connection
-) -> None:
+async def test_removal_keeps_a_schema_pgrole_of_another_role(connection: Connection, tenant: Connection) -> None:
     await tenant.execute("CREATE SCHEMA pgrole; CREATE TABLE pgrole.theirs ()")
     before = await read(connection, CATALOGS)
     await connection.execute(queries.remove())
     assert await read(connection, CATALOGS) == before
 
 
-async def test_a_change_of_a_database_is_announced_with_its_name(database: str, connection: Connection) -> None:
+async def test_a_change_of_a_database_is_notified_with_its_name(database: str, connection: Connection) -> None:
     await schema.install(connection)
     await connection.execute("SELECT pgrole.observe()")
     name = await connection.fetchval("SELECT current_database()")
@@ -646,7 +646,7 @@ async def test_a_change_of_a_database_is_announced_with_its_name(database: str, 
     assert await connection.fetch(rows) == before
 
 
-async def test_after_the_removal_a_dump_is_restored_by_a_role_without_superuser(
+async def test_after_removal_a_role_without_superuser_can_restore_a_dump(
     postgres_server: PostgresServer, connection: Connection, database: str
 ) -> None:
     await install_database(connection, allowed=True)

@@ -1,4 +1,4 @@
-"""controller.database_worker with a real database: it keeps what published roles declare, whatever others do."""
+"""controller.database_worker with a real database: it enforces what published roles declare, whatever others do."""
 
 import json
 import threading
@@ -12,23 +12,23 @@ import asyncpg
 import pytest
 
 from pgrole_controller import metrics
-from pgrole_controller.controller import (
+from pgrole_controller.controller.privileges import (
     database_worker,
     large_rounds,
     privilege_attribution,
     privilege_memory,
     privilege_round,
 )
-from pgrole_controller.controller.database_worker import DatabaseWorker
-from pgrole_controller.controller.grantees import Grantees
+from pgrole_controller.controller.privileges.database_worker import DatabaseWorker
+from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.core import contest as contests
-from pgrole_controller.core.acl import ObjectKind
-from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.approval import read_approval
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.grantee import (
+from pgrole_controller.core.privileges.acl import ObjectKind
+from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.privileges.grantee import (
     Access,
     DatabasePrivileges,
     Grantee,
@@ -36,15 +36,15 @@ from pgrole_controller.core.grantee import (
     PrivilegeRule,
     SchemaAccess,
 )
-from pgrole_controller.core.privilege_news import combine_drifts
-from pgrole_controller.core.privilege_reach import PrivilegeReach
-from pgrole_controller.core.privilege_result import Evidence, News
+from pgrole_controller.core.privileges.privilege_news import combine_drifts
+from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
+from pgrole_controller.core.privileges.privilege_result import Evidence, News
 from pgrole_controller.local.process import reached
-from pgrole_controller.postgres import acl_attribution
 from pgrole_controller.postgres.connection import Endpoint, connect
-from pgrole_controller.postgres.database_session import LONGEST_PAUSE_SECONDS, DatabaseSession
-from pgrole_controller.postgres.ddl_events import EventReader, Look, Scope, UnexplainedWrites
 from pgrole_controller.postgres.held_databases import HeldQuestion, read_unheld
+from pgrole_controller.postgres.privileges import acl_attribution
+from pgrole_controller.postgres.privileges.database_session import LONGEST_PAUSE_SECONDS, DatabaseSession
+from pgrole_controller.postgres.privileges.ddl_events import EventReader, Look, Scope, UnexplainedWrites
 from tests.integration.database_world import DEADLINE, KEY, POLICY, READ, SERVER, WRITE, DatabaseWorkerWorld, make_world
 from tests.servers import Servers
 
@@ -62,7 +62,7 @@ def note_sessions(monkeypatch: pytest.MonkeyPatch) -> list[DatabaseSession]:
     return sessions
 
 
-async def test_grants_what_is_declared_and_nothing_else(world: DatabaseWorkerWorld) -> None:
+async def test_the_worker_grants_exactly_the_declared_privileges(world: DatabaseWorkerWorld) -> None:
     await world.hand.execute(f"GRANT DELETE ON app.items TO {world.role}")
     world.declare(READ)
     async with world.working() as worker:
@@ -74,7 +74,7 @@ async def test_grants_what_is_declared_and_nothing_else(world: DatabaseWorkerWor
     assert not await world.may("DELETE", "app.items")
 
 
-async def test_corrects_a_grant_and_names_who_made_it(world: DatabaseWorkerWorld) -> None:
+async def test_the_worker_revokes_a_grant_and_names_its_author(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -104,7 +104,7 @@ async def test_corrects_a_grant_and_names_who_made_it(world: DatabaseWorkerWorld
 
 
 def note_decisions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The roles decided about from now on, in order."""
+    """Returns a list to which every later decision adds its role."""
     decided: list[str] = []
 
     def decide(grantee: Grantee, *arguments: Any, **options: Any) -> PrivilegeDecision:
@@ -115,7 +115,7 @@ def note_decisions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return decided
 
 
-async def test_a_change_is_decided_about_for_the_roles_that_it_concerns_alone(
+async def test_a_change_is_decided_only_for_the_roles_that_it_concerns(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.declare(READ)
@@ -134,7 +134,7 @@ async def find_nothing(_writes: UnexplainedWrites) -> Look:
     return Look()
 
 
-async def test_more_changes_than_memory_is_meant_for_are_made_role_after_role(
+async def test_a_large_number_of_changes_is_applied_role_by_role(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
@@ -146,7 +146,7 @@ async def test_more_changes_than_memory_is_meant_for_are_made_role_after_role(
         await world.wait_settled()
         await world.wait_may("SELECT", "app.items", role=other)
         assert decided[0] != decided[-1]
-        assert decided == sorted(decided, key=decided.index), "a role was decided about before the former one was done"
+        assert decided == sorted(decided, key=decided.index), "a role was decided before the previous one was done"
         await world.hand.execute("CREATE TABLE app.one (); CREATE TABLE app.two (); CREATE TABLE app.three ()")
         for role in (world.role, other):
             await world.wait_may("SELECT", "app.three", role=role)
@@ -162,7 +162,7 @@ async def test_more_changes_than_memory_is_meant_for_are_made_role_after_role(
 
 
 def note_threads(monkeypatch: pytest.MonkeyPatch, *functions: tuple[ModuleType, str]) -> list[threading.Thread]:
-    """The list to which every later call of these functions adds its thread."""
+    """Returns a list to which every later call of these functions adds its thread."""
     threads: list[threading.Thread] = []
 
     def noting(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -177,7 +177,7 @@ def note_threads(monkeypatch: pytest.MonkeyPatch, *functions: tuple[ModuleType, 
     return threads
 
 
-async def test_a_thread_decides_about_many_objects_and_the_loop_serves_others(
+async def test_decisions_about_many_objects_run_in_a_thread(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = note_threads(monkeypatch, (privilege_round, "decide_privileges"))
@@ -192,7 +192,7 @@ async def test_a_thread_decides_about_many_objects_and_the_loop_serves_others(
     assert threading.main_thread() not in threads
 
 
-async def test_a_thread_compares_many_columns_of_one_table(
+async def test_comparisons_of_many_columns_of_one_table_run_in_a_thread(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     columns = [f"c{number}" for number in range(large_rounds.MANY_COMPARISONS // 4 + 1)]
@@ -223,8 +223,8 @@ async def test_a_thread_compares_many_columns_of_one_table(
         "GRANT UPDATE (id) ON app.orders TO {role}",
     ],
 )
-async def test_a_grant_is_noticed_however_it_is_written(world: DatabaseWorkerWorld, statement: str) -> None:
-    """The event has the first 1,000 characters of its text, which only suggests where to look."""
+async def test_a_grant_is_detected_however_it_is_written(world: DatabaseWorkerWorld, statement: str) -> None:
+    """An event has the first 1,000 characters of its statement, which only suggest where to look."""
     await world.hand.execute('CREATE TABLE app."Ärger" (id int)')
     world.declare(READ)
     held = (
@@ -242,7 +242,7 @@ async def test_a_grant_is_noticed_however_it_is_written(world: DatabaseWorkerWor
         assert await reached(is_revoked, DEADLINE)
 
 
-async def test_columns_are_revoked_with_their_table(world: DatabaseWorkerWorld) -> None:
+async def test_column_privileges_are_revoked_with_those_on_the_table(world: DatabaseWorkerWorld) -> None:
     world.declare()
     held = "SELECT count(*) FROM pg_attribute AS a WHERE a.attacl::text LIKE '%' || $1 || '%'"
 
@@ -264,10 +264,8 @@ async def test_columns_are_revoked_with_their_table(world: DatabaseWorkerWorld) 
 @pytest.mark.parametrize(
     "statement", ["{0} /**/", 'REVOKE SELECT ("größe") ON app.people FROM {1}', "DO $$ BEGIN {0}; END $$"]
 )
-async def test_a_column_that_is_revoked_from_its_last_grantee_is_noticed(
-    world: DatabaseWorkerWorld, statement: str
-) -> None:
-    """Only the column's row tells it, since the table's is not written."""
+async def test_revoking_a_column_from_its_last_grantee_is_detected(world: DatabaseWorkerWorld, statement: str) -> None:
+    """Only the column's row shows it, since the table's row is not written."""
     await world.hand.execute('CREATE TABLE app.people (id int, "größe" int)')
     columns = ObjectPrivileges(ObjectKind.TABLE, "app", ("people",), frozenset({"SELECT"}), ("id", "größe"))
     declared = DatabasePrivileges(world.database, objects=(columns,))
@@ -289,14 +287,16 @@ async def test_a_column_that_is_revoked_from_its_last_grantee_is_noticed(
 @pytest.mark.parametrize(
     "statement", ["ALTER TABLE app.bills OWNER TO {role}", "ALTER TABLE app.bills SET SCHEMA {schema}"]
 )
-async def test_the_sequences_of_a_table_follow_it(world: DatabaseWorkerWorld, statement: str) -> None:
-    """ALTER TABLE has an event about the table alone."""
+async def test_moving_a_table_to_another_owner_or_schema_updates_its_sequences_privileges(
+    world: DatabaseWorkerWorld, statement: str
+) -> None:
+    """ALTER TABLE causes an event for the table only."""
     hand, schema = world.hand, f"{world.role}_away"
     await hand.execute(f"CREATE SCHEMA {schema}")
     await hand.execute("CREATE TABLE app.bills (id serial, n int GENERATED ALWAYS AS IDENTITY)")
     if "OWNER" in statement:
         await hand.execute(f"ALTER TABLE app.bills OWNER TO {world.role}")
-        statement = "ALTER TABLE app.bills OWNER TO postgres"  # with the ownership goes the right to use them
+        statement = "ALTER TABLE app.bills OWNER TO postgres"  # a former owner loses its implicit privileges
         wanted = SchemaAccess("app", frozenset({Access.WRITE}))
     else:
         wanted = SchemaAccess(schema, frozenset({Access.WRITE}))
@@ -317,7 +317,7 @@ async def test_the_sequences_of_a_table_follow_it(world: DatabaseWorkerWorld, st
 
 
 @pytest.mark.parametrize("comment", ["", "/**/"])
-async def test_a_grant_is_noticed_though_an_older_transaction_wrote_the_row_since(
+async def test_a_grant_is_detected_even_if_an_older_transaction_wrote_the_row_later(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, comment: str
 ) -> None:
     sessions = note_sessions(monkeypatch)
@@ -335,10 +335,10 @@ async def test_a_grant_is_noticed_though_an_older_transaction_wrote_the_row_sinc
         await older.close()
 
 
-async def test_a_read_of_what_is_recent_has_the_database_itself_if_it_is_asked_for(
+async def test_a_recent_read_includes_the_database_itself_only_on_request(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No event tells of GRANT ON DATABASE: the home database's worker does."""
+    """GRANT ON DATABASE causes no event. The home database's worker reports it."""
     sessions = note_sessions(monkeypatch)
     world.declare(READ)
     async with world.working():
@@ -353,7 +353,7 @@ async def test_a_read_of_what_is_recent_has_the_database_itself_if_it_is_asked_f
             assert any(one.object.kind is ObjectKind.DATABASE for one in observed.acls) is found
 
 
-async def test_what_a_foreign_event_trigger_grants_within_a_grant_is_noticed(world: DatabaseWorkerWorld) -> None:
+async def test_a_grant_by_a_foreign_event_trigger_within_a_grant_is_detected(world: DatabaseWorkerWorld) -> None:
     await world.hand.execute(
         f"""
         CREATE FUNCTION app.more() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -372,7 +372,7 @@ async def test_what_a_foreign_event_trigger_grants_within_a_grant_is_noticed(wor
         await world.wait_may("DELETE", "app.orders", expected=False)
 
 
-async def test_what_the_first_repair_needs_is_planned_before_it(
+async def test_the_query_of_the_first_repair_is_planned_in_advance(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sessions = note_sessions(monkeypatch)
@@ -388,7 +388,7 @@ async def test_what_the_first_repair_needs_is_planned_before_it(
         assert await reached(is_planned, DEADLINE)
 
 
-async def test_extends_to_new_tables_of_any_creator(world: DatabaseWorkerWorld) -> None:
+async def test_privileges_extend_to_new_tables_of_any_creator(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -414,7 +414,7 @@ async def test_extends_to_new_tables_of_any_creator(world: DatabaseWorkerWorld) 
     assert world.result.drift_count == 0
 
 
-async def test_what_is_revoked_on_a_table_that_was_new_before_is_drift(world: DatabaseWorkerWorld) -> None:
+async def test_a_revoke_on_a_recently_created_table_is_drift(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -429,7 +429,9 @@ def failed_sessions() -> float:
     return metrics.REGISTRY.get_sample_value("pgrole_database_session_failures_total", {"server": SERVER}) or 0.0
 
 
-async def test_finds_what_is_hidden_in_a_do_block(world: DatabaseWorkerWorld, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_grant_hidden_in_a_do_block_is_corrected_in_the_same_session(
+    world: DatabaseWorkerWorld, caplog: pytest.LogCaptureFixture
+) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -445,7 +447,7 @@ async def test_finds_what_is_hidden_in_a_do_block(world: DatabaseWorkerWorld, ca
     assert "no session with a database" not in caplog.text  # a new session reads everything
 
 
-async def test_two_transactions_that_commit_out_of_order(world: DatabaseWorkerWorld) -> None:
+async def test_grants_that_commit_out_of_order_are_both_corrected(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     other = await asyncpg.connect(world.server.dsn(database=world.database))
     async with world.working():
@@ -462,7 +464,7 @@ async def test_two_transactions_that_commit_out_of_order(world: DatabaseWorkerWo
     await other.close()
 
 
-async def test_a_transaction_whose_list_is_cut(world: DatabaseWorkerWorld) -> None:
+async def test_a_transaction_with_more_events_than_recorded_is_corrected_completely(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -485,7 +487,7 @@ async def test_a_transaction_whose_list_is_cut(world: DatabaseWorkerWorld) -> No
         )
 
 
-async def test_a_changed_declaration_is_no_drift_and_is_confirmed(world: DatabaseWorkerWorld) -> None:
+async def test_a_changed_declaration_is_not_drift_and_is_confirmed(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -504,7 +506,7 @@ async def test_a_changed_declaration_is_no_drift_and_is_confirmed(world: Databas
         assert result.drift_count == 0
 
 
-async def test_the_connection_is_lost_at_the_moment_of_the_grant(world: DatabaseWorkerWorld) -> None:
+async def test_a_grant_made_as_the_connection_is_lost_is_corrected_and_attributed(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -521,7 +523,7 @@ async def test_the_connection_is_lost_at_the_moment_of_the_grant(world: Database
     assert result.last_drift.by.login == "postgres"
 
 
-async def test_the_database_is_dropped_and_created_again(world: DatabaseWorkerWorld) -> None:
+async def test_a_database_that_is_dropped_and_created_again_gets_its_privileges(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working() as worker:
         await world.wait_settled()
@@ -539,7 +541,7 @@ async def test_the_database_is_dropped_and_created_again(world: DatabaseWorkerWo
         assert await world.may("SELECT", "app.orders")
 
 
-async def test_polls_where_nothing_may_be_installed(world: DatabaseWorkerWorld) -> None:
+async def test_the_worker_polls_where_it_may_not_install(world: DatabaseWorkerWorld) -> None:
     world.config = replace(
         world.config,
         may_install=False,
@@ -579,7 +581,7 @@ async def test_a_long_round_does_not_delay_the_next_poll(
         assert anyio.current_time() - began < LONGEST_PAUSE_SECONDS / 2
 
 
-async def test_suspended_and_report_only(world: DatabaseWorkerWorld) -> None:
+async def test_drift_is_not_corrected_while_suspended_or_report_only(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working() as worker:
         await world.wait_settled()
@@ -601,7 +603,7 @@ async def test_suspended_and_report_only(world: DatabaseWorkerWorld) -> None:
         assert await world.may("UPDATE", "app.orders")
 
 
-async def test_objects_that_came_while_a_role_was_suspended_or_ignored_are_no_drift(
+async def test_objects_created_while_a_role_was_suspended_or_ignored_are_not_drift(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sessions = note_sessions(monkeypatch)
@@ -609,7 +611,7 @@ async def test_objects_that_came_while_a_role_was_suspended_or_ignored_are_no_dr
     async with world.working():
         await world.wait_settled()
         for number, resting in enumerate((replace(plain, suspended=True), replace(plain, ignored=True))):
-            async with sessions[0].lock:  # a round that has begun ends as it began
+            async with sessions[0].lock:  # no round is running
                 world.grantees.publish(SERVER, resting)
             other = world.declare_other(READ)
             await world.hand.execute(f"CREATE TABLE app.meanwhile{number} (id int)")
@@ -621,7 +623,7 @@ async def test_objects_that_came_while_a_role_was_suspended_or_ignored_are_no_dr
     assert result.reported == ()
 
 
-async def test_objects_that_came_while_a_role_was_suspended_at_a_restart_are_no_drift(
+async def test_objects_created_before_a_restart_and_while_suspended_are_not_drift(
     world: DatabaseWorkerWorld,
 ) -> None:
     plain = world.declare(READ, report_only=True)
@@ -642,7 +644,7 @@ async def test_objects_that_came_while_a_role_was_suspended_at_a_restart_are_no_
     assert result.reported == ()
 
 
-async def test_a_new_table_is_granted_beside_a_reported_drift_that_stays(world: DatabaseWorkerWorld) -> None:
+async def test_a_new_table_is_granted_while_a_reported_drift_stays(world: DatabaseWorkerWorld) -> None:
     world.declare(READ, report_only=True)
     async with world.working():
         await world.wait_settled()
@@ -664,7 +666,7 @@ async def test_a_new_table_is_granted_beside_a_reported_drift_that_stays(world: 
     assert News.DRIFT_CORRECTED not in {reason for reason, _ in told}
 
 
-async def test_a_new_table_is_no_drift_for_a_role_that_waits_for_something_else(world: DatabaseWorkerWorld) -> None:
+async def test_a_new_table_is_not_drift_for_a_role_that_waits_for_something_else(world: DatabaseWorkerWorld) -> None:
     world.declare_other(READ)
     world.declare(READ, SchemaAccess("absent", frozenset({Access.READ})), report_only=True)
     async with world.working():
@@ -675,7 +677,7 @@ async def test_a_new_table_is_no_drift_for_a_role_that_waits_for_something_else(
         assert world.result.reported == ()
 
 
-async def test_a_missing_routine_is_named_with_those_of_its_name(world: DatabaseWorkerWorld) -> None:
+async def test_a_missing_routine_is_reported_with_the_routines_of_that_name(world: DatabaseWorkerWorld) -> None:
     await world.hand.execute("CREATE FUNCTION app.close(bigint, app.items) RETURNS int LANGUAGE sql RETURN 1")
     routine = ObjectPrivileges(ObjectKind.ROUTINE, "app", ("close(bigint)",), frozenset({"EXECUTE"}))
     declared = DatabasePrivileges(world.database, objects=(routine,))
@@ -687,7 +689,7 @@ async def test_a_missing_routine_is_named_with_those_of_its_name(world: Database
 
 
 def note_scopes(monkeypatch: pytest.MonkeyPatch) -> list[Scope]:
-    """The list to which every later read adds its scope."""
+    """Returns a list to which every later read adds its scope."""
     scopes: list[Scope] = []
     read = DatabaseSession.read
 
@@ -700,7 +702,7 @@ def note_scopes(monkeypatch: pytest.MonkeyPatch) -> list[Scope]:
 
 
 @pytest.mark.parametrize("cause", ["reported", "failed", "contested"])
-async def test_a_role_that_is_not_as_declared_makes_changes_of_something_else_expensive_only_now_and_then(
+async def test_a_role_that_is_not_as_declared_causes_no_full_read_for_unrelated_changes(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
     monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
@@ -745,7 +747,7 @@ async def test_a_role_that_is_not_as_declared_makes_changes_of_something_else_ex
     await other.close()
 
 
-async def test_what_is_dropped_is_read_only_for_roles_whose_declaration_may_wait_for_it_now(
+async def test_a_drop_causes_a_full_read_only_if_a_declaration_may_now_wait_for_the_object(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
@@ -769,7 +771,7 @@ async def test_what_is_dropped_is_read_only_for_roles_whose_declaration_may_wait
         await world.wait(lambda result: result.error is not None and "app.items" in result.error.message)
 
 
-async def test_a_role_that_waits_makes_no_change_of_something_else_expensive(
+async def test_a_waiting_role_causes_no_full_read_for_unrelated_changes(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database_worker, "_RETRY", Backoff(3600.0, 3600.0))
@@ -793,14 +795,14 @@ async def test_a_role_that_waits_makes_no_change_of_something_else_expensive(
         assert Scope.FULL not in scopes
         await world.hand.execute("CREATE SCHEMA absent")
         await world.wait(lambda result: result.error is not None and "absent" not in result.error.message)
-        # What it waits for comes with its privileges: there is nothing to grant, but something to report.
+        # The awaited table appears with its privileges: nothing is left to grant, but the result changes.
         async with world.hand.transaction():
             await world.hand.execute("CREATE TABLE app.later (id int)")
             await world.hand.execute(f"GRANT SELECT ON app.later TO {world.role}")
         await world.wait_settled()
 
 
-async def test_a_declared_column_that_is_added_and_a_table_whose_owner_changes_are_no_drift(
+async def test_adding_a_declared_column_and_changing_a_tables_owner_are_not_drift(
     world: DatabaseWorkerWorld,
 ) -> None:
     column = ObjectPrivileges(ObjectKind.TABLE, "app", ("orders",), frozenset({"UPDATE"}), ("note",))
@@ -823,7 +825,9 @@ async def test_a_declared_column_that_is_added_and_a_table_whose_owner_changes_a
 
 
 @pytest.mark.parametrize("restarted", ["", "while denied", "meanwhile"])
-async def test_what_policy_denied_and_later_allows_is_no_drift(world: DatabaseWorkerWorld, restarted: str) -> None:
+async def test_a_privilege_that_policy_denied_and_later_allows_is_not_drift(
+    world: DatabaseWorkerWorld, restarted: str
+) -> None:
     await world.hand.execute("CREATE SCHEMA b; CREATE TABLE b.denied (id int)")
     declared = world.declare(READ, SchemaAccess("b", frozenset({Access.READ})), report_only=True)
     denied = replace(declared, policy=replace(POLICY, rules=(PrivilegeRule(schemas=("app",)),)))
@@ -860,7 +864,7 @@ async def test_what_policy_denied_and_later_allows_is_no_drift(world: DatabaseWo
     assert await world.hand.fetchval(query, world.oid) == declared.digest_of(world.database)
 
 
-async def test_a_denied_privilege_whose_grant_fails_at_first_is_no_drift(world: DatabaseWorkerWorld) -> None:
+async def test_a_denied_privilege_whose_grant_fails_at_first_is_not_drift(world: DatabaseWorkerWorld) -> None:
     declared = world.declare(READ, report_only=True)
     world.grantees.publish(SERVER, replace(declared, policy=replace(POLICY, rules=())))
     async with world.working() as worker:
@@ -876,7 +880,9 @@ async def test_a_denied_privilege_whose_grant_fails_at_first_is_no_drift(world: 
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-async def test_ignored_privileges_that_wait_are_granted_once(world: DatabaseWorkerWorld, restarted: bool) -> None:
+async def test_a_waiting_privilege_of_an_ignored_role_is_granted_once(
+    world: DatabaseWorkerWorld, restarted: bool
+) -> None:
     later = SchemaAccess("later", frozenset({Access.READ}))
     plain = replace(world.declare(READ, later), ignored=True)
     world.grantees.publish(SERVER, plain)
@@ -912,7 +918,7 @@ async def test_ignored_privileges_that_wait_are_granted_once(world: DatabaseWork
     assert (world.result.drift_count, world.result.reported) == (0, ())
 
 
-async def test_what_something_else_sets_back_again_and_again_is_slowed_down(world: DatabaseWorkerWorld) -> None:
+async def test_a_repair_that_something_keeps_undoing_is_delayed_and_others_are_not(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -930,7 +936,7 @@ async def test_what_something_else_sets_back_again_and_again_is_slowed_down(worl
 
 
 async def contest(world: DatabaseWorkerWorld) -> None:
-    """Sets the same back until the repair is held back."""
+    """Undoes the same repair until the worker holds it back."""
     for _ in range(5):
         count = world.result.drift_count if world.result else 0
         await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
@@ -939,7 +945,7 @@ async def contest(world: DatabaseWorkerWorld) -> None:
     await world.wait(lambda result: result.error is not None and result.error.reason is Reason.CONTESTED)
 
 
-async def test_a_spec_that_changes_in_anything_ends_a_contest(world: DatabaseWorkerWorld) -> None:
+async def test_any_change_of_the_spec_ends_a_contest(world: DatabaseWorkerWorld) -> None:
     plain = world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -971,7 +977,7 @@ async def test_a_spec_that_changes_in_anything_ends_a_contest(world: DatabaseWor
         ),
     ],
 )
-async def test_who_sets_back_again_and_again_slows_down_only_what_is_granted_in_its_name(
+async def test_a_contest_delays_only_repairs_with_the_same_grantor(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, again: str, other: str, held: str
 ) -> None:
     monkeypatch.setattr(contests, "FIRST_DELAY", 600.0)
@@ -1000,7 +1006,7 @@ async def test_who_sets_back_again_and_again_slows_down_only_what_is_granted_in_
     await world.hand.execute("DROP OWNED BY {one}, {two}; DROP ROLE {one}, {two}".format(**names))
 
 
-async def test_ticks_where_a_notification_would_break_prepared_transactions(servers: Servers) -> None:
+async def test_the_worker_needs_no_notification_where_transactions_can_be_prepared(servers: Servers) -> None:
     async with servers.run({"max_prepared_transactions": "5"}) as own, make_world(own) as world:
         world.declare(READ)
         async with world.working() as worker:
@@ -1012,7 +1018,7 @@ async def test_ticks_where_a_notification_would_break_prepared_transactions(serv
             await world.wait(lambda result: result.drift_count == 1)
 
 
-async def test_report_only_holds_for_changes_that_an_event_names(world: DatabaseWorkerWorld) -> None:
+async def test_report_only_applies_to_changes_that_an_event_names(world: DatabaseWorkerWorld) -> None:
     world.declare(READ, report_only=True)
     async with world.working():
         await world.wait_settled()
@@ -1023,7 +1029,7 @@ async def test_report_only_holds_for_changes_that_an_event_names(world: Database
         await world.wait(lambda result: not result.reported)
 
 
-async def test_an_approved_drift_is_corrected_once_and_another_worker_does_not_act_on_it_again(
+async def test_an_approval_corrects_a_drift_once_and_the_next_worker_does_not_reuse_it(
     world: DatabaseWorkerWorld,
 ) -> None:
     plain = world.declare(READ, report_only=True)
@@ -1056,7 +1062,7 @@ async def test_an_approved_drift_is_corrected_once_and_another_worker_does_not_a
         await world.wait_may("DELETE", "app.orders", expected=False)
 
 
-async def test_an_approval_of_another_drift_is_told_and_corrects_nothing(world: DatabaseWorkerWorld) -> None:
+async def test_an_approval_of_another_drift_is_reported_and_corrects_nothing(world: DatabaseWorkerWorld) -> None:
     plain = world.declare(READ, report_only=True)
     async with world.working():
         await world.wait_settled()
@@ -1072,7 +1078,7 @@ async def test_an_approval_of_another_drift_is_told_and_corrects_nothing(world: 
         assert await world.may("UPDATE", "app.orders")
 
 
-async def test_an_approval_is_spent_if_only_a_part_of_the_drift_could_be_corrected(world: DatabaseWorkerWorld) -> None:
+async def test_an_approval_is_spent_even_if_only_part_of_the_drift_was_corrected(world: DatabaseWorkerWorld) -> None:
     plain = world.declare(READ, report_only=True)
     async with world.working():
         await world.wait_settled()
@@ -1106,7 +1112,7 @@ async def test_a_privilege_that_cannot_be_declared_is_reported_with_the_reason(w
     assert note.endswith("not corrected, since no PgRole can declare it: revoke it if it is not wanted")
 
 
-async def test_a_reported_drift_is_recorded_once_also_after_a_restart(world: DatabaseWorkerWorld) -> None:
+async def test_a_reported_drift_is_recorded_once_even_after_a_restart(world: DatabaseWorkerWorld) -> None:
     world.declare(READ, report_only=True)
     look = "SELECT fields, details ->> 'words', corrected, count FROM pgrole.history"
     expected = [(["privileges"], '["UPDATE on table app.orders was granted"]', False, 1)]
@@ -1134,7 +1140,7 @@ async def test_a_reported_drift_is_recorded_once_also_after_a_restart(world: Dat
         assert await is_recorded()
 
 
-async def test_default_privileges_of_a_creator_are_kept(world: DatabaseWorkerWorld) -> None:
+async def test_drift_of_default_privileges_is_corrected(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -1143,7 +1149,7 @@ async def test_default_privileges_of_a_creator_are_kept(world: DatabaseWorkerWor
         assert not await world.hand.fetchval("SELECT count(*) FROM pg_default_acl")
 
 
-async def test_what_is_installed_is_installed_again_with_the_next_session(world: DatabaseWorkerWorld) -> None:
+async def test_the_next_session_installs_a_dropped_schema_again(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -1165,7 +1171,7 @@ async def as_alice(world: DatabaseWorkerWorld, statement: str) -> None:
 
 
 @pytest.mark.parametrize("report_only", [False, True])
-async def test_what_was_revoked_while_no_controller_ran_is_drift_and_new_objects_are_not(
+async def test_revokes_while_no_controller_ran_are_drift_and_new_objects_are_not(
     world: DatabaseWorkerWorld, report_only: bool
 ) -> None:
     await world.hand.execute("CREATE SEQUENCE app.numbers; CREATE VIEW app.shown AS SELECT 1 AS one")
@@ -1200,7 +1206,7 @@ async def test_what_was_revoked_while_no_controller_ran_is_drift_and_new_objects
     assert await world.may("SELECT", "app.orders") is not report_only
 
 
-async def test_drift_that_is_only_reported_has_its_author(world: DatabaseWorkerWorld) -> None:
+async def test_reported_drift_is_attributed(world: DatabaseWorkerWorld) -> None:
     world.declare(READ, report_only=True)
     async with world.working():
         await world.wait_settled()
@@ -1221,7 +1227,7 @@ async def test_drift_that_is_only_reported_has_its_author(world: DatabaseWorkerW
     assert await world.hand.fetchval("SELECT login FROM pgrole.history") == world.alice
 
 
-async def test_default_privileges_are_attributed(world: DatabaseWorkerWorld) -> None:
+async def test_drift_of_default_privileges_is_attributed(world: DatabaseWorkerWorld) -> None:
     creator = f"{world.database}_creator"
     await world.home.execute(f"CREATE ROLE {creator}")
     declared = replace(DatabasePrivileges(world.database, schemas=(READ,)), created_by=(creator,))
@@ -1235,7 +1241,7 @@ async def test_default_privileges_are_attributed(world: DatabaseWorkerWorld) -> 
         granted = await world.wait(lambda result: result.drift_count == 1)
         assert granted.last_drift is not None
         assert (granted.last_drift.by.login, granted.last_drift.by.proof) == (world.alice, Evidence.TRANSACTION)
-        # the row is gone: only the last event that fits is known
+        # the row was deleted: only the last matching event is known
         await as_alice(world, f"{change} REVOKE SELECT ON TABLES FROM {world.role}")
         revoked = await world.wait(lambda result: result.drift_count == 2)
         assert revoked.last_drift is not None
@@ -1277,7 +1283,7 @@ async def test_two_people_in_one_round_are_both_named(world: DatabaseWorkerWorld
     ],
 )
 @pytest.mark.parametrize("live", [False, True])
-async def test_who_wrote_a_row_again_is_not_blamed_for_what_another_granted(
+async def test_a_later_writer_of_a_row_is_not_blamed_for_anothers_grant(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, later: str, live: bool
 ) -> None:
     sessions = note_sessions(monkeypatch)
@@ -1306,12 +1312,12 @@ async def test_who_wrote_a_row_again_is_not_blamed_for_what_another_granted(
     assert result is not None
     assert result.last_drift is not None
     by = result.last_drift.by
-    # his GRANT on a column leaves hers in the table's row, which proves it
+    # bob's GRANT on a column leaves alice's transaction in the table's row, which proves hers
     assert (by.login, by.proof) == (world.alice, Evidence.TRANSACTION if "(id)" in later else Evidence.SESSION)
     await world.hand.execute(f"DROP OWNED BY {bob}; DROP ROLE {bob}")
 
 
-async def test_what_was_corrected_is_recorded_though_something_else_of_the_role_fails(
+async def test_a_correction_is_recorded_even_if_another_repair_of_the_role_fails(
     world: DatabaseWorkerWorld,
 ) -> None:
     await world.hand.execute("CREATE TABLE app.held ()")
@@ -1342,7 +1348,7 @@ async def test_what_was_corrected_is_recorded_though_something_else_of_the_role_
     await holder.close()
 
 
-async def test_drift_is_corrected_though_nobody_answers_who_caused_it(
+async def test_drift_is_corrected_even_if_attribution_times_out(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sessions = note_sessions(monkeypatch)
@@ -1388,7 +1394,7 @@ async def test_the_last_drift_is_still_reported_after_a_restart(world: DatabaseW
         "ALTER DEFAULT PRIVILEGES IN SCHEMA app GRANT SELECT ON TABLES TO {role}",
     ],
 )
-async def test_the_home_database_knows_where_a_role_has_privileges(world: DatabaseWorkerWorld, statement: str) -> None:
+async def test_the_home_database_shows_where_a_role_has_privileges(world: DatabaseWorkerWorld, statement: str) -> None:
     asked = [
         HeldQuestion(world.oid, frozenset({world.database, "postgres"})),
         HeldQuestion(world.other_oid, frozenset()),
@@ -1398,7 +1404,7 @@ async def test_the_home_database_knows_where_a_role_has_privileges(world: Databa
     assert await read_unheld(world.home, asked) == [{"postgres"}, frozenset()]
 
 
-async def test_a_session_that_keeps_privileges_may_still_grant_some(world: DatabaseWorkerWorld) -> None:
+async def test_a_database_with_a_workers_session_is_not_reported_as_unheld(world: DatabaseWorkerWorld) -> None:
     asked = [HeldQuestion(world.oid, frozenset({world.database}))]
     async with connect(Endpoint(world.server.dsn(database=world.database)), "database"):
         assert await read_unheld(world.home, asked) == [frozenset()]
@@ -1414,7 +1420,7 @@ async def test_a_session_that_keeps_privileges_may_still_grant_some(world: Datab
         assert await read_unheld(world.home, asked) == [frozenset()]
 
 
-async def test_a_session_that_only_bears_the_name_keeps_no_database(world: DatabaseWorkerWorld) -> None:
+async def test_a_session_that_only_copies_the_application_name_does_not_count(world: DatabaseWorkerWorld) -> None:
     asked = [HeldQuestion(world.oid, frozenset({world.database}))]
     await world.hand.execute(f"ALTER ROLE {world.alice} NOSUPERUSER")
     dsn = world.server.dsn(user=world.alice, password="a", database=world.database)

@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.core.finding import FindingState
+from pgrole_controller.core.findings.finding import FindingState
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
@@ -22,7 +22,7 @@ HOSTILE = 'ev"il\x1b[31m; DROP'
 
 @dataclass(frozen=True, slots=True)
 class Patient:
-    """A database and a login of its own, on the module's server. `admin`: a superuser in that database."""
+    """A new database and a new login on the module's server. `admin` is a superuser in that database."""
 
     server: PostgresServer
     admin: Connection
@@ -40,7 +40,7 @@ class Patient:
 
 @pytest_asyncio.fixture(loop_scope="session", params=["plain", "hostile"])
 async def patient(server: PostgresServer, request: pytest.FixtureRequest) -> AsyncIterator[Patient]:
-    """The login has nothing but LOGIN."""
+    """Its login has only LOGIN."""
     token = secrets.token_hex(4)
     database, login = (
         (f"d_{token}", f"r_{token}") if request.param == "plain" else (f"{HOSTILE}{token}", f"{HOSTILE}r{token}")
@@ -62,7 +62,7 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-async def test_a_login_without_rights_gets_them_by_the_statements_that_are_printed(patient: Patient) -> None:
+async def test_the_printed_statements_give_a_login_the_missing_rights(patient: Patient) -> None:
     found = await examined(patient.dsn)
     assert PROBLEM in states(found["rights"])
     assert states(found["detection"]) == {WARNING}
@@ -77,7 +77,7 @@ async def test_a_login_without_rights_gets_them_by_the_statements_that_are_print
     assert states(found["schema pgrole"]) == states(found["detection"]) == {OK}
 
 
-async def test_a_schema_of_a_superuser_is_used_after_the_grants_that_are_printed(patient: Patient) -> None:
+async def test_the_printed_grants_make_a_superusers_schema_usable(patient: Patient) -> None:
     await install(patient.admin)
     await patient.admin.execute(f"ALTER ROLE {quoted(patient.login)} CREATEROLE")
     found = await examined(patient.dsn)
@@ -88,7 +88,7 @@ async def test_a_schema_of_a_superuser_is_used_after_the_grants_that_are_printed
     await patient.admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
 
 
-async def test_a_login_that_only_looks_examines_the_role_that_is_named(patient: Patient) -> None:
+async def test_a_monitoring_login_examines_the_named_role(patient: Patient) -> None:
     await patient.admin.execute(f"GRANT pg_monitor TO {quoted(patient.login)}")
     alone = await examined(patient.dsn)
     assert states(alone["rights"]) == states(alone["detection"]) == {UNKNOWN}
@@ -100,7 +100,7 @@ async def test_a_login_that_only_looks_examines_the_role_that_is_named(patient: 
     assert states(missing["version"]) == {OK}  # the failed check hides no other
 
 
-async def test_an_older_schema_is_named_with_its_version(patient: Patient) -> None:
+async def test_an_older_schema_is_reported_with_its_version(patient: Patient) -> None:
     await install(patient.admin)
     await patient.admin.execute("UPDATE pgrole.installation SET version = version - 1")
     (finding,) = (await examined(patient.admins_dsn))["schema pgrole"]
@@ -121,7 +121,7 @@ async def check_remedy(dsn: str, program: str, shown: str) -> None:
     assert any(one["command"].startswith(shown) for finding in found["findings"] for one in finding["remedies"])
 
 
-async def test_code_of_a_schemas_owner_is_not_run(patient: Patient) -> None:
+async def test_code_in_a_schema_of_another_role_is_not_run(patient: Patient) -> None:
     """A role that may create schemas sets a trap for a superuser who runs `doctor`."""
     login = quoted(patient.login)
     await patient.admin.execute(f"GRANT CREATE ON DATABASE {quoted(patient.database)} TO {login}")
@@ -146,7 +146,7 @@ async def test_code_of_a_schemas_owner_is_not_run(patient: Patient) -> None:
     assert states((await examined(patient.admins_dsn))["schema pgrole"]) == {OK}
 
 
-async def test_suspended_changes_continue_after_the_statements_that_are_printed(patient: Patient) -> None:
+async def test_the_printed_statements_resume_suspended_changes(patient: Patient) -> None:
     login, database = quoted(patient.login), quoted(patient.database)
     for statement in (
         f"ALTER DATABASE {database} SET pgrole.suspend = on",
@@ -161,7 +161,7 @@ async def test_suspended_changes_continue_after_the_statements_that_are_printed(
     assert states((await examined(patient.dsn))["suspended"]) == {OK}
 
 
-async def test_connection_limits_are_lifted_by_the_statements_that_are_printed(patient: Patient) -> None:
+async def test_the_printed_statements_lift_connection_limits(patient: Patient) -> None:
     await patient.admin.execute(f"ALTER ROLE {quoted(patient.login)} CONNECTION LIMIT 2")
     await patient.admin.execute(f"ALTER DATABASE {quoted(patient.database)} CONNECTION LIMIT 2")
     found = await examined(patient.dsn)
@@ -170,7 +170,7 @@ async def test_connection_limits_are_lifted_by_the_statements_that_are_printed(p
     assert states((await examined(patient.dsn))["connections"]) == {OK}
 
 
-async def test_event_triggers_of_databases_with_privileges_fire_again(patient: Patient) -> None:
+async def test_the_printed_statements_enable_event_triggers_again(patient: Patient) -> None:
     admin, name = patient.admin, f'event triggers of "{patient.database}"'
     await install(admin)
     await admin.execute(
@@ -183,6 +183,13 @@ async def test_event_triggers_of_databases_with_privileges_fire_again(patient: P
     assert "not installed" in found[name][0].text
     await admin.execute(queries.install_event_triggers())
     assert states((await examined(patient.admins_dsn))[name]) == {OK}
+    await admin.execute("UPDATE pgrole.claim SET privileges = jsonb_build_object('no such', '[]'::jsonb)::text")
+    (missing,) = (await examined(patient.admins_dsn))['event triggers of "no such"']
+    assert missing.text.startswith('database "no such" does not exist: ')
+    assert missing.state is WARNING
+    await admin.execute(
+        "UPDATE pgrole.claim SET privileges = jsonb_build_object($1::text, '[]'::jsonb)::text", patient.database
+    )
     await admin.execute("ALTER EVENT TRIGGER pgrole_on_ddl ENABLE; ALTER EVENT TRIGGER pgrole_on_drop DISABLE")
     found = await examined(patient.admins_dsn)
     assert [one.state for one in found[name]] == [PROBLEM, PROBLEM]
@@ -191,7 +198,7 @@ async def test_event_triggers_of_databases_with_privileges_fire_again(patient: P
     await admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
 
 
-async def test_settings_that_hurt_are_mended_by_the_statements_that_are_printed(server: PostgresServer) -> None:
+async def test_the_printed_statements_fix_harmful_settings(server: PostgresServer) -> None:
     admin = await asyncpg.connect(server.dsn())
     try:
         await admin.execute("ALTER SYSTEM SET password_encryption = 'md5'")
@@ -215,7 +222,7 @@ async def test_settings_that_hurt_are_mended_by_the_statements_that_are_printed(
         await admin.close()
 
 
-async def test_what_is_found_decides_the_exit_code_and_names_cannot_move_the_cursor(patient: Patient) -> None:
+async def test_findings_decide_the_exit_code_and_names_are_escaped(patient: Patient) -> None:
     refused = await run_command("doctor", PGROLE_DSN=patient.dsn)
     assert (refused.code, "\x1b" in refused.out) == (1, False)
     assert "✗ problem  rights:" in refused.out
@@ -226,7 +233,7 @@ async def test_what_is_found_decides_the_exit_code_and_names_cannot_move_the_cur
     assert "not checked" in shape["findings"][0]["found"]  # the cluster
 
 
-async def test_a_server_that_cannot_be_reached_is_a_problem_and_nothing_to_check_a_misuse() -> None:
+async def test_an_unreachable_server_is_a_problem_and_a_missing_target_a_usage_error() -> None:
     answer = await run_command("doctor", PGROLE_DSN="postgresql://nobody@127.0.0.1:1/postgres")
     assert (answer.code, "✗ problem  connection:" in answer.out) == (1, True)
     assert (await run_command("doctor")).code == 2

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from pgrole_controller.core.database_options import HistoryConfig
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.privilege_result import Culprit, Evidence
+from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
@@ -69,7 +69,7 @@ async def test_a_drift_reads_back_as_recorded(other: Connection) -> None:
     assert (found.by.address, found.by.statement) == ("10.2.3.4", "GRANT ALL ON t TO r")
 
 
-async def test_statements_of_role_ddl_are_never_stored_and_addresses_only_if_wanted(other: Connection) -> None:
+async def test_statements_of_role_ddl_are_never_stored_and_addresses_only_if_configured(other: Connection) -> None:
     await record(other, RecordedDrift("reader", ("login",), True, by=BY), config=HistoryConfig(addresses=False))
     (found,) = await read_history(other, "reader")
     assert (found.database, found.by.statement, found.by.address, found.by.login) == ("", "", "", "alice")
@@ -77,7 +77,7 @@ async def test_statements_of_role_ddl_are_never_stored_and_addresses_only_if_wan
     assert all("GRANT" not in row["row"] and "10.2.3.4" not in row["row"] for row in rows)
 
 
-async def test_a_contest_is_one_row_a_minute_and_a_report_one_row(other: Connection) -> None:
+async def test_a_contest_adds_one_row_per_minute_and_a_report_one_row(other: Connection) -> None:
     for second in range(0, 180, 2):
         await record(other, RecordedDrift("contested", ("login",), True, at=NOW + timedelta(seconds=second)))
     contested = await read_history(other, "contested")
@@ -90,7 +90,7 @@ async def test_a_contest_is_one_row_a_minute_and_a_report_one_row(other: Connect
     assert len(await read_history(other, "reported")) == 2
 
 
-async def test_what_two_people_did_and_what_happened_to_two_objects_is_not_one_row(other: Connection) -> None:
+async def test_drifts_by_different_logins_or_of_different_objects_have_separate_rows(other: Connection) -> None:
     table = "DELETE on table app.a_long_name"
     drifts = [
         RecordedDrift("reader", ("privileges",), True, "orders", at=NOW, by=by, words=(f"{table}{n} was granted",))
@@ -106,7 +106,7 @@ async def test_what_two_people_did_and_what_happened_to_two_objects_is_not_one_r
 
 
 @pytest.mark.parametrize("letter", ["x", "\U0001f418", "\udce9"])
-async def test_privileges_that_are_shortened_to_the_same_words_are_not_one_row(other: Connection, letter: str) -> None:
+async def test_privileges_shortened_to_the_same_words_have_separate_rows(other: Connection, letter: str) -> None:
     many = [f"DELETE on table app.{letter * 60}{n} was granted" for n in range(10)]
     for words in (many, [*many[:-1], "and 2 more"], many[:1], [f"{many[0]} by bob"], many):
         drift = RecordedDrift("reader", ("privileges",), True, "orders", at=NOW, by=BY, words=tuple(words))
@@ -116,7 +116,7 @@ async def test_privileges_that_are_shortened_to_the_same_words_are_not_one_row(o
     assert all(row["words"].startswith("DELETE on table app.") for row in found)
 
 
-async def test_only_the_last_are_read(other: Connection) -> None:
+async def test_only_the_latest_drifts_are_read(other: Connection) -> None:
     await record(
         other,
         *(RecordedDrift("busy", ("login",), True, at=NOW + timedelta(minutes=2 * n)) for n in range(MOST_READ + 5)),
@@ -129,7 +129,7 @@ async def test_only_the_last_are_read(other: Connection) -> None:
 @pytest.mark.parametrize(
     "text", ["\0'; DROP TABLE pgrole.drift_history; --", "\udce9\udcff", "x" * 5000, "\U0001f418" * 400]
 )
-async def test_hostile_texts_are_stored_short(other: Connection, text: str) -> None:
+async def test_hostile_texts_are_shortened(other: Connection, text: str) -> None:
     by = Culprit(Evidence.LOG, text, text, text, text, None, text)
     await record(other, RecordedDrift("hostile", (text,), True, "orders", by=by))
     (found,) = await read_history(other, "hostile")
@@ -138,7 +138,9 @@ async def test_hostile_texts_are_stored_short(other: Connection, text: str) -> N
     assert len(found.by.statement) <= 120
 
 
-async def test_rows_of_other_databases_are_copied_at_least_once(home: Connection, other: Connection) -> None:
+async def test_rows_of_other_databases_are_copied_and_a_repeated_copy_adds_none(
+    home: Connection, other: Connection
+) -> None:
     await record(other, RecordedDrift("reader", ("privileges",), True, "orders", NOW, 1, BY))
     question = "SELECT pgrole.read_drifts_to_copy(100)::text"
     unmarked = await other.fetchval(question)
@@ -165,9 +167,7 @@ async def test_old_rows_and_rows_beyond_the_maximum_are_pruned(other: Connection
     assert await other.fetchval("SELECT array_agg(role ORDER BY role) FROM pgrole.drift_history") == ["new3", "new4"]
 
 
-async def test_upkeep_prunes_and_copies_everything_and_writes_nothing_when_there_is_nothing_to_do(
-    home: Connection, other: Connection
-) -> None:
+async def test_upkeep_copies_everything_and_prunes_old_rows(home: Connection, other: Connection) -> None:
     await record(
         other,
         RecordedDrift("old", ("privileges",), True, "orders", at=NOW - timedelta(days=200)),

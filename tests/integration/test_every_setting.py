@@ -1,7 +1,7 @@
-"""postgres: no setting that can be stored for a role or a database stops or bends a session, or it is named.
+"""postgres: no setting stored for a role or a database stops or distorts a session, unless the error names it.
 
-All of a server's settings are set at once, to one hostile value after the other; when that fails, halves of them are,
-until it is known which one does it.
+Each round sets all of a server's settings at once to hostile values. If that fails, it tries halves of them until it
+finds the setting that is responsible.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -36,9 +36,9 @@ OWNER = "settings_owner"
 ADDRESS = Address("db", 5432, HOME, "require")
 CONTROLLERS = ("settings_superuser", "settings_plain")
 
-#: Stops us in some versions; the others are set without it.
+#: These stop the controller in some versions, so the others are set without them.
 STOPS = ("dynamic_library_path", "max_stack_depth", "session_preload_libraries")
-#: Of enumerations that have more values: the first and the last of them.
+#: Values tried of each enumeration; of longer ones, the first and the last.
 VALUES = 4
 
 #: Not in pg_settings.
@@ -59,7 +59,7 @@ class SessionSetting:
 
 @dataclass
 class SettingsWorld:
-    """A server with a home database, whose owner is a tenant, another database of theirs, and two controllers."""
+    """A server with two databases of a tenant, one of which is the home database, and two controllers."""
 
     server: PostgresServer
     admin: Connection
@@ -70,7 +70,7 @@ class SettingsWorld:
         return Endpoint(self.server.dsn(controller, HOME, password="p"))
 
     async def learn(self) -> None:
-        """Which hostile values can be stored, by setting."""
+        """Finds out which hostile values can be stored, by setting."""
         async with connect(Endpoint(self.server.dsn()), "test") as probe:
             await probe.execute("DO 'BEGIN END'")
             rows = await probe.fetch(
@@ -88,7 +88,7 @@ class SettingsWorld:
             await probe.execute(f"ALTER DATABASE {TENANT} RESET ALL")
 
     def rounds(self) -> list[list[SessionSetting]]:
-        """Each value of each setting is in one of them."""
+        """Groups the settings so that each value of each setting is in one group."""
         chosen = [values for name, values in self.storable.items() if name not in STOPS]
         return [[one for one in some if one] for some in zip_longest(*chosen)]
 
@@ -100,7 +100,7 @@ class SettingsWorld:
             await self.admin.execute(f"ALTER {target} RESET ALL")
 
     async def work(self, controller: str) -> None:
-        """A session from its first connection on: installs, notices a drift, and carries out a plan."""
+        """Runs a session from its first connection on: it installs, detects a drift, and applies a plan."""
         self.made += 1
         name, key = f"settings_role_{self.made}", Key("shop", f"object-{self.made}")
         await self.admin.execute(f"CREATE ROLE {name}")
@@ -136,7 +136,7 @@ class SettingsWorld:
             )
 
     async def empty(self, controller: str) -> None:
-        """A role that owns a table in the tenant's database is emptied."""
+        """Empties a role that owns a table in the tenant's database."""
         self.made += 1
         name, new_owner = f"settings_role_{self.made}", f"settings_heir_{self.made}"
         await self.admin.execute(f"CREATE ROLE {name}; CREATE ROLE {new_owner}")
@@ -159,7 +159,7 @@ class SettingsWorld:
 
 
 def hostile(row: asyncpg.Record) -> list[SessionSetting]:
-    """Values that nobody would choose; not all of them can be stored."""
+    """Values that no one would choose. Not all of them can be stored."""
     match row["vartype"]:
         case "bool":
             values = ["off" if row["setting"] == "on" else "on"]
@@ -204,7 +204,7 @@ async def clean(world: SettingsWorld) -> AsyncIterator[None]:
 async def check(
     world: SettingsWorld, target: str, settings: Sequence[SessionSetting], work: Callable[[], Awaitable[None]]
 ) -> bool:
-    """Whether work is done while these are stored; fails for one that stops it and is no administrator's or unnamed."""
+    """Returns whether work succeeds with these settings. Fails if a tenant's or an unnamed setting stops it."""
     await world.store(target, settings)
     try:
         await work()
@@ -228,7 +228,7 @@ async def check(
 
 @pytest.mark.parametrize("controller", CONTROLLERS)
 @pytest.mark.parametrize("where", ["role", "database"])
-async def test_a_session_works_whatever_is_set_on_its_role_or_its_home_or_what_is_in_the_way_is_named(
+async def test_a_session_works_with_any_setting_of_its_role_or_home_database_or_names_it(
     world: SettingsWorld, controller: str, where: str
 ) -> None:
     target = f"ROLE {controller}" if where == "role" else f"DATABASE {HOME}"
@@ -238,7 +238,7 @@ async def test_a_session_works_whatever_is_set_on_its_role_or_its_home_or_what_i
 
 
 @pytest.mark.parametrize("controller", CONTROLLERS)
-async def test_a_role_is_emptied_whatever_is_set_on_a_tenants_database_or_what_is_in_the_way_is_named(
+async def test_a_role_is_emptied_with_any_setting_of_a_tenants_database_or_the_error_names_it(
     world: SettingsWorld, controller: str
 ) -> None:
     for settings in world.rounds():
@@ -247,7 +247,7 @@ async def test_a_role_is_emptied_whatever_is_set_on_a_tenants_database_or_what_i
 
 @pytest.mark.parametrize("controller", CONTROLLERS)
 @pytest.mark.parametrize("name", STOPS)
-async def test_what_only_an_administrator_can_set_and_stops_a_session_is_named(
+async def test_an_administrators_setting_that_stops_a_session_is_named(
     world: SettingsWorld, controller: str, name: str
 ) -> None:
     for setting in world.storable[name]:

@@ -38,7 +38,7 @@ SETUPS = Path(__file__).parent.parent / "data" / "setups"
 
 @dataclass(frozen=True, slots=True)
 class ObservedServer:
-    """A server of its own, and the DSN of a login that has only pg_monitor and CONNECT."""
+    """A server, and the DSN of a login that has only pg_monitor and CONNECT."""
 
     server: PostgresServer
     dsn: str
@@ -51,7 +51,7 @@ async def _start(stack: AsyncExitStack, servers: Servers, steps: Iterable[Step])
 
 
 @pytest.mark.parametrize("name", ["supabase", "zalando", "gitlab"])
-async def test_an_export_changes_nothing_and_makes_an_equal_server(
+async def test_an_export_changes_nothing_and_recreates_an_equal_server(
     servers: Servers, name: str, api_server: ApiServer, namespace: str
 ) -> None:
     text = (SETUPS / f"{name}.sql").read_text(encoding="utf-8")
@@ -80,7 +80,7 @@ def _check_equal(exported: Export, again: Export) -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def made(servers: Servers) -> AsyncIterator[ObservedServer]:
-    """The server of gitlab.sql."""
+    """A server set up by gitlab.sql."""
     text = (SETUPS / "gitlab.sql").read_text(encoding="utf-8")
     async with AsyncExitStack() as stack:
         yield await _start(stack, servers, read_script(text))
@@ -91,7 +91,7 @@ def _documents(exported: Export) -> dict[str, dict[str, Any]]:
     return {one["metadata"]["name"]: one for one in documents}
 
 
-async def test_what_a_role_is(made: ObservedServer) -> None:
+async def test_an_object_declares_the_attributes_memberships_and_privileges_of_its_role(made: ObservedServer) -> None:
     documents = _documents(await export_from(made.dsn))
     assert documents["grafana.reports"]["spec"] == {
         "login": True,
@@ -115,7 +115,7 @@ async def test_groups_come_before_members(made: ObservedServer) -> None:
     assert "postgres" not in names
 
 
-async def test_roles_that_are_left_out_are_named(made: ObservedServer) -> None:
+async def test_omitted_roles_are_named(made: ObservedServer) -> None:
     exported = await export_from(made.dsn)
     assert f'role "{OBSERVER}" is left out: it is the controller\'s own role' in exported.remarks
     assert "".join(render(exported)).count("left out") == len(exported.remarks) - _public(exported)
@@ -125,20 +125,20 @@ def _public(exported: Export) -> int:
     return len([one for one in exported.remarks if "PUBLIC has" in one])
 
 
-async def test_a_selection(made: ObservedServer) -> None:
+async def test_a_selection_limits_roles_and_databases(made: ObservedServer) -> None:
     exported = await export_from(made.dsn, "gitlab_r*", databases=("registry",))
     assert [one.role_name for one in exported.objects] == ["gitlab_readonly", "gitlab_replicator"]
     assert all("privileges" not in one.document["spec"] for one in exported.objects)
 
 
-async def test_a_policy_that_would_refuse_an_object_is_named(made: ObservedServer) -> None:
+async def test_a_note_says_if_the_policy_would_refuse_an_object(made: ObservedServer) -> None:
     (one,) = (await export_from(made.dsn, "gitlab_replicator")).objects
     assert one.notes[0].startswith(
         "The controller refuses this object as the server is: the server's policy does not allow replication"
     )
 
 
-async def test_a_database_that_cannot_be_read_is_a_warning_unless_it_was_named(made: ObservedServer) -> None:
+async def test_an_unreadable_database_is_a_warning_and_an_error_if_it_was_named(made: ObservedServer) -> None:
     async with superuser(made.server) as connection:
         await connection.execute(f"REVOKE CONNECT ON DATABASE registry FROM {OBSERVER}")
         try:
@@ -153,7 +153,7 @@ async def test_a_database_that_cannot_be_read_is_a_warning_unless_it_was_named(m
     assert named.errors == [text, 'database "missing" does not exist']
 
 
-async def test_one_file_for_each_role(
+async def test_export_writes_one_file_per_role_and_reports_stale_ones(
     made: ObservedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "roles"
@@ -325,7 +325,7 @@ _CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 @_CASES
 @settings(max_examples=4, deadline=None, suppress_health_check=_CHECKS, derandomize=True, phases=[Phase.generate])
-async def test_a_random_server_is_exported(
+async def test_an_export_of_a_random_server_recreates_it(
     pair: tuple[ObservedServer, ObservedServer], events: list[str], exact: bool
 ) -> None:
     await _check_round_trip(pair, events, exact=exact)
@@ -334,7 +334,7 @@ async def test_a_random_server_is_exported(
 @pytest.mark.slow
 @_CASES
 @settings(max_examples=int(os.environ.get("EXAMPLES", "25")), deadline=None, suppress_health_check=_CHECKS)
-async def test_many_random_servers_are_exported(
+async def test_exports_of_many_random_servers_recreate_them(
     pair: tuple[ObservedServer, ObservedServer], events: list[str], exact: bool
 ) -> None:
     await _check_round_trip(pair, events, exact=exact)

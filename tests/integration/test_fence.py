@@ -1,4 +1,4 @@
-"""sql/database/20_leader.sql and postgres/fence: of two candidates only one writes, in whatever order they arrive."""
+"""sql/database/20_leader.sql and postgres/fence: only one of two candidates writes, in whatever order they arrive."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -122,7 +122,7 @@ async def wait_for_waiting(connection: Connection, count: int) -> None:
 
 
 @pytest.mark.parametrize("guarded", [True, False])
-async def test_who_led_before_changes_nothing_any_more(join: Join, guarded: bool) -> None:
+async def test_the_former_leaders_number_is_refused(join: Join, guarded: bool) -> None:
     one, two = await join("one"), await join("two")
     old = await one.lead(guarded=guarded)
     await old.check(one.connection)
@@ -137,7 +137,7 @@ async def test_who_led_before_changes_nothing_any_more(join: Join, guarded: bool
     assert refused.value.reason is Reason.PROGRESSING
 
 
-async def test_a_transaction_of_the_one_before_fails_as_a_whole(join: Join) -> None:
+async def test_a_former_leaders_transaction_fails_as_a_whole(join: Join) -> None:
     one, two = await join("one"), await join("two")
     old = await one.lead()
     await two.lead()
@@ -148,7 +148,7 @@ async def test_a_transaction_of_the_one_before_fails_as_a_whole(join: Join) -> N
     assert await two.connection.fetchval("SELECT count(*) FROM pgrole.claim") == 0
 
 
-async def test_one_that_waits_for_its_turn_while_another_takes_the_lead_changes_nothing(
+async def test_a_leader_that_waits_for_the_lock_while_another_takes_the_lead_changes_nothing(
     join: Join, database: str
 ) -> None:
     one, two, watcher = await join("one"), await join("two"), await join("watcher")
@@ -176,7 +176,7 @@ async def test_one_that_waits_for_its_turn_while_another_takes_the_lead_changes_
     assert not await has_role(watcher.connection, "fenced_off")
 
 
-async def test_one_that_has_its_turn_ends_before_another_leads(join: Join, database: str) -> None:
+async def test_another_leads_only_after_the_leaders_transaction_ends(join: Join, database: str) -> None:
     one, two = await join("one"), await join("two")
     old = await one.lead()
     led = anyio.Event()
@@ -196,7 +196,7 @@ async def test_one_that_has_its_turn_ends_before_another_leads(join: Join, datab
             assert not led.is_set()
 
 
-async def test_a_transaction_is_carried_out_although_its_worker_is_cancelled(join: Join, database: str) -> None:
+async def test_a_transaction_completes_although_its_worker_is_cancelled(join: Join, database: str) -> None:
     one, watcher = await join("one"), await join("watcher")
     fence = await one.lead()
     ended, cancelled = anyio.Event(), anyio.CancelScope()
@@ -217,7 +217,7 @@ async def test_a_transaction_is_carried_out_although_its_worker_is_cancelled(joi
     await watcher.connection.execute("DROP ROLE carried_out")
 
 
-async def test_whoever_draws_later_leads_whatever_the_order_of_the_rest(join: Join) -> None:
+async def test_the_candidate_that_draws_later_leads_whatever_the_order_of_the_rest(join: Join) -> None:
     one, two = await join("one"), await join("two")
     drawn, go_on = anyio.Event(), anyio.Event()
     ends: list[BaseException] = []
@@ -244,7 +244,7 @@ async def test_whoever_draws_later_leads_whatever_the_order_of_the_rest(join: Jo
     await new.check(two.connection)
 
 
-async def test_who_is_not_confirmed_takes_no_lead(join: Join) -> None:
+async def test_a_candidate_that_is_not_confirmed_does_not_take_the_lead(join: Join) -> None:
     one, two = await join("one"), await join("two")
 
     async def lost() -> None:
@@ -257,7 +257,7 @@ async def test_who_is_not_confirmed_takes_no_lead(join: Join) -> None:
     await old.check(one.connection)
 
 
-async def test_a_second_session_of_who_leads_does_not_end_the_first(join: Join) -> None:
+async def test_a_second_session_of_the_leader_does_not_end_the_first(join: Join) -> None:
     one, again = await join("one"), await join("one")
     first = await one.lead()
     second = await again.lead()
@@ -265,7 +265,7 @@ async def test_a_second_session_of_who_leads_does_not_end_the_first(join: Join) 
     await second.check(again.connection)
 
 
-async def test_another_installations_lead_is_its_own(join: Join) -> None:
+async def test_each_installation_has_its_own_leader(join: Join) -> None:
     here, there = await join("one"), await join("two", "cluster/elsewhere/pgrole-controller")
     ours, theirs = await here.lead(), await there.lead()
     await ours.check(here.connection)
@@ -273,7 +273,7 @@ async def test_another_installations_lead_is_its_own(join: Join) -> None:
     assert await here.connection.fetchval("SELECT count(*) FROM pgrole.leader") == 2
 
 
-async def test_a_number_is_not_drawn_again_when_the_schema_was_dropped(join: Join) -> None:
+async def test_a_number_is_not_drawn_twice_even_if_the_schema_was_dropped(join: Join) -> None:
     one, two = await join("one"), await join("two")
     old = await one.lead()
     await two.connection.execute("DROP SCHEMA pgrole CASCADE")
@@ -285,7 +285,7 @@ async def test_a_number_is_not_drawn_again_when_the_schema_was_dropped(join: Joi
     assert is_another_leading(refused.value)
 
 
-async def test_what_was_drawn_before_the_schema_was_dropped_does_not_take_the_lead(join: Join) -> None:
+async def test_a_number_drawn_before_the_schema_was_dropped_does_not_take_the_lead(join: Join) -> None:
     one, two = await join("one"), await join("two")
     new: list[Fence] = []
 
@@ -314,7 +314,7 @@ async def test_no_transaction_is_open_while_the_lease_is_confirmed(join: Join) -
     assert states == ["idle"]
 
 
-async def test_who_knows_that_it_leads_no_more_sends_nothing(join: Join) -> None:
+async def test_a_process_that_knows_it_no_longer_leads_sends_nothing(join: Join) -> None:
     one = await join("one")
     fence = await one.lead()
     one.leading = False
@@ -325,7 +325,7 @@ async def test_who_knows_that_it_leads_no_more_sends_nothing(join: Join) -> None
     assert not await has_role(one.connection, "fenced_off")
 
 
-async def test_who_led_before_hands_over_nothing_any_more(join: Join, database: str) -> None:
+async def test_the_former_leader_reassigns_nothing(join: Join, database: str) -> None:
     one, two = await join("one"), await join("two")
     old = await one.lead()
     await two.lead()
@@ -341,7 +341,7 @@ async def test_who_led_before_hands_over_nothing_any_more(join: Join, database: 
         await two.connection.execute("DROP TABLE public.held; DROP ROLE leaver, stayer")
 
 
-async def test_where_there_is_no_schema_the_clock_alone_tells(join: Join) -> None:
+async def test_without_a_schema_only_the_local_check_of_the_lead_applies(join: Join) -> None:
     one = await join("one")
     await one.connection.execute("DROP SCHEMA pgrole CASCADE")
     confirmed: list[bool] = []
@@ -360,7 +360,7 @@ async def test_where_there_is_no_schema_the_clock_alone_tells(join: Join) -> Non
     assert not await has_role(one.connection, "fenced_off")
 
 
-async def test_a_role_without_rights_calls_none_of_it(join: Join, database: str) -> None:
+async def test_a_role_without_privileges_cannot_call_the_functions(join: Join, database: str) -> None:
     one = await join("one")
     fence = await one.lead()
     await one.connection.execute("CREATE ROLE nobody_special")
@@ -376,7 +376,7 @@ async def test_a_role_without_rights_calls_none_of_it(join: Join, database: str)
         await one.connection.execute("DROP ROLE nobody_special")
 
 
-async def test_nothing_of_it_is_called_when_the_schema_is_not_ours_any_more(join: Join) -> None:
+async def test_no_function_is_called_once_another_role_owns_the_schema(join: Join) -> None:
     one = await join("one")
     fence = await one.lead()
     await one.connection.execute("CREATE ROLE tenant; ALTER SCHEMA pgrole OWNER TO tenant")
@@ -395,7 +395,7 @@ SILENT = "UPDATE pgrole.leader SET heartbeat = clock_timestamp() - interval '15.
 class TestWithoutKubernetes:
     """Who leads a database while the Lease cannot be read."""
 
-    async def test_a_leader_that_shows_life_is_left_in_peace(self, join: Join) -> None:
+    async def test_a_leader_with_a_recent_heartbeat_is_not_replaced(self, join: Join) -> None:
         one, two = await join("one"), await join("two")
         fence = await one.lead()
         two.leading, two.away = False, 3600.0
@@ -405,7 +405,7 @@ class TestWithoutKubernetes:
         assert await two.lead_while_away() is None
         assert not two.enforced
 
-    async def test_one_that_shows_none_is_replaced_and_changes_nothing_any_more(self, join: Join) -> None:
+    async def test_a_silent_leader_is_replaced_and_can_no_longer_change_anything(self, join: Join) -> None:
         one, two, three = await join("one"), await join("two"), await join("three")
         old = await one.lead()
         await one.connection.execute(SILENT)
@@ -422,7 +422,7 @@ class TestWithoutKubernetes:
         assert is_another_leading(refused.value)
         await new.beat(two.connection)
 
-    async def test_nobody_leads_who_has_lost_kubernetes_for_a_moment_only(self, join: Join) -> None:
+    async def test_a_process_that_lost_kubernetes_only_briefly_does_not_lead(self, join: Join) -> None:
         one, two = await join("one"), await join("two")
         await one.lead()
         two.leading = False
@@ -433,20 +433,20 @@ class TestWithoutKubernetes:
         two.away = 15.1
         assert await two.lead_while_away() is not None
 
-    async def test_a_heartbeat_in_the_future_was_written_before_the_clock_was_set_back(self, join: Join) -> None:
+    async def test_a_leader_whose_heartbeat_is_in_the_future_is_replaced(self, join: Join) -> None:
         one, two = await join("one"), await join("two")
         await one.lead()
         two.leading, two.away = False, 15.1
         await one.connection.execute("UPDATE pgrole.leader SET heartbeat = clock_timestamp() + interval '1 hour'")
         assert await two.lead_while_away() is not None
 
-    async def test_where_nobody_ever_led_there_is_nothing_to_keep(self, join: Join) -> None:
+    async def test_a_database_that_no_process_ever_led_is_not_taken(self, join: Join) -> None:
         one = await join("one")
         one.leading, one.away = False, 3600.0
         assert await one.lead_while_away() is None
         assert await one.connection.fetchval("SELECT count(*) FROM pgrole.leader") == 0
 
-    async def test_whoever_led_goes_on_with_its_number_in_another_session(self, join: Join) -> None:
+    async def test_the_last_leader_continues_with_its_number_in_another_session(self, join: Join) -> None:
         one, again = await join("one"), await join("one")
         fence = await one.lead()
         again.leading, again.away = False, 11.0
@@ -454,7 +454,7 @@ class TestWithoutKubernetes:
         assert resumed is not None
         assert resumed.number == fence.number
 
-    async def test_whoever_holds_the_lease_outranks_a_heartbeat(self, join: Join) -> None:
+    async def test_the_holder_of_the_lease_outranks_a_process_with_a_heartbeat(self, join: Join) -> None:
         one, two = await join("one"), await join("two")
         await one.lead()
         await one.connection.execute(SILENT)
@@ -467,7 +467,7 @@ class TestWithoutKubernetes:
             await enforcing.beat(two.connection)
         await leading.beat(one.connection)
 
-    async def test_of_two_that_come_at_once_one_leads(self, join: Join, database: str) -> None:
+    async def test_only_one_of_several_simultaneous_candidates_leads(self, join: Join, database: str) -> None:
         one, *others = [await join(name) for name in ("one", "two", "three", "four")]
         await one.lead()
         await one.connection.execute(SILENT)
@@ -484,7 +484,7 @@ class TestWithoutKubernetes:
         assert len(fences) == len(others)
         assert len([fence for fence in fences if fence is not None]) == 1
 
-    async def test_what_was_decided_with_the_lease_is_not_carried_out_without(self, join: Join) -> None:
+    async def test_a_plan_decided_with_the_lease_is_not_applied_without_it(self, join: Join) -> None:
         one = await join("one")
         fence = await one.lead()
         one.leading, one.away = False, 11.0
@@ -505,7 +505,7 @@ class TestWithoutKubernetes:
             "released_at = now()",
         ],
     )
-    async def test_a_drift_is_repaired_only_while_the_claim_says_what_is_known(self, join: Join, changed: str) -> None:
+    async def test_a_drift_is_repaired_only_if_the_claim_matches_what_is_known(self, join: Join, changed: str) -> None:
         one = await join("one")
         fence = await one.lead()
         known = Generations(3, "server", 5)
@@ -542,7 +542,7 @@ class TestWithoutKubernetes:
 
 
 @pytest.mark.parametrize("value", ["on", "true", "yes", "1", "ON"])
-async def test_nothing_is_changed_while_a_superuser_has_suspended_it(join: Join, value: str) -> None:
+async def test_nothing_is_changed_while_a_superuser_has_suspended_changes(join: Join, value: str) -> None:
     one = await join("one")
     fence = await one.lead()
     database = await one.connection.fetchval("SELECT quote_ident(current_database())")
@@ -555,7 +555,7 @@ async def test_nothing_is_changed_while_a_superuser_has_suspended_it(join: Join,
     await one.connection.execute("DROP ROLE suspended_role")
 
 
-async def test_the_owner_of_a_database_can_neither_suspend_nor_hide_that_it_is_suspended(join: Join) -> None:
+async def test_a_database_owner_can_neither_suspend_nor_resume_changes(join: Join) -> None:
     one = await join("one")
     fence = await one.lead()
     admin = one.connection

@@ -1,5 +1,5 @@
-"""postgres/framing: what is not PostgreSQL gets an error that says so, and stops neither the event loop nor the
-controller.
+"""postgres/framing: a peer that is not PostgreSQL causes an error that says so, and stops neither the event loop
+nor the controller.
 """
 
 import struct
@@ -35,22 +35,22 @@ from tests.hostile import (
 
 STRANGERS = {
     "NULs": b"\0" * 100,
-    "a length that is none": b"R\0\0\0\0" * 20,
+    "a zero length": b"R\0\0\0\0" * 20,
     "a negative length": b"R\xff\xff\xff\xff" * 20,
     "another server's greeting": b"J\0\0\0\n8.0.36\0\0\0\0\0\0\0\0\0",
-    "an encoding that nobody knows": LET_IN + PARAMETERS + parameter("client_encoding", "KLINGON") + KEY + AT_REST,
+    "an unknown encoding": LET_IN + PARAMETERS + parameter("client_encoding", "KLINGON") + KEY + AT_REST,
     "another encoding": LET_IN + PARAMETERS + parameter("client_encoding", "LATIN1") + KEY + AT_REST,
     "no version": LET_IN + AT_REST,
-    "a version that is none": LET_IN + parameter("server_version", "of course") + KEY + AT_REST,
+    "an invalid version": LET_IN + parameter("server_version", "of course") + KEY + AT_REST,
     "a parameter without an end": LET_IN + message(b"S", b"server_version\x0018.1") + KEY + AT_REST,
-    "parameters without number": LET_IN + b"".join(parameter(f"p{number}", "x") for number in range(1000)),
-    "a status that is none": LET_IN + PARAMETERS + KEY + message(b"Z", b"X"),
+    "too many parameters": LET_IN + b"".join(parameter(f"p{number}", "x") for number in range(1000)),
+    "an invalid status": LET_IN + PARAMETERS + KEY + message(b"Z", b"X"),
     "COPY": GREETING + message(b"G", b"\0\0\0"),
 }
 
 
 @pytest.mark.parametrize("data", STRANGERS.values(), ids=STRANGERS)
-async def test_what_is_no_postgresql_is_said(data: bytes) -> None:
+async def test_a_peer_that_is_not_postgresql_is_reported(data: bytes) -> None:
     with serving(data) as server, pytest.raises(Transient, match="does not speak the PostgreSQL protocol"):
         async with connect(Endpoint.of(["127.0.0.1"], server.port, "postgres", "u", "p", "disable"), "test"):
             pass
@@ -86,7 +86,7 @@ ANSWER = (
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 1000])
-def test_messages_are_followed_in_pieces_of_any_size(size: int) -> None:
+def test_messages_are_parsed_in_pieces_of_any_size(size: int) -> None:
     framed, data = framing(), GREETING + (ANSWER + error()) * 3
     assert take_all(framed, data, size) == data
     framed.feed(b"\0")
@@ -94,13 +94,13 @@ def test_messages_are_followed_in_pieces_of_any_size(size: int) -> None:
         framed.take(1)
 
 
-def test_what_nothing_reads_is_left_out() -> None:
+def test_unread_notices_and_notifications_are_dropped() -> None:
     between = error(b"psst", kind=b"N") + notification(b"hello")
     assert take_all(framing(), GREETING + between + ANSWER + between, 50) == GREETING + ANSWER
 
 
 @given(st.lists(st.binary(max_size=60) | st.sampled_from([GREETING, ANSWER, error()]), max_size=8), st.integers(1, 99))
-def test_whatever_arrives_is_passed_on_whole_or_refused(pieces: list[bytes], size: int) -> None:
+def test_any_input_is_passed_on_completely_or_rejected(pieces: list[bytes], size: int) -> None:
     framed, data = framing(), b"".join(pieces)
     try:
         passed = take_all(framed, data, size)
@@ -117,7 +117,7 @@ BAD_ROWS = {
     "a negative length": b"\0\1" + struct.pack("!i", -2) + b"xx",
     "a negative length at the end": b"\0\1" + struct.pack("!i", -2),
     "a very negative length": b"\0\1" + struct.pack("!i", -(2**31)) + b"xx",
-    "columns without number": b"\xff\xff" + struct.pack("!i", -1) * 0xFFFF,
+    "65,535 columns": b"\xff\xff" + struct.pack("!i", -1) * 0xFFFF,
     "an array of two thousand million": row(array(25, b"x", b"yyyy", dimensions=(2**31 - 1,)))[5:],
     "the same in two dimensions": row(array(25, b"x", b"y", dimensions=(2**31 - 1, 0)))[5:],
     "a hundred million in six dimensions": row(array(25, dimensions=(20,) * 6))[5:],
@@ -131,7 +131,7 @@ BAD_ROWS = {
 
 
 @pytest.mark.parametrize("body", BAD_ROWS.values(), ids=BAD_ROWS)
-def test_a_row_that_asyncpg_would_take_for_more_than_it_is_is_refused(body: bytes) -> None:
+def test_a_row_whose_lengths_would_mislead_asyncpg_is_rejected(body: bytes) -> None:
     with pytest.raises((ValueError, struct.error)):
         check_row(body)
     framed = framing()
@@ -141,7 +141,7 @@ def test_a_row_that_asyncpg_would_take_for_more_than_it_is_is_refused(body: byte
 
 
 @pytest.mark.parametrize("kind", [2249, 2287, 3904, 16, 0, 16384, 71, 2970, 4294967295])
-def test_only_values_that_asyncpg_reads_safely_are_described(kind: int) -> None:
+def test_only_types_that_asyncpg_reads_safely_are_accepted(kind: int) -> None:
     framed = framing()
     framed.feed(GREETING + description(("a", kind)))
     if kind == 16:
@@ -161,14 +161,14 @@ LARGE = {
 
 
 @pytest.mark.parametrize("what", LARGE)
-def test_a_message_that_is_too_large_is_refused_by_its_first_bytes(what: str) -> None:
+def test_an_oversized_message_is_rejected_by_its_first_bytes(what: str) -> None:
     framed = framing()
     framed.feed(GREETING + LARGE[what][:5])
     with pytest.raises(Unacceptable, match=rf"the server sends {what} of \d+ bytes; the limit is \d+"):
         framed.take(100)
 
 
-def test_what_one_statement_answers_has_a_bound_and_the_next_begins_anew() -> None:
+def test_the_limit_on_an_answer_applies_to_each_statement_separately() -> None:
     rows = row(b"x" * 1000) * 15_000
     framed = framing()
     for _ in range(3):
@@ -196,7 +196,7 @@ def test_an_error_in_another_encoding_stays_an_error(text: bytes) -> None:
 
 @pytest.mark.parametrize("size", [1000, 65_531, 65_537, 1_000_000])
 @pytest.mark.parametrize("text", [b"x" * 300_000, "é".encode() * 100_000, b"D\xff" * 35_000])
-def test_a_long_error_is_cut_and_what_follows_is_read(text: bytes, size: int) -> None:
+def test_a_long_error_is_truncated_and_the_next_message_is_read(text: bytes, size: int) -> None:
     framed = framing()
     long, short = error(text), error(b"not this one")
     passed = take_all(framed, GREETING + long + AT_REST + short + AT_REST, size)
@@ -209,12 +209,12 @@ def test_a_long_error_is_cut_and_what_follows_is_read(text: bytes, size: int) ->
     assert found[5:100] == long[5:100].replace(b"\xff", b"?")
 
 
-def test_a_long_notice_is_left_out_and_what_follows_is_read() -> None:
+def test_a_long_notice_is_dropped_and_the_next_message_is_read() -> None:
     long = error(b"x" * 300_000, kind=b"N")
     assert take_all(framing(), GREETING + long + ANSWER + long + AT_REST, 10_000) == GREETING + ANSWER + AT_REST
 
 
-async def test_an_error_that_names_all_that_depends_on_a_role_does_not_end_the_session(
+async def test_an_error_that_lists_many_dependents_does_not_end_the_session(
     own_postgres: PostgresServer,
 ) -> None:
     arguments = ", ".join([f'"{"t" * 63}"."{"u" * 63}"'] * 99)
@@ -232,7 +232,7 @@ async def test_an_error_that_names_all_that_depends_on_a_role_does_not_end_the_s
         assert await connection.fetchval("SELECT pg_backend_pid()") == pid
 
 
-async def test_an_error_that_names_a_role_in_another_encoding_is_said_with_its_meaning() -> None:
+async def test_an_error_with_a_role_name_in_another_encoding_keeps_its_meaning() -> None:
     refused = error(b'role "gr\xfcn" does not log in', b"28000")
     with serving(refused) as server, pytest.raises(Transient) as caught:
         async with connect(Endpoint.of(["127.0.0.1"], server.port, "postgres", "u", "p", "disable"), "test"):
@@ -241,7 +241,7 @@ async def test_an_error_that_names_a_role_in_another_encoding_is_said_with_its_m
 
 
 @pytest.mark.parametrize("code", [b"XX000", b"P0001", b"28P01"])
-async def test_what_a_server_says_is_cut_and_cannot_break_a_line(code: bytes) -> None:
+async def test_a_servers_message_is_truncated_and_made_printable(code: bytes) -> None:
     with serving(error(b"\x1b[2J\r\n" + b"x" * 60_000, code)) as server, pytest.raises(PgRoleError) as caught:
         async with connect(Endpoint.of(["127.0.0.1"], server.port, "postgres", "u", "p", "disable"), "test"):
             pass
@@ -252,7 +252,7 @@ async def test_what_a_server_says_is_cut_and_cannot_break_a_line(code: bytes) ->
 
 
 def erring(code: bytes, context: bytes = b"") -> bytes:
-    """An error of a server that knows every setting, to who has logged in."""
+    """An error that a server sends after the login, knowing every setting."""
     where = b"W" + context + b"\0" if context else b""
     return LET_IN + message(b"E", b"SFATAL\0VFATAL\0C" + code + b"\0Mno\0" + where + b"\0")
 
@@ -292,7 +292,7 @@ def collected(framed: Framing, data: bytes, most: int = 250) -> list[tuple[int, 
     return found
 
 
-def test_of_others_notifications_so_many_are_heard_and_of_our_own_each() -> None:
+def test_notifications_of_others_are_limited_and_the_sessions_own_are_not() -> None:
     framed, notes = framing(), NotificationFilter("pgrole", 7, lambda _noted, _left_out: None)
     framed.listen(notes)
     notes.refill(0.0)
@@ -307,7 +307,7 @@ def test_of_others_notifications_so_many_are_heard_and_of_our_own_each() -> None
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1000])
-def test_a_run_of_notifications_that_is_skipped_ends_where_the_next_message_begins(size: int) -> None:
+def test_skipped_notifications_do_not_hide_the_messages_between_them(size: int) -> None:
     framed, notes = framing(), NotificationFilter("pgrole", 7, lambda _noted, _left_out: None, _credit=0.0)
     framed.listen(notes)
     run = b"".join(notification(b"A\1\2" * (number % 9), 4711) for number in range(100))
@@ -315,7 +315,7 @@ def test_a_run_of_notifications_that_is_skipped_ends_where_the_next_message_begi
     assert take_all(framed, data, size) == GREETING + ANSWER + AT_REST
 
 
-async def test_what_real_statements_answer_is_passed_on_as_it_is(postgres_server: PostgresServer) -> None:
+async def test_answers_of_a_real_server_are_passed_on_unchanged(postgres_server: PostgresServer) -> None:
     query = """
         SELECT 1 AS a, ARRAY['a', NULL, 'ü'] AS b, ARRAY[[1, 2], [3, 4]] AS c, '{}'::text[] AS d, now() AS e,
                ARRAY['pg_read_all_data']::name[] AS f, repeat('x', 1000000) AS g, 1.5::numeric AS h,
@@ -347,7 +347,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("what", FLOODS)
-async def test_a_flood_takes_a_small_part_of_the_loop_and_little_memory(
+async def test_a_flood_takes_little_of_the_event_loop_and_little_memory(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds, ticks = 3.0, 0

@@ -9,7 +9,7 @@ import asyncpg
 import pytest_asyncio
 
 from pgrole_controller.core.database_options import HistoryConfig
-from pgrole_controller.core.privilege_result import Culprit, Evidence
+from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.drift_history import RecordedDrift, build_record_statement
@@ -65,7 +65,9 @@ async def test_drifts_are_listed_latest_first_with_their_author(home: Connection
     assert datetime.fromisoformat(app["time"]).tzinfo is not None
 
 
-async def test_a_table_shows_observed_before_declared_and_controls_no_terminal(home: Connection, database: str) -> None:
+async def test_the_table_shows_observed_before_declared_and_escapes_control_characters(
+    home: Connection, database: str
+) -> None:
     await record(home)
     answer = await run_command("history", "--since", "30d", PGROLE_DSN=database)
     assert answer.code == 0
@@ -78,7 +80,7 @@ async def test_a_table_shows_observed_before_declared_and_controls_no_terminal(h
     assert "e\\x1b[31mvil" in rows[0]
 
 
-async def test_a_role_a_period_and_a_limit_choose(home: Connection, database: str) -> None:
+async def test_role_period_and_limit_filter_the_drifts(home: Connection, database: str) -> None:
     await record(home)
     one = await run_command("history", "app", "-o", "json", PGROLE_DSN=database)
     assert [drift["role"] for drift in one.json()["drifts"]] == ["app"]
@@ -90,7 +92,7 @@ async def test_a_role_a_period_and_a_limit_choose(home: Connection, database: st
     assert none.out.startswith("No drift since ")
 
 
-async def test_a_member_of_pg_monitor_reads_it_and_another_login_is_told_what_it_lacks(
+async def test_a_member_of_pg_monitor_reads_the_history_and_another_login_gets_a_remedy(
     home: Connection, database: str, postgres_server: PostgresServer
 ) -> None:
     await record(home)
@@ -110,7 +112,7 @@ async def test_a_member_of_pg_monitor_reads_it_and_another_login_is_told_what_it
         await admin.close()
 
 
-async def test_without_schema_pgrole_the_remedy_is_named(database: str) -> None:
+async def test_without_schema_pgrole_the_error_names_the_remedy(database: str) -> None:
     answer = await run_command("history", PGROLE_DSN=database)
     assert (answer.code, "schema pgrole does not exist" in answer.err) == (1, True)
     assert "`pgrole-controller sql`" in answer.err
@@ -121,7 +123,7 @@ async def test_without_schema_pgrole_the_remedy_is_named(database: str) -> None:
     assert alone.code == 2
 
 
-async def test_what_someone_stored_by_hand_breaks_nothing(home: Connection, database: str) -> None:
+async def test_rows_stored_by_hand_break_nothing(home: Connection, database: str) -> None:
     await home.execute(
         "INSERT INTO pgrole.drift_history (slot, role, kind, fields, details, corrected, proof, statement)"
         " VALUES (1, 'a', 'role', '{x}', '[1]', true, 'Later', 'ALTER ROLE a PASSWORD ''s3cret'''),"

@@ -1,6 +1,6 @@
-"""Nothing leaves a session but its own error, whatever a server or something before it makes of its messages.
+"""A session raises only its own errors, however a server or something in between damages the messages.
 
-HOSTILE_TRIALS is their number (default 60), HOSTILE_SEED the first random seed.
+HOSTILE_TRIALS is the number of trials (default 60), HOSTILE_SEED the first random seed.
 """
 
 import os
@@ -195,7 +195,7 @@ async def work(session: Session) -> None:
     await session.read_drop_states([(10, "")])
 
 
-async def test_nothing_leaves_a_session_but_its_own_error(
+async def test_a_session_raises_only_its_own_errors(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "COMMAND_SECONDS", 2.0)
@@ -271,7 +271,7 @@ async def test_a_flood_of_others_notifications_neither_ends_the_session_nor_hide
 
 
 @pytest.mark.parametrize("place", [0, -1])
-async def test_a_session_that_idles_says_why_a_connection_was_ended(own_postgres: PostgresServer, place: int) -> None:
+async def test_an_idle_session_reports_why_a_connection_ended(own_postgres: PostgresServer, place: int) -> None:
     """Both connections: the one that writes, and the one that detects changes."""
     begun = anyio.Event()
 

@@ -1,4 +1,4 @@
-"""postgres: names that another database wrote in its encoding, and that are not UTF-8, block nothing."""
+"""postgres: names that a database with another encoding stored, and that are not valid UTF-8, block nothing."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ OWNER = Owner(CLUSTER, KEY.namespace, "ns-uid", KEY.name, "uid")
 DESIRED = Role("victim", login=True, member_of=(Membership("declared"),), parameters=(("work_mem", "64MB"),))
 ASK = Desired(OWNER, DESIRED)
 
-#: With what quoting and formatting act on. Before one byte that is not UTF-8, and after another.
+#: Has the characters that quoting and formatting treat specially, between two bytes that are not UTF-8.
 ILLEGIBLE = "r\xf4le %s %I \"'\\ $$ \xe9"
 GRANTOR, DATABASE = "gr\xe2ntor", "b\xe2se"
 
@@ -54,7 +54,7 @@ ATTACKS = {
     "renamed to it": (f"ALTER ROLE victim RENAME TO {quoted('v' + ILLEGIBLE)}", {"name"}),
 }
 
-#: Since PostgreSQL 16 a grant is taken back in the name of its grantor.
+#: Since PostgreSQL 16, a grant is revoked in the name of its grantor.
 GRANTS = {
     "granted by it": f"GRANT beside TO victim GRANTED BY {GRANTOR}",
     "granted by it in it": f"GRANT {quoted(ILLEGIBLE)} TO victim GRANTED BY {GRANTOR}",
@@ -73,7 +73,7 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def latin(server: PostgresServer) -> AsyncIterator[Connection]:
-    """A superuser in a database of LATIN1, where the roles and a database were made."""
+    """A superuser's session in a LATIN1 database, where the roles and another database were created."""
     connection = await asyncpg.connect(server.dsn(database="latin"))
     await connection.execute(
         f"CREATE ROLE {quoted(ILLEGIBLE)}; CREATE ROLE {GRANTOR}; CREATE ROLE declared; CREATE ROLE beside;"
@@ -149,20 +149,24 @@ async def check_all_is_set_back(place: IllegiblePlace, latin: Connection, attack
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-async def test_what_names_it_is_set_back_with_the_rest(place: IllegiblePlace, latin: Connection, attack: str) -> None:
+async def test_a_drift_with_an_illegible_name_is_corrected_with_the_rest(
+    place: IllegiblePlace, latin: Connection, attack: str
+) -> None:
     await check_all_is_set_back(place, latin, *ATTACKS[attack])
 
 
 @pytest.mark.parametrize("attack", GRANTS)
 @pytest.mark.since(16, "a grant is revoked in the name of its grantor")
-async def test_what_it_granted_is_revoked_with_the_rest(place: IllegiblePlace, latin: Connection, attack: str) -> None:
+async def test_a_grant_that_involves_an_illegible_grantor_is_revoked_with_the_rest(
+    place: IllegiblePlace, latin: Connection, attack: str
+) -> None:
     await check_all_is_set_back(place, latin, GRANTS[attack], {"memberOf"})
 
 
-async def test_a_role_that_was_renamed_to_it_is_not_mistaken_for_another_with_its_name(
+async def test_a_role_renamed_to_an_illegible_name_is_not_mistaken_for_another_of_that_name(
     place: IllegiblePlace, latin: Connection
 ) -> None:
-    """Between read and transaction the name was given to another role: nothing is changed."""
+    """If another role gets the name between read and transaction, nothing is changed."""
     renamed = quoted("v" + ILLEGIBLE)
     await latin.execute(f"ALTER ROLE victim RENAME TO {renamed}")
     plan, _ = await place.look()
@@ -177,10 +181,10 @@ async def test_a_role_that_was_renamed_to_it_is_not_mistaken_for_another_with_it
 
 
 @pytest.mark.parametrize("superuser", [True, False], ids=["superuser", "no superuser"])
-async def test_a_role_is_altered_and_dropped_under_it(
+async def test_a_role_is_altered_and_dropped_under_an_illegible_name(
     place: IllegiblePlace, latin: Connection, superuser: bool
 ) -> None:
-    """As for an object that is refused, or deleted, whose role was renamed."""
+    """As for a refused or deleted object whose role was renamed."""
     renamed = "v" + ILLEGIBLE
     await latin.execute(f"ALTER ROLE victim RENAME TO {quoted(renamed)}; COMMENT ON ROLE {quoted(renamed)} IS 'c'")
     _, observed = await place.look()
@@ -202,7 +206,7 @@ async def test_a_role_is_altered_and_dropped_under_it(
     assert await latin.fetchval("SELECT count(*) FROM pg_roles WHERE oid = $1", oid) == 0
 
 
-async def test_where_a_privilege_is_lacking_the_rest_is_set_back_and_the_name_is_shown(
+async def test_without_a_needed_privilege_the_rest_is_corrected_and_the_name_is_shown(
     place: IllegiblePlace, server: PostgresServer, latin: Connection
 ) -> None:
     """Since PostgreSQL 16 CREATEROLE alone does not revoke memberships of every role."""

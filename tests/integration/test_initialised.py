@@ -24,7 +24,7 @@ async def test_two_servers_share_neither_identifier_nor_password(servers: Server
 
 
 async def test_a_server_keeps_its_identifier_after_a_crash(servers: Servers) -> None:
-    """Its WAL is replayed, which PostgreSQL refuses when that is of another server."""
+    """PostgreSQL replays the WAL, and would refuse that of another server."""
     async with servers.run() as server:
         connection = await asyncpg.connect(server.dsn())
         before = await connection.fetchval(IDENTIFIER)
@@ -38,7 +38,7 @@ async def test_a_server_keeps_its_identifier_after_a_crash(servers: Servers) -> 
         await connection.close()
 
 
-async def test_a_wal_of_another_server_is_left_alone(servers: Servers, tmp_path: Path) -> None:
+async def test_identify_refuses_the_wal_of_another_server(servers: Servers, tmp_path: Path) -> None:
     async with servers.run() as server:
         await server.stop()
         (segment,) = (server.data / "pg_wal").glob("[0-9A-F]" * 24)

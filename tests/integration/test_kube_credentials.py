@@ -43,7 +43,7 @@ async def test_a_token_file_is_read_again_when_its_token_is_refused(tmp_path: Pa
     assert tokens(fake) == ["Bearer first", "Bearer first", "Bearer second"]
 
 
-async def test_a_token_file_is_read_again_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_token_file_is_read_again_periodically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake, token = FakeApiServer(), tmp_path / "token"
     token.write_text("first")
     monkeypatch.setattr(credentials, "RENEW_EVERY", 0.0)
@@ -55,7 +55,7 @@ async def test_a_token_file_is_read_again_in_time(tmp_path: Path, monkeypatch: p
     assert tokens(fake) == ["Bearer second"]
 
 
-async def test_credentials_that_stay_refused_are_an_error_after_one_more_try(tmp_path: Path) -> None:
+async def test_credentials_that_stay_refused_cause_an_error_after_one_retry(tmp_path: Path) -> None:
     fake = FakeApiServer()
     fake.always["list"] = refuse(401, "Unauthorized")
     async with fake.serve(tmp_path / "k"), Client.connect(as_user(tmp_path / "k", {"token": "wrong"})) as client:
@@ -65,7 +65,7 @@ async def test_credentials_that_stay_refused_are_an_error_after_one_more_try(tmp
     assert len(fake.requests) == 2
 
 
-async def test_an_exec_plugin_is_asked_again_when_its_token_is_refused(tmp_path: Path) -> None:
+async def test_an_exec_plugin_runs_again_when_its_token_is_refused(tmp_path: Path) -> None:
     fake, said = FakeApiServer(), tmp_path / "said"
     api_version = "client.authentication.k8s.io/v1"
 
@@ -87,7 +87,7 @@ async def test_an_exec_plugin_is_asked_again_when_its_token_is_refused(tmp_path:
     assert tokens(fake) == ["Bearer first", "Bearer first", "Bearer second", "Bearer second"]
 
 
-async def test_certificates_given_as_data_are_in_no_file_once_connected(
+async def test_certificates_given_as_data_leave_no_file_once_connected(
     api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = yaml.safe_load(api_server.kubeconfig.read_text())
@@ -104,7 +104,7 @@ async def test_certificates_given_as_data_are_in_no_file_once_connected(
             await client.request("GET", "/version")
 
 
-async def test_a_user_that_may_not_is_told_so_with_the_servers_words(api_server: ApiServer, namespace: str) -> None:
+async def test_a_forbidden_request_raises_the_api_servers_message(api_server: ApiServer, namespace: str) -> None:
     async with Client.connect(str(api_server.kubeconfig_of("pgrole-controller"))) as client:
         with pytest.raises(ApiError) as refused:
             await client.request("GET", f"/api/v1/namespaces/{namespace}/secrets")
@@ -112,7 +112,7 @@ async def test_a_user_that_may_not_is_told_so_with_the_servers_words(api_server:
     assert "pgrole-controller" in refused.value.message
 
 
-async def test_a_client_for_a_token_sends_this_one_and_nothing_of_the_kubeconfig_s_user(tmp_path: Path) -> None:
+async def test_a_client_for_a_token_sends_only_that_token(tmp_path: Path) -> None:
     fake = FakeApiServer()
     refused: list[int] = []
     async with fake.serve(tmp_path / "k"):
@@ -138,7 +138,7 @@ async def test_an_address_has_no_client_certificate(tmp_path: Path, api_server: 
     assert configuration.host == api_server.url
 
 
-async def test_the_address_of_a_pod_comes_from_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_in_a_pod_the_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
     configuration = await credentials.load_address(None, context=None, address=None, ca_file="/ca", strict_tls=True)

@@ -21,7 +21,7 @@ from pgrole_controller.local.manifests import apply
 from pgrole_controller.local.process import reached
 
 RBAC = "rbac.authorization.k8s.io/v1"
-USER = "pgrole-controller"  # who may do nothing here, unless it is granted
+USER = "pgrole-controller"  # has no permissions here unless they are granted
 DEADLINE = 60.0
 #: Shorter than a controller's; the order of the three is the same.
 SHORT = LeaseTiming(duration=3, deadline=2.0, period=0.4)
@@ -53,7 +53,7 @@ async def edit(client: Client, lease: Key, **spec: Any) -> None:
 
 @asynccontextmanager
 async def running(elector: Elector) -> AsyncIterator[Term]:
-    """One term of it."""
+    """Runs one term of the elector."""
     term = Term()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(elector.run, term)
@@ -81,7 +81,7 @@ def seconds_between(earlier: str, later: str) -> float:
     return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
 
 
-async def test_what_kubectl_shows_is_who_leads_since_when_and_until_when(client: Client, lease: Key) -> None:
+async def test_the_lease_shows_who_leads_since_when_and_until_when(client: Client, lease: Key) -> None:
     async with running(Elector(client, lease, "one")) as term:
         await led(term)
         spec = await read(client, lease)
@@ -94,7 +94,9 @@ async def test_what_kubectl_shows_is_who_leads_since_when_and_until_when(client:
         assert renewed["leaseTransitions"] == 0
 
 
-async def test_who_resigns_is_followed_at_once_and_the_transition_counted(client: Client, lease: Key) -> None:
+async def test_a_leader_that_resigns_is_followed_at_once_and_the_transition_is_counted(
+    client: Client, lease: Key
+) -> None:
     one, two = Elector(client, lease, "one"), Elector(client, lease, "two")
     async with anyio.create_task_group() as tasks:
         async with running(one) as first:
@@ -107,13 +109,13 @@ async def test_who_resigns_is_followed_at_once_and_the_transition_counted(client
         began = anyio.current_time()
         await one.resign()
         await led(second)
-        assert anyio.current_time() - began < 10.0  # and not the 15 of the Lease
+        assert anyio.current_time() - began < 10.0  # less than the Lease's 15 s
         spec = await read(client, lease)
         assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("two", 1)
         tasks.cancel_scope.cancel()
 
 
-async def test_one_that_is_not_renewed_is_taken_after_its_duration_by_the_own_clock(client: Client, lease: Key) -> None:
+async def test_an_expired_lease_is_taken_by_the_local_clock(client: Client, lease: Key) -> None:
     async with running(Elector(client, lease, "one", SHORT)) as term:
         await led(term)
     await edit(client, lease, renewTime="2999-01-01T00:00:00.000000Z")
@@ -123,7 +125,7 @@ async def test_one_that_is_not_renewed_is_taken_after_its_duration_by_the_own_cl
         assert SHORT.duration <= anyio.current_time() - began
 
 
-async def test_one_that_another_took_is_lost_at_once(client: Client, lease: Key) -> None:
+async def test_a_lease_that_another_process_took_is_lost_at_once(client: Client, lease: Key) -> None:
     async with running(Elector(client, lease, "one", LeaseTiming(period=9.0))) as term:
         await led(term)
         with anyio.fail_after(5.0 + DEADLINE / 2):
@@ -135,7 +137,7 @@ async def test_one_that_another_took_is_lost_at_once(client: Client, lease: Key)
     assert (await read(client, lease))["holderIdentity"] == "other"
 
 
-async def test_one_that_is_deleted_is_made_again_and_the_term_goes_on(client: Client, lease: Key) -> None:
+async def test_a_deleted_lease_is_created_again_and_the_term_continues(client: Client, lease: Key) -> None:
     async with running(Elector(client, lease, "one", HELD)) as term:
         await led(term)
         await client.request("DELETE", LEASES.path(lease.namespace, lease.name))
@@ -145,7 +147,7 @@ async def test_one_that_is_deleted_is_made_again_and_the_term_goes_on(client: Cl
         assert term.leading
 
 
-async def test_confirm_is_a_renewal_at_once(client: Client, lease: Key) -> None:
+async def test_confirm_renews_the_lease_at_once(client: Client, lease: Key) -> None:
     async with running(Elector(client, lease, "one", LeaseTiming(period=9.0))) as term:
         await led(term)
         before = (await read(client, lease))["renewTime"]
@@ -154,7 +156,7 @@ async def test_confirm_is_a_renewal_at_once(client: Client, lease: Key) -> None:
         assert (await read(client, lease))["renewTime"] > before
 
 
-async def test_a_lease_with_nothing_in_it_is_taken(client: Client, lease: Key) -> None:
+async def test_an_empty_lease_is_taken(client: Client, lease: Key) -> None:
     body = {"apiVersion": LEASES.api_version, "kind": "Lease", "metadata": {"name": lease.name}}
     await client.request("POST", LEASES.path(lease.namespace), body=body)
     async with running(Elector(client, lease, "one", HELD)) as term:
@@ -163,9 +165,7 @@ async def test_a_lease_with_nothing_in_it_is_taken(client: Client, lease: Key) -
         assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("one", 1)
 
 
-async def test_as_many_transitions_as_a_lease_can_count_do_not_keep_it_from_being_taken(
-    client: Client, lease: Key
-) -> None:
+async def test_a_lease_with_the_maximum_of_transitions_can_be_taken(client: Client, lease: Key) -> None:
     spec = {"leaseTransitions": 2**31 - 1}
     body = {"apiVersion": LEASES.api_version, "kind": "Lease", "metadata": {"name": lease.name}, "spec": spec}
     await client.request("POST", LEASES.path(lease.namespace), body=body)
@@ -173,7 +173,7 @@ async def test_as_many_transitions_as_a_lease_can_count_do_not_keep_it_from_bein
         await led(term)
 
 
-async def test_two_that_begin_at_once_do_not_both_lead(client: Client, lease: Key) -> None:
+async def test_two_candidates_that_start_together_do_not_both_lead(client: Client, lease: Key) -> None:
     async with running(Elector(client, lease, "one")) as one, running(Elector(client, lease, "two")) as two:
         with anyio.fail_after(DEADLINE):
             while not (one.leading or two.leading):  # noqa: ASYNC110 -- whichever it is
@@ -182,7 +182,7 @@ async def test_two_that_begin_at_once_do_not_both_lead(client: Client, lease: Ke
         assert not (one.leading and two.leading)
 
 
-async def test_a_client_of_one_that_does_not_lead_reads_and_sends_nothing_else(client: Client, lease: Key) -> None:
+async def test_a_client_of_a_process_that_does_not_lead_can_only_read(client: Client, lease: Key) -> None:
     leading = False
     limited = client.limited(lambda: leading)
     body = {"apiVersion": LEASES.api_version, "kind": "Lease", "metadata": {"name": lease.name}}
@@ -198,7 +198,7 @@ async def test_a_client_of_one_that_does_not_lead_reads_and_sends_nothing_else(c
     assert json.loads(await client.request("GET", LEASES.path(lease.namespace, lease.name)))["kind"] == "Lease"
 
 
-async def test_without_the_rights_it_says_so_and_leads_when_it_has_them(
+async def test_a_process_without_permissions_logs_it_and_leads_once_it_has_them(
     api_server: ApiServer, lease: Key, caplog: pytest.LogCaptureFixture
 ) -> None:
     body = {"apiVersion": LEASES.api_version, "kind": "Lease", "metadata": {"name": lease.name}}
@@ -216,7 +216,7 @@ async def test_without_the_rights_it_says_so_and_leads_when_it_has_them(
         assert not term.led.is_set()
         await grant(api_server, lease)
         await led(term)
-    (error,) = said()  # once, however often it was tried
+    (error,) = said()  # logged once, however often it failed
     assert "403" in error
 
 

@@ -53,7 +53,7 @@ async def until(condition: Callable[[], object], what: str) -> None:
 
 
 class Followed:
-    """A reflector at work in `tasks`, and what it said."""
+    """A reflector that runs in `tasks`, and the changes it reported."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ def either(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "kubeconfig"
 
 
-async def test_what_exists_is_listed_and_every_later_change_is_announced_once(either: Path) -> None:
+async def test_existing_objects_are_listed_and_each_later_change_is_reported_once(either: Path) -> None:
     async with Client.connect(str(either)) as client:
         namespace = await make_namespace(client)
         for number in range(8):  # three pages
@@ -167,7 +167,7 @@ async def test_what_exists_is_listed_and_every_later_change_is_announced_once(ei
             tasks.cancel_scope.cancel()
 
 
-async def test_a_restart_of_the_api_server_loses_and_repeats_nothing(own_server: ApiServer, real: Path) -> None:
+async def test_a_restart_of_the_api_server_loses_and_repeats_no_change(own_server: ApiServer, real: Path) -> None:
     async with Client.connect(str(real)) as client, anyio.create_task_group() as tasks:
         namespace = await make_namespace(client)
         await make_widget(client, namespace, "before")
@@ -183,9 +183,7 @@ async def test_a_restart_of_the_api_server_loses_and_repeats_nothing(own_server:
         tasks.cancel_scope.cancel()
 
 
-async def test_a_frozen_api_server_is_left_after_the_inactivity_limit_and_found_again(
-    own_server: ApiServer, real: Path
-) -> None:
+async def test_the_reflector_leaves_a_frozen_api_server_and_reconnects_later(own_server: ApiServer, real: Path) -> None:
     timing = WatchTiming(backoff_first=0.05, backoff_most=0.1, inactivity=1.0, list_timeout=2.0)
     async with Client.connect(str(real)) as client, anyio.create_task_group() as tasks:
         namespace = await make_namespace(client)
@@ -202,7 +200,7 @@ async def test_a_frozen_api_server_is_left_after_the_inactivity_limit_and_found_
         tasks.cancel_scope.cancel()
 
 
-async def test_our_own_write_put_into_the_store_comes_back_without_a_change(real: Path) -> None:
+async def test_our_own_write_put_into_the_store_is_not_reported_again(real: Path) -> None:
     async with Client.connect(str(real)) as client, anyio.create_task_group() as tasks:
         namespace = await make_namespace(client)
         await make_widget(client, namespace, "a")
@@ -224,7 +222,9 @@ async def current(followed: Followed, namespace: str, name: str) -> dict[str, An
     return stored.object()
 
 
-async def test_a_compacted_version_is_listed_again_with_what_went_meanwhile(fake: FakeApiServer, faked: Client) -> None:
+async def test_a_list_after_an_expired_version_reports_deleted_and_recreated_objects(
+    fake: FakeApiServer, faked: Client
+) -> None:
     fake.put("shop", "kept")
     fake.put("shop", "gone")
     fake.put("shop", "again")
@@ -248,7 +248,7 @@ async def test_a_compacted_version_is_listed_again_with_what_went_meanwhile(fake
 
 
 @pytest.mark.parametrize("at_first", [True, False], ids=["listed", "watched"])
-async def test_what_is_to_be_prepared_is_ready_before_the_first_object_and_asked_for_once(
+async def test_prepare_runs_once_before_the_first_object_is_stored(
     fake: FakeApiServer, faked: Client, at_first: bool
 ) -> None:
     store, prepared = Store(), list[int]()
@@ -274,7 +274,7 @@ async def test_what_is_to_be_prepared_is_ready_before_the_first_object_and_asked
         tasks.cancel_scope.cancel()
 
 
-async def test_an_expiry_that_comes_as_an_event_is_the_same(fake: FakeApiServer, faked: Client) -> None:
+async def test_an_expiry_sent_as_an_event_leads_to_a_list(fake: FakeApiServer, faked: Client) -> None:
     error = {"type": "ERROR", "object": status_body(410, "Expired", "too old resource version")}
     fake.faults["watch"].append(say(json.dumps(error).encode() + b"\n"))
     async with anyio.create_task_group() as tasks:
@@ -285,7 +285,7 @@ async def test_an_expiry_that_comes_as_an_event_is_the_same(fake: FakeApiServer,
         tasks.cancel_scope.cancel()
 
 
-async def test_a_server_that_says_expired_for_ever_is_not_asked_in_a_tight_loop(
+async def test_a_server_that_always_answers_expired_is_not_asked_in_a_tight_loop(
     fake: FakeApiServer, faked: Client
 ) -> None:
     fake.always["watch"] = refuse(410, "Expired")
@@ -304,15 +304,13 @@ async def asked_seldom(fake: FakeApiServer, client: Client) -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_an_empty_watch_is_not_asked_for_in_a_tight_loop(fake: FakeApiServer, faked: Client) -> None:
+async def test_an_empty_watch_is_not_repeated_in_a_tight_loop(fake: FakeApiServer, faked: Client) -> None:
     fake.always["watch"] = say()
     await asked_seldom(fake, faked)
     assert fake.count("list") == 1
 
 
-async def test_retry_after_is_waited_for_and_the_watch_goes_on_without_a_list(
-    fake: FakeApiServer, faked: Client
-) -> None:
+async def test_the_watch_waits_for_retry_after_and_continues_without_a_list(fake: FakeApiServer, faked: Client) -> None:
     fake.faults["watch"].append(refuse(429, "TooManyRequests", {"Retry-After": "2"}))
     async with anyio.create_task_group() as tasks:
         before = time.monotonic()
@@ -342,7 +340,7 @@ EVENT = {"type": "ADDED", "object": {"metadata": {"name": "a", "namespace": "sho
         pytest.param(say(b"\xff\xfe\n"), id="not text"),
     ],
 )
-async def test_after_an_answer_that_makes_no_sense_the_watch_goes_on_from_the_last_version(
+async def test_after_an_invalid_answer_the_watch_continues_from_the_last_version(
     fake: FakeApiServer, faked: Client, fault: Fault
 ) -> None:
     fake.put("shop", "a")
@@ -358,7 +356,7 @@ async def test_after_an_answer_that_makes_no_sense_the_watch_goes_on_from_the_la
 
 
 @pytest.mark.parametrize("headers", [False, True])
-async def test_a_half_open_connection_is_left_after_the_inactivity_limit(
+async def test_a_half_open_connection_is_abandoned_after_the_inactivity_limit(
     fake: FakeApiServer, faked: Client, headers: bool
 ) -> None:
     fake.faults["watch"].append(freeze(headers=headers))
@@ -372,7 +370,7 @@ async def test_a_half_open_connection_is_left_after_the_inactivity_limit(
         tasks.cancel_scope.cancel()
 
 
-async def test_a_line_of_five_mebibytes_is_taken(fake: FakeApiServer, faked: Client) -> None:
+async def test_a_line_of_five_mebibytes_is_accepted(fake: FakeApiServer, faked: Client) -> None:
     async with anyio.create_task_group() as tasks:
         followed = Followed(tasks, faked)
         await until(lambda: fake.count("watch") == 1, "a watch")
@@ -393,9 +391,7 @@ async def test_a_line_beyond_the_limit_leads_to_a_list(fake: FakeApiServer, fake
         tasks.cancel_scope.cancel()
 
 
-async def test_a_continue_token_that_expired_leads_to_one_list_without_pages(
-    fake: FakeApiServer, faked: Client
-) -> None:
+async def test_an_expired_continue_token_leads_to_one_list_without_pages(fake: FakeApiServer, faked: Client) -> None:
     for number in range(7):
         fake.put("shop", f"w{number}")
 
@@ -416,7 +412,7 @@ async def test_a_continue_token_that_expired_leads_to_one_list_without_pages(
 @pytest.mark.parametrize(
     "fault", [plain(200, "<html>"), plain(200, "{}"), say(b'{"metadata":{"resourceVersion":"7"},"items":[1]}')]
 )
-async def test_nothing_is_synced_from_a_list_that_is_none(fake: FakeApiServer, faked: Client, fault: Fault) -> None:
+async def test_an_invalid_list_does_not_sync_the_store(fake: FakeApiServer, faked: Client, fault: Fault) -> None:
     fake.put("shop", "a")
     fake.always["list"] = fault
     async with anyio.create_task_group() as tasks:
@@ -428,7 +424,7 @@ async def test_nothing_is_synced_from_a_list_that_is_none(fake: FakeApiServer, f
         tasks.cancel_scope.cancel()
 
 
-async def test_a_list_that_is_refused_later_leaves_the_store_as_it_was(fake: FakeApiServer, faked: Client) -> None:
+async def test_a_list_that_is_refused_later_leaves_the_store_unchanged(fake: FakeApiServer, faked: Client) -> None:
     fake.put("shop", "a")
     fake.faults["watch"].append(refuse(404, "NotFound"))
     async with anyio.create_task_group() as tasks:
@@ -453,9 +449,7 @@ async def test_versions_that_go_backwards_lead_to_a_list(fake: FakeApiServer, fa
         tasks.cancel_scope.cancel()
 
 
-async def test_a_bookmark_moves_the_version_from_which_the_next_watch_goes_on(
-    fake: FakeApiServer, faked: Client
-) -> None:
+async def test_the_next_watch_continues_from_the_version_of_a_bookmark(fake: FakeApiServer, faked: Client) -> None:
     mark = {"type": "BOOKMARK", "object": {"kind": "Widget", "metadata": {"resourceVersion": "250"}}}
     fake.faults["watch"].append(say(json.dumps(mark).encode() + b"\n"))
     async with anyio.create_task_group() as tasks:
@@ -468,7 +462,7 @@ async def test_a_bookmark_moves_the_version_from_which_the_next_watch_goes_on(
         tasks.cancel_scope.cancel()
 
 
-async def test_whoever_follows_hears_how_long_ago_the_api_server_was_heard(fake: FakeApiServer, faked: Client) -> None:
+async def test_the_store_records_the_last_contact_with_the_api_server(fake: FakeApiServer, faked: Client) -> None:
     async with anyio.create_task_group() as tasks:
         assert Store().last_contact is None
         followed = Followed(tasks, faked)
@@ -491,7 +485,7 @@ async def test_a_refusal_in_plain_text_is_an_error_with_its_text(fake: FakeApiSe
     )
 
 
-async def test_a_server_that_is_not_there_is_unreachable(tmp_path: Path) -> None:
+async def test_a_server_that_does_not_listen_is_unreachable(tmp_path: Path) -> None:
     gone = FakeApiServer()
     async with gone.serve(tmp_path / "kubeconfig"):
         pass
@@ -517,7 +511,7 @@ async def relabel(client: Client, namespace: str, name: str, label: str) -> None
 OWNER = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole", "name": "app", "uid": "u-1"}
 
 
-async def test_of_secrets_only_what_says_whose_they_are_comes_in(
+async def test_only_the_ownership_metadata_of_secrets_is_read_and_kept(
     api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[bytes] = []
@@ -576,7 +570,7 @@ async def test_a_restart_of_the_api_server_loses_and_repeats_no_secret(own_serve
         tasks.cancel_scope.cancel()
 
 
-async def test_a_secret_that_was_read_and_put_into_the_store_comes_without_a_change(
+async def test_a_secret_read_and_put_into_the_store_is_not_reported_again(
     api_server: ApiServer, namespace: str
 ) -> None:
     async with Client.connect(str(api_server.kubeconfig)) as client, anyio.create_task_group() as tasks:
@@ -599,7 +593,7 @@ async def test_a_secret_that_was_read_and_put_into_the_store_comes_without_a_cha
 
 
 async def make_reader(client: Client, server: ApiServer, namespace: str, folder: Path) -> Path:
-    """The kubeconfig of a service account of the namespace that may do nothing."""
+    """Creates a service account without permissions in the namespace; returns its kubeconfig."""
     path = Resource("", "v1", "serviceaccounts").path
     await client.request("POST", path(namespace), body={"metadata": {"name": "reader"}})
     answer = await client.request("POST", path(namespace, "reader", "token"), body={"spec": {}})
@@ -621,7 +615,7 @@ async def allow(client: Client, namespace: str) -> None:
     await client.request("POST", Resource(group, "v1", "rolebindings").path(namespace), body=binding)
 
 
-async def test_a_list_that_is_not_allowed_is_said_until_it_is(
+async def test_a_forbidden_list_is_reported_until_it_is_allowed(
     api_server: ApiServer, namespace: str, tmp_path: Path
 ) -> None:
     async with Client.connect(str(api_server.kubeconfig)) as admin:
@@ -640,7 +634,7 @@ async def test_a_list_that_is_not_allowed_is_said_until_it_is(
             tasks.cancel_scope.cancel()
 
 
-async def test_a_list_that_is_refused_is_not_asked_for_in_a_tight_loop(fake: FakeApiServer, faked: Client) -> None:
+async def test_a_refused_list_is_not_repeated_in_a_tight_loop(fake: FakeApiServer, faked: Client) -> None:
     fake.always["list"] = refuse(403, "Forbidden")
     timing = WatchTiming(backoff_first=0.2, backoff_most=0.2)
     async with anyio.create_task_group() as tasks:
@@ -653,7 +647,7 @@ async def test_a_list_that_is_refused_is_not_asked_for_in_a_tight_loop(fake: Fak
         tasks.cancel_scope.cancel()
 
 
-async def test_a_watch_that_is_refused_is_said_as_well(fake: FakeApiServer, faked: Client) -> None:
+async def test_a_forbidden_watch_is_reported_until_it_is_allowed(fake: FakeApiServer, faked: Client) -> None:
     async with anyio.create_task_group() as tasks:
         fake.always["watch"] = refuse(403, "Forbidden")
         followed = Followed(tasks, faked)
@@ -665,7 +659,7 @@ async def test_a_watch_that_is_refused_is_said_as_well(fake: FakeApiServer, fake
 
 
 @pytest.mark.parametrize("fault", [refuse(429, "TooManyRequests"), refuse(503, "ServiceUnavailable"), plain(200, "<")])
-async def test_a_server_that_is_only_busy_refuses_nothing(fake: FakeApiServer, faked: Client, fault: Fault) -> None:
+async def test_a_busy_server_is_not_reported_as_a_refusal(fake: FakeApiServer, faked: Client, fault: Fault) -> None:
     fake.always["list"] = fault
     async with anyio.create_task_group() as tasks:
         followed = Followed(tasks, faked)
@@ -676,13 +670,13 @@ async def test_a_server_that_is_only_busy_refuses_nothing(fake: FakeApiServer, f
 
 @pytest.fixture
 async def secretive(tmp_path: Path) -> AsyncIterator[FakeApiServer]:
-    """Answers with the content of its Secrets, whatever form was asked for."""
+    """A server that sends the content of its Secrets, whatever form is requested."""
     server = FakeApiServer(SECRETS)
     async with server.serve(tmp_path / "kubeconfig"):
         yield server
 
 
-async def test_content_that_comes_in_all_the_same_is_not_kept(
+async def test_secret_content_that_a_server_sends_unasked_is_neither_kept_nor_logged(
     secretive: FakeApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     content = {"data": {"password": SHOWN.decode()}, "stringData": {"password": SHOWN.decode()}}
@@ -705,7 +699,7 @@ async def test_content_that_comes_in_all_the_same_is_not_kept(
         tasks.cancel_scope.cancel()
 
 
-async def test_secrets_are_asked_for_by_their_metadata_in_lists_watches_and_after_an_expiry(
+async def test_every_list_and_watch_of_secrets_requests_only_their_metadata(
     secretive: FakeApiServer, tmp_path: Path
 ) -> None:
     error = {"type": "ERROR", "object": status_body(410, "Expired", "too old resource version")}
@@ -726,7 +720,7 @@ async def test_secrets_are_asked_for_by_their_metadata_in_lists_watches_and_afte
         tasks.cancel_scope.cancel()
 
 
-async def test_a_list_that_is_too_long_is_asked_for_in_smaller_pages(fake: FakeApiServer, faked: Client) -> None:
+async def test_a_list_that_is_too_long_is_requested_in_smaller_pages(fake: FakeApiServer, faked: Client) -> None:
     for number in range(12):
         fake.put("shop", f"w{number}", spec={"text": "x" * 10_000})
     timing = WatchTiming(backoff_first=0.02, backoff_most=0.05, page=8, page_limit=25_000)
@@ -738,7 +732,7 @@ async def test_a_list_that_is_too_long_is_asked_for_in_smaller_pages(fake: FakeA
         tasks.cancel_scope.cancel()
 
 
-async def test_an_object_that_is_too_long_alone_is_reported(
+async def test_a_single_object_that_is_too_long_is_reported(
     fake: FakeApiServer, faked: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake.put("shop", "w", spec={"text": "x" * 30_000})
@@ -757,9 +751,7 @@ async def endless(request: web.Request) -> web.StreamResponse:
         await response.write(b"[" * 2**20)
 
 
-async def test_an_answer_without_end_is_given_up_with_the_request_in_the_error(
-    fake: FakeApiServer, faked: Client
-) -> None:
+async def test_an_endless_answer_is_aborted_and_the_error_names_the_request(fake: FakeApiServer, faked: Client) -> None:
     fake.always["list"] = endless
     path = WIDGETS.path()
     with anyio.fail_after(DEADLINE), pytest.raises(AnswerTooLong, match=f"GET {path}: .* longer than 67,108,864 bytes"):

@@ -78,14 +78,14 @@ async def raw(client: Client, key: Key) -> dict[str, Any]:
 
 
 async def edit(client: Client, key: Key, body: dict[str, Any], manager: str = "kubectl-edit") -> None:
-    """Changes a Secret as someone else."""
+    """Changes a Secret as another client."""
     await client.request(
         "PATCH", SECRETS.path(*key), query={"fieldManager": manager}, body=body, content_type=MERGE_PATCH
     )
 
 
 async def make(client: Client, key: Key, body: dict[str, Any]) -> Secret:
-    """Creates a Secret as someone else."""
+    """Creates a Secret as another client."""
     await client.request("POST", SECRETS.path(key.namespace), body=body | {"metadata": {"name": key.name}})
     return await read(client, key)
 
@@ -107,9 +107,7 @@ def shows(error: BaseException, *values: str) -> list[str]:
     return [value for value in values if value in said or b64encode(value.encode()).decode() in said]
 
 
-async def test_there_is_none_until_it_is_written_and_then_it_is_as_it_was_asked_for(
-    client: Client, key: Key, owner: Stored
-) -> None:
+async def test_a_written_secret_is_read_back_as_requested(client: Client, key: Key, owner: Stored) -> None:
     assert await read_secret(client, key) is None
     written = await write(client, key, owner, None)
     assert written == await read(client, key)
@@ -140,7 +138,7 @@ async def test_writing_the_same_again_makes_no_new_version(client: Client, key: 
     assert await write(client, key, owner, written) == written
 
 
-async def test_a_secret_that_changed_since_it_was_seen_is_not_touched(client: Client, key: Key, owner: Stored) -> None:
+async def test_a_secret_that_changed_since_it_was_read_is_not_touched(client: Client, key: Key, owner: Stored) -> None:
     seen = await write(client, key, owner, None)
     await edit(client, key, {"metadata": {"labels": {"theirs": "x"}}})
     changed = await read(client, key)
@@ -150,7 +148,7 @@ async def test_a_secret_that_changed_since_it_was_seen_is_not_touched(client: Cl
     assert await read(client, key) == changed
 
 
-async def test_a_secret_made_again_since_it_was_seen_is_not_touched_and_none_is_made_in_the_place_of_one_that_went(
+async def test_a_deleted_secret_is_not_created_again_and_its_replacement_is_not_touched(
     client: Client, key: Key, owner: Stored
 ) -> None:
     seen = await write(client, key, owner, None)
@@ -166,7 +164,7 @@ async def test_a_secret_made_again_since_it_was_seen_is_not_touched_and_none_is_
     assert await read(client, key) == theirs
 
 
-async def test_keys_that_somebody_added_changed_or_removed_are_as_declared_again(
+async def test_keys_that_another_client_added_changed_or_removed_are_corrected(
     client: Client, key: Key, owner: Stored
 ) -> None:
     await write(client, key, owner, None)
@@ -177,7 +175,7 @@ async def test_keys_that_somebody_added_changed_or_removed_are_as_declared_again
     assert (await write(client, key, owner, await read(client, key), data={})).data == {}
 
 
-async def test_labels_and_annotations_no_longer_wanted_go_and_those_of_others_stay(
+async def test_labels_and_annotations_no_longer_declared_are_removed_and_those_of_others_stay(
     client: Client, key: Key, owner: Stored
 ) -> None:
     written = await write(client, key, owner, None)
@@ -194,7 +192,7 @@ async def test_labels_and_annotations_no_longer_wanted_go_and_those_of_others_st
     assert {"labels": last.labels, "annotations": last.annotations} == theirs
 
 
-async def test_a_label_that_somebody_took_over_is_set_back_while_wanted_and_left_to_them_afterwards(
+async def test_a_label_that_another_client_took_over_is_corrected_only_while_it_is_declared(
     client: Client, key: Key, owner: Stored
 ) -> None:
     await write(client, key, owner, None)
@@ -206,7 +204,7 @@ async def test_a_label_that_somebody_took_over_is_set_back_while_wanted_and_left
     assert left.labels == {"team": "theirs"}
 
 
-async def test_a_label_that_somebody_else_applies_as_well_stays(client: Client, key: Key, owner: Stored) -> None:
+async def test_a_label_that_another_client_applies_too_stays(client: Client, key: Key, owner: Stored) -> None:
     await write(client, key, owner, None)
     theirs = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": key.name, "labels": {"team": "shop"}}}
     await client.request("PATCH", SECRETS.path(*key), query={"fieldManager": "argo"}, body=theirs, content_type=APPLY)
@@ -215,7 +213,7 @@ async def test_a_label_that_somebody_else_applies_as_well_stays(client: Client, 
     assert (await write(client, key, owner, shared, labels={})).labels == {"team": "shop"}
 
 
-async def test_a_reference_of_somebody_else_is_left_as_it_is(client: Client, key: Key, owner: Stored) -> None:
+async def test_another_objects_owner_reference_is_left_unchanged(client: Client, key: Key, owner: Stored) -> None:
     other = {"apiVersion": "example.dev/v1", "kind": "Widget", "name": "w", "uid": "u-w", "blockOwnerDeletion": True}
     theirs = await make(client, key, {})
     await edit(client, key, {"metadata": {"ownerReferences": [other]}})
@@ -225,7 +223,7 @@ async def test_a_reference_of_somebody_else_is_left_as_it_is(client: Client, key
     assert other in (await raw(client, key))["metadata"]["ownerReferences"]
 
 
-async def test_a_reference_to_an_earlier_object_of_the_same_name_is_replaced(
+async def test_an_owner_reference_to_an_earlier_object_of_the_same_name_is_replaced(
     client: Client, key: Key, owner: Stored
 ) -> None:
     await write(client, key, owner, None)
@@ -241,9 +239,7 @@ async def test_a_reference_to_an_earlier_object_of_the_same_name_is_replaced(
     assert set(written.owners) == {beside, reference(again)}
 
 
-async def test_a_reference_that_somebody_removed_or_weakened_is_set_again(
-    client: Client, key: Key, owner: Stored
-) -> None:
+async def test_a_removed_or_weakened_owner_reference_is_set_again(client: Client, key: Key, owner: Stored) -> None:
     await write(client, key, owner, None)
     await edit(client, key, {"metadata": {"ownerReferences": None}})
     repaired = await write(client, key, owner, await read(client, key))
@@ -253,7 +249,7 @@ async def test_a_reference_that_somebody_removed_or_weakened_is_set_again(
     assert (await write(client, key, owner, await read(client, key))).owners == (reference(owner),)
 
 
-async def test_what_only_its_author_can_change_is_refused_with_what_to_do(
+async def test_a_secret_that_only_its_author_can_change_is_refused_with_a_remedy(
     client: Client, key: Key, owner: Stored
 ) -> None:
     foreign = await make(client, Key(key.namespace, "typed"), {"type": "example.dev/other"})
@@ -272,7 +268,7 @@ async def test_what_only_its_author_can_change_is_refused_with_what_to_do(
     assert await read(client, key) == immutable
 
 
-async def test_only_the_very_object_that_was_seen_is_deleted(client: Client, key: Key, owner: Stored) -> None:
+async def test_only_the_exact_secret_that_was_read_is_deleted(client: Client, key: Key, owner: Stored) -> None:
     seen = await write(client, key, owner, None)
     await edit(client, key, {"metadata": {"labels": {"theirs": "x"}}})
     changed = await read(client, key)
@@ -284,7 +280,7 @@ async def test_only_the_very_object_that_was_seen_is_deleted(client: Client, key
     assert not await delete_secret(client, key, changed.uid, changed.version)
 
 
-async def test_a_secret_that_is_going_is_known_as_such(client: Client, key: Key, owner: Stored) -> None:
+async def test_a_terminating_secret_is_recognized(client: Client, key: Key, owner: Stored) -> None:
     await write(client, key, owner, None)
     await edit(client, key, {"metadata": {"finalizers": ["example.dev/held"]}})
     held = await read(client, key)
@@ -295,7 +291,7 @@ async def test_a_secret_that_is_going_is_known_as_such(client: Client, key: Key,
     await edit(client, key, {"metadata": {"finalizers": None}})
 
 
-async def test_what_is_stored_of_a_written_secret_says_whose_it_is_and_nothing_of_its_content(
+async def test_the_store_keeps_the_owner_of_a_written_secret_but_not_its_content(
     client: Client, key: Key, owner: Stored
 ) -> None:
     written = await write(client, key, owner, None)
@@ -308,7 +304,7 @@ async def test_what_is_stored_of_a_written_secret_says_whose_it_is_and_nothing_o
     assert sorted(kept["metadata"]) == ["annotations", "ownerReferences"]
 
 
-async def test_no_representation_shows_the_content(client: Client, key: Key) -> None:
+async def test_the_representation_of_a_secret_does_not_show_its_content(client: Client, key: Key) -> None:
     copy = {"kubectl.kubernetes.io/last-applied-configuration": f'{{"stringData":{{"password":"{PASSWORD}"}}}}'}
     await make(client, key, {"data": {"password": b64encode(PASSWORD.encode()).decode()}})
     await edit(client, key, {"metadata": {"annotations": {**copy, "note": "x"}}})
@@ -320,7 +316,7 @@ async def test_no_representation_shows_the_content(client: Client, key: Key) -> 
 
 
 @pytest.mark.parametrize("exists", [False, True])
-async def test_a_refusal_of_the_api_server_names_its_reason_without_the_content(
+async def test_a_refusal_of_the_api_server_shows_its_reason_without_the_content(
     client: Client, key: Key, owner: Stored, exists: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen = await write(client, key, owner, None, data={"old": b"old-content-of-it"}) if exists else None
@@ -333,11 +329,9 @@ async def test_a_refusal_of_the_api_server_names_its_reason_without_the_content(
     assert PASSWORD not in caplog.text
 
 
-async def test_a_patch_that_the_api_server_quotes_as_a_whole_is_not_shown(
-    client: Client, key: Key, owner: Stored
-) -> None:
+async def test_the_error_omits_a_patch_that_the_api_server_quotes(client: Client, key: Key, owner: Stored) -> None:
     seen = await write(client, key, owner, None)
-    odd: Any = {"team": 7}  # makes the real API server say the whole patch
+    odd: Any = {"team": 7}  # makes the real API server quote the whole patch
     with pytest.raises(ApiError) as refused:
         await write(client, key, owner, seen, labels=odd, data={**DATA, "uri": f"postgresql://{PASSWORD}".encode()})
     assert (refused.value.status, refused.value.reason) == (422, "Invalid")
@@ -359,9 +353,7 @@ LONG = "".join(f"{number:04}" for number in range(3_000))
     ],
 )
 @pytest.mark.parametrize("verb", ["post", "patch"])
-async def test_whatever_an_admission_webhook_repeats_of_the_content_is_left_out(
-    tmp_path: Path, verb: Any, text: str
-) -> None:
+async def test_the_error_omits_content_that_an_admission_webhook_repeats(tmp_path: Path, verb: Any, text: str) -> None:
     data = {"password": PASSWORD.encode(), "escaped": f'"{PASSWORD}"\n{PASSWORD}'.encode(), "pin": b"s3cr"}
     data["long"] = LONG.encode()
     fake = FakeApiServer(SECRETS)
@@ -388,7 +380,7 @@ OWNER = pack(
 
 
 @pytest.mark.parametrize("answer", [f'{{"data": {{"password": "{PASSWORD}"', "[]", "{}", '{"metadata": {}}', "\ufffd"])
-async def test_an_answer_that_is_no_secret_is_an_error_that_shows_nothing_of_it(tmp_path: Path, answer: str) -> None:
+async def test_an_answer_that_is_not_a_secret_causes_an_error_without_its_content(tmp_path: Path, answer: str) -> None:
     fake = FakeApiServer(SECRETS)
     fake.always["post"] = plain(200, answer)
     async with fake.serve(tmp_path / "k"), Client.connect(str(tmp_path / "k")) as client:
@@ -397,7 +389,7 @@ async def test_an_answer_that_is_no_secret_is_an_error_that_shows_nothing_of_it(
     assert shows(bad.value, PASSWORD) == []
 
 
-async def test_a_write_to_a_server_that_is_gone_is_an_error_that_shows_nothing(tmp_path: Path) -> None:
+async def test_a_write_to_an_unreachable_server_causes_an_error_without_the_content(tmp_path: Path) -> None:
     fake = FakeApiServer(SECRETS)
     async with Client.connect(await kubeconfig_of(fake, tmp_path)) as client:
         with pytest.raises(Unreachable, match=r"POST .*/secrets: ") as gone:
@@ -411,7 +403,7 @@ async def kubeconfig_of(fake: FakeApiServer, folder: Path) -> str:
         return str(folder / "k")
 
 
-async def test_a_server_that_is_gone_does_not_mean_that_there_is_no_secret(tmp_path: Path) -> None:
+async def test_an_unreachable_server_is_not_mistaken_for_a_missing_secret(tmp_path: Path) -> None:
     async with Client.connect(await kubeconfig_of(FakeApiServer(SECRETS), tmp_path)) as client:
         with pytest.raises(Unreachable):
             await read_secret(client, Key("shop", "a"))

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from pgrole_controller.kube.client import EVENTS, NAMESPACES, ApiError, Client
-from pgrole_controller.kube.events import Recorder
+from pgrole_controller.kube.events import MAKE_WAY_SECONDS, Recorder
 from pgrole_controller.kube.resource import MERGE_PATCH
 from pgrole_controller.kube.server_side_apply import FINALIZER, apply_finalizer, apply_status, unchanged
 from pgrole_controller.kube.store import Stored, pack
@@ -54,7 +54,7 @@ async def make(client: Client, namespace: str, name: str = "a") -> Stored:
 STATUS = {"observedGeneration": 1, "conditions": [{"type": "Ready", "status": "True"}], "extra": "x"}
 
 
-async def test_a_status_is_applied_whole_and_what_is_left_out_goes(client: Client, namespace: str) -> None:
+async def test_a_status_is_applied_completely_and_omitted_fields_are_removed(client: Client, namespace: str) -> None:
     first = await apply_status(client, WIDGETS, await make(client, namespace), STATUS)
     assert first.object()["status"] == STATUS
     second = await apply_status(client, WIDGETS, first, {"observedGeneration": 2})
@@ -71,7 +71,7 @@ async def test_applying_the_same_status_again_makes_no_new_version(client: Clien
     assert (await apply_status(client, WIDGETS, first, STATUS)).is_same(first)
 
 
-async def test_a_status_is_refused_when_the_object_is_not_as_it_was_read(client: Client, namespace: str) -> None:
+async def test_a_status_for_an_object_that_changed_since_it_was_read_is_refused(client: Client, namespace: str) -> None:
     stored = await make(client, namespace)
     await edit(client, namespace, {"spec": {"size": 2}})
     with pytest.raises(ApiError) as refused:
@@ -79,7 +79,7 @@ async def test_a_status_is_refused_when_the_object_is_not_as_it_was_read(client:
     assert (refused.value.status, refused.value.reason) == (409, "Conflict")
 
 
-async def test_an_object_made_again_gets_nothing_of_the_status_of_the_old_one(client: Client, namespace: str) -> None:
+async def test_a_recreated_object_does_not_get_the_status_of_the_old_one(client: Client, namespace: str) -> None:
     stored = await make(client, namespace)
     await remove(client, namespace)
     with pytest.raises(ApiError) as gone:
@@ -104,7 +104,7 @@ async def test_a_finalizer_is_set_and_removed_beside_those_of_others(client: Cli
     assert released.object()["spec"] == {"size": 1}
 
 
-async def test_removing_the_finalizer_of_a_terminating_object_lets_it_go(client: Client, namespace: str) -> None:
+async def test_removing_the_finalizer_of_a_terminating_object_deletes_it(client: Client, namespace: str) -> None:
     held = await apply_finalizer(client, WIDGETS, await make(client, namespace), True)
     assert held is not None
     await remove(client, namespace)
@@ -117,7 +117,7 @@ async def test_removing_the_finalizer_of_a_terminating_object_lets_it_go(client:
 
 
 @pytest.mark.parametrize("present", [True, False])
-async def test_a_finalizer_for_an_object_that_is_gone_makes_no_ghost(
+async def test_a_finalizer_for_a_deleted_object_does_not_recreate_it(
     client: Client, namespace: str, present: bool
 ) -> None:
     stored = await make(client, namespace)
@@ -129,7 +129,7 @@ async def test_a_finalizer_for_an_object_that_is_gone_makes_no_ghost(
 
 
 @pytest.mark.parametrize("present", [True, False])
-async def test_a_finalizer_for_an_earlier_object_does_not_reach_the_one_made_again(
+async def test_a_finalizer_for_an_earlier_object_does_not_reach_the_recreated_one(
     client: Client, namespace: str, present: bool
 ) -> None:
     stored = await make(client, namespace)
@@ -139,7 +139,7 @@ async def test_a_finalizer_for_an_earlier_object_does_not_reach_the_one_made_aga
     assert pack(await read(client, namespace)).is_same(again)
 
 
-async def test_a_finalizer_that_another_client_wrote_as_well_is_removed_too(client: Client, namespace: str) -> None:
+async def test_a_finalizer_that_another_client_wrote_too_is_removed(client: Client, namespace: str) -> None:
     stored = await make(client, namespace)
     await edit(client, namespace, {"metadata": {"finalizers": ["example.dev/other", FINALIZER]}})
     released = await apply_finalizer(client, WIDGETS, stored, False)
@@ -147,7 +147,7 @@ async def test_a_finalizer_that_another_client_wrote_as_well_is_removed_too(clie
     assert released.object()["metadata"]["finalizers"] == ["example.dev/other"]
 
 
-async def test_a_terminating_object_gets_no_finalizer_any_more(client: Client, namespace: str) -> None:
+async def test_a_terminating_object_gets_no_finalizer(client: Client, namespace: str) -> None:
     stored = await make(client, namespace)
     await edit(client, namespace, {"metadata": {"finalizers": ["example.dev/other"]}})
     await remove(client, namespace)
@@ -167,7 +167,7 @@ async def events(client: Client, namespace: str) -> list[dict[str, Any]]:
     return sorted(listed["items"], key=lambda event: str(event["eventTime"]))
 
 
-async def test_an_event_names_the_object_and_who_says_it(client: Client, namespace: str) -> None:
+async def test_an_event_names_its_object_and_its_reporter(client: Client, namespace: str) -> None:
     stored = await make(client, namespace)
     recorder = Recorder(client, instance="h" * 300, now=lambda: datetime(2026, 1, 2, 3, 4, 5, 0, tzinfo=UTC))
     recorder.record(stored, "DriftCorrected", "superuser was set", action="Correct")
@@ -188,10 +188,10 @@ async def test_an_event_names_the_object_and_who_says_it(client: Client, namespa
     assert recorder.dropped == 0
 
 
-async def test_an_object_of_any_legal_name_has_its_event(client: Client, namespace: str) -> None:
+async def test_an_event_is_written_for_an_object_with_any_legal_name(client: Client, namespace: str) -> None:
     recorder = Recorder(client)
     letters = ["a" * size for size in range(1, 254)]
-    # At the place where a long name is cut, what no part of a name may end with.
+    # Where a long name is cut, these have characters with which no part of a name may end.
     dashes = [f"{'a' * size}{'-' * (252 - size)}a" for size in range(225, 240)]
     dots = [f"{'a' * size}.{'b' * (252 - size)}" for size in range(225, 240)]
     for name in (*letters, *dashes, *dots):
@@ -209,7 +209,7 @@ async def test_an_object_of_any_legal_name_has_its_event(client: Client, namespa
     assert written_for == {*letters, *dashes, *dots}
 
 
-async def test_a_note_beyond_what_the_api_server_takes_is_cut(client: Client, namespace: str) -> None:
+async def test_a_note_longer_than_the_api_server_accepts_is_truncated(client: Client, namespace: str) -> None:
     recorder = Recorder(client)
     recorder.record(await make(client, namespace), "Refused", "ä" * 1_024, action="Apply", event_type="Warning")
     await written(recorder)
@@ -219,7 +219,7 @@ async def test_a_note_beyond_what_the_api_server_takes_is_cut(client: Client, na
     assert event["note"].endswith("ä…")
 
 
-async def test_the_same_again_within_six_minutes_is_counted_in_one_event(client: Client, namespace: str) -> None:
+async def test_equal_events_within_six_minutes_are_counted_in_one_event(client: Client, namespace: str) -> None:
     stored, clock = await make(client, namespace), [0.0]
     recorder = Recorder(client, clock=lambda: clock[0])
     async with anyio.create_task_group() as tasks:
@@ -251,9 +251,7 @@ async def count(client: Client, namespace: str, counts: list[int | None]) -> Non
     pytest.fail(f"{found} instead of {counts}")
 
 
-async def test_what_happened_often_before_the_first_write_is_one_event_with_its_count(
-    client: Client, namespace: str
-) -> None:
+async def test_repetitions_before_the_first_write_are_one_event_with_a_count(client: Client, namespace: str) -> None:
     stored, recorder = await make(client, namespace), Recorder(client)
     for _ in range(7):
         recorder.record(stored, "DriftCorrected", "again", action="Correct")
@@ -263,7 +261,7 @@ async def test_what_happened_often_before_the_first_write_is_one_event_with_its_
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", event["series"]["lastObservedTime"])
 
 
-async def test_an_event_that_was_deleted_meanwhile_is_made_anew(client: Client, namespace: str) -> None:
+async def test_an_event_that_was_deleted_meanwhile_is_created_again(client: Client, namespace: str) -> None:
     stored, recorder = await make(client, namespace), Recorder(client)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(recorder.run)
@@ -285,14 +283,14 @@ async def test_an_event_about_an_object_without_namespace_is_in_default(client: 
     assert name in [event["regarding"]["name"] for event in await events(client, "default")]
 
 
-async def test_events_that_a_namespace_takes_no_more_hold_up_none_of_others(
+async def test_a_terminating_namespace_does_not_delay_events_of_others(
     client: Client, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     going = await make_namespace(client)
     inside = await make(client, going)
     await client.request("DELETE", NAMESPACES.path(None, going))
     recorder = Recorder(client)
-    for number in range(60):  # that each of them waited a second to be tried again, was seen
+    for number in range(60):  # retrying each after a second would take a minute
         recorder.record(inside, f"Reason{number}", "gone", action="Drop")
     recorder.record(await make(client, namespace), "RoleCreated", "made", action="Create")
     with caplog.at_level(logging.INFO, "pgrole_controller.kube.events"):
@@ -305,7 +303,7 @@ async def test_events_that_a_namespace_takes_no_more_hold_up_none_of_others(
 REFERENCE = {"apiVersion": "v1", "kind": "Widget", "namespace": "shop", "name": "a", "uid": "u"}
 
 
-async def test_an_api_server_that_fails_is_asked_twice_and_no_more(tmp_path: Path) -> None:
+async def test_a_failing_api_server_is_asked_at_most_twice(tmp_path: Path) -> None:
     fake = FakeApiServer(EVENTS)
     async with fake.serve(tmp_path / "k"), Client.connect(str(tmp_path / "k")) as client:
         fake.always["post"] = refuse(503, "ServiceUnavailable")
@@ -316,7 +314,34 @@ async def test_an_api_server_that_fails_is_asked_twice_and_no_more(tmp_path: Pat
         assert recorder.dropped == 1
 
 
-async def test_recording_never_waits_nor_raises_when_nothing_writes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["quiet", "time", "crowded", "closed"])
+async def test_events_wait_for_more_urgent_requests_up_to_a_limit(tmp_path: Path, end: str) -> None:
+    fake, clock = FakeApiServer(EVENTS), [0.0]
+    async with fake.serve(tmp_path / "k"), Client.connect(str(tmp_path / "k")) as client:
+        recorder = Recorder(client, clock=lambda: clock[0], waiting_limit=4)
+        recorder.quiet.clear()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(recorder.run)
+            recorder.record(REFERENCE, "First", "x", action="B")
+            await anyio.wait_all_tasks_blocked()
+            assert fake.count("post") == 0
+            if end == "quiet":
+                recorder.quiet.set()
+            elif end == "time":
+                clock[0] = MAKE_WAY_SECONDS
+            elif end == "crowded":
+                for number in range(2):
+                    recorder.record(REFERENCE, f"Reason{number}", "x", action="B")
+            else:
+                recorder.close()
+            with anyio.fail_after(30):
+                while fake.count("post") == 0:  # noqa: ASYNC110 -- the fake has no signal
+                    await anyio.sleep(0.01)
+            recorder.close()
+        assert recorder.dropped == 0
+
+
+async def test_recording_neither_waits_nor_raises_while_nothing_is_written(tmp_path: Path) -> None:
     fake = FakeApiServer(EVENTS)
     async with fake.serve(tmp_path / "k"), Client.connect(str(tmp_path / "k")) as client:
         recorder = Recorder(client, waiting_limit=2)

@@ -45,7 +45,7 @@ sys.exit(anyio.run(partial(run_dev, state, controller=sys.argv[2:])))
 """
 
 CONTROLLER = """
-# Says Ready of each PgRole as the controller does, then waits to be told to stop.
+# Sets Ready on each PgRole as the controller does, then waits for SIGTERM.
 import http.server, json, os, signal, ssl, sys, threading, urllib.request, yaml
 
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -84,7 +84,7 @@ print("the controller's last line", flush=True)
 
 
 class DevSession:
-    """A program as a terminal has it: leader of its own process group, its output line by line."""
+    """A program as a terminal runs it: it leads its own process group, and its output arrives line by line."""
 
     def __init__(self, process: anyio.abc.Process) -> None:
         self.process = process
@@ -116,7 +116,7 @@ class DevSession:
 
 @asynccontextmanager
 async def session(program: str, *arguments: str, scratch: Path) -> AsyncIterator[DevSession]:
-    """Runs it with `scratch` as the folder of its temporary files."""
+    """Runs a program with `scratch` as the folder of its temporary files."""
     process = await anyio.open_process(
         [sys.executable, "-c", program, *arguments],
         stdin=subprocess.DEVNULL,
@@ -195,7 +195,7 @@ async def test_the_api_server_comes_back_with_its_data_after_stop_kill_and_pause
     assert not folder.exists()
 
 
-async def test_an_api_server_that_does_not_start_is_told_with_the_end_of_its_log(
+async def test_an_api_server_that_does_not_start_is_reported_with_the_end_of_its_log(
     tmp_path: Path, binaries: Binaries
 ) -> None:
     (tmp_path / "service-account.key").write_text("no key")
@@ -228,7 +228,7 @@ async def test_postgresql_keeps_its_data_port_and_password_from_run_to_run(tmp_p
         assert await select(server, "SELECT count(*) FROM pg_roles WHERE rolname = 'kept'") == 1
 
 
-async def test_postgresql_comes_back_with_what_was_committed_after_restart_kill_and_pause() -> None:
+async def test_postgresql_comes_back_with_committed_data_after_restart_kill_and_pause() -> None:
     async with postgres(settings={"work_mem": "7MB"}) as server:
         assert await select(server, "SHOW work_mem") == "7MB"
         await select(server, "CREATE ROLE kept")
@@ -247,7 +247,7 @@ async def test_postgresql_comes_back_with_what_was_committed_after_restart_kill_
     assert not folder.exists()
 
 
-async def test_postgresql_asks_for_the_password_and_its_data_is_closed_to_others(
+async def test_postgresql_requires_the_password_and_its_files_are_private(
     postgres_server: PostgresServer,
 ) -> None:
     with pytest.raises(asyncpg.InvalidPasswordError):
@@ -262,7 +262,7 @@ async def test_psql_of_the_embedded_postgresql_connects(postgres_server: Postgre
     assert done.stdout == b"42\n"
 
 
-async def test_postgresql_16_runs_as_well_and_its_data_is_refused_by_18(tmp_path: Path) -> None:
+async def test_postgresql_16_runs_too_and_18_refuses_its_data(tmp_path: Path) -> None:
     async with postgres(tmp_path, version=16) as server:
         assert str(await select(server, "SHOW server_version")).startswith("16.")
     with pytest.raises(LocalError, match="was initialized by PostgreSQL 16, but this is 18"):
@@ -270,7 +270,7 @@ async def test_postgresql_16_runs_as_well_and_its_data_is_refused_by_18(tmp_path
             pass
 
 
-async def test_a_postgresql_that_does_not_start_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
+async def test_a_postgresql_that_does_not_start_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match=r'PostgreSQL ended before it was ready(?s:.*)"no_such_setting"'):
         async with postgres(tmp_path, settings={"no_such_setting": "1"}):
             pass
@@ -278,7 +278,7 @@ async def test_a_postgresql_that_does_not_start_is_told_with_the_end_of_its_log(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
 @pytest.mark.slow
-async def test_a_kill_of_the_parent_leaves_no_process(binaries: Binaries, scratch: Path) -> None:
+async def test_killing_the_parent_leaves_no_process(binaries: Binaries, scratch: Path) -> None:
     async with session(BOTH, scratch=scratch) as parent:
         await parent.says("running")
         pids = descendants(parent.process.pid)
@@ -319,7 +319,7 @@ async def test_ctrl_c_while_dev_starts_leaves_no_process_and_no_file(binaries: B
 
 
 @pytest.mark.slow
-async def test_dev_says_when_the_controller_ends_by_itself_and_keeps_its_state(
+async def test_dev_reports_that_the_controller_exited_and_keeps_its_state(
     binaries: Binaries, tmp_path: Path, scratch: Path
 ) -> None:
     state = tmp_path / "state"
@@ -333,7 +333,7 @@ async def test_dev_says_when_the_controller_ends_by_itself_and_keeps_its_state(
 
 
 @pytest.mark.slow
-async def test_a_second_dev_of_the_same_state_is_refused(binaries: Binaries, tmp_path: Path, scratch: Path) -> None:
+async def test_a_second_dev_with_the_same_state_is_refused(binaries: Binaries, tmp_path: Path, scratch: Path) -> None:
     forever = [sys.executable, "-c", "import time; time.sleep(600)"]
     async with session(DEV, str(tmp_path / "state"), *forever, scratch=scratch) as first:
         await first.says("PostgreSQL 18 ready")

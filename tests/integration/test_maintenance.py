@@ -1,4 +1,4 @@
-"""controller.maintenance: what the event triggers record is bounded in every admitted database, used or not."""
+"""controller.maintenance: records of the event triggers are bounded in every admitted database, used or not."""
 
 import secrets
 from collections.abc import AsyncIterator, Callable
@@ -9,9 +9,9 @@ from typing import cast
 import asyncpg
 
 from pgrole_controller.controller.context import WorkerContext
-from pgrole_controller.controller.databases import Databases
-from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.maintenance import Maintenance
+from pgrole_controller.controller.privileges.databases import Databases
+from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import DatabasesConfig
@@ -35,7 +35,7 @@ SELECT '1', 1, '', '', '', '', '' FROM generate_series(1, 125000)
 async def maintenance_of(
     server: PostgresServer, databases: Callable[[], DatabasesConfig]
 ) -> AsyncIterator[Maintenance]:
-    """Of a server whose databases have no worker."""
+    """Yields the maintenance of a server whose databases have no worker."""
     async with connect(Endpoint(server.dsn()), "test") as connection:
         await install(connection)
         session = Session(await identify(connection), SchemaState.PRESENT, "c1", DatabaseClaims(), connection)
@@ -69,7 +69,7 @@ async def count_events(server: PostgresServer, database: str) -> int:
         await connection.close()
 
 
-async def test_events_are_pruned_where_no_role_declares_privileges_any_more(server: PostgresServer) -> None:
+async def test_events_are_pruned_where_no_role_declares_privileges(server: PostgresServer) -> None:
     left = await make_database(server)
     bare = await make_database(server, installed=False)
     async with maintenance_of(server, lambda: DatabasesConfig(("left_*", "postgres"))) as maintenance:
@@ -78,7 +78,7 @@ async def test_events_are_pruned_where_no_role_declares_privileges_any_more(serv
         await maintenance.tend_all()
         assert await count_events(server, left) == MOST
         assert await count_events(server, "postgres") == MOST
-        # known from the first round on; a database without schema pgrole is not connected to again
+        # after the first round, maintenance does not connect again to a database without schema pgrole
         connection = await asyncpg.connect(server.dsn(database=left))
         await connection.execute(EVENTS)
         await connection.close()
@@ -89,7 +89,7 @@ async def test_events_are_pruned_where_no_role_declares_privileges_any_more(serv
         assert await count_events(server, left) == MOST
 
 
-async def test_maintenance_connects_to_no_database_that_the_server_does_not_admit(server: PostgresServer) -> None:
+async def test_maintenance_does_not_prune_a_database_that_the_server_does_not_admit(server: PostgresServer) -> None:
     left = await make_database(server)
     admitted = ["left_*"]
     async with maintenance_of(server, lambda: DatabasesConfig(tuple(admitted), (left,))) as maintenance:

@@ -32,12 +32,12 @@ from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.status_claims import StatusClaims
 
 DEADLINE = 60.0
-#: 63 bytes, and whatever a name can hold.
+#: 63 bytes, with everything that a name can contain.
 OURS = "o\"u'r$s %s \\ " + "日" * 16 + "xy"
 THEIRS = "theirs"
 GROUP = "gr'o\"up"
 
-#: What may be carried out after something that waits, each of which is told by `EVERYTHING`.
+#: Changes that may follow a statement that waits. `EVERYTHING` shows each of them.
 CHANGES: dict[str, Change] = {
     "attribute": SetAttribute(OURS, "createdb", True),
     "rename": Rename(OURS, "renamed"),
@@ -71,7 +71,7 @@ WAITS = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_eve
 
 @dataclass
 class NamingScene:
-    """`ours` and `theirs` are the oids; what `holder` holds makes a COMMENT on our role wait."""
+    """`ours` and `theirs` are oids. A lock of `holder` makes a COMMENT on our role wait."""
 
     writer: Connection
     holder: Connection
@@ -152,14 +152,14 @@ async def scene(request: pytest.FixtureRequest, server: PostgresServer) -> Async
 @pytest.mark.parametrize("superuser", [True, False], ids=["superuser", "no superuser"])
 @pytest.mark.parametrize("meanwhile", list(MEANWHILE))
 @pytest.mark.parametrize("kind", list(CHANGES))
-async def test_whatever_is_renamed_meanwhile_no_other_role_is_touched(
+async def test_no_other_role_is_touched_whatever_is_renamed_meanwhile(
     scene: NamingScene, kind: str, meanwhile: str, superuser: bool
 ) -> None:
     scene.dialect = replace(scene.dialect, superuser=superuser)
     before = await scene.everything(scene.theirs)
     plan = scene.plan(SetComment(OURS, "waits"), CHANGES[kind])
     (failure,), done = await scene.carry_out_during(MEANWHILE[meanwhile], plan)
-    assert done is not superuser  # who may lock the names keeps them
+    assert done is not superuser  # a superuser locks the names
     assert await scene.everything(scene.theirs) == before
     if done:
         assert failure is not None
@@ -174,9 +174,7 @@ async def test_whatever_is_renamed_meanwhile_no_other_role_is_touched(
 
 
 @pytest.mark.parametrize("superuser", [True, False], ids=["superuser", "no superuser"])
-async def test_a_plan_that_meets_its_own_role_is_carried_out_and_the_others_of_its_batch_too(
-    scene: NamingScene, superuser: bool
-) -> None:
+async def test_plans_of_a_batch_that_find_their_own_roles_are_all_applied(scene: NamingScene, superuser: bool) -> None:
     scene.dialect = replace(scene.dialect, superuser=superuser)
     plans = [
         scene.plan(Rename(OURS, "renamed"), SetAttribute("renamed", "login", True)),
@@ -189,7 +187,7 @@ async def test_a_plan_that_meets_its_own_role_is_carried_out_and_the_others_of_i
     assert await find(scene.hand, "away") is not None
 
 
-async def test_names_that_go_round_in_one_batch_are_verified_as_they_are_at_its_end(scene: NamingScene) -> None:
+async def test_names_that_are_reused_within_a_batch_are_verified_at_its_end(scene: NamingScene) -> None:
     plans = [
         Plan(THEIRS, (Drop(THEIRS),), scene.theirs, THEIRS),
         scene.plan(Rename(OURS, THEIRS)),
@@ -198,7 +196,7 @@ async def test_names_that_go_round_in_one_batch_are_verified_as_they_are_at_its_
     assert await find(scene.hand, THEIRS) == scene.ours
 
 
-async def test_only_renaming_and_dropping_wait_for_a_name_that_is_held(scene: NamingScene) -> None:
+async def test_only_renaming_and_dropping_wait_for_a_locked_name(scene: NamingScene) -> None:
     """A lock on a name does not delay sessions that change the role or make others its members."""
     ours = quote_identifier(OURS)
     async with scene.writer.transaction():
@@ -210,7 +208,7 @@ async def test_only_renaming_and_dropping_wait_for_a_name_that_is_held(scene: Na
                 await scene.holder.execute(statement)
 
 
-async def test_a_controller_that_ceased_to_be_a_superuser_goes_on_without_locking(
+async def test_a_controller_that_is_no_longer_a_superuser_continues_without_locking(
     scene: NamingScene, server: PostgresServer
 ) -> None:
     await scene.hand.execute("CREATE ROLE steward LOGIN CREATEROLE PASSWORD 'p'")

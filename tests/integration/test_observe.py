@@ -1,4 +1,4 @@
-"""sql/install: `observe()` notices and announces every change of a role, and writes nothing without a change."""
+"""sql/install: `observe()` detects and notifies every change of a role, and writes nothing without a change."""
 
 from collections.abc import AsyncIterator
 
@@ -39,7 +39,7 @@ CHANGES = {
     "another comment": "COMMENT ON ROLE subject IS 'second'",
     "no comment": "COMMENT ON ROLE subject IS NULL",
 }
-#: What of these only PostgreSQL 16 and later have.
+#: Those that only PostgreSQL 16 and later have.
 OPTIONS = {"inherit option", "set option"}
 
 
@@ -66,7 +66,7 @@ async def observe(connection: Connection) -> str:
     return str(await connection.fetchval("SELECT pgrole.observe()"))
 
 
-async def test_every_kind_of_change_of_a_role_is_told_once_with_its_name_and_oid(
+async def test_every_kind_of_change_of_a_role_is_notified_once_with_its_name_and_oid(
     servers: Servers, home: Connection, listener: NotificationListener
 ) -> None:
     await home.execute("CREATE ROLE subject")
@@ -89,7 +89,7 @@ async def test_every_kind_of_change_of_a_role_is_told_once_with_its_name_and_oid
     assert await home.fetch(MISMATCHES) == []
 
 
-async def test_a_role_dropped_and_made_again_between_two_looks_is_told_as_both(
+async def test_a_role_recreated_between_two_observations_is_notified_as_delete_and_insert(
     home: Connection, listener: NotificationListener
 ) -> None:
     await home.execute("CREATE ROLE subject")
@@ -103,7 +103,7 @@ async def test_a_role_dropped_and_made_again_between_two_looks_is_told_as_both(
     assert {(message["op"], message["oid"]) for message in told} == {("delete", before), ("insert", after)}
 
 
-async def test_one_membership_revoked_and_another_granted_between_two_looks_are_both_told(
+async def test_a_revoked_and_a_granted_membership_between_two_observations_are_both_notified(
     home: Connection, listener: NotificationListener
 ) -> None:
     await home.execute("CREATE ROLE subject; CREATE ROLE other; GRANT pg_monitor TO subject")
@@ -114,7 +114,7 @@ async def test_one_membership_revoked_and_another_granted_between_two_looks_are_
     assert {message["name"] for message in await listener.so_far()} == {"subject", "other"}
 
 
-async def test_nothing_is_written_and_nothing_told_when_nothing_changed(
+async def test_nothing_is_written_or_notified_without_a_change(
     home: Connection, listener: NotificationListener
 ) -> None:
     await home.execute("SELECT pg_current_xact_id()")
@@ -125,10 +125,10 @@ async def test_nothing_is_written_and_nothing_told_when_nothing_changed(
     assert await listener.so_far() == []
 
 
-async def test_a_change_that_was_undone_and_made_again_between_two_looks_is_told(
+async def test_a_change_undone_and_repeated_between_two_observations_is_notified(
     home: Connection, listener: NotificationListener
 ) -> None:
-    """Otherwise whoever repaired the role after the first read would not learn of the second change."""
+    """Otherwise a controller that repaired the role after the first change would miss the second one."""
     await home.execute("CREATE ROLE subject")
     await observe(home)
     await home.execute("ALTER ROLE subject CREATEDB")
@@ -140,7 +140,7 @@ async def test_a_change_that_was_undone_and_made_again_between_two_looks_is_told
     assert [message["name"] for message in await listener.so_far()] == ["subject"]
 
 
-async def test_a_full_pass_tells_of_what_was_undone_and_made_again_too(
+async def test_a_full_pass_also_notifies_a_change_that_was_undone_and_repeated(
     home: Connection, listener: NotificationListener
 ) -> None:
     await home.execute("CREATE ROLE subject CREATEDB")
@@ -161,7 +161,9 @@ async def test_valid_until_infinity_is_the_same_as_none(home: Connection) -> Non
     assert digest == await home.fetchval("SELECT digest FROM pgrole.role_state WHERE name = 'subject'")
 
 
-async def test_vacuum_full_of_the_catalogs_tells_nothing(home: Connection, listener: NotificationListener) -> None:
+async def test_vacuum_full_of_the_catalogs_causes_no_notification(
+    home: Connection, listener: NotificationListener
+) -> None:
     await home.execute("CREATE ROLE subject; GRANT pg_monitor TO subject; COMMENT ON ROLE subject IS 'c'")
     await observe(home)
     await listener.so_far()
@@ -174,7 +176,7 @@ async def test_vacuum_full_of_the_catalogs_tells_nothing(home: Connection, liste
     assert [message["name"] for message in await listener.so_far()] == ["subject"]
 
 
-async def test_more_than_a_hundred_roles_in_one_look_are_told_as_many(
+async def test_more_than_100_changed_roles_cause_one_notification(
     home: Connection, listener: NotificationListener
 ) -> None:
     for count, told in ((100, 100), (101, 1)):
@@ -189,7 +191,7 @@ async def test_more_than_a_hundred_roles_in_one_look_are_told_as_many(
     assert await home.fetch(MISMATCHES) == []
 
 
-#: For each catalog what makes the first row, changes it, and sets it back.
+#: For each catalog, statements that create a row, change it, and change it back.
 UPDATES = {
     "pg_authid": ("ALTER ROLE {} NOCREATEDB", "ALTER ROLE {} CREATEDB", "ALTER ROLE {} NOCREATEDB"),
     "pg_auth_members": (
@@ -237,7 +239,7 @@ async def test_a_transaction_with_a_lower_id_that_commits_later_is_not_missed(
         await early.close()
 
 
-async def test_what_a_transaction_changes_after_its_own_look_is_not_missed(
+async def test_a_change_after_an_observation_in_the_same_transaction_is_not_missed(
     home: Connection, listener: NotificationListener
 ) -> None:
     await home.execute("CREATE ROLE subject")
@@ -252,7 +254,7 @@ async def test_what_a_transaction_changes_after_its_own_look_is_not_missed(
     assert [message["name"] for message in await listener.so_far()] == ["subject", "subject"]
 
 
-async def test_a_look_that_is_rolled_back_is_as_if_it_had_not_been(
+async def test_an_observation_that_is_rolled_back_has_no_effect(
     home: Connection, listener: NotificationListener
 ) -> None:
     await home.execute("CREATE ROLE subject")
@@ -265,7 +267,7 @@ async def test_a_look_that_is_rolled_back_is_as_if_it_had_not_been(
     assert [message["name"] for message in await listener.so_far()] == ["subject"]
 
 
-async def test_two_looks_at_once_tell_a_change_once(
+async def test_two_concurrent_observations_notify_a_change_once(
     server: PostgresServer, home: Connection, listener: NotificationListener
 ) -> None:
     await home.execute("CREATE ROLE subject")
@@ -283,7 +285,7 @@ async def test_two_looks_at_once_tell_a_change_once(
         await other.close()
 
 
-async def test_the_snapshot_returned_is_the_next_one_unless_another_commits(
+async def test_the_returned_snapshot_is_the_next_one_unless_another_transaction_commits(
     server: PostgresServer, home: Connection
 ) -> None:
     now = "SELECT pg_current_snapshot()::text"
@@ -309,7 +311,7 @@ async def test_the_snapshot_returned_is_the_next_one_unless_another_commits(
         ("ALTER ROLE subject RESET ALL", "ALTER ROLE ALL IN DATABASE other_one SET work_mem = '9MB'"),
     ],
 )
-async def test_rows_that_concern_no_role_hide_none_that_does(
+async def test_rows_that_concern_no_role_hide_no_change_of_a_role(
     home: Connection, listener: NotificationListener, gone: str, come: str
 ) -> None:
     await home.execute("CREATE DATABASE other_one")
@@ -334,10 +336,10 @@ async def test_rows_that_concern_no_role_hide_none_that_does(
     assert await home.fetch(MISMATCHES) == []
 
 
-async def test_rows_that_go_are_missed_also_where_nothing_counts_what_is_read(
+async def test_deleted_rows_are_detected_even_without_statistics(
     server: PostgresServer, home: Connection, listener: NotificationListener
 ) -> None:
-    """PostgreSQL's statistics usually tell how many rows a read has scanned."""
+    """PostgreSQL's statistics usually show how many rows a read has scanned."""
     untracked = await asyncpg.connect(server.dsn(), server_settings={"track_counts": "off"})
     try:
         for looking, following in ((untracked, home), (home, untracked), (untracked, untracked)):
@@ -361,7 +363,7 @@ async def test_rows_that_go_are_missed_also_where_nothing_counts_what_is_read(
         await untracked.close()
 
 
-async def test_a_look_in_a_transaction_in_which_age_stands_still_sees_what_came_since(
+async def test_an_observation_in_a_transaction_where_age_stands_still_sees_later_changes(
     server: PostgresServer, home: Connection, listener: NotificationListener
 ) -> None:
     """`age()` counts from one transaction id for as long as a transaction lasts."""
@@ -397,7 +399,7 @@ async def test_a_look_in_a_transaction_in_which_age_stands_still_sees_what_came_
         "TRUNCATE pgrole.fingerprint",
     ],
 )
-async def test_a_look_at_everything_heals_what_was_tampered_with(home: Connection, harm: str) -> None:
+async def test_a_full_observation_repairs_tampered_state(home: Connection, harm: str) -> None:
     await home.execute("CREATE ROLE subject")
     await observe(home)
     await home.execute(harm)
@@ -416,7 +418,7 @@ async def test_a_look_at_everything_heals_what_was_tampered_with(home: Connectio
         "DELETE FROM pgrole.fingerprint WHERE catalog = 'pg_authid'::regclass",
     ],
 )
-async def test_what_was_seen_on_another_server_counts_for_nothing(
+async def test_observations_from_another_server_are_not_trusted(
     home: Connection, listener: NotificationListener, harm: str
 ) -> None:
     await home.execute("CREATE ROLE subject")
@@ -428,7 +430,7 @@ async def test_what_was_seen_on_another_server_counts_for_nothing(
     assert [message["name"] for message in await listener.so_far()] == ["subject"]
 
 
-async def test_installed_again_it_keeps_everything(home: Connection, listener: NotificationListener) -> None:
+async def test_installing_again_keeps_everything(home: Connection, listener: NotificationListener) -> None:
     await home.execute(
         "INSERT INTO pgrole.claim (role_name, role_oid, system_identifier, cluster, namespace, namespace_uid, object, "
         "object_uid) VALUES ('subject', 1, 2, 'c', 'n', 'nu', 'o', 'ou')"
@@ -443,13 +445,13 @@ async def test_installed_again_it_keeps_everything(home: Connection, listener: N
     assert await listener.so_far() == []
 
 
-async def test_an_ordinary_role_has_no_right_on_any_of_it(home: Connection) -> None:
+async def test_an_ordinary_role_has_no_privilege_in_the_schema(home: Connection) -> None:
     await home.execute("CREATE ROLE other")
     async with home.transaction():
         await home.execute("SET LOCAL ROLE other")
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await home.execute("SELECT pgrole.observe()")
-    # not even with the right to look into the schema
+    # not even with USAGE on the schema
     await home.execute("GRANT USAGE ON SCHEMA pgrole TO other")
     allowed = await home.fetch("""
         SELECT p.oid::regprocedure::text
@@ -465,14 +467,16 @@ async def test_an_ordinary_role_has_no_right_on_any_of_it(home: Connection) -> N
     await home.execute("REVOKE USAGE ON SCHEMA pgrole FROM other")
 
 
-async def test_a_schema_that_an_ordinary_role_made_first_is_refused(home: Connection) -> None:
+async def test_a_schema_that_an_ordinary_role_created_first_is_refused(home: Connection) -> None:
     await home.execute("DROP SCHEMA pgrole CASCADE; CREATE ROLE other; CREATE SCHEMA pgrole AUTHORIZATION other")
     with pytest.raises(asyncpg.InsufficientPrivilegeError, match="belongs to"):
         await home.execute(queries.install())
     await home.execute("DROP SCHEMA pgrole")
 
 
-async def test_an_owner_that_is_no_superuser_needs_only_oid_and_xmin(server: PostgresServer, home: Connection) -> None:
+async def test_an_owner_that_is_not_a_superuser_needs_only_oid_and_xmin(
+    server: PostgresServer, home: Connection
+) -> None:
     await home.execute("CREATE ROLE steward LOGIN CREATEROLE PASSWORD 'p'")
     await home.execute("CREATE DATABASE stewards OWNER steward")
     await home.execute("ALTER DATABASE postgres RESET pgrole.home")

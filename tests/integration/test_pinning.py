@@ -41,7 +41,7 @@ REPLICA = (
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def admin(server: PostgresServer) -> AsyncIterator[Connection]:
-    """A superuser elsewhere; the home database belongs to a tenant, of whom the controller's plain role is a member."""
+    """A superuser in another database. A tenant owns the home database; the controller's plain role is its member."""
     connection: Connection = await asyncpg.connect(server.dsn())
     await connection.execute(f"CREATE ROLE {TENANT} LOGIN CREATEROLE PASSWORD 'p'")
     await connection.execute(
@@ -66,7 +66,7 @@ def endpoint(server: PostgresServer, role: str) -> Endpoint:
 
 @pytest.mark.parametrize("role", ["postgres", CONTROLLER])
 @pytest.mark.parametrize("setting", ACTS_AS_TENANT)
-async def test_no_setting_of_a_role_or_a_database_makes_us_act_as_another(
+async def test_no_setting_of_a_role_or_a_database_makes_the_controller_act_as_another_role(
     server: PostgresServer, admin: Connection, role: str, setting: str
 ) -> None:
     await admin.execute(setting.format(role))
@@ -82,7 +82,7 @@ async def test_no_setting_of_a_role_or_a_database_makes_us_act_as_another(
 
 
 @pytest.mark.parametrize("setting", ACTS_AS_TENANT[:4])
-async def test_a_session_that_acts_as_another_all_the_same_is_refused_and_the_setting_named(
+async def test_a_session_that_acts_as_another_role_is_refused_and_the_setting_is_named(
     server: PostgresServer, admin: Connection, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
     """A pooler can cause this by dropping what a connection requests."""
@@ -96,7 +96,7 @@ async def test_a_session_that_acts_as_another_all_the_same_is_refused_and_the_se
     assert "GRANT" not in caught.value.message
 
 
-async def test_the_guard_stops_a_session_that_came_to_act_as_another(server: PostgresServer, admin: Connection) -> None:
+async def test_the_guard_stops_a_session_that_acts_as_another_role(server: PostgresServer, admin: Connection) -> None:
     async with connect(endpoint(server, "postgres"), "test") as home:
         await install(home)
         await admin.execute(f"GRANT {TENANT} TO postgres")
@@ -109,7 +109,7 @@ async def test_the_guard_stops_a_session_that_came_to_act_as_another(server: Pos
         assert caught.value.sqlstate == "PGR02"
 
 
-async def test_the_script_for_administrators_installs_nothing_as_the_role_of_a_setting(
+async def test_the_script_for_administrators_installs_nothing_as_a_role_from_a_setting(
     server: PostgresServer, admin: Connection
 ) -> None:
     await admin.execute(f"ALTER DATABASE {HOME} SET role = '{TENANT}'")
@@ -130,7 +130,7 @@ async def test_the_script_for_administrators_installs_nothing_as_the_role_of_a_s
 
 
 @pytest.mark.parametrize("role", ["postgres", CONTROLLER])
-async def test_a_schema_that_is_a_tenants_already_is_to_be_dropped_and_nothing_granted(
+async def test_the_remedy_for_a_tenants_schema_is_to_drop_it_and_grants_nothing(
     server: PostgresServer, admin: Connection, role: str
 ) -> None:
     async with connect(endpoint(server, TENANT), "test") as theirs:
@@ -147,9 +147,9 @@ async def test_a_schema_that_is_a_tenants_already_is_to_be_dropped_and_nothing_g
             await list_claims(home, Selection())
 
 
-@pytest.mark.before(16, "who may create roles may alter any but superusers")
+@pytest.mark.before(16, "a role with CREATEROLE may alter any role except superusers")
 @pytest.mark.parametrize("setting", ["role = '{0}'", "local_preload_libraries = 'nonsense'", "work_mem = '64kB'"])
-async def test_what_another_who_may_create_roles_sets_on_ours_changes_nothing(
+async def test_settings_by_another_role_with_createrole_have_no_effect(
     server: PostgresServer, admin: Connection, setting: str
 ) -> None:
     other: Connection = await asyncpg.connect(server.dsn(TENANT, "postgres", password="p"))
@@ -165,7 +165,7 @@ NOT_UTF8 = "r\xf4le"
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def latin(admin: Connection, server: PostgresServer) -> AsyncIterator[Connection]:
-    """In a database of LATIN1, where a role with a name that is not valid UTF-8 was made."""
+    """A session in a LATIN1 database, where a role with a name that is not valid UTF-8 was created."""
     await admin.execute(
         "CREATE DATABASE pinning_latin ENCODING 'LATIN1' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
     )
@@ -184,7 +184,7 @@ async def latin(admin: Connection, server: PostgresServer) -> AsyncIterator[Conn
         "CREATE SCHEMA pgrole; GRANT CREATE ON SCHEMA pgrole TO %1$I",
     ],
 )
-async def test_a_name_in_another_encoding_that_owns_something_of_ours_is_shown(
+async def test_the_error_shows_an_owner_whose_name_is_in_another_encoding(
     server: PostgresServer, admin: Connection, latin: Connection, whose: str
 ) -> None:
     async with connect(endpoint(server, "postgres"), "test") as home:
@@ -204,7 +204,7 @@ async def test_a_name_in_another_encoding_that_owns_something_of_ours_is_shown(
             await latin.execute(f'DROP ROLE "{NOT_UTF8}"')
 
 
-async def test_a_database_that_belongs_to_a_name_in_another_encoding_is_worked_in(
+async def test_a_database_whose_owner_has_a_name_in_another_encoding_can_be_used(
     server: PostgresServer, admin: Connection, latin: Connection
 ) -> None:
     await latin.execute(f'ALTER DATABASE {HOME} OWNER TO "{NOT_UTF8}"')
@@ -215,7 +215,7 @@ async def test_a_database_that_belongs_to_a_name_in_another_encoding_is_worked_i
         await latin.execute(f'ALTER DATABASE {HOME} OWNER TO {TENANT}; DROP ROLE "{NOT_UTF8}"')
 
 
-async def test_our_own_name_in_another_encoding_is_shown_where_something_is_lacking(
+async def test_a_missing_privilege_is_reported_although_our_name_is_in_another_encoding(
     server: PostgresServer, admin: Connection, latin: Connection
 ) -> None:
     await admin.execute(f"REVOKE CREATE ON DATABASE {HOME} FROM {CONTROLLER}; REVOKE {TENANT} FROM {CONTROLLER}")
@@ -232,7 +232,7 @@ async def test_our_own_name_in_another_encoding_is_shown_where_something_is_lack
 
 @pytest.mark.parametrize("role", ["postgres", CONTROLLER])
 @pytest.mark.parametrize("setting", REPLICA)
-async def test_changes_are_announced_in_sessions_that_replicate_too(
+async def test_changes_are_notified_even_with_session_replication_role_replica(
     server: PostgresServer, admin: Connection, role: str, setting: str
 ) -> None:
     await admin.execute(setting.format(role))
@@ -248,7 +248,7 @@ async def test_changes_are_announced_in_sessions_that_replicate_too(
         await listener.first(op="delete", name=subject)
 
 
-async def test_triggers_that_were_switched_off_are_put_back(server: PostgresServer, admin: Connection) -> None:
+async def test_disabled_triggers_are_enabled_again(server: PostgresServer, admin: Connection) -> None:
     async with connect(endpoint(server, "postgres"), "test") as home:
         await install(home)
         await home.execute("ALTER TABLE pgrole.role_state DISABLE TRIGGER ALL")
@@ -257,7 +257,7 @@ async def test_triggers_that_were_switched_off_are_put_back(server: PostgresServ
 
 
 @pytest.mark.parametrize("setting", REPLICA)
-async def test_a_schema_of_the_version_before_that_announces_nothing_is_said(
+async def test_a_schema_of_the_previous_version_that_cannot_notify_is_reported(
     server: PostgresServer, admin: Connection, setting: str
 ) -> None:
     async with connect(endpoint(server, "postgres"), "test") as home:
@@ -295,7 +295,7 @@ BODIES = {"fails": "RAISE ''not today''", "hangs": "PERFORM pg_sleep(3600)", "lo
 
 @LOGIN
 @pytest.mark.parametrize("body", BODIES)
-async def test_a_superuser_comes_in_whatever_a_login_event_trigger_does(
+async def test_a_superuser_can_log_in_whatever_a_login_event_trigger_does(
     server: PostgresServer, admin: Connection, body: str
 ) -> None:
     async with connect(endpoint(server, "postgres"), "test"):
@@ -307,7 +307,7 @@ async def test_a_superuser_comes_in_whatever_a_login_event_trigger_does(
 @LOGIN
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("role", ["postgres", CONTROLLER])
-async def test_a_login_event_trigger_that_keeps_us_out_is_said_leaves_nothing_behind_and_we_come_in_when_it_is_gone(
+async def test_a_blocking_login_event_trigger_is_reported_and_leaves_no_sessions_behind(
     server: PostgresServer, admin: Connection, role: str, body: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when nothing is known about the server yet."""
@@ -330,7 +330,7 @@ async def test_a_login_event_trigger_that_keeps_us_out_is_said_leaves_nothing_be
         async def are_gone() -> bool:
             return bool(await admin.fetchval(query, HOME, CONTROLLER) <= 1)
 
-        assert await reached(are_gone, 45.0)  # but for the first attempt's, of which the server was not known
+        assert await reached(are_gone, 45.0)  # except the first attempt's, when the server was not yet known
     await admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", HOME)
     async with connect(endpoint(server, role), "test"):
         pass
@@ -338,7 +338,7 @@ async def test_a_login_event_trigger_that_keeps_us_out_is_said_leaves_nothing_be
 
 @LOGIN
 @pytest.mark.parametrize("body", ["fails", "hangs"])
-async def test_a_login_event_trigger_of_a_tenants_database_is_said_by_the_deletion_of_a_role(
+async def test_emptying_a_role_reports_a_blocking_login_event_trigger_of_a_tenants_database(
     server: PostgresServer, admin: Connection, body: str
 ) -> None:
     role, new_owner = f"pinning_{secrets.token_hex(4)}", f"pinning_{secrets.token_hex(4)}"

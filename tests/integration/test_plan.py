@@ -45,7 +45,7 @@ CLUSTER, NAMESPACE_UID = "c-1", "ns-uid"
 
 @dataclass(frozen=True, slots=True)
 class PlanTrial:
-    """A server with schema pgrole in its home database, whose roles of one test have a prefix of their own."""
+    """A server with schema pgrole in its home database. The roles of each test have their own prefix."""
 
     server: PostgresServer
     home: Connection
@@ -98,7 +98,7 @@ class PlanTrial:
         )
 
     async def apply(self, report: PlanReport) -> None:
-        """Runs the script of a plan by psql."""
+        """Runs a plan's script with psql."""
         script = render_sql(report)
         await anyio.run_process(
             [str(self.server.psql), "-X", "-q", "-d", self.server.dsn()], input=script.encode(), stderr=None
@@ -163,7 +163,7 @@ async def test_a_new_role_is_created_with_everything_that_is_declared(trial: Pla
     assert await trial.home.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = $1", name) == 0
 
 
-async def test_what_differs_is_shown_with_both_values(trial: PlanTrial) -> None:
+async def test_a_difference_is_shown_with_both_values(trial: PlanTrial) -> None:
     spec = {"name": trial.name("app"), "login": True, "comment": "new", "parameters": {"work_mem": "8MB"}}
     await trial.home.execute(
         f"CREATE ROLE {spec['name']} CREATEDB; COMMENT ON ROLE {spec['name']} IS 'old';"
@@ -182,7 +182,7 @@ async def test_what_differs_is_shown_with_both_values(trial: PlanTrial) -> None:
     assert one.drift == ()
 
 
-async def test_what_others_changed_since_is_drift(trial: PlanTrial) -> None:
+async def test_a_change_made_since_the_last_apply_is_drift(trial: PlanTrial) -> None:
     spec = {"name": trial.name("app"), "login": True}
     await trial.home.execute(f"CREATE ROLE {spec['name']} LOGIN CREATEDB")
     await trial.claim(spec)
@@ -190,7 +190,7 @@ async def test_what_others_changed_since_is_drift(trial: PlanTrial) -> None:
     assert (one.action, one.drift, words(one)) == (PlannedAction.CHANGE, ("createdb",), ["~createdb: true -> false"])
 
 
-async def test_under_report_the_difference_is_shown_and_no_statement(trial: PlanTrial) -> None:
+async def test_with_drift_policy_report_the_plan_shows_the_difference_but_no_statement(trial: PlanTrial) -> None:
     spec = {"name": trial.name("app"), "login": True, "drift": {"policy": "Report"}}
     await trial.home.execute(f"CREATE ROLE {spec['name']} LOGIN CREATEDB")
     await trial.claim(spec)
@@ -201,7 +201,7 @@ async def test_under_report_the_difference_is_shown_and_no_statement(trial: Plan
     assert report.differs
 
 
-async def test_a_role_as_declared_needs_nothing(trial: PlanTrial) -> None:
+async def test_a_role_as_declared_needs_no_change(trial: PlanTrial) -> None:
     spec = {"name": trial.name("app"), "login": True, "password": {"secretRef": {"name": "app"}}}
     await trial.home.execute(f"CREATE ROLE {spec['name']} LOGIN")
     await trial.claim(spec)
@@ -221,7 +221,7 @@ async def test_an_existing_role_needs_adopt_and_then_is_adopted(trial: PlanTrial
     assert (adopted.action, words(adopted)) == (PlannedAction.ADOPT, ["~login: false -> true"])
 
 
-async def test_adoption_that_changes_nothing_is_nothing_to_do(trial: PlanTrial) -> None:
+async def test_an_adoption_that_changes_nothing_is_only_a_claim(trial: PlanTrial) -> None:
     schema, reader = f"s{trial.prefix}", trial.name("reader")
     await trial.home.execute(
         f"CREATE ROLE {reader} LOGIN; CREATE SCHEMA {schema}; GRANT USAGE ON SCHEMA {schema} TO {reader}"
@@ -292,7 +292,7 @@ async def test_what_an_owner_that_is_adopted_as_well_has_may_be_declared(
         assert "SELECT on table app.orders" in report.objects[0].refusals[0].message
 
 
-async def test_rules_refuse_with_their_remedy_and_nothing_else(trial: PlanTrial) -> None:
+async def test_a_refused_object_has_its_reason_and_no_statements_and_stops_no_other(trial: PlanTrial) -> None:
     report = await trial.plan(
         {"name": "postgres", "object": "initial"},
         {"name": trial.name("super"), "superuser": True},
@@ -304,7 +304,7 @@ async def test_rules_refuse_with_their_remedy_and_nothing_else(trial: PlanTrial)
     assert [lines(one) for one in report.objects[:2]] == [[], []]
 
 
-async def test_a_refused_object_loses_what_others_granted(trial: PlanTrial) -> None:
+async def test_a_refused_objects_role_loses_a_power_that_others_granted(trial: PlanTrial) -> None:
     spec = {"name": trial.name("app"), "replication": True}
     await trial.home.execute(f"CREATE ROLE {spec['name']} CREATEROLE")
     await trial.claim(spec)
@@ -314,7 +314,7 @@ async def test_a_refused_object_loses_what_others_granted(trial: PlanTrial) -> N
     assert one.refusals[0].reason == "NotAllowed"
 
 
-async def test_the_policy_of_a_server_in_the_files_counts(trial: PlanTrial) -> None:
+async def test_the_policy_of_a_pgserver_in_the_files_applies(trial: PlanTrial) -> None:
     server = {
         "apiVersion": "pgrole.dev/v1alpha1",
         "kind": "PgServer",
@@ -344,7 +344,7 @@ async def test_members_of_roles_that_the_plan_creates_do_not_wait(trial: PlanTri
     assert granted
 
 
-async def test_a_membership_in_a_new_role_is_checked_by_what_that_reaches(trial: PlanTrial) -> None:
+async def test_a_membership_in_a_new_role_that_is_refused_waits(trial: PlanTrial) -> None:
     report = await trial.plan(
         {"name": trial.name("app"), "memberOf": [{"role": trial.name("readers")}]},
         {"name": trial.name("readers"), "memberOf": [{"role": "pg_write_all_data"}]},
@@ -363,14 +363,14 @@ async def test_a_renamed_role_gets_its_name_back(trial: PlanTrial) -> None:
     assert lines(one) == [f'ALTER ROLE "{trial.name("other")}" RENAME TO "{spec["name"]}"']
 
 
-async def test_another_name_for_an_object_is_noted_as_impossible(trial: PlanTrial) -> None:
+async def test_a_changed_role_name_of_an_object_is_noted_as_impossible(trial: PlanTrial) -> None:
     await trial.home.execute(f"CREATE ROLE {trial.name('before')}")
     await trial.claim({"name": trial.name("before")}, name="app")
     one = await trial.plan_one({"name": trial.name("after"), "object": "app"})
     assert any(trial.name("before") in note and "immutable" in note for note in one.notes)
 
 
-async def test_two_objects_with_one_role_are_a_conflict_of_the_later(trial: PlanTrial) -> None:
+async def test_the_later_of_two_objects_with_one_role_is_a_conflict(trial: PlanTrial) -> None:
     name = trial.name("app")
     report = await trial.plan({"name": name, "object": "zz-first"}, {"name": name, "object": "aa-second"})
     assert [one.action for one in report.objects] == [PlannedAction.CREATE, PlannedAction.REFUSE]
@@ -386,7 +386,9 @@ async def test_the_claim_of_another_object_is_a_conflict(trial: PlanTrial) -> No
     assert "someone-else" in one.refusals[0].message
 
 
-async def test_privileges_of_a_new_role_and_of_an_existing_one(trial: PlanTrial, place: Connection) -> None:
+async def test_privileges_of_a_new_and_of_an_existing_role_are_planned_and_applied(
+    trial: PlanTrial, place: Connection
+) -> None:
     new, old = trial.name("new"), trial.name("old")
     declared = [{"database": trial.prefix, "schemas": [{"name": "app", "access": ["Read"]}]}]
     await trial.home.execute(f"CREATE ROLE {old}")
@@ -406,7 +408,7 @@ async def test_privileges_of_a_new_role_and_of_an_existing_one(trial: PlanTrial,
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-async def test_roles_that_the_namespace_claims_already_may_be_the_owners(
+async def test_owners_of_objects_must_be_roles_that_the_namespace_claims(
     trial: PlanTrial, place: Connection, elsewhere: bool
 ) -> None:
     owner, reader = trial.name("owner"), trial.name("reader")
@@ -427,7 +429,7 @@ async def test_roles_that_the_namespace_claims_already_may_be_the_owners(
         assert set(words(one)) == {"+USAGE on schema app", "+SELECT on table app.orders"}
 
 
-async def test_without_a_cluster_several_that_claim_roles_of_the_namespace_are_noted(trial: PlanTrial) -> None:
+async def test_claims_of_several_clusters_for_one_namespace_are_noted(trial: PlanTrial) -> None:
     for number in (1, 2):
         await trial.home.execute(f"CREATE ROLE {trial.name(f'role{number}')}")
         await trial.claim({"name": trial.name(f"role{number}")})
@@ -436,7 +438,9 @@ async def test_without_a_cluster_several_that_claim_roles_of_the_namespace_are_n
     assert any("several clusters have claims" in note for note in notes)
 
 
-async def test_default_privileges_of_a_role_that_the_plan_creates(trial: PlanTrial, place: Connection) -> None:
+async def test_default_privileges_of_a_role_that_the_plan_creates_are_planned(
+    trial: PlanTrial, place: Connection
+) -> None:
     owner, reader = trial.name("owner"), trial.name("reader")
     report = await trial.plan(
         {
@@ -455,7 +459,7 @@ async def test_default_privileges_of_a_role_that_the_plan_creates(trial: PlanTri
     await trial.apply(report)
 
 
-async def test_a_pattern_of_many_objects_is_counted_in_words(trial: PlanTrial, place: Connection) -> None:
+async def test_a_privilege_on_many_objects_is_summarized_with_their_number(trial: PlanTrial, place: Connection) -> None:
     await place.execute("".join(f"CREATE TABLE app.t{number} (id int);" for number in range(20)))
     one = await trial.plan_one(
         {
@@ -499,7 +503,7 @@ async def test_hostile_names_stay_names(trial: PlanTrial) -> None:
     assert {row[0] for row in found} == {spec["name"] for spec in specs}
 
 
-async def test_a_hostile_database_name_stays_one_in_the_script(trial: PlanTrial) -> None:
+async def test_a_hostile_database_name_stays_one_name_in_the_script(trial: PlanTrial) -> None:
     name = f"{trial.prefix} host='evil' \"quoted\" \\x"
     await trial.home.execute(f"CREATE DATABASE {quote_identifier(name)}")
     role = trial.name("app")
@@ -517,7 +521,7 @@ async def test_an_invalid_document_hides_no_other(trial: PlanTrial) -> None:
     assert "connectionLimit" in report.objects[0].errors[0].message
 
 
-async def test_nothing_is_written_and_no_transaction_id_is_used(trial: PlanTrial, place: Connection) -> None:
+async def test_plan_writes_nothing_and_uses_no_transaction_id(trial: PlanTrial, place: Connection) -> None:
     name = trial.name("old")
     await trial.home.execute(f"CREATE ROLE {name} CREATEDB")
     await trial.claim({"name": name})
@@ -528,7 +532,9 @@ async def test_nothing_is_written_and_no_transaction_id_is_used(trial: PlanTrial
     assert await trial.home.fetchval("SELECT pg_snapshot_xmax(pg_current_snapshot())") == before
 
 
-async def test_a_login_with_pg_monitor_alone_is_told_what_it_did_not_see(trial: PlanTrial, place: Connection) -> None:
+async def test_a_login_with_only_pg_monitor_gets_notes_about_what_it_could_not_read(
+    trial: PlanTrial, place: Connection
+) -> None:
     login, old = trial.name("ci"), trial.name("old")
     await trial.home.execute(
         f"CREATE ROLE {login} LOGIN PASSWORD '{PASSWORD}' IN ROLE pg_monitor; CREATE ROLE {old} CREATEDB LOGIN"
@@ -549,7 +555,7 @@ async def test_a_login_with_pg_monitor_alone_is_told_what_it_did_not_see(trial: 
     assert any("pg_authid" in note for note in report.notes)
 
 
-async def test_a_login_that_may_read_claims_sees_whose_a_role_is(trial: PlanTrial) -> None:
+async def test_a_login_that_may_read_claims_gets_no_note_about_claims(trial: PlanTrial) -> None:
     login, old = trial.name("ci"), trial.name("old")
     await trial.home.execute(
         f"CREATE ROLE {login} LOGIN PASSWORD '{PASSWORD}' IN ROLE pg_monitor; CREATE ROLE {old};"
@@ -560,8 +566,8 @@ async def test_a_login_that_may_read_claims_sees_whose_a_role_is(trial: PlanTria
     assert not any("pgrole.claim" in note for note in report.notes)
 
 
-async def test_a_schema_that_would_run_code_is_not_read(servers: Servers, database: str) -> None:
-    """In a database without the controller's schema, someone made one."""
+async def test_a_schema_pgrole_that_would_run_code_is_not_read(servers: Servers, database: str) -> None:
+    """Someone else created schema pgrole in a database where the controller has none."""
     connection = await asyncpg.connect(database)
     try:
         await connection.execute(
@@ -583,7 +589,9 @@ async def test_a_server_that_does_not_answer_fails_every_object(trial: PlanTrial
 
 
 @pytest.mark.parametrize(("output", "code"), [("text", 3), ("json", 3), ("sql", 3)], ids=["text", "json", "sql"])
-async def test_the_command_itself(trial: PlanTrial, tmp_path: Path, output: str, code: int) -> None:
+async def test_the_command_prints_every_format_and_exits_with_3_if_something_differs(
+    trial: PlanTrial, tmp_path: Path, output: str, code: int
+) -> None:
     file = tmp_path / "roles.yaml"
     file.write_text(trial.write({"name": trial.name("app"), "login": True}), encoding="utf-8")
     ended = await run_command("plan", "-f", str(tmp_path), "-o", output, PGROLE_DSN=trial.server.dsn())
@@ -594,7 +602,7 @@ async def test_the_command_itself(trial: PlanTrial, tmp_path: Path, output: str,
         assert (one["action"], one["place"]) == ("create", f"{file}:1")
 
 
-async def test_the_exit_code_tells_what_happened(trial: PlanTrial, tmp_path: Path) -> None:
+async def test_the_exit_code_shows_the_outcome(trial: PlanTrial, tmp_path: Path) -> None:
     name = trial.name("app")
     await trial.home.execute(f"CREATE ROLE {name}")
     await trial.claim({"name": name})

@@ -1,6 +1,6 @@
-"""Every read, with every column of its answer poisoned in turn: nothing but a PgRoleError leaves, on its object alone.
+"""Every read, with every column of its answer poisoned in turn, raises only a PgRoleError, and only on its object.
 
-The answers are the real server's; what is done to them is what a hostile one, or another version, could send.
+The answers come from a real server and are changed to what a hostile server, or another version, could send.
 """
 
 import json
@@ -41,7 +41,7 @@ NAMES = ("alpha", "beta", "gamma")
 ASKED = [(Key("shop", name), name) for name in NAMES]
 OWNERS = {name: Owner(CLUSTER, "shop", "ns-uid", name, f"uid-{name}") for name in NAMES}
 
-#: In place of a value of any other type, or where it should be of that type but is none that there can be.
+#: Replacements for any value: of another type, or of the same type but impossible.
 VALUES: tuple[Any, ...] = (
     None,
     True,
@@ -87,7 +87,7 @@ class PoisonedHome(NamedTuple):
 
 
 class Poisoned:
-    """A connection whose answers are meddled with. The real ones are asked for once."""
+    """A connection whose answers are meddled with. Each real answer is fetched once."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -115,7 +115,7 @@ class Poisoned:
 
 
 class Read(NamedTuple):
-    """`each`: its answer is a list with one for each of NAMES."""
+    """`each`: its result is a list with one item for each of NAMES."""
 
     name: str
     run: Callable[[Connection, PoisonedHome], Awaitable[Any]]
@@ -147,7 +147,7 @@ MENTIONED = [
 ]
 
 READS = (
-    # first: what was said more than a minute ago is not asked for
+    # first, since it finds only statements of the last minute
     Read("suspects", lambda made, home: session(made, home).read_suspects(NAMES)),
     Read("look", lambda made, home: session(made, home).read_roles(ASKED), each=True),
     Read("look without schema", lambda made, home: session(made, home, remembered(home)).read_roles(ASKED), each=True),
@@ -168,7 +168,7 @@ READS = (
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def home(server: PostgresServer) -> AsyncIterator[PoisonedHome]:
-    """Three roles that have something of everything, each with a session that spoke about all of them."""
+    """Three roles that have something of everything, each with a session, and a session that mentioned all of them."""
     async with connect(Endpoint(server.dsn()), "test") as made, connect(Endpoint(server.dsn()), "other") as other:
         await install(made)
         await made.execute("CREATE ROLE group_a CREATEDB; CREATE ROLE group_b; GRANT group_a TO group_b")
@@ -203,7 +203,7 @@ async def home(server: PostgresServer) -> AsyncIterator[PoisonedHome]:
 
 
 def spoil(value: object) -> Iterator[object]:
-    """The value with each part of it missing or replaced."""
+    """Yields the value with each part of it missing or replaced."""
     if isinstance(value, bytes):
         try:
             content = json.loads(value)
@@ -222,7 +222,7 @@ def spoil(value: object) -> Iterator[object]:
 
 
 def poisons(row: Row) -> Iterator[tuple[str, Poison]]:
-    """Everything that is done to one row of an answer."""
+    """Yields everything that is done to one row of an answer."""
     for column, value in row.items():
         for other in (*VALUES, *spoil(value)):
             yield f"{column} = {repr(other)[:80]}", partial(replaced, column=column, value=other)
@@ -247,14 +247,14 @@ def repeated(row: Row, *, times: int, columns: bool = True) -> Rows:
 
 
 def about(row: Row) -> object:
-    """What a row is about, however many others were asked for with it."""
+    """Returns what a row is about, in an answer about several."""
     if "is_named" in row:
         return row["name"].decode()
     return row.get("role") if "kind" not in row else (row["kind"], row["name"])
 
 
 def place_of(row: Row, home: PoisonedHome) -> int | None:
-    """Which of NAMES a row is about; None for what several of them share."""
+    """Returns which of NAMES a row is about, or None if several share it."""
     subject = about(row)
     if subject is None:
         return None
@@ -268,14 +268,12 @@ def check_plan(name: str, observed: Observed, identity: Identity) -> None:
         script(
             [decide(Desired(OWNERS[name], Role(name, login=True), adopt=True), observed, server, Policy())], Dialect()
         )
-    except (PgRoleError, ValueError):  # carry_out says the second on the object
+    except (PgRoleError, ValueError):  # applying reports a ValueError on the object
         return
 
 
 @pytest.mark.parametrize("read", READS, ids=lambda read: read.name)
-async def test_whatever_a_server_answers_nothing_but_an_error_of_one_object_leaves(
-    home: PoisonedHome, read: Read
-) -> None:
+async def test_a_poisoned_answer_causes_only_an_error_of_its_object(home: PoisonedHome, read: Read) -> None:
     poisoned = Poisoned(home.connection)
     connection = cast("Connection", poisoned)
     questions: dict[str, Rows] = {}
@@ -307,7 +305,7 @@ def meddle(query: str, rows: Rows, *, question: str, subject: object, poison: Po
 
 
 def check_each(healthy: list[Any], result: list[Any], poisoned: int | None, what: str) -> None:
-    """The others are seen as without the poison; who they refer to may be poisoned for all of them."""
+    """Other objects must be read as without the poison. What they refer to may be poisoned for all of them."""
     for place, (before, now) in enumerate(zip(healthy, result, strict=True)):
         if poisoned is not None and place != poisoned:
             assert now == before, (place, what)

@@ -1,4 +1,4 @@
-"""postgres.poll: every difference between two rounds is announced by name, and nothing else."""
+"""postgres.poll: every difference between two rounds is reported by name, and nothing else."""
 
 import secrets
 import sys
@@ -38,7 +38,7 @@ OTHER = Owner(CLUSTER, KEY.namespace, "ns-uid", "other", "uid-2")
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def hand(server: PostgresServer) -> AsyncIterator[Connection]:
-    """A superuser; its roles (subject, steward, …) are gone afterwards."""
+    """A superuser's session. Its roles (subject, steward, …) are dropped afterwards."""
     connection = await asyncpg.connect(server.dsn())
     await connection.execute("CREATE ROLE subject; CREATE ROLE steward LOGIN CREATEROLE PASSWORD 'p'")
     yield connection
@@ -68,7 +68,7 @@ async def poller(request: pytest.FixtureRequest, server: PostgresServer, hand: C
 
 
 async def settled(poller: Poller) -> None:
-    """Polls until everything was announced twice."""
+    """Polls until everything was reported twice."""
     while await poller.compare():
         pass
 
@@ -92,7 +92,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
-async def test_whatever_changes_of_a_role_is_told_in_the_next_round_and_once_more(
+async def test_any_change_of_a_role_is_reported_in_the_next_two_rounds(
     poller: Poller, hand: Connection, change: str
 ) -> None:
     await hand.execute(change)
@@ -101,7 +101,7 @@ async def test_whatever_changes_of_a_role_is_told_in_the_next_round_and_once_mor
     assert await poller.compare() == set()
 
 
-async def test_what_is_undone_is_told_too(poller: Poller, hand: Connection) -> None:
+async def test_an_undone_change_is_reported_too(poller: Poller, hand: Connection) -> None:
     await hand.execute(
         "GRANT pg_monitor TO subject; COMMENT ON ROLE subject IS 'a'; ALTER ROLE subject SET jit = 'off'"
     )
@@ -111,31 +111,31 @@ async def test_what_is_undone_is_told_too(poller: Poller, hand: Connection) -> N
         assert await poller.compare() == {"subject"}
 
 
-async def test_a_renamed_role_is_told_by_both_names(poller: Poller, hand: Connection) -> None:
+async def test_a_renamed_role_is_reported_by_both_names(poller: Poller, hand: Connection) -> None:
     await hand.execute("ALTER ROLE subject RENAME TO renamed")
     assert await poller.compare() == {"subject", "renamed"}
 
 
-async def test_a_role_made_again_under_its_name_is_told(poller: Poller, hand: Connection) -> None:
+async def test_a_recreated_role_is_reported(poller: Poller, hand: Connection) -> None:
     await hand.execute("DROP ROLE subject; CREATE ROLE subject")
     assert await poller.compare() == {"subject"}
 
 
 @pytest.mark.since(16, "options of a membership")
-async def test_an_option_of_a_membership_is_told(poller: Poller, hand: Connection) -> None:
+async def test_a_changed_membership_option_is_reported(poller: Poller, hand: Connection) -> None:
     await hand.execute("GRANT pg_monitor TO subject")
     await settled(poller)
     await hand.execute("GRANT pg_monitor TO subject WITH INHERIT FALSE")
     assert await poller.compare() == {"subject"}
 
 
-async def test_a_password_is_told_where_verifiers_may_be_read(poller: Poller, hand: Connection) -> None:
+async def test_a_changed_password_is_reported_where_verifiers_may_be_read(poller: Poller, hand: Connection) -> None:
     sees = (await identify(poller._connection)).sees_passwords
     await hand.execute("ALTER ROLE subject PASSWORD 'x'")
     assert await poller.compare() == ({"subject"} if sees else set())
 
 
-async def test_unrelated_commits_and_what_is_rolled_back_are_not_told(poller: Poller, hand: Connection) -> None:
+async def test_unrelated_commits_and_rolled_back_changes_are_not_reported(poller: Poller, hand: Connection) -> None:
     await hand.execute("SELECT pg_current_xact_id()")
     assert await poller.compare() == set()
     await hand.execute("BEGIN; ALTER ROLE subject SUPERUSER; ROLLBACK")
@@ -155,8 +155,8 @@ async def test_a_transaction_with_a_lower_id_that_commits_later_is_not_missed(
     await late.close()
 
 
-async def test_what_we_changed_is_looked_at_in_a_round_that_began_after_it(poller: Poller, hand: Connection) -> None:
-    """Someone may restore what the last round saw: the digest is the same, but it is drift."""
+async def test_a_doubted_role_is_reported_although_its_digest_is_the_same(poller: Poller, hand: Connection) -> None:
+    """Another session may restore what the last round read: the digest is the same, but it is drift."""
     await hand.execute("ALTER ROLE subject SUPERUSER")
     await settled(poller)
     await hand.execute("ALTER ROLE subject NOSUPERUSER; ALTER ROLE subject SUPERUSER")
@@ -165,7 +165,7 @@ async def test_what_we_changed_is_looked_at_in_a_round_that_began_after_it(polle
     assert await poller.compare() == set()
 
 
-async def test_of_two_sessions_none_can_tell_the_others_digests(server: PostgresServer, hand: Connection) -> None:
+async def test_two_sessions_have_different_digests_of_the_same_roles(server: PostgresServer, hand: Connection) -> None:
     async with connect(Endpoint(server.dsn()), "poll") as connection:
         one, other = await start(connection), await start(connection)
         assert len(one._digests) == len(other._digests)
@@ -173,7 +173,7 @@ async def test_of_two_sessions_none_can_tell_the_others_digests(server: Postgres
         assert one._names == other._names
 
 
-async def test_names_and_texts_in_another_encoding_are_no_error_and_hold_nothing_up(
+async def test_names_and_texts_in_another_encoding_cause_no_error_and_hide_no_change(
     poller: Poller, hand: Connection, server: PostgresServer
 ) -> None:
     name = f"latin_{secrets.token_hex(3)}"
@@ -190,7 +190,7 @@ async def test_names_and_texts_in_another_encoding_are_no_error_and_hold_nothing
     await hand.execute(f"DROP DATABASE {name}")
 
 
-async def test_more_than_a_thousand_are_told_as_all(server: PostgresServer, hand: Connection) -> None:
+async def test_more_than_1000_changed_roles_are_reported_as_all(server: PostgresServer, hand: Connection) -> None:
     heard: list[tuple[str, ...] | None] = []
     done = anyio.Event()
 
@@ -209,7 +209,9 @@ async def test_more_than_a_thousand_are_told_as_all(server: PostgresServer, hand
     assert heard[0] is None
 
 
-async def test_twelve_bytes_and_the_name_are_kept_of_a_role(server: PostgresServer, hand: Connection) -> None:
+async def test_the_poller_keeps_twelve_bytes_and_the_name_of_each_role(
+    server: PostgresServer, hand: Connection
+) -> None:
     async with connect(Endpoint(server.dsn()), "poll") as connection:
         poller = await start(connection)
         count = await hand.fetchval("SELECT count(*) FROM pg_roles")
@@ -224,7 +226,7 @@ async def test_an_answer_of_another_server_ends_the_session(poller: Poller, hand
 
 
 class TestWithoutSchema:
-    """What is asked and changed where there is no schema pgrole, by an ordinary role with CREATEROLE."""
+    """Reads and changes without schema pgrole, by an ordinary role with CREATEROLE."""
 
     @pytest_asyncio.fixture(loop_scope="session")
     async def connection(self, server: PostgresServer, hand: Connection) -> AsyncIterator[Connection]:
@@ -242,7 +244,7 @@ class TestWithoutSchema:
     def create(name: str, owner: Owner = OWNER) -> Plan:
         return Plan(name, (Create(Role(name)),), None, name, None, owner, "sha256:x")
 
-    def test_no_question_names_the_schema(self) -> None:
+    def test_no_query_names_the_schema(self) -> None:
         for verifiers in (True, False):
             source = queries.verifier_source(readable=verifiers)
             for question in (
@@ -253,7 +255,7 @@ class TestWithoutSchema:
             ):
                 assert "pgrole." not in _statement(question)
 
-    async def test_a_look_sees_the_same_as_with_the_schema(self, server: PostgresServer, hand: Connection) -> None:
+    async def test_a_read_returns_the_same_as_with_the_schema(self, server: PostgresServer, hand: Connection) -> None:
         await hand.execute(
             """
             ALTER ROLE subject LOGIN PASSWORD 'x' SET work_mem = '1MB'; COMMENT ON ROLE subject IS 'c';
@@ -270,7 +272,7 @@ class TestWithoutSchema:
         assert same.named == there.named
         assert (same.claim, same.former, same.claimed) == (None, (), None)
 
-    async def test_what_was_created_is_claimed_by_its_oid_and_seen_so(self, connection: Connection) -> None:
+    async def test_a_created_role_is_claimed_by_its_oid_and_read_with_its_claim(self, connection: Connection) -> None:
         status_claims, identity = StatusClaims(), await identify(connection)
         assert await self.bring_in(connection, status_claims, self.create("app"), self.create("two", OTHER)) == ["", ""]
         observations = seen(
@@ -285,7 +287,7 @@ class TestWithoutSchema:
         assert observations[0].named.role.password == UNSEEN
         assert observations[1].former == (("app", "uid-1"),)
 
-    async def test_a_renamed_role_is_found_by_the_claim_and_held_against_its_new_name(
+    async def test_a_renamed_role_is_found_by_its_claim_and_held_under_its_new_name(
         self, connection: Connection, hand: Connection
     ) -> None:
         status_claims, identity = StatusClaims(), await identify(connection)
@@ -302,7 +304,7 @@ class TestWithoutSchema:
         assert theirs.named is not None
         assert theirs.named.held_by == "shop/orders-app"
 
-    async def test_a_role_that_was_replaced_since_it_was_seen_is_not_touched(
+    async def test_a_role_that_was_replaced_since_it_was_read_is_not_touched(
         self, connection: Connection, hand: Connection
     ) -> None:
         status_claims = StatusClaims()
@@ -324,17 +326,19 @@ class TestWithoutSchema:
         assert await hand.fetchval("SELECT rolcanlogin FROM pg_roles WHERE rolname = 'two'")
         assert status_claims.get("app") == claim
 
-    async def test_of_two_plans_for_one_role_one_is_carried_out(self, connection: Connection) -> None:
+    async def test_only_one_of_two_plans_for_the_same_role_is_applied(self, connection: Connection) -> None:
         failures = await self.bring_in(connection, StatusClaims(), self.create("app"), self.create("app", OTHER))
         assert failures[0] == ""
         assert failures[1] != ""
 
-    async def test_names_are_quoted_wherever_they_stand(self, connection: Connection, hand: Connection) -> None:
+    async def test_names_are_quoted_wherever_they_occur(self, connection: Connection, hand: Connection) -> None:
         name = """a'b"c$expect$;\\ ä"""
         assert await self.bring_in(connection, StatusClaims(), self.create(name)) == [""]
         assert await hand.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = $1", name) == 1
 
-    async def test_who_holds_the_advisory_lock_holds_nobody_up(self, connection: Connection, hand: Connection) -> None:
+    async def test_a_session_that_holds_the_advisory_lock_delays_no_change(
+        self, connection: Connection, hand: Connection
+    ) -> None:
         await hand.execute("SELECT pg_advisory_lock(hashtextextended('pgrole-controller: turn to change', 0))")
         with anyio.fail_after(3):
             assert await self.bring_in(connection, StatusClaims(), self.create("app")) == [""]
@@ -360,13 +364,13 @@ class TestWithoutSchema:
         await self.bring_in(connection, status_claims, Plan("app", (), claim.role_oid, "app", released, forget=True))
         assert status_claims.get("app") is None
 
-    def test_another_server_is_other_status_claims(self) -> None:
+    def test_status_claims_of_another_server_are_separate(self) -> None:
         status_claims = StatusClaims().open(1)
         status_claims.record([Plan("app", (), 5, "app", None, OWNER, "x")], {})
         assert isinstance(status_claims.open(1).get("app"), Claim)
         assert status_claims.open(2).get("app") is None
 
-    def test_a_role_of_which_it_is_not_known_whether_we_made_it_is_ours_when_it_is_there(self) -> None:
+    def test_a_role_whose_creation_is_uncertain_is_claimed_if_it_exists(self) -> None:
         status_claims = StatusClaims().open(1)
         status_claims.attempted([self.create("app"), self.create("two")])
         status_claims.confirm("app", 7)
@@ -383,7 +387,7 @@ def _statement(text: str) -> str:
 
 
 async def attended(endpoint: Endpoint, detection: Mode, *, may_install: bool = True) -> Session:
-    """The session as it begins."""
+    """Returns the session as it starts."""
     sessions: list[Session] = []
 
     async def work(session: Session) -> None:
@@ -397,14 +401,14 @@ async def attended(endpoint: Endpoint, detection: Mode, *, may_install: bool = T
 
 class TestChoice:
     @pytest.mark.usefixtures("hand")
-    async def test_a_superuser_watches(self, server: PostgresServer) -> None:
+    async def test_a_superusers_session_uses_watch(self, server: PostgresServer) -> None:
         session = await attended(Endpoint(server.dsn()), Mode.AUTO)
         assert (session.detection.mode, session.detection.claims) == (Mode.WATCH, "Database")
         assert session.detection.passwords
         assert session.why == ""
 
     @pytest.mark.parametrize(("asked", "mode"), [(Mode.AUTO, Mode.POLL), (Mode.RESYNC, Mode.RESYNC)])
-    async def test_where_nothing_may_be_installed_claims_are_in_status(
+    async def test_without_the_right_to_install_claims_are_in_status(
         self, server: PostgresServer, hand: Connection, asked: Mode, mode: Mode
     ) -> None:
         session = await attended(Endpoint(server.dsn("steward", password="p")), asked)
@@ -412,13 +416,15 @@ class TestChoice:
         assert not session.detection.passwords
         assert not await hand.fetchval("SELECT to_regnamespace('pgrole') IS NOT NULL")
 
-    async def test_where_nothing_shall_be_installed_nothing_is(self, server: PostgresServer, hand: Connection) -> None:
+    async def test_nothing_is_installed_if_installation_is_disabled(
+        self, server: PostgresServer, hand: Connection
+    ) -> None:
         session = await attended(Endpoint(server.dsn()), Mode.AUTO, may_install=False)
         assert (session.detection.mode, session.detection.claims) == (Mode.POLL, "Status")
         assert "pgrole-controller sql" in session.why
         assert not await hand.fetchval("SELECT to_regnamespace('pgrole') IS NOT NULL")
 
-    async def test_where_pg_authid_may_not_be_read_claims_stay_in_the_database(
+    async def test_without_access_to_pg_authid_claims_stay_in_the_database(
         self, server: PostgresServer, hand: Connection
     ) -> None:
         await hand.execute("GRANT CREATE ON DATABASE postgres TO steward")
@@ -427,7 +433,7 @@ class TestChoice:
         assert "GRANT SELECT (oid, xmin) ON pg_catalog.pg_authid" in session.why
 
     @pytest.mark.parametrize("asked", [Mode.AUTO, Mode.POLL, Mode.RESYNC])
-    async def test_a_schema_of_somebody_else_is_refused_in_every_mode(
+    async def test_a_schema_of_another_role_is_refused_in_every_mode(
         self, server: PostgresServer, hand: Connection, asked: Mode
     ) -> None:
         await hand.execute("CREATE ROLE tenant; CREATE SCHEMA pgrole AUTHORIZATION tenant")
@@ -435,7 +441,7 @@ class TestChoice:
             await attended(Endpoint(server.dsn("steward", password="p")), asked)
         assert refused.value.reason is Reason.SERVER_NOT_READY
 
-    async def test_a_home_in_another_database_is_not_ignored(self, server: PostgresServer, hand: Connection) -> None:
+    async def test_a_home_in_another_database_is_refused(self, server: PostgresServer, hand: Connection) -> None:
         """Otherwise its claims would be overlooked."""
         await hand.execute("ALTER DATABASE template1 SET pgrole.home = 'on'")
         try:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import pytest
 import pytest_asyncio
 
-from pgrole_controller.core.acl import AclChange, ObjectKind
-from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
-from pgrole_controller.core.grantee import (
+from pgrole_controller.core.privileges.acl import AclChange, ObjectKind
+from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.privileges.grantee import (
     Access,
     DatabasePrivileges,
     Grantee,
@@ -20,14 +20,14 @@ from pgrole_controller.core.grantee import (
     PrivilegeRule,
     SchemaAccess,
 )
-from pgrole_controller.core.observed_database import ObservedDatabase
-from pgrole_controller.core.privilege_reach import PrivilegeReach
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.request import Key
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres.acl_apply import AppliedAcls, apply_acls
-from pgrole_controller.postgres.acl_catalog import read_database
-from pgrole_controller.postgres.acl_transaction import AclDialect, AclTransactions
-from pgrole_controller.postgres.acl_verification import AclRepair
+from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls, apply_acls
+from pgrole_controller.postgres.privileges.acl_catalog import read_database
+from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AclTransactions
+from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from tests.integration.acl_support import AclDatabase, acl_database
 from tests.servers import Servers
 
@@ -258,7 +258,9 @@ def _fill_declared(db: AclDatabase, declared: DatabasePrivileges) -> DatabasePri
 
 
 @pytest.mark.parametrize("name", CLIMBS)
-async def test_no_declaration_climbs(db: AclDatabase, servers: Servers, name: str) -> None:
+async def test_no_declaration_gains_a_privilege_that_the_policy_does_not_allow(
+    db: AclDatabase, servers: Servers, name: str
+) -> None:
     climb = CLIMBS[name]
     if servers.version < climb.since:
         pytest.skip(f"exists since {climb.since}")
@@ -270,7 +272,7 @@ async def test_no_declaration_climbs(db: AclDatabase, servers: Servers, name: st
     assert not await db.beside.fetchval(gained), settled
     if climb.allowed is None:
         return
-    assert settled.decision.pending, "no one is told"
+    assert settled.decision.pending, "the refusal is not reported"
     rules = [
         replace(
             rule,
@@ -288,8 +290,8 @@ def _fill_owner(db: AclDatabase, owner: str) -> str:
     return "postgres" if owner == "postgres" else db.fill(owner)
 
 
-#: Ways to be given, by someone who may grant it, what the declaration does not have: SELECT on app.t for `reader`.
-#: Everything is undone, whoever granted it and whatever became of the grantor.
+#: Ways to grant `reader` what it does not declare: SELECT on app.t. Each grant is revoked, whoever made it and
+#: whatever became of the grantor.
 GIVEN = {
     "by the owner": "GRANT SELECT ON app.t TO {reader}",
     "with grant option": "GRANT SELECT ON app.t TO {reader} WITH GRANT OPTION",
@@ -340,7 +342,7 @@ GIVEN = {
 
 
 @pytest.mark.parametrize("name", GIVEN)
-async def test_nothing_undeclared_stays(db: AclDatabase, name: str) -> None:
+async def test_every_undeclared_privilege_is_revoked(db: AclDatabase, name: str) -> None:
     await db.run(TABLE + "GRANT SELECT ON app.t TO {heir}; GRANT USAGE ON SCHEMA app TO {stranger}, {writer}, {heir}")
     one = grantee(db, access("other", Access.READ), rules=None)
     option = "GRANT SELECT ON app.t TO {delegate} WITH GRANT OPTION"
@@ -354,10 +356,10 @@ async def test_nothing_undeclared_stays(db: AclDatabase, name: str) -> None:
     for other in ("delegate", "heir"):
         if other in given and "DROP TABLE" not in given:
             kept = f"has_any_column_privilege('{{{other}}}', 'app.t', 'SELECT')"
-            assert await db.beside.fetchval(f"SELECT {db.fill(kept)}"), f"{other} lost its own"
+            assert await db.beside.fetchval(f"SELECT {db.fill(kept)}"), f"{other} lost its own privilege"
 
 
-async def test_what_a_superuser_granted_before_it_was_one_is_named_with_a_remedy_that_works(db: AclDatabase) -> None:
+async def test_a_grant_by_a_role_that_became_a_superuser_is_reported_with_a_working_remedy(db: AclDatabase) -> None:
     """Whatever role is set, PostgreSQL revokes in the owner's name."""
     await db.run(f"""
         {TABLE} GRANT SELECT ON app.t TO {{delegate}} WITH GRANT OPTION; GRANT DELETE ON app.t TO {{reader}};
@@ -395,7 +397,7 @@ ALTER FUNCTION app.fn OWNER TO {owner}; ALTER FUNCTION evil.fn OWNER TO {strange
 
 
 @pytest.mark.parametrize("name", SWAPS)
-async def test_nothing_is_granted_on_what_took_the_name_meanwhile(
+async def test_nothing_is_granted_on_an_object_that_took_the_name_meanwhile(
     db: AclDatabase, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await db.run(VIEWS)

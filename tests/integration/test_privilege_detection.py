@@ -1,12 +1,18 @@
-"""Where events are in place, they show everything that DDL does to privileges, also what has no event of its own."""
+"""With event triggers, everything that DDL does to privileges is detected, even effects without their own event."""
 
 from dataclasses import dataclass, replace
 
 import pytest
 
-from pgrole_controller.core.acl import ObjectKind
 from pgrole_controller.core.database_options import DatabaseMode
-from pgrole_controller.core.grantee import Access, DatabasePrivileges, Grantee, ObjectPrivileges, SchemaAccess
+from pgrole_controller.core.privileges.acl import ObjectKind
+from pgrole_controller.core.privileges.grantee import (
+    Access,
+    DatabasePrivileges,
+    Grantee,
+    ObjectPrivileges,
+    SchemaAccess,
+)
 from pgrole_controller.local.process import reached
 from tests.integration.database_world import (
     DEADLINE,
@@ -21,7 +27,7 @@ from tests.servers import Servers
 
 @dataclass(frozen=True, slots=True)
 class SideEffect:
-    """`change` has, besides what its event tells, an effect after which `expected` is true again. {r}: the role; {c}:
+    """`change` has an effect that its event does not show, and after its repair `expected` is true. {r}: the role; {c}:
     another one, whose default privileges are declared with `defaults`.
     """
 
@@ -139,7 +145,7 @@ SIDE_EFFECTS = {
 
 
 @pytest.mark.parametrize("name", SIDE_EFFECTS)
-async def test_what_ddl_changes_beside_its_object_is_noticed(
+async def test_side_effects_of_ddl_on_other_objects_are_detected(
     world: DatabaseWorkerWorld, servers: Servers, name: str
 ) -> None:
     case = SIDE_EFFECTS[name]

@@ -1,7 +1,7 @@
-"""controller.database_worker when databases, tables, triggers, connections and rights fail.
+"""controller.database_worker when databases, tables, triggers, connections and privileges fail.
 
-In the end everything declared is kept, everything else continues meanwhile, and what cannot be done is reported with a
-remedy.
+In the end every declaration is enforced. Meanwhile everything else continues, and what cannot be done is reported with
+a remedy.
 """
 
 import contextlib
@@ -16,22 +16,28 @@ import asyncpg
 import pytest
 from anyio.streams.stapled import MultiListener
 
-from pgrole_controller.controller import database_worker, privilege_round
-from pgrole_controller.controller.database_worker import DatabaseContext, DatabaseWorker
 from pgrole_controller.controller.leadership import Leadership
-from pgrole_controller.core.acl import ObjectKind
+from pgrole_controller.controller.privileges import database_worker, privilege_round
+from pgrole_controller.controller.privileges.database_worker import DatabaseContext, DatabaseWorker
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import PgRoleError, Reason
-from pgrole_controller.core.grantee import Access, DatabasePrivileges, Grantee, ObjectPrivileges, SchemaAccess
-from pgrole_controller.core.privilege_result import PrivilegeResult
+from pgrole_controller.core.privileges.acl import ObjectKind
+from pgrole_controller.core.privileges.grantee import (
+    Access,
+    DatabasePrivileges,
+    Grantee,
+    ObjectPrivileges,
+    SchemaAccess,
+)
+from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.term import Term
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
-from pgrole_controller.postgres import database_session
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Endpoint, connect
+from pgrole_controller.postgres.privileges import database_session
 from pgrole_controller.postgres.schema import install as install_home
 from tests.integration.database_world import DEADLINE, POLICY, READ, SERVER, DatabaseWorkerWorld, make_world
 from tests.servers import Servers
@@ -42,7 +48,7 @@ PASSWORD = "c"
 
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes checks frequent that happen once a minute, and retries immediate."""
+    """Makes checks frequent that normally run once a minute, and retries almost immediate."""
     monkeypatch.setattr(database_session, "BACKSTOP_SECONDS", 0.2)
     for name in ("_RETRY", "_LOCK_RETRY"):
         monkeypatch.setattr(database_worker, name, Backoff(0.2, 0.5))
@@ -113,7 +119,7 @@ async def grants(world: DatabaseWorkerWorld, table: str) -> list[tuple[str, str]
         "DROP SCHEMA pgrole CASCADE",
     ],
 )
-async def test_what_is_dropped_or_disabled_is_noticed_and_installed_again(
+async def test_a_dropped_or_disabled_part_is_detected_and_installed_again(
     world: DatabaseWorkerWorld, harm: str
 ) -> None:
     world.declare(READ)
@@ -137,7 +143,9 @@ async def test_what_is_dropped_or_disabled_is_noticed_and_installed_again(
 
 
 @pytest.mark.usefixtures("hurry")
-async def test_without_install_a_dropped_trigger_means_poll_and_says_why(world: DatabaseWorkerWorld) -> None:
+async def test_without_install_a_dropped_trigger_leads_to_poll_and_the_reason_is_given(
+    world: DatabaseWorkerWorld,
+) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -152,7 +160,7 @@ async def test_without_install_a_dropped_trigger_means_poll_and_says_why(world: 
         await world.wait_may("UPDATE", "app.orders", expected=False)
 
 
-async def test_the_server_crashes_and_its_events_are_gone(servers: Servers) -> None:
+async def test_grants_are_corrected_after_a_crash_that_lost_the_events(servers: Servers) -> None:
     async with servers.run() as own, make_world(own) as world:
         world.declare(READ)
         async with world.working() as worker:
@@ -171,7 +179,7 @@ async def test_the_server_crashes_and_its_events_are_gone(servers: Servers) -> N
             await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
             assert await world.hand.fetchval("SELECT count(*) FROM pgrole.ddl_event") < before
             assert worker.mode is not DatabaseMode.EVENTS
-        # with the session with the home database, workers begin again
+        # workers start again with the session of the home database
         async with world.working() as worker:
             await world.wait_may("UPDATE", "app.orders", expected=False)
             await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
@@ -179,10 +187,12 @@ async def test_the_server_crashes_and_its_events_are_gone(servers: Servers) -> N
             assert worker.mode is DatabaseMode.EVENTS
 
 
-# Databases that go, come back, and are copied.
+# Databases that disappear, come back, and are copied.
 
 
-async def test_a_database_that_allows_no_connections_is_named_and_taken_up_again(world: DatabaseWorkerWorld) -> None:
+async def test_a_database_that_allows_no_connections_is_reported_and_served_again_later(
+    world: DatabaseWorkerWorld,
+) -> None:
     world.declare(READ)
     async with world.working() as worker:
         await world.wait_settled()
@@ -209,8 +219,8 @@ async def test_a_database_that_allows_no_connections_is_named_and_taken_up_again
         assert not await world.may("UPDATE", "app.orders")
 
 
-async def test_a_copy_of_a_managed_database_knows_nothing_as_applied(world: DatabaseWorkerWorld) -> None:
-    """Its schema pgrole, leader and digests come along."""
+async def test_a_copy_of_a_managed_database_starts_without_applied_declarations(world: DatabaseWorkerWorld) -> None:
+    """The copy has schema pgrole, with leader and digests."""
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -236,7 +246,7 @@ async def test_a_copy_of_a_managed_database_knows_nothing_as_applied(world: Data
     await world.hand.execute(f"DROP OWNED BY {world.role}")
 
 
-async def test_events_of_another_server_that_a_dump_brought_along_do_not_keep_it_busy(
+async def test_events_that_a_dump_brought_from_another_server_cause_no_rounds(
     world: DatabaseWorkerWorld,
 ) -> None:
     world.declare(READ)
@@ -267,7 +277,7 @@ async def test_events_of_another_server_that_a_dump_brought_along_do_not_keep_it
         assert worker.mode is DatabaseMode.EVENTS
 
 
-# Tables that others hold.
+# Tables that other sessions lock.
 
 
 @pytest.mark.usefixtures("hurry")
@@ -294,7 +304,7 @@ async def test_a_locked_table_delays_no_other_object_and_is_repaired_once_it_is_
 
 @pytest.mark.usefixtures("hurry")
 async def test_a_migration_that_holds_many_tables_delays_no_other_object(world: DatabaseWorkerWorld) -> None:
-    """Like VACUUM, it runs no DDL at its end that would tell of it."""
+    """Like VACUUM, it runs no DDL at its end that would cause an event."""
     world.declare(READ)
     names = ", ".join(f"app.a{number}" for number in range(40))
     await world.hand.execute(
@@ -321,7 +331,7 @@ async def test_a_migration_that_holds_many_tables_delays_no_other_object(world: 
 
 
 async def test_open_transactions_that_grant_delay_no_other_repair(world: DatabaseWorkerWorld) -> None:
-    """They hold no lock on the tables. A role that waits for them, and others, are repaired elsewhere at once."""
+    """They hold no lock on the tables. Other objects of a waiting role, and other roles, are repaired at once."""
     await world.hand.execute(f"""
         CREATE SCHEMA a; CREATE ROLE {world.database}_creator;
         DO $$ BEGIN
@@ -358,7 +368,7 @@ async def test_open_transactions_that_grant_delay_no_other_repair(world: Databas
     await other.close()
 
 
-async def test_an_entry_that_no_one_can_revoke_delays_no_other_role_on_the_same_object(
+async def test_an_irrevocable_entry_delays_no_other_role_on_the_same_object(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delegate = f"{world.database}_delegate"
@@ -387,7 +397,7 @@ async def test_an_entry_that_no_one_can_revoke_delays_no_other_role_on_the_same_
     await drop_role(world, delegate)
 
 
-async def test_what_no_event_names_is_found_without_another_session(world: DatabaseWorkerWorld) -> None:
+async def test_a_change_that_no_event_names_is_found_in_the_same_session(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working() as worker:
         await world.wait_settled()
@@ -402,7 +412,7 @@ async def test_what_no_event_names_is_found_without_another_session(world: Datab
 
 
 @pytest.mark.slow
-async def test_five_thousand_grants_in_one_transaction(world: DatabaseWorkerWorld) -> None:
+async def test_5000_grants_in_one_transaction_are_revoked(world: DatabaseWorkerWorld) -> None:
     await world.hand.execute(
         "DO $$ BEGIN FOR i IN 1 .. 5000 LOOP EXECUTE format('CREATE TABLE app.t%s ()', i); END LOOP; END $$"
     )
@@ -421,10 +431,10 @@ async def test_five_thousand_grants_in_one_transaction(world: DatabaseWorkerWorl
         await world.wait(lambda result: result.error is None and result.drift_count >= 1)
 
 
-# Others who work against it.
+# Others who undo its work.
 
 
-async def test_a_contest_about_one_role_slows_down_no_other(world: DatabaseWorkerWorld) -> None:
+async def test_a_contest_about_one_role_delays_no_other(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     other = await another_grantee(world)
     async with world.working():
@@ -451,10 +461,10 @@ async def test_a_contest_about_one_role_slows_down_no_other(world: DatabaseWorke
     await drop_role(world, other.role_name)
 
 
-async def test_a_grantor_that_may_not_be_named_in_the_schema_any_more_or_was_dropped(
+async def test_grants_of_a_delegate_that_lost_its_usage_or_was_dropped_are_corrected(
     world: DatabaseWorkerWorld,
 ) -> None:
-    """A delegate granted, lost its own grant option by CASCADE or its USAGE, and its grants go all the same."""
+    """A delegate grants and then loses its USAGE, or is dropped with everything that it granted."""
     delegate = f"{world.database}_delegate"
     world.declare(READ)
     await world.hand.execute(
@@ -477,7 +487,7 @@ async def test_a_grantor_that_may_not_be_named_in_the_schema_any_more_or_was_dro
         assert ("SELECT", "postgres") in await grants(world, "app.orders")
 
 
-# A controller that is no superuser.
+# A controller that is not a superuser.
 
 
 @asynccontextmanager
@@ -501,7 +511,7 @@ async def as_owner(world: DatabaseWorkerWorld, *, member: bool) -> AsyncIterator
 
 
 @pytest.mark.usefixtures("hurry")
-async def test_a_controller_that_acts_for_the_owner_polls_and_says_why(world: DatabaseWorkerWorld) -> None:
+async def test_a_controller_that_acts_for_the_owner_polls_and_gives_the_reason(world: DatabaseWorkerWorld) -> None:
     async with as_owner(world, member=True) as owner:
         world.declare(READ)
         async with world.working() as worker:
@@ -518,7 +528,7 @@ async def test_a_controller_that_acts_for_the_owner_polls_and_says_why(world: Da
 
 
 @pytest.mark.usefixtures("hurry")
-async def test_a_controller_with_grant_options_only_grants_and_names_what_it_cannot_revoke(
+async def test_a_controller_with_only_grant_options_grants_and_reports_what_it_cannot_revoke(
     world: DatabaseWorkerWorld,
 ) -> None:
     async with as_owner(world, member=False) as owner:
@@ -545,7 +555,7 @@ async def test_a_controller_with_grant_options_only_grants_and_names_what_it_can
 
 
 @pytest.mark.usefixtures("hurry")
-async def test_what_a_controller_without_any_right_cannot_do_comes_with_the_statement_to_run(
+async def test_a_controller_without_privileges_reports_the_statement_to_run(
     world: DatabaseWorkerWorld,
 ) -> None:
     async with as_owner(world, member=False) as owner:
@@ -571,7 +581,7 @@ async def test_what_a_controller_without_any_right_cannot_do_comes_with_the_stat
 
 
 @pytest.mark.usefixtures("hurry")
-async def test_a_grantor_that_the_controller_may_not_act_as_is_named_with_the_statement_to_run(
+async def test_a_grantor_that_the_controller_may_not_act_as_is_reported_with_the_statement_to_run(
     world: DatabaseWorkerWorld,
 ) -> None:
     delegate = f"{world.database}_delegate"
@@ -663,15 +673,15 @@ async def cutting(world: DatabaseWorkerWorld) -> AsyncIterator[Cutter]:
 
 @contextlib.contextmanager
 def never_again() -> Iterator[None]:
-    """A worker whose session failed begins no other one."""
+    """Keeps a worker whose session failed from starting another one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(database_worker, "_RECONNECT", Backoff(3600.0, 3600.0))
         yield
 
 
 @pytest.mark.slow
-async def test_killed_before_any_message_it_converges_after_the_next_start(world: DatabaseWorkerWorld) -> None:
-    """The declaration gave up DELETE, and both drift and news happened while no controller ran."""
+async def test_a_worker_killed_before_any_message_converges_after_the_next_start(world: DatabaseWorkerWorld) -> None:
+    """The declaration gave up DELETE, and drift and new objects appeared while no controller ran."""
     write = SchemaAccess("app", frozenset({Access.WRITE}))
     first = world.declare(write)
     async with world.working():
@@ -751,7 +761,7 @@ class WorkerReplica:
             tasks.cancel_scope.cancel()
 
     async def _renew(self) -> None:
-        """The Lease is renewed whenever it is asked for."""
+        """Keeps renewing the Lease."""
         while True:
             self.lead()
             await anyio.sleep(0.05)
@@ -782,8 +792,8 @@ async def test_a_process_that_was_paused_while_another_took_over_changes_nothing
             assert not await world.may("DELETE", "app.orders")
 
 
-async def test_a_copy_of_the_home_database_is_a_database_like_any_other(world: DatabaseWorkerWorld) -> None:
-    """Claims and observations of roles come along, and are not this server's."""
+async def test_a_copy_of_the_home_database_is_served_like_any_other_database(world: DatabaseWorkerWorld) -> None:
+    """The copy has claims and observations of roles, which do not apply to it."""
     async with connect(Endpoint(world.server.dsn(database=world.database)), "test") as connection:
         await install_home(connection)
         await connection.execute(

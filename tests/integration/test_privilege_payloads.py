@@ -1,5 +1,5 @@
-"""A database whose owner plants code, forges notifications and floods: the controller runs none of its code, and keeps
-the privileges of others there and in other databases.
+"""A database whose owner plants code, forges notifications and floods: the controller runs no code of the owner, and
+maintains the privileges of others there and in other databases.
 """
 
 from collections.abc import AsyncIterator
@@ -12,10 +12,11 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.grantee import Access, SchemaAccess
+from pgrole_controller.core.privileges.grantee import Access, SchemaAccess
 from pgrole_controller.local.process import reached
-from pgrole_controller.postgres import answer_pages, database_session, ddl_events
+from pgrole_controller.postgres import answer_pages
 from pgrole_controller.postgres.connection import Connection, Endpoint
+from pgrole_controller.postgres.privileges import database_session, ddl_events
 from tests.integration.database_world import DEADLINE, READ, DatabaseWorkerWorld, make_world
 from tests.servers import Servers
 
@@ -166,7 +167,7 @@ async def spring(world: DatabaseWorkerWorld, statement: str) -> None:
     assert await world.hand.fetchval("SELECT is_called FROM trap.ran")
 
 
-async def test_the_controllers_session_runs_no_code_of_the_owner_of_the_database(
+async def test_the_controllers_session_runs_no_code_of_the_database_owner(
     world: DatabaseWorkerWorld, tenant: Tenant
 ) -> None:
     await plant(world, tenant)
@@ -205,7 +206,7 @@ async def plant_event_trigger(world: DatabaseWorkerWorld, tenant: Tenant, event:
 
 @pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.parametrize("when", ["before the session", "during the session"])
-async def test_event_triggers_of_others_never_run(
+async def test_event_triggers_of_others_never_run_in_the_controllers_session(
     world: DatabaseWorkerWorld, tenant: Tenant, servers: Servers, event: str, when: str
 ) -> None:
     if event == "login" and servers.version < 17:
@@ -303,15 +304,13 @@ SLOW = ("tables", "schemas")
 
 
 @pytest.mark.parametrize("name", [name for name in FLOODS if name not in SLOW])
-async def test_a_flood_stops_no_one_elses_privileges(world: DatabaseWorkerWorld, tenant: Tenant, name: str) -> None:
+async def test_a_flood_of_events_stops_no_other_repair(world: DatabaseWorkerWorld, tenant: Tenant, name: str) -> None:
     await attack(world, tenant, FLOODS[name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
-async def test_a_flood_of_objects_stops_no_one_elses_privileges(
-    world: DatabaseWorkerWorld, tenant: Tenant, name: str
-) -> None:
+async def test_a_flood_of_objects_stops_no_other_repair(world: DatabaseWorkerWorld, tenant: Tenant, name: str) -> None:
     await attack(world, tenant, FLOODS[name], times=12)
 
 
@@ -370,10 +369,10 @@ FORBIDDEN = (
 )
 
 
-async def test_the_owner_of_the_database_reaches_nothing_of_the_controller(
+async def test_the_database_owner_cannot_access_the_controllers_schema(
     world: DatabaseWorkerWorld, tenant: Tenant
 ) -> None:
-    """Whatever default privileges were set before the installation."""
+    """Even if default privileges were set before the installation."""
     await world.hand.execute(f"""
         ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO {tenant.name};
         ALTER DEFAULT PRIVILEGES GRANT ALL ON FUNCTIONS TO {tenant.name};
@@ -393,10 +392,10 @@ async def test_the_owner_of_the_database_reaches_nothing_of_the_controller(
     assert not reached_by
 
 
-async def test_events_that_a_command_hides_are_found_by_the_backstop(
+async def test_a_grant_whose_event_was_suppressed_is_found_by_the_backstop(
     world: DatabaseWorkerWorld, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So deep within calls, PostgreSQL runs the GRANT, and the event trigger fails, which is not to fail the GRANT."""
+    """Deep within nested calls, PostgreSQL runs the GRANT, but its event trigger fails, which must not fail it."""
     monkeypatch.setattr(database_session, "BACKSTOP_SECONDS", 0.5)
     await world.hand.execute(f"""
         CREATE FUNCTION app.deep(n int, said text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
@@ -427,7 +426,7 @@ async def test_events_that_a_command_hides_are_found_by_the_backstop(
         assert hidden, "no command was hidden: the test shows nothing"
 
 
-async def test_what_one_owner_flaps_delays_no_repair_of_anothers_objects(
+async def test_a_contest_with_one_owner_delays_no_repair_of_another_owners_objects(
     world: DatabaseWorkerWorld, tenant: Tenant
 ) -> None:
     await world.hand.execute("CREATE TABLE app.safe (id int)")
@@ -444,11 +443,11 @@ async def test_what_one_owner_flaps_delays_no_repair_of_anothers_objects(
         assert result.error.reason is Reason.CONTESTED
         assert tenant.name in result.error.message
         await check_repairs(world, table="app.safe")
-        assert await world.may("UPDATE", "app.orders"), "it is repaired only after the hold: the test shows nothing"
+        assert await world.may("UPDATE", "app.orders"), "it was repaired too early: the test shows nothing"
         await world.wait_may("UPDATE", "app.orders", expected=False)
 
 
-async def test_events_are_pruned_while_the_session_lasts(
+async def test_events_are_pruned_during_the_session(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database_session, "PRUNE_SECONDS", 0.1)
@@ -470,8 +469,8 @@ async def test_events_are_pruned_while_the_session_lasts(
 _TYPE = '"' + '""' * 63 + '"'
 _COLUMNS = ", ".join(f"c{n:04}{'x' * 58}" for n in range(1500))
 
-#: What one tenant can create and grant so that it takes more than the answer to one statement may have: 2 MiB here,
-#: since PostgreSQL takes long to revoke as many privileges on columns as exceed 16 MiB (see test_acl_catalog.py).
+#: What a tenant can create and grant to exceed the limit on the answer to one statement: 2 MiB here, since PostgreSQL
+#: takes long to revoke as many privileges on columns as exceed 16 MiB (see test_acl_catalog.py).
 BULKS = {
     "long arguments": f"""
         CREATE TYPE m.{_TYPE} AS ENUM ();
@@ -495,7 +494,7 @@ BULKS = {
 
 
 @pytest.mark.parametrize("bulk", BULKS)
-async def test_what_is_too_large_for_one_answer_stops_no_one_elses_privileges(
+async def test_content_too_large_for_one_answer_stops_no_other_repair(
     world: DatabaseWorkerWorld, tenant: Tenant, bulk: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answer_pages, "PAGE_BYTES", 1 << 20)

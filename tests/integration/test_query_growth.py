@@ -1,7 +1,7 @@
-"""Reconciling one role reads no more pages where there are many roles, claims, memberships and settings.
+"""Reconciling one role reads no more pages with many roles, claims, memberships and settings.
 
-Plans are for any arguments, as in the controller's sessions, but without their other settings, which prefer indexes;
-statistics may be older than the roles.
+Plans are generic, as in the controller's sessions, but without their other settings, which prefer indexes.
+Statistics may be older than the roles.
 """
 
 import asyncpg
@@ -29,7 +29,9 @@ WHERE r.rolname LIKE 'many%'
 
 
 @pytest.mark.parametrize("analyzed", [False, True])
-async def test_what_is_read_of_one_role(own_postgres: PostgresServer, *, analyzed: bool) -> None:
+async def test_reading_one_role_takes_no_more_pages_with_many_roles(
+    own_postgres: PostgresServer, *, analyzed: bool
+) -> None:
     roles = queries.inspect_from("roles", claims="claims_in_database", verifiers="verifiers_by_schema")
     connection = await asyncpg.connect(own_postgres.dsn())
     try:

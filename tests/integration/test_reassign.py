@@ -1,4 +1,4 @@
-"""postgres: a role is emptied before it is dropped, and nothing that was made as it is lost, against real servers."""
+"""postgres, against real servers: a role is emptied before it is dropped, and nothing created as the role is lost."""
 
 import os
 import secrets
@@ -29,7 +29,7 @@ SETTINGS = {"max_prepared_transactions": "5", "max_locks_per_transaction": "20"}
 
 @dataclass
 class ReassignTrial:
-    """A role to be dropped and its new owner, which no other test has, and what of databases a test makes."""
+    """A role to be dropped and its new owner, which no other test uses, and the databases that a test creates."""
 
     server: PostgresServer
     home: Connection
@@ -127,7 +127,7 @@ async def trial(server: PostgresServer) -> AsyncIterator[ReassignTrial]:
 
 @asynccontextmanager
 async def emptying(connection: Connection, oid: int) -> AsyncIterator[None]:
-    """A transaction that drop_owned.sql can be run in; rolled back."""
+    """A transaction in which drop_owned.sql can run; it is rolled back."""
     transaction = connection.transaction()
     await transaction.start()
     await connection.execute(f"SET LOCAL pgrole.role = '{oid}'")
@@ -147,7 +147,7 @@ async def reached(connection: Connection, query: str, *arguments: object) -> Non
 WAITS = """SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'pgrole-controller reassign'
                           AND wait_event_type = 'Lock')"""
 
-# What a role can own: made by it in schema s, or made by a superuser and given to it.
+# What a role can own: created by it in schema s, or created by a superuser and given to it.
 OWNED = {
     "table": "CREATE TABLE s.t (a int PRIMARY KEY, b text)",
     "unlogged table": "CREATE UNLOGGED TABLE s.t (a int)",
@@ -186,7 +186,7 @@ GIVEN = {
     "ALTER EVENT TRIGGER et OWNER TO {role}",
     "language": "CREATE LANGUAGE l HANDLER plpgsql_call_handler; ALTER LANGUAGE l OWNER TO {role}",
 }
-# What a role can have been given, or named in, beside what it owns.
+# What a role can have been granted, or be named in, besides what it owns.
 PRIVILEGES = {
     "a table": "GRANT ALL ON s.plain TO {role}",
     "a column": "GRANT SELECT (relname), UPDATE (relname) ON s.plain TO {role}",
@@ -215,7 +215,7 @@ def privileges(trial: ReassignTrial) -> dict[str, str]:
     return {kind: statement for kind, statement in PRIVILEGES.items() if trial.version >= 15 or kind != "a parameter"}
 
 
-async def test_drop_owned_is_undone_whenever_it_would_drop_something(trial: ReassignTrial) -> None:
+async def test_drop_owned_fails_whenever_it_would_drop_something(trial: ReassignTrial) -> None:
     await trial.start("plain")  # the owner of an extension has no quotes in its name
     oid = await trial.oid()
     await trial.home.execute(f"ALTER ROLE {trial.q} SUPERUSER")
@@ -231,7 +231,7 @@ async def test_drop_owned_is_undone_whenever_it_would_drop_something(trial: Reas
             assert raised.value.sqlstate == MADE_MEANWHILE, (kind, raised.value)
 
 
-async def test_privileges_are_taken_away_without_a_false_alarm(trial: ReassignTrial) -> None:
+async def test_drop_owned_revokes_privileges_without_a_false_alarm(trial: ReassignTrial) -> None:
     oid = await trial.oid()
     for kind, statement in privileges(trial).items():
         async with emptying(trial.home, oid):
@@ -243,7 +243,7 @@ async def test_privileges_are_taken_away_without_a_false_alarm(trial: ReassignTr
             assert await trial.home.fetchval("SELECT count(*) FROM s.plain"), kind
 
 
-async def test_everything_is_handed_over_in_every_database_and_the_role_can_be_dropped(trial: ReassignTrial) -> None:
+async def test_everything_is_reassigned_in_every_database_and_the_role_can_be_dropped(trial: ReassignTrial) -> None:
     await trial.start("plain")
     await trial.home.execute(f"ALTER ROLE {trial.q} SUPERUSER; ALTER ROLE {trial.new_owner} SUPERUSER")
     inside = []
@@ -271,7 +271,7 @@ async def test_everything_is_handed_over_in_every_database_and_the_role_can_be_d
     await trial.drop()
 
 
-async def test_a_table_that_is_committed_right_before_drop_owned_is_handed_over(trial: ReassignTrial) -> None:
+async def test_a_table_that_is_committed_right_before_drop_owned_is_reassigned(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     superuser = await trial.enter(
         name,
@@ -293,7 +293,7 @@ async def test_a_table_that_is_committed_right_before_drop_owned_is_handed_over(
     await trial.drop()
 
 
-async def test_a_session_that_makes_tables_as_the_role_in_a_loop_loses_no_row(trial: ReassignTrial) -> None:
+async def test_a_session_that_creates_tables_as_the_role_in_a_loop_loses_no_row(trial: ReassignTrial) -> None:
     made: dict[str, int] = {}
     for _ in range(2):
         name = await trial.create_database()
@@ -340,7 +340,7 @@ async def attempt(trial: ReassignTrial) -> None:
                 return
 
 
-async def test_what_is_made_as_the_role_time_and_again_is_said_and_never_dropped(trial: ReassignTrial) -> None:
+async def test_an_object_given_to_the_role_repeatedly_is_reported_and_never_dropped(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     superuser = await trial.enter(
         name,
@@ -357,7 +357,7 @@ async def test_what_is_made_as_the_role_time_and_again_is_said_and_never_dropped
     assert await superuser.fetchval("SELECT n FROM kept") == 1
 
 
-async def test_more_than_the_server_can_lock_at_once_is_handed_over_in_pieces(trial: ReassignTrial) -> None:
+async def test_more_objects_than_the_server_can_lock_at_once_are_reassigned_in_pieces(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     superuser = await trial.enter(name)
     for start in range(0, 2000, 200):
@@ -372,7 +372,7 @@ async def test_more_than_the_server_can_lock_at_once_is_handed_over_in_pieces(tr
     await trial.drop()
 
 
-async def test_sessions_block_with_their_count_or_are_ended_when_asked_for(trial: ReassignTrial) -> None:
+async def test_sessions_block_with_their_count_or_are_terminated_on_request(trial: ReassignTrial) -> None:
     session = await trial.enter("postgres", trial.role)
     await trial.enter("postgres", trial.role)
     sessions = await trial.home.fetch(queries.inspect("sessions"), [await trial.oid()])
@@ -390,7 +390,7 @@ async def test_a_session_that_does_not_end_is_counted_and_blocks(trial: Reassign
     session = await trial.enter("postgres", trial.role)
     process = session.get_server_pid()
     if isinstance(trial.server, ContainerServer):
-        pytest.skip("freezes a process of PostgreSQL")
+        pytest.skip("this test freezes a PostgreSQL process on this machine")
     os.kill(process, signal.SIGSTOP)
     try:
         assert "open sessions of the role: 1 (terminated, but not yet ended)" in await trial.refused(terminate=True)
@@ -406,7 +406,7 @@ async def ended(session: Connection) -> bool:
     return True
 
 
-async def test_without_a_new_owner_nothing_but_sessions_is_touched(trial: ReassignTrial) -> None:
+async def test_without_a_new_owner_only_sessions_are_terminated(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     member = await trial.enter(name, "postgres", f"GRANT {trial.q} TO {trial.new_owner}; CREATE TABLE t (a int)")
     await member.execute(f"ALTER TABLE t OWNER TO {trial.q}")
@@ -428,7 +428,7 @@ async def test_prepared_transactions_are_named_with_their_database(trial: Reassi
     await trial.drop()
 
 
-async def test_an_open_transaction_that_makes_something_as_the_role_is_named(trial: ReassignTrial) -> None:
+async def test_an_open_transaction_that_created_something_as_the_role_is_named(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     superuser = await trial.enter(name, "postgres", "GRANT CREATE ON SCHEMA public TO PUBLIC")
     maker = await trial.become(name, "BEGIN", "CREATE TABLE t (a int)")
@@ -440,7 +440,7 @@ async def test_an_open_transaction_that_makes_something_as_the_role_is_named(tri
     await trial.drop()
 
 
-async def test_a_database_that_takes_no_connections_is_named_with_the_remedy_and_the_others_are_done(
+async def test_a_database_that_accepts_no_connections_is_named_with_a_remedy_and_delays_no_other(
     trial: ReassignTrial,
 ) -> None:
     closed, unneeded, other = [await trial.create_database() for _ in range(3)]
@@ -454,7 +454,7 @@ async def test_a_database_that_takes_no_connections_is_named_with_the_remedy_and
     assert "ALLOW_CONNECTIONS true" in message
     assert unneeded not in message
     assert await trial.owner(superuser, "t") == trial.new_owner
-    # what blocks elsewhere leaves privileges as they are
+    # a blocker in another database leaves privileges unchanged
     assert await superuser.fetchval("SELECT has_schema_privilege($1, 'public', 'USAGE')", trial.role)
     await trial.home.execute(f"ALTER DATABASE {closed} ALLOW_CONNECTIONS true")
     await trial.reassign()
@@ -482,7 +482,7 @@ async def test_a_database_whose_drop_was_interrupted_is_named(trial: ReassignTri
         ("win", "TEMPLATE template0 ENCODING 'WIN1252' LOCALE 'C'"),
     ],
 )
-async def test_names_and_encodings_of_databases_and_roles_do_not_matter(
+async def test_a_role_is_emptied_whatever_names_and_encodings_databases_and_roles_have(
     trial: ReassignTrial, name: str, options: str
 ) -> None:
     await trial.start(role="rôleā字")
@@ -499,7 +499,7 @@ async def test_names_and_encodings_of_databases_and_roles_do_not_matter(
     await trial.drop()
 
 
-async def test_template1_is_a_database_like_others(trial: ReassignTrial) -> None:
+async def test_a_role_is_emptied_in_template1_like_in_any_other_database(trial: ReassignTrial) -> None:
     superuser = await trial.enter("template1", "postgres", f"CREATE SCHEMA s AUTHORIZATION {trial.q}")
     await trial.reassign()
     await superuser.execute("DROP SCHEMA s")
@@ -515,7 +515,7 @@ async def test_a_database_whose_name_is_not_utf8_is_named_by_its_bytes(trial: Re
     await inside.execute(f'CREATE DATABASE "caf\xe9_{trial.tag}" OWNER plain_{trial.tag}')
     await inside.execute(f"GRANT {trial.q} TO {trial.new_owner}")
     oid = await trial.oid()
-    # the owner of a database is shared; what is in it is not
+    # a database's owner is a shared dependency, unlike what the database contains
     await trial.home.execute(
         "INSERT INTO pg_shdepend (dbid, classid, objid, objsubid, refclassid, refobjid, deptype) "
         "SELECT oid, 'pg_class'::regclass, 99999, 0, 'pg_authid'::regclass, $1, 'o' FROM pg_database "
@@ -533,7 +533,7 @@ async def test_a_database_whose_name_is_not_utf8_is_named_by_its_bytes(trial: Re
 
 
 @pytest.mark.parametrize("which", [0, 1])
-async def test_a_database_that_is_dropped_meanwhile_is_no_error(trial: ReassignTrial, which: int) -> None:
+async def test_a_database_that_is_dropped_meanwhile_causes_no_error(trial: ReassignTrial, which: int) -> None:
     names = [await trial.create_database() for _ in range(2)]
     for name in names:
         await trial.enter(name, "postgres", f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}")
@@ -547,7 +547,7 @@ async def test_a_database_that_is_dropped_meanwhile_is_no_error(trial: ReassignT
     await trial.drop()
 
 
-async def test_a_lock_that_is_not_free_is_said_with_its_database(trial: ReassignTrial) -> None:
+async def test_an_unavailable_lock_is_reported_with_its_database(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     blocker = await trial.enter(name, "postgres", f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}")
     await blocker.execute("BEGIN; LOCK TABLE t")
@@ -562,7 +562,7 @@ async def test_a_lock_that_is_not_free_is_said_with_its_database(trial: Reassign
     await trial.drop()
 
 
-async def test_a_controller_that_may_not_hand_over_says_so_with_the_database(trial: ReassignTrial) -> None:
+async def test_a_controller_that_may_not_reassign_reports_it_with_the_database(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     superuser = await trial.enter(name, "postgres", f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}")
     user = f"controller_{trial.tag}"
@@ -579,7 +579,7 @@ async def test_a_controller_that_may_not_hand_over_says_so_with_the_database(tri
         assert await catalog.read_dependents(own, [await trial.oid()]) == {}
 
 
-async def test_settings_of_a_database_do_not_make_us_another_role(trial: ReassignTrial) -> None:
+async def test_settings_of_a_database_do_not_make_the_controller_act_as_another_role(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     superuser = await trial.enter(name, "postgres", f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}")
     await trial.home.execute(f"ALTER DATABASE {name} SET role = {quote_literal(trial.role)}")
@@ -588,7 +588,7 @@ async def test_settings_of_a_database_do_not_make_us_another_role(trial: Reassig
     await trial.drop()
 
 
-async def test_a_new_owner_that_is_none_is_refused_before_anything_is_done(trial: ReassignTrial) -> None:
+async def test_an_invalid_new_owner_is_refused_before_anything_is_done(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     superuser = await trial.enter(name, "postgres", f"CREATE TABLE t (a int); ALTER TABLE t OWNER TO {trial.q}")
     for new_owner in ("pg_monitor", f"absent_{trial.tag}", trial.role, ""):
@@ -596,14 +596,14 @@ async def test_a_new_owner_that_is_none_is_refused_before_anything_is_done(trial
     assert await trial.owner(superuser, "t") == trial.role
 
 
-async def test_a_role_that_is_not_the_one_that_was_seen_is_not_touched(trial: ReassignTrial) -> None:
+async def test_a_role_that_is_not_the_one_that_was_read_is_not_touched(trial: ReassignTrial) -> None:
     for changed in ({"oid": await trial.oid() + 1000}, {"role": trial.new_owner, "new_owner": trial.role}):
         with pytest.raises(Transient) as raised:
             await trial.reassign(**changed)
         assert raised.value.reason is Reason.PROGRESSING
 
 
-async def test_members_and_memberships_that_it_granted_do_not_keep_a_role(trial: ReassignTrial) -> None:
+async def test_members_and_granted_memberships_do_not_prevent_dropping_a_role(trial: ReassignTrial) -> None:
     group, member, passed = (f"{kind}_{trial.tag}" for kind in ("group", "member", "passed"))
     await trial.home.execute(
         f"CREATE ROLE {group}; CREATE ROLE {member}; CREATE ROLE {passed};"
@@ -624,7 +624,7 @@ async def test_members_and_memberships_that_it_granted_do_not_keep_a_role(trial:
 
 
 @pytest.mark.since(16, "memberships that the creator of a role gives to itself")
-async def test_memberships_that_a_role_granted_to_itself_are_no_need(trial: ReassignTrial) -> None:
+async def test_memberships_that_a_role_granted_to_itself_do_not_prevent_dropping_it(trial: ReassignTrial) -> None:
     await trial.home.execute(
         f"ALTER ROLE {trial.q} CREATEROLE; SET createrole_self_grant = 'inherit, set'; SET ROLE {trial.q};"
         f"CREATE ROLE made_{trial.tag}; RESET ROLE"
@@ -634,13 +634,13 @@ async def test_memberships_that_a_role_granted_to_itself_are_no_need(trial: Reas
     await trial.drop()
 
 
-async def test_a_role_that_nothing_needs_costs_one_connection_and_can_be_dropped(trial: ReassignTrial) -> None:
+async def test_a_role_without_dependents_can_be_dropped(trial: ReassignTrial) -> None:
     await trial.reassign()
     await trial.reassign(terminate=True)
     await trial.drop()
 
 
-def test_what_blocks_in_many_databases_is_counted() -> None:
+def test_blockers_in_many_databases_are_counted() -> None:
     error = blocked("r", [Blocker(f"db{number}", "no") for number in range(200)])
     assert error.message.endswith("; and 195 more")
     assert len(error.message) < 1000

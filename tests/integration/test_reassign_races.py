@@ -20,7 +20,7 @@ from tests.servers import Servers
 OWNER = "SELECT relowner FROM pg_class WHERE oid = $1"
 BOTH = pytest.mark.parametrize("superuser", [True, False], ids=["superuser", "no superuser"])
 
-#: What is done to schema mine of the role and schema theirs of the team, by who has locked the tables of the role.
+#: Changes to the role's schema mine and the team's schema theirs, by the session that has locked the role's tables.
 MEANWHILE = {
     "schemas renamed": "ALTER SCHEMA mine RENAME TO gone; ALTER SCHEMA theirs RENAME TO mine",
     "tables renamed": "ALTER TABLE mine.t RENAME TO x; ALTER TABLE mine.u RENAME TO y;"
@@ -43,11 +43,11 @@ async def server(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 class Race(ReassignTrial):
-    """`team` is another team's role; the controller has its privileges too, and could do it harm."""
+    """`team` is another team's role. The controller has its privileges, too, and could harm it."""
 
     team: str = ""
     endpoint: Endpoint | None = None
-    members: int = 0  # the controller, where it has to be one
+    members: int = 0  # the controller, if it must be a member
 
     async def oid_of(self, connection: Connection, relation: str) -> int:
         return int(await connection.fetchval("SELECT $1::regclass::oid", relation))
@@ -63,7 +63,7 @@ class Race(ReassignTrial):
             self.endpoint = Endpoint(self.server.dsn(user, password="p"))
 
     async def stage(self) -> Connection:
-        """A superuser's session in a database where both have two tables of the same names."""
+        """Returns a superuser's session in a database where role and team have tables with the same names."""
         name = await self.create_database()
         setup = (
             f"CREATE SCHEMA mine AUTHORIZATION {self.q}; CREATE SCHEMA theirs AUTHORIZATION {self.team};"
@@ -76,7 +76,7 @@ class Race(ReassignTrial):
         return await self.enter(name, "postgres", setup)
 
     async def empty_during(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Empties the role, which waits for a lock; then `work`, and again until it is empty."""
+        """Empties the role, which waits for a lock. Runs `work` meanwhile, and then empties the role completely."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.attempt)
             await reached(self.home, WAITS)
@@ -93,7 +93,7 @@ class Race(ReassignTrial):
         await self.reassign(self.endpoint)
 
     async def swap(self, one: str, other: str) -> bool:
-        """Whether two roles could be given each other's names."""
+        """Returns whether two roles could swap their names."""
         try:
             await self.home.execute(
                 f"BEGIN; ALTER ROLE {one} RENAME TO swapping; ALTER ROLE {other} RENAME TO {one};"
@@ -122,7 +122,7 @@ async def race(server: PostgresServer) -> AsyncIterator[Race]:
 @BOTH
 @pytest.mark.parametrize("piece", [1, 300])
 @pytest.mark.parametrize("meanwhile", list(MEANWHILE))
-async def test_a_table_of_others_that_gets_the_name_of_one_of_the_role_stays_theirs(
+async def test_another_owners_table_that_gets_the_name_of_the_roles_table_keeps_its_owner(
     race: Race, monkeypatch: pytest.MonkeyPatch, meanwhile: str, piece: int, superuser: bool
 ) -> None:
     monkeypatch.setattr(module, "PIECE", piece)
@@ -152,7 +152,7 @@ async def test_a_table_of_others_that_gets_the_name_of_one_of_the_role_stays_the
 
 
 @pytest.mark.parametrize("piece", [1, 300])
-async def test_what_is_given_to_others_before_its_turn_stays_theirs(
+async def test_an_object_given_to_others_before_its_turn_keeps_that_owner(
     race: Race, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     monkeypatch.setattr(module, "PIECE", piece)
@@ -175,7 +175,7 @@ async def test_what_is_given_to_others_before_its_turn_stays_theirs(
     await race.drop(race.members)
 
 
-#: What makes the statement wait, after its text was made (DROP OWNED) or while it is executed.
+#: What makes the statement wait, after its text was built (DROP OWNED) or while it runs.
 HOLDS = {
     "REASSIGN OWNED": "BEGIN; LOCK TABLE mine.t",
     "DROP OWNED": "CREATE FUNCTION hold() RETURNS event_trigger LANGUAGE plpgsql "
@@ -190,7 +190,7 @@ RELEASES = {"REASSIGN OWNED": "COMMIT", "DROP OWNED": "SELECT pg_advisory_unlock
 @pytest.mark.parametrize(
     ("statement", "swapped"), [("REASSIGN OWNED", "role"), ("REASSIGN OWNED", "heir"), ("DROP OWNED", "role")]
 )
-async def test_roles_that_swap_names_meanwhile_keep_what_is_theirs(
+async def test_roles_that_swap_names_meanwhile_keep_their_objects_and_privileges(
     race: Race, statement: str, swapped: str, superuser: bool
 ) -> None:
     await race.prepare(superuser=superuser)
@@ -208,7 +208,7 @@ async def test_roles_that_swap_names_meanwhile_keep_what_is_theirs(
         await reached(race.home, WAITS)
         done = await race.swap(one, race.team)
         await holder.execute(RELEASES[statement])
-    assert done is not superuser  # who may lock the names keeps them
+    assert done is not superuser  # a superuser locks the names
     if done:
         assert await race.swap(one, race.team)
     await race.converge()
@@ -249,7 +249,7 @@ async def test_memberships_that_others_granted_are_not_revoked_when_grantors_swa
     await race.drop(race.members)
 
 
-async def test_a_function_of_a_tenant_that_an_event_trigger_calls_is_not_run_by_us(race: Race) -> None:
+async def test_the_controller_does_not_run_a_tenants_function_by_an_event_trigger(race: Race) -> None:
     await race.prepare(superuser=True)
     superuser = await race.stage()
     await superuser.execute(
@@ -268,7 +268,7 @@ async def test_a_function_of_a_tenant_that_an_event_trigger_calls_is_not_run_by_
     await race.drop(race.members)
 
 
-async def test_what_stood_in_the_way_is_said_when_time_runs_out_too(race: Race) -> None:
+async def test_blockers_are_reported_even_when_time_runs_out(race: Race) -> None:
     await race.prepare(superuser=True)
     blockers = [await race.stage() for _ in range(6)]
     for blocker in blockers:
@@ -285,7 +285,7 @@ async def test_what_stood_in_the_way_is_said_when_time_runs_out_too(race: Race) 
 
 @pytest.mark.parametrize("piece", [1, 300])
 @pytest.mark.parametrize("encoding", ["UTF8", "LATIN1", "EUC_JP", "SQL_ASCII"])
-async def test_whatever_a_name_holds_and_is_encoded_in_its_table_is_handed_over(
+async def test_a_table_with_any_name_in_any_encoding_is_reassigned(
     race: Race, monkeypatch: pytest.MonkeyPatch, encoding: str, piece: int
 ) -> None:
     monkeypatch.setattr(module, "PIECE", piece)
@@ -299,7 +299,7 @@ async def test_whatever_a_name_holds_and_is_encoded_in_its_table_is_handed_over(
         for table in odd:
             relation = f"{quote_identifier(schema)}.{quote_identifier(table)}"
             await superuser.execute(f"CREATE TABLE {relation} (a serial)")
-    # the name of the role, in the encoding that it was made in, cannot be sent here
+    # the role's name, in the encoding in which it was created, cannot be sent here
     await superuser.execute(
         f"DO $do$ DECLARE t record; BEGIN FOR t IN SELECT oid::regclass AS name FROM pg_class "
         f"WHERE relkind = 'r' AND relnamespace >= 16384 LOOP EXECUTE format('ALTER TABLE %s OWNER TO %I', t.name, "

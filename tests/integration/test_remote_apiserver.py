@@ -10,7 +10,9 @@ from pgrole_controller.local.manifests import create_namespace
 from pgrole_controller.local.process import LocalError
 
 
-async def test_it_is_spoken_to_as_to_ours_and_neither_frozen_nor_ended(api_server: ApiServer, tmp_path: Path) -> None:
+async def test_a_remote_api_server_works_like_a_local_one_but_is_never_paused_or_stopped(
+    api_server: ApiServer, tmp_path: Path
+) -> None:
     tokens = {kubeconfig.ADMIN: api_server.token_of(kubeconfig.ADMIN)}
     remote = RemoteApiServer(tmp_path, url=api_server.url, ca=api_server.ca, tokens=tokens)
     await remote.start()
@@ -25,7 +27,9 @@ async def test_it_is_spoken_to_as_to_ours_and_neither_frozen_nor_ended(api_serve
     assert (await api_server.request("GET", "/api/v1/namespaces/by-another-way"))["metadata"]["uid"]
 
 
-async def test_its_kubeconfig_is_written_when_it_is_asked_for(api_server: ApiServer, tmp_path: Path) -> None:
+async def test_the_kubeconfig_of_a_remote_api_server_is_written_on_request(
+    api_server: ApiServer, tmp_path: Path
+) -> None:
     remote = RemoteApiServer(tmp_path, url=api_server.url, ca=api_server.ca, tokens={kubeconfig.ADMIN: "unused"})
     assert not remote.kubeconfig.exists()
     assert remote.kubeconfig_of(kubeconfig.ADMIN) == remote.kubeconfig

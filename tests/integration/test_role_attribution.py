@@ -1,4 +1,4 @@
-"""postgres/role_attribution.py: who changed a role, by PostgreSQL's real jsonlog.
+"""postgres/role_attribution.py: finds who changed a role in PostgreSQL's real jsonlog.
 
 Where pgaudit is installed (PostgreSQL 15, Debian's package postgresql-15-pgaudit, or the library that PGAUDIT_LIBRARY
 names), it writes the lines. Elsewhere a stand-in appends lines in its format to the same file.
@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from pgrole_controller.core.audit_line import ChangedRole
 from pgrole_controller.core.database_options import AuditSource
-from pgrole_controller.core.privilege_result import Evidence
+from pgrole_controller.core.privileges.privilege_result import Evidence
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import audit_log
 from pgrole_controller.postgres.audit_log import JsonLog
@@ -97,7 +97,9 @@ class TestStatements:
             assert "geheim" not in repr(attribution)
 
     @needs_jsonlog
-    async def test_the_controllers_own_are_left_out(self, server: PostgresServer, reading: Connection) -> None:
+    async def test_the_controllers_own_statements_are_skipped(
+        self, server: PostgresServer, reading: Connection
+    ) -> None:
         async with AsyncExitStack() as stack:
             alice = await new_person(server, stack, "alice_o")
             await alice.execute("CREATE ROLE mended")
@@ -113,7 +115,9 @@ class TestStatements:
             assert (found.proof, found.login) == (Evidence.SESSION, "alice_n")
 
     @pytest.mark.before(15, "csvlog is not read")
-    async def test_before_15_sessions_are_asked(self, server: PostgresServer, reading: Connection) -> None:
+    async def test_before_postgresql_15_only_sessions_are_searched(
+        self, server: PostgresServer, reading: Connection
+    ) -> None:
         async with AsyncExitStack() as stack:
             alice = await new_person(server, stack, "alice_14")
             await alice.execute("CREATE ROLE private14")
@@ -125,7 +129,9 @@ class TestStandIn:
     """Lines in pgaudit's format, appended to the server's own log."""
 
     @needs_jsonlog
-    async def test_the_id_of_the_row_proves_who_it_was(self, server: PostgresServer, reading: Connection) -> None:
+    async def test_the_transaction_id_of_the_row_proves_the_author(
+        self, server: PostgresServer, reading: Connection
+    ) -> None:
         await reading.execute("CREATE ROLE audited; ALTER ROLE audited SET work_mem = '1MB'")
         oid = int(await reading.fetchval("SELECT oid FROM pg_roles WHERE rolname = 'audited'"))
         xmins = await read_role_xmins(reading, oid)
@@ -144,7 +150,7 @@ class TestStandIn:
         assert (found.proof, found.login) == (Evidence.LOG, "culprit")
 
     @needs_jsonlog
-    async def test_a_look_is_bounded_and_keeps_its_place(
+    async def test_a_read_of_the_log_is_bounded_and_continues_where_the_last_one_ended(
         self, server: PostgresServer, reading: Connection, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(audit_log, "MOST_BYTES", 5000)
@@ -168,7 +174,7 @@ class TestStandIn:
             file.write(whole[100:])
             file.flush()
             assert await look() == ["second"]
-            file.write(b"y" * 20_000)  # longer than a look
+            file.write(b"y" * 20_000)  # longer than one read
             file.flush()
             assert await look() == []
             file.write(b"\n" + audit_line("DROP ROLE x", "third", 4))
@@ -185,7 +191,9 @@ class TestStandIn:
         assert await look() == ["at the end", "in the next file"]
 
     @needs_jsonlog
-    async def test_a_role_that_may_not_read_files_falls_back(self, server: PostgresServer, reading: Connection) -> None:
+    async def test_a_login_that_may_not_read_the_log_finds_no_author(
+        self, server: PostgresServer, reading: Connection
+    ) -> None:
         await reading.execute("CREATE ROLE poor LOGIN CREATEROLE PASSWORD 'pw'")
         async with connect(Endpoint(server.dsn("poor", password="pw")), "attribution") as poor:
             found = await RoleAttribution(AuditSource.PGAUDIT).find_culprit(poor, ChangedRole("nothing_of_that"))
@@ -219,7 +227,7 @@ WAYS = {
 @pytest.mark.skipif(not LIBRARY.is_file(), reason="install postgresql-15-pgaudit, or set PGAUDIT_LIBRARY")
 @pytest.mark.since(15, "jsonlog")
 @pytest.mark.before(16, "Debian's pgaudit is for 15")
-async def test_pgaudit_itself(servers: Servers) -> None:
+async def test_lines_of_a_real_pgaudit_prove_the_author(servers: Servers) -> None:
     settings = {**JSONLOG, "shared_preload_libraries": str(LIBRARY), "pgaudit.log": "role"}
     async with servers.run(settings=settings) as server, AsyncExitStack() as stack:
         reading = await stack.enter_async_context(connect(Endpoint(server.dsn()), "attribution"))

@@ -34,7 +34,7 @@ async def tenant(connection: Connection) -> AsyncIterator[str]:
     await connection.execute(f"RESET ROLE; DROP OWNED BY {name} CASCADE; DROP ROLE {name}")
 
 
-async def test_it_is_made_once_and_then_left_as_it_is(connection: Connection) -> None:
+async def test_the_schema_is_created_once_and_then_left_unchanged(connection: Connection) -> None:
     assert await install(connection) is SchemaState.MADE
     before = await connection.fetch("SELECT oid, xmin::text FROM pg_proc WHERE pronamespace = 'pgrole'::regnamespace")
     assert await install(connection) is SchemaState.PRESENT
@@ -45,7 +45,7 @@ async def test_it_is_made_once_and_then_left_as_it_is(connection: Connection) ->
 @pytest.mark.parametrize(
     "loss", ["DROP FUNCTION pgrole.lock_changes()", "DROP TABLE pgrole.installation", "DROP PROCEDURE pgrole.watch"]
 )
-async def test_a_part_that_went_missing_is_made_again_and_claims_are_kept(connection: Connection, loss: str) -> None:
+async def test_a_missing_part_is_created_again_and_claims_are_kept(connection: Connection, loss: str) -> None:
     await install(connection)
     await connection.execute(
         "INSERT INTO pgrole.claim (role_name, role_oid, system_identifier, cluster, namespace, namespace_uid, object,"
@@ -57,13 +57,13 @@ async def test_a_part_that_went_missing_is_made_again_and_claims_are_kept(connec
     assert await connection.fetchval("SELECT count(*) FROM pgrole.claim") == 1
 
 
-async def test_an_older_version_is_brought_to_this_one(connection: Connection) -> None:
+async def test_an_older_version_is_upgraded(connection: Connection) -> None:
     await install(connection)
     await connection.execute("UPDATE pgrole.installation SET version = 0")
     assert await install(connection) is SchemaState.CHANGED
 
 
-async def test_the_version_after_this_one_is_left_as_it_is_and_a_later_one_refused(connection: Connection) -> None:
+async def test_the_next_version_is_left_unchanged_and_a_later_one_is_refused(connection: Connection) -> None:
     await install(connection)
     await connection.execute(f"UPDATE pgrole.installation SET version = {VERSION + 1}")
     assert await install(connection) is SchemaState.PRESENT
@@ -72,14 +72,14 @@ async def test_the_version_after_this_one_is_left_as_it_is_and_a_later_one_refus
         await install(connection)
 
 
-async def test_where_it_may_not_be_installed_the_message_says_how_an_administrator_can(connection: Connection) -> None:
+async def test_if_installation_is_not_allowed_the_error_says_how_an_administrator_can(connection: Connection) -> None:
     with pytest.raises(Refused, match="pgrole-controller sql") as caught:
         await install(connection, allowed=False)
     assert caught.value.reason is Reason.SERVER_NOT_READY
     assert await connection.fetchval("SELECT to_regnamespace('pgrole')") is None
 
 
-async def test_a_schema_that_a_tenant_made_first_is_refused_and_nothing_of_it_is_called(
+async def test_a_schema_that_a_tenant_created_first_is_refused_and_its_code_is_not_run(
     connection: Connection, tenant: str
 ) -> None:
     await connection.execute(f"SET ROLE {tenant}")
@@ -107,7 +107,7 @@ async def test_a_schema_that_a_tenant_made_first_is_refused_and_nothing_of_it_is
         "CREATE TYPE pgrole.odd AS (a int); ALTER TYPE pgrole.odd OWNER TO {}",
     ],
 )
-async def test_any_part_that_a_tenant_has_a_hand_in_makes_it_refused(
+async def test_a_schema_with_any_part_that_a_tenant_controls_is_refused(
     connection: Connection, tenant: str, intrusion: str
 ) -> None:
     await install(connection)
@@ -124,7 +124,9 @@ async def test_any_part_that_a_tenant_has_a_hand_in_makes_it_refused(
         "ALTER DATABASE {0} OWNER TO {1}",
     ],
 )
-async def test_whether_others_may_make_a_schema_here_is_known(connection: Connection, grant: str) -> None:
+async def test_others_may_create_detects_that_another_role_may_create_schemas(
+    connection: Connection, grant: str
+) -> None:
     database = await connection.fetchval("SELECT current_database()")
     await connection.execute("CREATE ROLE install_other")
     assert not await others_may_create(connection)
@@ -136,9 +138,7 @@ async def test_whether_others_may_make_a_schema_here_is_known(connection: Connec
         await connection.execute("DROP OWNED BY install_other; DROP ROLE install_other")
 
 
-async def test_the_guard_lets_pass_what_is_ours_and_keeps_it_from_being_dropped(
-    database: str, connection: Connection
-) -> None:
+async def test_the_guard_accepts_our_schema_and_prevents_its_drop(database: str, connection: Connection) -> None:
     await install(connection)
     async with connect(Endpoint(database), "test") as other, connection.transaction():
         await connection.execute(f"{GUARD}; SELECT pgrole.lock_changes()")
@@ -156,7 +156,7 @@ async def test_the_guard_lets_pass_what_is_ours_and_keeps_it_from_being_dropped(
         ("DROP SCHEMA pgrole CASCADE", "3F000"),
     ],
 )
-async def test_the_guard_stops_a_transaction_before_anything_that_a_tenant_has_a_hand_in_is_called(
+async def test_the_guard_stops_a_transaction_before_it_calls_what_a_tenant_controls(
     connection: Connection, tenant: str, intrusion: str, sqlstate: str
 ) -> None:
     await install(connection)
@@ -166,7 +166,7 @@ async def test_the_guard_stops_a_transaction_before_anything_that_a_tenant_has_a
     assert caught.value.sqlstate == sqlstate
 
 
-async def test_two_that_install_at_once_both_end_well(database: str) -> None:
+async def test_concurrent_installations_all_succeed(database: str) -> None:
     endpoint = Endpoint(database)
     found: list[SchemaState] = []
 
@@ -180,7 +180,9 @@ async def test_two_that_install_at_once_both_end_well(database: str) -> None:
     assert len(found) == 3
 
 
-async def test_what_a_later_one_brings_in_meanwhile_is_not_replaced(database: str, connection: Connection) -> None:
+async def test_a_later_version_that_is_installed_meanwhile_is_not_replaced(
+    database: str, connection: Connection
+) -> None:
     await install(connection)
     await connection.execute(f"UPDATE pgrole.installation SET version = {VERSION - 1}")
     found: list[SchemaState] = []
@@ -203,9 +205,7 @@ async def test_what_a_later_one_brings_in_meanwhile_is_not_replaced(database: st
     assert await connection.fetchval("SELECT version FROM pgrole.installation") == VERSION + 1
 
 
-async def test_a_session_keeps_its_settings_whatever_its_role_and_database_have(
-    database: str, connection: Connection
-) -> None:
+async def test_a_session_keeps_its_settings_whatever_its_database_sets(database: str, connection: Connection) -> None:
     name = await connection.fetchval("SELECT current_database()")
     for setting in (
         "search_path = 'public'",
@@ -219,11 +219,11 @@ async def test_a_session_keeps_its_settings_whatever_its_role_and_database_have(
         await other.execute("SELECT pg_sleep(0.01)")
 
 
-async def test_a_dsn_is_in_no_representation_of_an_endpoint() -> None:
+async def test_the_representation_of_an_endpoint_does_not_show_its_dsn() -> None:
     assert "secret" not in repr(Endpoint("postgresql://user:secret@host/db"))
 
 
-async def test_a_wrong_password_is_an_error_that_does_not_show_it(database: str) -> None:
+async def test_the_error_for_a_wrong_password_does_not_show_it(database: str) -> None:
     head, tail = database.rsplit("@", 1)
     dsn = f"{head.rsplit(':', 1)[0]}:wr0ng-secret@{tail}"
     with pytest.raises(Transient, match="credentials") as caught:
@@ -232,7 +232,7 @@ async def test_a_wrong_password_is_an_error_that_does_not_show_it(database: str)
     assert "wr0ng-secret" not in str(caught.value)
 
 
-async def test_that_monitoring_may_use_the_schema_leaves_the_guard_its_short_way(connection: Connection) -> None:
+async def test_the_guards_short_path_applies_although_monitoring_may_use_the_schema(connection: Connection) -> None:
     await install(connection)
     short = GUARD[GUARD.index("AND (") : GUARD.index(") OR current_user")].removeprefix("AND ")
     assert await connection.fetchval(f"SELECT {short} FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'pgrole'")

@@ -19,7 +19,7 @@ from pgrole_controller.postgres.schema import VERSION, SchemaState, install, is_
 from tests.integration.sql_support import MISMATCHES
 from tests.releases import BEFORE
 
-#: What is called or written by name: each as one line, with all that a caller of it depends on.
+#: Everything that is called or written by name, one line each, with all that its callers depend on.
 PARTS = """
 SELECT format('%s %s.%s %s %s', c.relkind, c.relname, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull)
 FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
@@ -38,7 +38,7 @@ UNION ALL
 SELECT i.indexdef FROM pg_indexes AS i WHERE i.schemaname = 'pgrole' AND i.indexdef LIKE '%UNIQUE%'
 """
 
-#: All of it, with bodies and rights; columns in their order.
+#: The whole schema, with bodies and privileges; columns in their order.
 WHOLE = """
 SELECT format('%s: %s', p.oid::regprocedure, pg_get_functiondef(p.oid) || coalesce(p.proacl::text, ''))
 FROM pg_proc AS p WHERE p.pronamespace = 'pgrole'::regnamespace
@@ -65,7 +65,7 @@ UNION ALL
 SELECT format('schema %s', n.nspacl) FROM pg_namespace AS n WHERE n.nspname = 'pgrole'
 """
 
-#: Claims as controllers leave them, with what is known of a password.
+#: Claims as controllers leave them, with records of passwords.
 CLAIMS = """
 INSERT INTO pgrole.claim (
     role_name, role_oid, system_identifier, cluster, namespace, namespace_uid, object, object_uid, applied, drift_count,
@@ -74,7 +74,7 @@ INSERT INTO pgrole.claim (
     ('held', 16999, 7, 'c', 'n', 'nu', 'held', 'u1', 'sha256', 4, 'one/2', 'digest', now(), '1', 'delivered', NULL),
     ('released', 16998, 7, 'c', 'n', 'nu', 'gone', 'u2', 'sha256', 0, '', '', NULL, '', '', now())
 """
-#: Without what this version adds: a column with a default writes no row anew.
+#: Without the columns that this version adds: a column with a default rewrites no row.
 ROWS = """
 SELECT
     (to_jsonb(c) - ARRAY['object_generation', 'server_uid', 'server_generation', 'privileges', 'approve_handled'])::text
@@ -92,7 +92,7 @@ async def connection(database: str) -> AsyncIterator[Connection]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def other(database: str, connection: Connection) -> AsyncIterator[Connection]:
-    """The same in a second database."""
+    """A session in a second database."""
     name = f"{await connection.fetchval('SELECT current_database()')}_other"
     await connection.execute(f'CREATE DATABASE "{name}"')
     async with connect(Endpoint(f"{database}_other"), "test") as made:
@@ -106,7 +106,7 @@ async def forget_home(connection: Connection) -> None:
 
 
 async def run_script(connection: Connection, script: str) -> None:
-    """As an administrator runs what `pgrole-controller sql` printed."""
+    """Runs a script as an administrator runs the output of `pgrole-controller sql`."""
     async with connection.transaction():
         await connection.execute(script)
 
@@ -128,12 +128,12 @@ async def version(connection: Connection) -> int:
     return found
 
 
-def test_the_wheel_of_the_release_before_has_its_definitions_and_its_sql() -> None:
+def test_the_wheel_of_the_previous_release_has_its_crds_and_its_sql() -> None:
     assert {path.name for path in BEFORE.crds.glob("*.yaml")} == {*crd.files()}
     assert BEFORE.install_sql().count("INSERT INTO pgrole.installation") == 1
 
 
-async def test_the_controller_that_is_kept_is_the_one_of_that_release(tmp_path: Path) -> None:
+async def test_the_kept_controller_is_the_one_of_the_previous_release(tmp_path: Path) -> None:
     environment = BEFORE.unpack(tmp_path / "before")
     command = [sys.executable, "-m", "pgrole_controller", "--version"]
     with anyio.fail_after(60):
@@ -149,7 +149,7 @@ async def test_each_release_installs_the_version_that_it_names(connection: Conne
     assert await version(other) == VERSION
 
 
-async def test_every_part_of_the_version_before_is_there_still_as_it_was(
+async def test_every_part_of_the_previous_version_still_exists_unchanged(
     connection: Connection, other: Connection
 ) -> None:
     await run_before(connection)
@@ -160,7 +160,7 @@ async def test_every_part_of_the_version_before_is_there_still_as_it_was(
     assert set(before) - set(await read(other, PARTS)) == set()
 
 
-async def test_what_was_added_to_a_table_of_the_version_before_can_be_left_out_of_an_insert(
+async def test_columns_added_to_a_table_of_the_previous_version_are_optional_in_an_insert(
     connection: Connection, other: Connection
 ) -> None:
     columns = """
@@ -177,7 +177,7 @@ async def test_what_was_added_to_a_table_of_the_version_before_can_be_left_out_o
     assert [name for name, optional in added.items() if name.rsplit(".", 1)[0] in tables and not optional] == []
 
 
-async def test_one_that_was_upgraded_is_the_same_as_one_that_is_new_and_keeps_every_claim(
+async def test_an_upgraded_schema_equals_a_new_one_and_keeps_every_claim(
     connection: Connection, other: Connection
 ) -> None:
     await run_before(connection)
@@ -191,7 +191,7 @@ async def test_one_that_was_upgraded_is_the_same_as_one_that_is_new_and_keeps_ev
     assert upgraded == await read(other, WHOLE)
 
 
-async def test_the_script_of_the_version_before_run_by_mistake_takes_nothing_away(connection: Connection) -> None:
+async def test_the_script_of_the_previous_version_run_by_mistake_removes_nothing(connection: Connection) -> None:
     await install(connection)
     await connection.execute(CLAIMS)
     number = await connection.fetchval("SELECT pgrole.draw_number('i')")
@@ -207,7 +207,7 @@ async def test_the_script_of_the_version_before_run_by_mistake_takes_nothing_awa
     await connection.execute("SELECT pgrole.check_lead('i', $1)", number)
 
 
-async def test_one_of_the_version_before_that_may_not_be_changed_is_worked_with(connection: Connection) -> None:
+async def test_a_schema_of_the_previous_version_that_may_not_be_changed_is_used(connection: Connection) -> None:
     await run_before(connection)
     whole = await read(connection, WHOLE)
     assert await install(connection, allowed=False) is SchemaState.OLDER
@@ -215,7 +215,7 @@ async def test_one_of_the_version_before_that_may_not_be_changed_is_worked_with(
     assert await read(connection, WHOLE) == whole
 
 
-async def test_whoever_does_not_own_one_of_the_version_before_works_with_it_although_it_may_install(
+async def test_a_role_that_does_not_own_a_schema_of_the_previous_version_uses_it_unchanged(
     postgres_server: PostgresServer, connection: Connection
 ) -> None:
     await run_before(connection)
@@ -237,7 +237,7 @@ async def test_whoever_does_not_own_one_of_the_version_before_works_with_it_alth
         await connection.execute("DROP OWNED BY versions_worker; DROP ROLE versions_worker")
 
 
-async def test_rights_that_were_given_on_the_parts_of_the_version_before_outlast_the_upgrade_and_new_parts_lack_them(
+async def test_an_upgrade_keeps_grants_on_existing_parts_and_new_parts_lack_them(
     connection: Connection,
 ) -> None:
     await connection.execute("CREATE ROLE versions_steward")
@@ -272,7 +272,7 @@ async def test_rights_that_were_given_on_the_parts_of_the_version_before_outlast
         await connection.execute("DROP OWNED BY versions_steward; DROP ROLE versions_steward")
 
 
-async def test_in_a_part_that_a_tenant_has_a_hand_in_the_version_before_is_not_trusted_either(
+async def test_a_schema_of_the_previous_version_with_a_part_of_a_tenant_is_not_trusted(
     connection: Connection,
 ) -> None:
     await connection.execute("CREATE ROLE versions_tenant")
@@ -286,7 +286,7 @@ async def test_in_a_part_that_a_tenant_has_a_hand_in_the_version_before_is_not_t
         await connection.execute("DROP OWNED BY versions_tenant; DROP ROLE versions_tenant")
 
 
-async def test_the_version_is_not_changed_while_a_reconcile_is_under_way(database: str, connection: Connection) -> None:
+async def test_the_version_is_not_changed_during_a_reconcile(database: str, connection: Connection) -> None:
     """A transaction that holds the lock ends before the functions that it calls are replaced."""
     await run_before(connection)
     async with connect(Endpoint(database), "test") as visitor:
@@ -300,8 +300,8 @@ async def test_the_version_is_not_changed_while_a_reconcile_is_under_way(databas
     assert await version(connection) == VERSION
 
 
-async def test_what_the_version_before_has_seen_hides_no_change_from_this_one(connection: Connection) -> None:
-    """It recorded no rows that concern no role, such as comments on databases."""
+async def test_observations_of_the_previous_version_hide_no_change_from_this_one(connection: Connection) -> None:
+    """The previous version recorded only rows that concern roles, and no comments on databases, for example."""
     database = await connection.fetchval("SELECT quote_ident(current_database())")
     written = "SELECT xmin FROM pgrole.role_state WHERE name = 'versions_subject'"
     await connection.execute(f"COMMENT ON DATABASE {database} IS 'old'; ALTER DATABASE {database} SET work_mem = '8MB'")

@@ -33,10 +33,10 @@ from pgrole_controller.postgres.connection import Connection
 ROLE = "scram_tested"
 SALT = bytes(range(SALT_BYTES))
 
-# One connection serves all examples: each sets the password anew.
+# One connection serves all examples: each sets the password again.
 EXAMPLES = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
-#: The server hashes each of the passwords $1; what it stores comes back in their order.
+#: The server hashes each of the passwords $1 and returns what it stores, in their order.
 HASH_EACH = f"""
 CREATE FUNCTION pg_temp.hash_each(passwords text[]) RETURNS SETOF text LANGUAGE plpgsql AS $$
 DECLARE
@@ -83,14 +83,14 @@ LOGINS = (
     "ü" * 512,
 )
 
-#: Where asyncpg prepares otherwise than PostgreSQL: a space of no width is nothing to it, and it looks for what is
-#: prohibited after the normalisation.
+#: asyncpg prepares these differently from PostgreSQL: it drops a space of no width, and it looks for prohibited
+#: characters after the normalization.
 LOGINS_BY_LIBPQ = ("a\u200bª", "\u05d0\u2100\u05d0")
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def connection(database: str) -> AsyncIterator[Connection]:
-    """A superuser, with a role that can log in, and as few iterations as the server's version can be told."""
+    """A superuser's session, a role that can log in, and the fewest iterations that the server's version accepts."""
     made = await asyncpg.connect(database)
     try:
         await made.execute(f"CREATE ROLE {ROLE} LOGIN")
@@ -116,7 +116,7 @@ async def hash_each(connection: Connection, passwords: list[str]) -> list[Verifi
 
 
 def passwords() -> st.SearchStrategy[str]:
-    """What SASLprep treats differently, mixed: not empty, no NUL, no lone surrogates."""
+    """Mixes characters that SASLprep treats differently: not empty, no NUL, no lone surrogates."""
     any_character = st.characters(blacklist_categories=["Cs"], blacklist_characters="\0")
     ascii_ = st.characters(min_codepoint=1, max_codepoint=127)
     spaces = st.sampled_from(
@@ -137,7 +137,7 @@ def passwords() -> st.SearchStrategy[str]:
 
 
 def mutations(text: str) -> st.SearchStrategy[str]:
-    """The text with something that delimits, pads or counts put in, taken out or replaced."""
+    """The text with delimiters, padding or digits inserted, removed or replaced."""
     new = st.text(st.sampled_from("$:=+-/ 09aA\t\n.,é"), max_size=2)
     edits = st.lists(st.tuples(st.integers(0, len(text)), st.integers(0, 2), new), min_size=1, max_size=2)
     doubled = st.sampled_from(
@@ -165,7 +165,7 @@ def at_borders() -> Iterator[str]:
 
 @EXAMPLES
 @given(passwords())
-async def test_what_the_server_makes_of_a_clear_password_is_verified(connection: Connection, password: str) -> None:
+async def test_the_servers_verifier_of_a_clear_password_is_verified(connection: Connection, password: str) -> None:
     stored = await set_password(connection, password)
     assert stored is not None
     assert verifies(password, Verifier(stored))
@@ -174,15 +174,15 @@ async def test_what_the_server_makes_of_a_clear_password_is_verified(connection:
 
 @EXAMPLES
 @given(passwords())
-async def test_ours_and_the_servers_verifier_are_the_same_text(connection: Connection, password: str) -> None:
+async def test_our_verifier_and_the_servers_are_identical(connection: Connection, password: str) -> None:
     theirs = Verifier(await set_password(connection, password) or "")
     assert theirs.scram is not None
     assert len(theirs.scram.salt) == SALT_BYTES
     assert make_verifier(password, theirs.scram.salt, theirs.scram.iterations) == theirs
 
 
-async def test_every_border_of_the_tables_is_where_the_server_has_it(connection: Connection) -> None:
-    # ª is left-to-right and becomes a, ² has no direction and becomes 2: whether they do tells what the other one is.
+async def test_every_border_of_the_saslprep_tables_is_where_the_server_has_it(connection: Connection) -> None:
+    # ª is left-to-right and becomes a, ² has no direction and becomes 2: that shows the class of the other.
     characters = sorted(set(at_borders()))
     if connection.get_server_version() < (16,):
         characters = characters[::20]  # each is hashed with 4,096 iterations there
@@ -191,20 +191,20 @@ async def test_every_border_of_the_tables_is_where_the_server_has_it(connection:
     for start in range(0, len(texts), 500):
         some = texts[start : start + 500]
         for text, stored in zip(some, await hash_each(connection, some), strict=True):
-            assert verifies(text, stored), f"{text!a} is not prepared as the server does"
+            assert verifies(text, stored), f"{text!a} is not prepared as by the server"
 
 
 @EXAMPLES
 @given(passwords(), st.sampled_from([1, 4096]))
-async def test_a_verifier_of_ours_is_stored_as_it_is(connection: Connection, password: str, iterations: int) -> None:
+async def test_our_verifier_is_stored_unchanged(connection: Connection, password: str, iterations: int) -> None:
     made = make_verifier(password, SALT, iterations)
     assert await set_password(connection, made.text) == made.text
 
 
-# One iteration: the server itself computes with what a mutation makes of the number.
+# One iteration, since the server computes with whatever number a mutation makes.
 @EXAMPLES
 @given(mutations(make_verifier("secret", SALT, 1).text))
-async def test_what_is_read_as_a_verifier_is_stored_as_it_is_and_what_would_be_hashed_is_not_read(
+async def test_a_text_is_parsed_as_a_verifier_only_if_the_server_stores_it_unchanged(
     connection: Connection, text: str
 ) -> None:
     stored = await set_password(connection, text)
@@ -216,7 +216,9 @@ async def test_what_is_read_as_a_verifier_is_stored_as_it_is_and_what_would_be_h
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 64, 300])
-async def test_a_salt_of_any_size_that_is_read_is_stored_as_it_is(connection: Connection, size: int) -> None:
+async def test_a_verifier_with_a_salt_of_any_accepted_size_is_stored_unchanged(
+    connection: Connection, size: int
+) -> None:
     made = make_verifier("secret", b"\xfb" * size, 1)
     assert made.scram is not None
     assert len(made.text) <= VERIFIER_BYTES
@@ -236,7 +238,7 @@ async def test_the_verifier_of_an_empty_password_would_remove_the_password_and_i
         read_password(text.encode())
 
 
-async def test_what_is_refused_as_an_md5_hash_is_what_the_server_takes_for_one(connection: Connection) -> None:
+async def test_only_a_text_that_the_server_takes_for_an_md5_hash_is_refused(connection: Connection) -> None:
     lower = "md5" + hashlib.md5(b"secret" + ROLE.encode(), usedforsecurity=False).hexdigest()
     assert await set_password(connection, lower) == lower
     with pytest.raises(Refused, match="MD5"):
@@ -247,7 +249,7 @@ async def test_what_is_refused_as_an_md5_hash_is_what_the_server_takes_for_one(c
 
 
 @pytest.mark.parametrize("password", LOGINS)
-async def test_a_login_with_the_password_of_a_verifier_of_ours_works(
+async def test_a_login_with_the_password_of_our_verifier_works(
     connection: Connection, database: str, postgres_server: PostgresServer, password: str
 ) -> None:
     methods = await connection.fetch("SELECT DISTINCT auth_method FROM pg_hba_file_rules WHERE type LIKE 'host%'")
@@ -262,7 +264,7 @@ async def test_a_login_with_the_password_of_a_verifier_of_ours_works(
 
 
 @pytest.mark.parametrize("password", LOGINS_BY_LIBPQ)
-async def test_where_clients_differ_it_is_as_postgresqls_own_library_has_it(
+async def test_where_clients_differ_a_password_is_prepared_like_libpq_does(
     connection: Connection, postgres_server: PostgresServer, password: str
 ) -> None:
     assert saslprep(password) != password
@@ -278,7 +280,7 @@ async def logs_in_by_libpq(server: PostgresServer, password: str) -> bool:
     return done.returncode == 0
 
 
-async def test_a_password_that_is_prepared_logs_in_in_each_of_its_spellings(
+async def test_a_password_can_be_entered_in_any_spelling_that_saslprep_makes_equal(
     connection: Connection, database: str
 ) -> None:
     assert saslprep("\u2168\u00a0e\u0301") == "IX \u00e9"

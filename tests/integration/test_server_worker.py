@@ -1,4 +1,4 @@
-"""A worker whose session fails unexpectedly: only that server is affected, and retries with back-off."""
+"""A worker whose session fails unexpectedly retries with back-off, and no other server is affected."""
 
 import logging
 import time
@@ -42,7 +42,7 @@ FAILURES = 6
 
 
 class Reports:
-    """In place of the reporter: keeps the reasons that each object was told, and ends the reconciles."""
+    """In place of the reporter: records the reasons reported on each object, and ends the reconciles."""
 
     def __init__(self, queue: Queue) -> None:
         self.told: dict[Key, list[Reason]] = {}
@@ -109,7 +109,7 @@ def break_task(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def attempting(monkeypatch: pytest.MonkeyPatch, endpoint: Endpoint | None) -> list[float]:
-    """When each session with this server was begun."""
+    """Returns a list to which the start of each later session with this server is added."""
     begun: list[float] = []
     real = vars(keeper_module)["run_session"]
 
@@ -138,7 +138,7 @@ async def running(*workers: ServerWorker) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("break_session", [break_work, break_task])
-async def test_an_unexpected_error_of_a_session_is_that_servers_trouble_alone(
+async def test_an_unexpected_error_in_a_session_affects_only_its_server(
     servers: Servers,
     own_postgres: PostgresServer,
     break_session: Callable[[pytest.MonkeyPatch], None],
@@ -178,7 +178,7 @@ async def test_an_unexpected_error_of_a_session_is_that_servers_trouble_alone(
     assert all(Reason.SERVER_NOT_READY not in reports.told[key] for key in (late.key, Key("shop", "app-well")))
     assert sessions.get() == sessions_before + 1
     assert errors >= FAILURES
-    # The first is after a session, if a short one; from the next on it is the server's trouble.
+    # The first retry follows a session, if a short one; from the next one on, the server counts as troubled.
     gaps = [later - sooner for sooner, later in pairwise(begun[: FAILURES + 1])]
     assert all(gap >= TROUBLED_SECONDS for gap in gaps[1:])
     assert gaps[-1] >= FIRST_DELAY * 2.0 ** (FAILURES - 2)

@@ -24,7 +24,7 @@ OURS = (
 
 
 class StandbyServer:
-    """One attempt at a session, of a process that leads from `lead` on."""
+    """One attempt at a session, by a process that leads once `lead` is set."""
 
     def __init__(self, dsn: str) -> None:
         self.endpoint = Endpoint(dsn)
@@ -60,7 +60,7 @@ class StandbyServer:
 
 
 class Leader(StandbyServer):
-    """Its session goes on."""
+    """Its session continues until it is cancelled."""
 
     async def _work(self, session: Session) -> None:
         await super()._work(session)
@@ -99,7 +99,7 @@ async def begin(standby: StandbyServer, times: int = 1) -> None:
     assert await reached(is_so, DEADLINE)
 
 
-async def test_the_schema_is_left_to_who_leads_and_then_all_is_made_ready(database: str) -> None:
+async def test_a_standby_leaves_the_schema_to_the_leader_and_then_prepares_its_session(database: str) -> None:
     async with administrator(database) as connection, standing(database) as standby:
         await begin(standby)
         await count(connection, 1)
@@ -118,7 +118,7 @@ async def test_the_schema_is_left_to_who_leads_and_then_all_is_made_ready(databa
         assert await connection.fetchval("SELECT number FROM pgrole.leader") == standby.session.fence.number
 
 
-async def test_the_schema_is_installed_by_one_that_stood_by_when_nobody_else_has(database: str) -> None:
+async def test_a_standby_installs_a_missing_schema_when_it_leads(database: str) -> None:
     async with administrator(database) as connection, standing(database) as standby:
         await begin(standby)
         standby.lead.set()
@@ -129,9 +129,7 @@ async def test_the_schema_is_installed_by_one_that_stood_by_when_nobody_else_has
 
 
 @pytest.mark.parametrize("purpose", ["work", "listen", "watch"])
-async def test_one_that_loses_any_connection_says_so_and_does_not_lead_with_the_rest(
-    database: str, purpose: str
-) -> None:
+async def test_a_standby_that_loses_any_connection_fails_and_does_not_lead(database: str, purpose: str) -> None:
     async with administrator(database) as connection:
         async with connect(Endpoint(database), "leader") as leader:
             await install(leader)
@@ -149,7 +147,7 @@ async def test_one_that_loses_any_connection_says_so_and_does_not_lead_with_the_
             assert standby.session is None
 
 
-async def test_what_it_may_do_is_looked_at_again_when_it_leads(database: str) -> None:
+async def test_a_standby_checks_its_access_again_when_it_leads(database: str) -> None:
     async with administrator(database) as connection:
         async with connect(Endpoint(database), "leader") as leader:
             await install(leader)
@@ -165,7 +163,7 @@ async def test_what_it_may_do_is_looked_at_again_when_it_leads(database: str) ->
             assert await connection.fetchval("SELECT count(*) FROM pgrole.leader") == 0
 
 
-async def test_who_leads_shows_again_and_again_that_it_is_alive(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_leader_writes_heartbeats_repeatedly(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "BEAT_PERIOD", 0.05)
     heartbeats: set[datetime] = set()
     async with administrator(database) as connection, standing(database, Leader) as leader:

@@ -27,7 +27,7 @@ from pgrole_controller.postgres.session import Session
 from tests.cpu_time import within_a_callback
 from tests.integration.sql_support import seen
 
-#: What one look may take of the pod's memory, in bytes.
+#: The pod's memory that one read may take, in bytes.
 MOST_MEMORY = 40_000_000
 
 GIANT = "'ALTER ROLE tenant SET search_path = ''' || repeat(chr(92), 40000000) || '''';"
@@ -50,7 +50,7 @@ LISTS = st.lists(
     max_size=12,
 ).map("".join)
 
-#: What current_schemas leaves out, or adds to.
+#: Elements that current_schemas omits or replaces.
 SPECIAL = {"", "$user"}
 
 
@@ -68,7 +68,7 @@ async def stored(hand: Connection) -> list[str]:
 
 
 async def effective(hand: Connection, value: str) -> list[str]:
-    """The schemas that are searched with it, in order."""
+    """Returns the schemas that are searched with this value, in order."""
     await hand.execute("SELECT set_config('search_path', $1, true)", value)
     return list(await hand.fetchval("SELECT current_schemas(false)"))
 
@@ -106,7 +106,7 @@ async def test_a_list_is_read_as_postgresql_reads_it(hand: Connection, value: st
 
 
 async def check_set_back(hand: Connection, value: str, searched: list[str]) -> None:
-    """What is stored of it reads as a value that, written by us, is stored to read the same and to do the same."""
+    """Asserts that the stored value, read and written again by us, reads the same and has the same effect."""
     await hand.execute("ALTER ROLE subject SET search_path FROM CURRENT")
     ((name, read),) = read_settings(await stored(hand))
     assert name == "search_path"
@@ -120,8 +120,8 @@ async def check_set_back(hand: Connection, value: str, searched: list[str]) -> N
 
 @EXAMPLES
 @given(value=LISTS)
-async def test_names_of_files_are_read_as_postgresql_prints_them(hand: Connection, value: str) -> None:
-    """In the definition of a function PostgreSQL takes the stored list apart itself (SplitGUCList)."""
+async def test_a_list_of_file_names_is_read_as_postgresql_prints_it(hand: Connection, value: str) -> None:
+    """For the definition of a function, PostgreSQL splits the stored list itself (SplitGUCList)."""
     try:
         ours: tuple[str, ...] | None = elements(value)
     except ValueError:
@@ -148,7 +148,7 @@ async def test_names_of_files_are_read_as_postgresql_prints_them(hand: Connectio
         pass
 
 
-#: What is stored of a role, as SQL of one session after the other.
+#: SQL that stores settings of a role, one item per session.
 ATTACKS = {
     # as JSON a control character takes six bytes
     "control-characters": [
@@ -179,7 +179,7 @@ ATTACKS = {
     "a long name": [f"ALTER ROLE tenant SET {'.'.join(['app', *['x' * 60] * 300])} = 'x'"],
 }
 
-#: Those that take a superuser, or whom one has granted them.
+#: Those that require a superuser, or a grant by one.
 BY_SUPERUSERS = {"a name in two spellings", "1100 names", "a long name"}
 
 
@@ -211,7 +211,7 @@ async def see(estate: SettingsEstate) -> dict[str, ObservedRole]:
 
 
 async def check_drift_of_one(estate: SettingsEstate, before: dict[str, ObservedRole]) -> None:
-    """What was stored is drift of the tenant alone, read in little memory and time, and is set back."""
+    """Asserts that only the tenant drifted, that reading takes little memory and time, and that it is corrected."""
     tracemalloc.start()
     try:
         with within_a_callback():
@@ -231,7 +231,7 @@ async def check_drift_of_one(estate: SettingsEstate, before: dict[str, ObservedR
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-async def test_what_a_role_stores_is_its_own_drift_and_is_set_back(
+async def test_settings_that_a_role_stores_are_drift_of_that_role_only_and_are_corrected(
     server: PostgresServer, estate: SettingsEstate, attack: str
 ) -> None:
     before = await see(estate)
@@ -244,7 +244,7 @@ async def test_what_a_role_stores_is_its_own_drift_and_is_set_back(
     await check_drift_of_one(estate, before)
 
 
-async def test_a_giant_comment_is_drift_of_its_role_alone_and_is_set_back(
+async def test_a_giant_comment_is_drift_of_its_role_only_and_is_corrected(
     estate: SettingsEstate, hand: Connection
 ) -> None:
     before = await see(estate)
@@ -252,7 +252,7 @@ async def test_a_giant_comment_is_drift_of_its_role_alone_and_is_set_back(
     await check_drift_of_one(estate, before)
 
 
-async def test_thousands_of_memberships_are_drift_of_their_role_alone_and_are_revoked(
+async def test_thousands_of_memberships_are_drift_of_their_role_only_and_are_revoked(
     estate: SettingsEstate, hand: Connection
 ) -> None:
     before = await see(estate)

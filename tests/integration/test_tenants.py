@@ -19,7 +19,7 @@ MODES = ("ACCESS SHARE", "ROW SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE",
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def home(server: PostgresServer) -> AsyncIterator[Connection]:
-    """A superuser in the home database, who waits for no lock, where everything has been seen."""
+    """A superuser in the home database, who waits for no lock, where everything has been observed."""
     async with seen_home(
         server.dsn(),
         before="SET lock_timeout = '5s'; CREATE ROLE subject; CREATE ROLE tenant LOGIN PASSWORD 'p'",
@@ -43,7 +43,7 @@ async def listener(server: PostgresServer, home: Connection) -> AsyncIterator[No
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def elsewhere(server: PostgresServer, home: Connection) -> AsyncIterator[Connection]:
-    """A superuser in a database of another encoding."""
+    """A superuser in a database with another encoding."""
     await home.execute("CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'")
     connection = await asyncpg.connect(server.dsn(database="latin"))
     yield connection
@@ -53,12 +53,12 @@ async def elsewhere(server: PostgresServer, home: Connection) -> AsyncIterator[C
 
 
 async def told(home: Connection, listener: NotificationListener) -> list[dict[str, object]]:
-    """About roles: the databases that the fixtures make are announced, too."""
+    """Returns messages about roles only. Databases that the fixtures create cause messages, too."""
     await home.execute("SELECT pgrole.observe()")
     return [message for message in await listener.so_far() if message["op"] != "database"]
 
 
-async def test_no_lock_that_a_tenant_may_take_stops_a_look_a_change_or_an_installation(
+async def test_no_lock_that_a_tenant_may_take_blocks_observing_changing_or_installing(
     home: Connection, tenant: Connection, listener: NotificationListener
 ) -> None:
     for number in ADVISORY_LOCKS:
@@ -70,7 +70,7 @@ async def test_no_lock_that_a_tenant_may_take_stops_a_look_a_change_or_an_instal
     await install(home)
 
 
-async def test_a_tenant_may_not_lock_what_turns_are_taken_by(home: Connection, tenant: Connection) -> None:
+async def test_a_tenant_may_not_lock_the_objects_that_coordinate_turns(home: Connection, tenant: Connection) -> None:
     await home.execute("GRANT USAGE ON SCHEMA pgrole TO tenant")
     try:
         for turn in TURNS:
@@ -82,9 +82,7 @@ async def test_a_tenant_may_not_lock_what_turns_are_taken_by(home: Connection, t
         await home.execute("REVOKE USAGE ON SCHEMA pgrole FROM tenant")
 
 
-async def test_turns_and_the_care_of_tables_do_not_wait_for_each_other(
-    server: PostgresServer, home: Connection
-) -> None:
+async def test_turns_and_vacuum_or_analyze_do_not_wait_for_each_other(server: PostgresServer, home: Connection) -> None:
     carer = await asyncpg.connect(server.dsn())
     try:
         await carer.execute("SET lock_timeout = '5s'")
@@ -98,7 +96,7 @@ async def test_turns_and_the_care_of_tables_do_not_wait_for_each_other(
         await carer.close()
 
 
-async def test_a_turn_to_look_is_one_connections_at_a_time_and_needs_no_transaction_id(
+async def test_the_turn_to_look_is_exclusive_and_needs_no_transaction_id(
     server: PostgresServer, home: Connection
 ) -> None:
     turn = "SELECT pgrole.try_turn_to_look()"
@@ -115,7 +113,7 @@ async def test_a_turn_to_look_is_one_connections_at_a_time_and_needs_no_transact
 
 
 @pytest.mark.slow
-async def test_a_giant_setting_of_a_tenants_own_does_not_fail_the_look_at_the_others(
+async def test_a_tenants_giant_setting_does_not_prevent_observing_other_roles(
     home: Connection, tenant: Connection, listener: NotificationListener
 ) -> None:
     """140 MB of text that every quoting doubles."""
@@ -132,7 +130,7 @@ async def test_a_giant_setting_of_a_tenants_own_does_not_fail_the_look_at_the_ot
     assert await home.fetchval("SELECT count(*) FROM pgrole.role_state WHERE digest = 'undigested'") == 0
 
 
-async def test_a_role_that_cannot_be_digested_is_told_of_when_touched_and_holds_no_other(
+async def test_a_role_that_cannot_be_digested_is_notified_when_changed_and_hides_no_other(
     home: Connection, listener: NotificationListener
 ) -> None:
     await home.execute(
@@ -151,7 +149,7 @@ async def test_a_role_that_cannot_be_digested_is_told_of_when_touched_and_holds_
     )
 
 
-async def test_what_a_database_of_another_encoding_wrote_is_noticed_and_said_legibly(
+async def test_changes_from_a_database_with_another_encoding_are_detected_and_notified_legibly(
     home: Connection, elsewhere: Connection, listener: NotificationListener
 ) -> None:
     await elsewhere.execute("COMMENT ON ROLE subject IS 'café'")
@@ -173,7 +171,7 @@ async def test_what_a_database_of_another_encoding_wrote_is_noticed_and_said_leg
     assert await home.fetch(MISMATCHES) == []
 
 
-async def test_one_illegible_name_leaves_the_others_told_by_theirs(
+async def test_other_roles_are_notified_by_name_despite_an_illegible_name(
     home: Connection, elsewhere: Connection, listener: NotificationListener
 ) -> None:
     await elsewhere.execute("CREATE ROLE café; ALTER ROLE subject CREATEDB")
@@ -183,7 +181,7 @@ async def test_one_illegible_name_leaves_the_others_told_by_theirs(
     assert {"op": "many"} in heard
 
 
-async def test_a_digest_is_the_same_whatever_the_sessions_settings(home: Connection) -> None:
+async def test_a_digest_does_not_depend_on_the_sessions_settings(home: Connection) -> None:
     await home.execute("ALTER ROLE subject SET work_mem = '8MB'; ALTER ROLE subject VALID UNTIL '2031-01-01'")
     await home.execute("COMMENT ON ROLE subject IS E'a\\\\b'; SELECT pgrole.observe()")
     await home.execute(

@@ -18,18 +18,19 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.errors import PgRoleError, Refused, Transient
-from pgrole_controller.core.server_findings import judge_encryption
+from pgrole_controller.core.findings.server_findings import judge_encryption
 from pgrole_controller.local.postgres import SUPERUSER, PostgresServer, postgres
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import tls
 from pgrole_controller.postgres.connection import CONNECT_SECONDS, Endpoint, connect
-from pgrole_controller.postgres.diagnosis import diagnosing, read_server_facts
+from pgrole_controller.postgres.database_connection import connect_read_only
+from pgrole_controller.postgres.diagnosis import read_server_facts
 from pgrole_controller.postgres.tls import Mode
 from tests.certificates import Certificate, Certificates
 from tests.libpq import ask_libpq
 from tests.servers import Servers
 
-#: The version whose programs for every machine have TLS, and bring libpq.
+#: The version whose portable programs have TLS and include libpq.
 VERSION = 17
 MODES: tuple[Mode, ...] = ("disable", "require", "verify-ca", "verify-full")
 _DAY = timedelta(days=1)
@@ -37,7 +38,7 @@ _DAY = timedelta(days=1)
 
 @dataclass(slots=True)
 class TlsTrial:
-    """A server with TLS that shows the certificate that a test wants, and both clients."""
+    """A TLS server that presents the certificate that a test chooses, and both clients."""
 
     server: PostgresServer
     certificates: Certificates
@@ -51,7 +52,7 @@ class TlsTrial:
         return self.certificates.server(f"server{self.named}", issuer or self.ours, names, **other)  # type: ignore[arg-type]
 
     async def show(self, certificate: Certificate) -> None:
-        """From now on this is what every client sees."""
+        """Makes the server present this certificate to every client from now on."""
         shutil.copyfile(certificate.key, self.shown.with_suffix(".key"))
         shutil.copyfile(certificate.chain, self.shown)
         own, _, _ = certificate.pem.partition(ssl.PEM_FOOTER)
@@ -83,7 +84,7 @@ class TlsTrial:
         return None
 
     async def verdicts(self, host: str, ca: Certificate | None, *, always: bool = False) -> dict[Mode, str | None]:
-        """By mode, after libpq was asked the same: it must agree. `always`: the CA is given in mode require as well."""
+        """Returns the verdicts by mode; libpq must agree. `always`: the CA is given in mode require, too."""
         pem = None if ca is None else ca.pem
         given = {mode: pem if always or mode.startswith("verify") else None for mode in MODES}
         ours = {mode: await self.verdict(mode, host, given[mode]) for mode in MODES}
@@ -125,7 +126,7 @@ async def _certificate_of(server: PostgresServer) -> bytes | None:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def trial(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TlsTrial]:
     if servers.docker:
-        pytest.skip("this test gives PostgreSQL its certificates as files of this machine")
+        pytest.skip("this test gives PostgreSQL its certificates as files on this machine")
     certificates = Certificates(tmp_path_factory.mktemp("certificates"))
     ours, theirs = certificates.authority("ours"), certificates.authority("theirs")
     shown = certificates.folder / "shown.crt"
@@ -141,22 +142,22 @@ async def trial(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> A
 NO_NAME = "certificate is not valid for"
 
 
-async def test_a_certificate_that_is_right_is_accepted_in_every_mode(trial: TlsTrial) -> None:
+async def test_a_valid_certificate_is_accepted_in_every_mode(trial: TlsTrial) -> None:
     await trial.show(trial.sign("DNS:localhost"))
     assert await trial.verdicts("localhost", trial.ours) == dict.fromkeys(MODES)
 
 
-async def test_doctor_reads_the_end_of_a_verified_certificate(trial: TlsTrial) -> None:
+async def test_doctor_reads_the_expiry_of_a_verified_certificate(trial: TlsTrial) -> None:
     await trial.show(trial.sign(ends=timedelta(days=9)))
     ends = datetime.now(UTC) + timedelta(days=9)
-    async with diagnosing(trial.endpoint("verify-full", ca=trial.ours.pem)) as connection:
+    async with connect_read_only(trial.endpoint("verify-full", ca=trial.ours.pem)) as connection:
         verified = await read_server_facts(connection)
     assert verified.encrypted
     assert verified.verified
     assert verified.expires is not None
     assert abs(verified.expires - ends) < timedelta(hours=1)
     assert "certificate expires at" in judge_encryption("s", verified, "verify-full", datetime.now(UTC)).text
-    async with diagnosing(trial.endpoint("require")) as connection:
+    async with connect_read_only(trial.endpoint("require")) as connection:
         unverified = await read_server_facts(connection)
     assert (unverified.encrypted, unverified.verified, unverified.expires) == (True, False, None)
 
@@ -166,7 +167,7 @@ async def test_a_certificate_for_an_address_is_accepted_at_that_address(trial: T
     assert await trial.verdicts("127.0.0.1", trial.ours) == dict.fromkeys(MODES)
 
 
-async def test_the_host_name_is_verified_by_verify_full_alone(trial: TlsTrial) -> None:
+async def test_only_verify_full_verifies_the_host_name(trial: TlsTrial) -> None:
     for names, host in (
         ("DNS:localhost", "127.0.0.1"),
         ("DNS:db.example.internal", "localhost"),
@@ -181,14 +182,14 @@ async def test_the_host_name_is_verified_by_verify_full_alone(trial: TlsTrial) -
         assert f"{host}:{trial.server.port}: " in (found["verify-full"] or "")
 
 
-async def test_a_common_name_counts_where_the_certificate_has_no_other(trial: TlsTrial) -> None:
+async def test_a_common_name_counts_only_if_the_certificate_has_no_other_name(trial: TlsTrial) -> None:
     await trial.show(trial.sign("", subject="localhost"))
     assert await trial.verdicts("localhost", trial.ours) == dict.fromkeys(MODES)
     await trial.show(trial.sign("DNS:db.example.internal", subject="localhost"))
     assert NO_NAME in ((await trial.verdicts("localhost", trial.ours))["verify-full"] or "")
 
 
-async def test_an_address_is_compared_with_addresses_alone_which_is_stricter_than_libpq(trial: TlsTrial) -> None:
+async def test_an_address_matches_only_addresses_which_is_stricter_than_libpq(trial: TlsTrial) -> None:
     for certificate in (trial.sign("", subject="127.0.0.1"), trial.sign("DNS:127.0.0.1")):
         await trial.show(certificate)
         assert NO_NAME in (await trial.verdict("verify-full", "127.0.0.1", trial.ours.pem) or "")
@@ -204,7 +205,7 @@ async def test_an_address_is_compared_with_addresses_alone_which_is_stricter_tha
         ("self-signed", "self-signed certificate"),
     ],
 )
-async def test_a_certificate_that_is_not_to_be_believed_is_refused_where_one_is_verified(
+async def test_an_untrusted_certificate_is_refused_in_every_mode_that_verifies(
     trial: TlsTrial, case: str, words: str
 ) -> None:
     match case:
@@ -224,13 +225,13 @@ async def test_a_certificate_that_is_not_to_be_believed_is_refused_where_one_is_
         assert f"the server's certificate is not trusted: {words}" in said
 
 
-async def test_a_self_signed_certificate_that_is_named_as_the_ca_is_accepted(trial: TlsTrial) -> None:
+async def test_a_self_signed_certificate_that_is_given_as_the_ca_is_accepted(trial: TlsTrial) -> None:
     certificate = trial.certificates.self_signed("itself", "DNS:localhost")
     await trial.show(certificate)
     assert await trial.verdicts("localhost", certificate) == dict.fromkeys(MODES)
 
 
-async def test_an_intermediate_is_taken_from_the_server_and_does_not_do_as_ca(trial: TlsTrial) -> None:
+async def test_an_intermediate_is_accepted_from_the_server_but_not_as_the_ca(trial: TlsTrial) -> None:
     between = trial.certificates.intermediate("between", trial.ours)
     await trial.show(trial.sign(issuer=between, through=between))
     assert await trial.verdicts("localhost", trial.ours) == dict.fromkeys(MODES)
@@ -238,13 +239,13 @@ async def test_an_intermediate_is_taken_from_the_server_and_does_not_do_as_ca(tr
     assert {mode for mode, said in found.items() if said} == {"verify-ca", "verify-full"}
 
 
-async def test_require_with_a_ca_verifies_as_verify_ca(trial: TlsTrial) -> None:
+async def test_require_with_a_ca_verifies_like_verify_ca(trial: TlsTrial) -> None:
     await trial.show(trial.sign("DNS:db.example.internal"))
     assert (await trial.verdicts("localhost", trial.ours, always=True))["require"] is None
     assert "not trusted" in ((await trial.verdicts("localhost", trial.theirs, always=True))["require"] or "")
 
 
-async def test_without_a_ca_those_of_the_system_are_believed_by_verify_full_alone(
+async def test_without_a_ca_only_verify_full_trusts_the_authorities_of_the_system(
     trial: TlsTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await trial.show(trial.sign())
@@ -292,19 +293,19 @@ async def test_a_ca_without_key_usage_is_accepted_by_every_python(
     ],
 )
 @pytest.mark.parametrize("mode", ["require", "verify-ca", "verify-full"])
-async def test_a_ca_that_cannot_be_read_is_said_before_anything_is_sent(nonsense: str, mode: Mode) -> None:
+async def test_an_unreadable_ca_is_reported_before_anything_is_sent(nonsense: str, mode: Mode) -> None:
     endpoint = Endpoint.of(["host.invalid"], 1, "postgres", "user", "password", mode, nonsense)
     with pytest.raises(Refused, match="the CA is not readable"):
         async with connect(endpoint, "test"):
             pass
 
 
-async def test_a_key_is_no_ca(trial: TlsTrial) -> None:
+async def test_a_key_is_not_accepted_as_a_ca(trial: TlsTrial) -> None:
     with pytest.raises(Refused, match="the CA is not readable"):
         tls.make_context("verify-full", trial.ours.key.read_text(encoding="ascii"))
 
 
-async def test_a_server_without_tls_is_refused_where_tls_is_asked_for(
+async def test_a_server_without_tls_is_refused_where_tls_is_required(
     trial: TlsTrial, postgres_server: PostgresServer
 ) -> None:
     for mode in MODES:
@@ -321,7 +322,7 @@ async def test_a_server_without_tls_is_refused_where_tls_is_asked_for(
                 pass
 
 
-async def test_a_wrong_password_is_said_under_tls_too(trial: TlsTrial) -> None:
+async def test_a_wrong_password_is_reported_with_tls_too(trial: TlsTrial) -> None:
     await trial.show(trial.sign())
     secret = f"wr0ng-{secrets.token_hex(4)}"
     endpoint = Endpoint.of(
@@ -333,7 +334,7 @@ async def test_a_wrong_password_is_said_under_tls_too(trial: TlsTrial) -> None:
     assert secret not in str(caught.value)
 
 
-async def test_a_server_that_stops_answering_after_the_handshake_of_tls_is_given_up_with_its_socket(
+async def test_a_server_that_hangs_after_the_tls_handshake_is_given_up_and_its_socket_is_closed(
     tmp_path: Path,
 ) -> None:
     shown = Certificates(tmp_path).self_signed("mute", "DNS:localhost")

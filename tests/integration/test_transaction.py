@@ -1,4 +1,4 @@
-"""postgres: after a transaction, a real server has what the plan says."""
+"""postgres: after a transaction, a real server matches the plan."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -89,8 +89,8 @@ def as_known_before_16(role: Role) -> Role:
 
 
 async def bring_in_whole(connection: Connection, desired_role: Role) -> Desired:
-    """Applies the role with its password: none, or one from a Secret that a password task reads. Returns the task's
-    request.
+    """Applies the role with its password: none, or one from a Secret that a password task reads. Returns what is
+    desired.
     """
     if desired_role.password is None:
         desired = Desired(OWNER, desired_role, adopt=True, password=DesiredPassword(PasswordOrigin.NOWHERE))
@@ -142,7 +142,7 @@ async def test_texts_are_quoted_as_quote_literal_does(connection: Connection, te
 
 @EXAMPLES
 @given(roles(), st.none() | roles())
-async def test_whatever_was_there_is_as_wanted_afterwards_and_a_second_plan_is_empty(
+async def test_any_existing_role_becomes_as_declared_and_a_second_plan_is_empty(
     servers: Servers, connection: Connection, desired_role: Role, there: Role | None
 ) -> None:
     before = None if there is None else replace(there, name=desired_role.name)
@@ -168,7 +168,7 @@ async def test_whatever_was_there_is_as_wanted_afterwards_and_a_second_plan_is_e
 @pytest.mark.parametrize(
     "valid_until", ["infinity", "-infinity", "294276-12-31 23:59:59+00", "4713-01-01 00:00:00+00 BC", "2027-01-01"]
 )
-async def test_any_moment_that_postgresql_holds_can_be_read_and_set_back(
+async def test_any_valid_until_that_postgresql_stores_can_be_read_and_corrected(
     connection: Connection, valid_until: str
 ) -> None:
     try:
@@ -183,7 +183,7 @@ async def test_any_moment_that_postgresql_holds_can_be_read_and_set_back(
         await clean(connection, "moments")
 
 
-async def test_one_bad_plan_does_not_hold_the_others(connection: Connection) -> None:
+async def test_one_failing_plan_does_not_stop_the_others(connection: Connection) -> None:
     server = await known(connection)
     good = Desired(replace(OWNER, object="good", object_uid="g"), Role("good_one"))
     bad = Desired(replace(OWNER, object="bad", object_uid="b"), Role("bad_one", connection_limit=-5))
@@ -199,7 +199,7 @@ async def test_one_bad_plan_does_not_hold_the_others(connection: Connection) -> 
         await clean(connection, "good_one", "bad_one")
 
 
-async def test_a_role_that_was_replaced_since_it_was_seen_is_not_touched(connection: Connection) -> None:
+async def test_a_role_that_was_replaced_since_it_was_read_is_not_touched(connection: Connection) -> None:
     try:
         desired = Desired(OWNER, Role("replaced", login=True))
         await bring_in(connection, desired)
@@ -216,7 +216,7 @@ async def test_a_role_that_was_replaced_since_it_was_seen_is_not_touched(connect
         await clean(connection, "replaced")
 
 
-async def test_a_claim_that_another_took_meanwhile_stops_the_whole_change(connection: Connection) -> None:
+async def test_a_claim_that_another_object_took_meanwhile_stops_the_whole_change(connection: Connection) -> None:
     try:
         plan = decide(Desired(OWNER, Role("raced")), await see(connection, "raced"), await known(connection), ALLOWING)
         other = replace(OWNER, object="other", object_uid="uid-2")
@@ -248,7 +248,7 @@ async def test_drift_is_counted_in_the_claim_by_the_transaction_that_corrects_it
         await clean(connection, "counted")
 
 
-async def test_a_release_is_seen_by_the_next_object_of_that_place_and_by_no_other(connection: Connection) -> None:
+async def test_a_released_role_is_taken_by_the_next_object_of_that_name(connection: Connection) -> None:
     try:
         await bring_in(connection, Desired(OWNER, Role("kept", login=True)))
         await bring_in(connection, Desired(OWNER, Role("kept", login=True), terminating=True))
@@ -264,7 +264,7 @@ async def test_a_release_is_seen_by_the_next_object_of_that_place_and_by_no_othe
         await clean(connection, "kept")
 
 
-async def test_what_a_role_reaches_is_read_through_any_number_of_memberships(connection: Connection) -> None:
+async def test_the_powers_that_a_role_reaches_are_read_through_nested_memberships(connection: Connection) -> None:
     try:
         await connection.execute(
             "CREATE ROLE reach_a; CREATE ROLE reach_b; CREATE ROLE reach_c SUPERUSER;"
@@ -277,7 +277,7 @@ async def test_what_a_role_reaches_is_read_through_any_number_of_memberships(con
         await clean(connection, "reach_a", "reach_b", "reach_c")
 
 
-async def test_what_still_needs_a_role_is_counted_by_database(connection: Connection) -> None:
+async def test_dependents_of_a_role_are_counted_by_database(connection: Connection) -> None:
     try:
         await connection.execute(
             "CREATE ROLE needed; CREATE ROLE member IN ROLE needed; CREATE SCHEMA AUTHORIZATION needed"
@@ -290,8 +290,8 @@ async def test_what_still_needs_a_role_is_counted_by_database(connection: Connec
         await clean(connection, "member", "needed")
 
 
-async def test_a_list_that_the_query_cuts_is_known_to_be_incomplete(connection: Connection) -> None:
-    """The limits of the queries and of what reads their rows are the same."""
+async def test_a_list_that_the_query_truncates_is_known_to_be_incomplete(connection: Connection) -> None:
+    """The queries and the code that reads their rows have the same limits."""
     reached = [f"powerful_{number}" for number in range(201)]
     try:
         await connection.execute("CREATE ROLE hub; " + "; ".join(f"CREATE ROLE {name} CREATEDB" for name in reached))
@@ -307,7 +307,7 @@ async def test_a_list_that_the_query_cuts_is_known_to_be_incomplete(connection: 
 
 
 @pytest.mark.parametrize("cut", [False, True])
-async def test_memberships_that_the_query_cuts_are_not_mistaken_for_all(connection: Connection, cut: bool) -> None:
+async def test_memberships_that_the_query_truncates_are_not_mistaken_for_all(connection: Connection, cut: bool) -> None:
     """With PostgreSQL 16 and later, a few groups can have any number of grants, each by another grantor."""
     if (await identify(connection)).version_number < catalog.MEMBERSHIP_OPTIONS_VERSION:
         pytest.skip("before PostgreSQL 16 a group has one grant")

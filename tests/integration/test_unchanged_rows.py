@@ -19,7 +19,7 @@ from tests.integration.sql_support import seen
 NAMES = ("first", "second", "third")
 ASKED = [(Key("shop", name), name) for name in NAMES]
 
-#: What anyone can change of a role, and what becomes of its claim.
+#: What anyone can change about a role, and changes of its claim.
 CHANGES = {
     "attribute": "ALTER ROLE second NOLOGIN",
     "power": "ALTER ROLE second SUPERUSER",
@@ -73,27 +73,27 @@ async def estate(server: PostgresServer) -> AsyncIterator[UnchangedEstate]:
             await hand.execute(f"DROP ROLE IF EXISTS {name}")
 
 
-async def test_nothing_differs(estate: UnchangedEstate) -> None:
+async def test_an_unchanged_role_is_reported_as_unchanged(estate: UnchangedEstate) -> None:
     assert all(estate.before)
     assert await estate.find_unchanged() == dict.fromkeys(NAMES, True)
     assert await estate.session.are_unchanged(ASKED[1:2], estate.before[1:2]) == [True]
 
 
 @pytest.mark.parametrize("change", CHANGES)
-async def test_what_differs_of_a_role_or_its_claim_is_seen(estate: UnchangedEstate, change: str) -> None:
+async def test_any_change_of_a_role_or_its_claim_is_detected(estate: UnchangedEstate, change: str) -> None:
     await estate.hand.execute(CHANGES[change])
     same = await estate.find_unchanged()
     assert (same["first"], same["second"]) == (True, False)
 
 
-async def test_a_change_of_claims_that_are_not_in_the_database_is_always_looked_for(estate: UnchangedEstate) -> None:
+async def test_a_role_with_a_claim_in_status_is_never_reported_as_unchanged(estate: UnchangedEstate) -> None:
     session = estate.session
     status_claims = StatusClaims().open(session.identity.system_identifier)
     remembered = Session(session.identity, SchemaState.NONE, "cluster", status_claims, session._connection)
     assert await remembered.are_unchanged(ASKED, estate.before) == [False] * len(NAMES)
 
 
-async def test_where_the_question_fails_nothing_is_taken_for_the_same(estate: UnchangedEstate) -> None:
+async def test_no_role_is_reported_as_unchanged_if_the_query_fails(estate: UnchangedEstate) -> None:
     await estate.hand.execute("ALTER FUNCTION pgrole.read_verifiers RENAME TO elsewhere")
     try:
         assert await estate.find_unchanged() == dict.fromkeys(NAMES, False)

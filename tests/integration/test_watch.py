@@ -1,4 +1,4 @@
-"""sql/install: the procedure `watch` notices changes by itself, within a tick and a read, but not its own commits."""
+"""sql/install: the procedure `watch` detects changes by itself, within a tick and a read, but not its own commits."""
 
 import random
 import secrets
@@ -17,7 +17,7 @@ from pgrole_controller.postgres.connection import Connection
 from tests.integration.sql_support import DEADLINE, MISMATCHES, NotificationListener, listening, role_oid, seen_home
 from tests.servers import Servers
 
-# What concurrent role DDL fails with, as it may.
+# Errors with which concurrent role DDL may fail.
 MAY_FAIL = (
     asyncpg.InternalServerError,  # tuple concurrently updated
     asyncpg.UniqueViolationError,
@@ -96,7 +96,7 @@ async def watching(home: Connection, watcher: Connection) -> AsyncIterator[None]
 
 async def looks(watcher: Connection) -> int:
     """Number of calls of observe() by this connection, with track_functions."""
-    # What it counted is told some time after, all of it together: so also that it called this.
+    # Statistics are reported later and all at once, so they are complete once they include this call.
     mark = f"pg_temp.mark_{secrets.token_hex(4)}"
     await watcher.execute(f"CREATE FUNCTION {mark}() RETURNS void LANGUAGE plpgsql AS 'BEGIN END'; SELECT {mark}()")
 
@@ -125,7 +125,7 @@ async def test_ticks_that_see_no_change_share_a_transaction(watcher: Connection)
     assert await transactions(watcher) - before <= 20
 
 
-async def test_between_looks_it_holds_no_lock_and_no_snapshot_that_others_need(
+async def test_between_observations_watch_holds_no_lock_and_no_old_snapshot(
     home: Connection, watcher: Connection
 ) -> None:
     """A snapshot older than what others commit would hold back vacuum and CREATE INDEX CONCURRENTLY."""
@@ -146,21 +146,23 @@ async def test_between_looks_it_holds_no_lock_and_no_snapshot_that_others_need(
                 return not await home.fetchval(holds, watcher.get_server_pid(), written)
 
             assert await reached(is_free, DEADLINE, every=0.001)
-        # a second each, if the ticks kept their transaction
+        # it would take a second each if the ticks kept their transaction
         assert time.monotonic() - start < commits / 2
 
 
 @pytest.mark.parametrize(
     "setting", ["transaction_timeout", "idle_in_transaction_session_timeout", "lock_timeout", "deadlock_timeout"]
 )
-async def test_no_timeout_that_is_shorter_than_a_shared_transaction_ends_it(watcher: Connection, setting: str) -> None:
+async def test_a_timeout_shorter_than_a_shared_transaction_does_not_end_watch(
+    watcher: Connection, setting: str
+) -> None:
     await watcher.execute("SELECT set_config(name, '100ms', false) FROM pg_settings WHERE name = $1", setting)
     await watcher.execute("CALL pgrole.watch(lasting => '500 ms')", timeout=DEADLINE)
     kept = await watcher.fetchval("SELECT current_setting(name) FROM pg_settings WHERE name = $1", setting)
     assert kept in ("100ms", None)  # PostgreSQL 16 has no transaction_timeout
 
 
-async def test_what_a_prepared_transaction_changed_is_told_when_it_is_committed(
+async def test_changes_of_a_prepared_transaction_are_notified_when_it_is_committed(
     server: PostgresServer, home: Connection, watcher: Connection, listener: NotificationListener
 ) -> None:
     other = await asyncpg.connect(server.dsn())
@@ -179,13 +181,13 @@ async def test_what_a_prepared_transaction_changed_is_told_when_it_is_committed(
         await other.close()
 
 
-async def test_it_returns_after_as_long_as_it_was_told_to_last(watcher: Connection) -> None:
+async def test_watch_does_not_return_before_the_requested_time(watcher: Connection) -> None:
     start = time.monotonic()
     await watcher.execute("CALL pgrole.watch(lasting => '300 ms')", timeout=DEADLINE)
     assert time.monotonic() - start >= 0.3
 
 
-async def test_it_returns_in_time_also_while_another_transaction_holds_up_the_looks(
+async def test_watch_returns_even_while_another_transaction_blocks_observing(
     server: PostgresServer, home: Connection, watcher: Connection
 ) -> None:
     async with home.transaction():
@@ -195,7 +197,7 @@ async def test_it_returns_in_time_also_while_another_transaction_holds_up_the_lo
         await watcher.execute("CALL pgrole.watch(lasting => '300 ms')", timeout=DEADLINE)
 
 
-async def test_each_change_is_told_without_anybody_asking(
+async def test_watch_notifies_each_change_by_itself(
     home: Connection, watcher: Connection, listener: NotificationListener
 ) -> None:
     async def change() -> None:
@@ -211,7 +213,7 @@ async def test_each_change_is_told_without_anybody_asking(
     await while_watching(watcher, change)
 
 
-async def test_what_changed_before_it_was_called_is_told_at_once(
+async def test_watch_notifies_earlier_changes_at_once(
     home: Connection, watcher: Connection, listener: NotificationListener
 ) -> None:
     await home.execute("CREATE ROLE subject")
@@ -219,7 +221,7 @@ async def test_what_changed_before_it_was_called_is_told_at_once(
     assert [message["name"] for message in await listener.so_far()] == ["subject"]
 
 
-async def test_its_own_commits_provoke_no_look(
+async def test_watch_does_not_observe_again_because_of_its_own_commits(
     server: PostgresServer, home: Connection, listener: NotificationListener
 ) -> None:
     changes = 5
@@ -232,13 +234,13 @@ async def test_its_own_commits_provoke_no_look(
             for limit in range(changes - 1):
                 await home.execute(f"ALTER ROLE subject CONNECTION LIMIT {limit}")
                 await listener.first(name="subject")
-        # one at the start, one for each change; each again, if own commits counted
+        # one at the start, one for each change; twice as many if own commits counted
         assert changes <= await looks(watcher) - before <= changes + 1
     finally:
         await watcher.close()
 
 
-async def test_commits_of_no_concern_tell_nothing_and_cost_few_looks(
+async def test_unrelated_commits_cause_no_notification_and_few_observations(
     server: PostgresServer, home: Connection, listener: NotificationListener
 ) -> None:
     watcher = await asyncpg.connect(server.dsn(), server_settings={"track_functions": "pl"})
@@ -257,7 +259,7 @@ async def test_commits_of_no_concern_tell_nothing_and_cost_few_looks(
         await watcher.close()
 
 
-async def test_a_hostile_search_path_reaches_nothing_and_is_put_back(home: Connection, watcher: Connection) -> None:
+async def test_a_hostile_search_path_has_no_effect_and_is_restored(home: Connection, watcher: Connection) -> None:
     await home.execute("""
         CREATE SCHEMA trap;
         CREATE FUNCTION trap.pg_sleep(float8) RETURNS void LANGUAGE plpgsql AS 'BEGIN RAISE ''trapped''; END';
@@ -273,7 +275,7 @@ async def test_a_hostile_search_path_reaches_nothing_and_is_put_back(home: Conne
         await home.execute("DROP SCHEMA trap CASCADE")
 
 
-async def test_one_look_that_was_held_up_does_not_make_the_next_one_late(
+async def test_a_blocked_observation_does_not_delay_the_next_one(
     server: PostgresServer, home: Connection, watcher: Connection, listener: NotificationListener
 ) -> None:
     other = await asyncpg.connect(server.dsn())
@@ -290,16 +292,16 @@ async def test_one_look_that_was_held_up_does_not_make_the_next_one_late(
             await home.execute("ALTER ROLE subject CREATEDB")
             start = time.monotonic()
             await listener.first(name="subject")
-            # 48 times half a second, if that look counted
+            # 48 times half a second if the blocked one counted
             assert time.monotonic() - start < 12
     finally:
         await other.close()
 
 
-async def test_a_schema_that_a_tenant_makes_in_place_of_a_dropped_one_is_not_called(
+async def test_a_schema_that_a_tenant_creates_in_place_of_a_dropped_one_is_not_called(
     server: PostgresServer, home: Connection, watcher: Connection, listener: NotificationListener
 ) -> None:
-    """In one transaction, so that no look fails for want of the schema between."""
+    """In one transaction, so that no observation fails in between because the schema is missing."""
     await home.execute("CREATE ROLE other")
     other = await asyncpg.connect(server.dsn())
     try:
@@ -328,7 +330,7 @@ async def test_a_schema_that_a_tenant_makes_in_place_of_a_dropped_one_is_not_cal
         "GRANT CREATE ON SCHEMA pgrole TO PUBLIC",
     ],
 )
-async def test_it_ends_when_its_schema_is_not_to_be_trusted_any_more(
+async def test_watch_ends_when_its_schema_can_no_longer_be_trusted(
     home: Connection, watcher: Connection, intrusion: str
 ) -> None:
     await home.execute(f"CREATE ROLE other; {intrusion}")
@@ -394,7 +396,7 @@ async def observe_over_and_over(server: PostgresServer) -> None:
     connection = await asyncpg.connect(server.dsn())
     try:
         while True:
-            # a transaction of the storm that looks, and then waits for a role, may close a circle
+            # a transaction of the storm that observes, and then waits for a role, may cause a deadlock
             with suppress(asyncpg.DeadlockDetectedError):
                 await connection.execute("SELECT pgrole.observe()")
             await anyio.sleep(0.003)
@@ -403,7 +405,7 @@ async def observe_over_and_over(server: PostgresServer) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_after_a_storm_of_role_ddl_all_is_seen_and_every_changed_role_was_told(
+async def test_after_a_storm_of_role_ddl_everything_is_observed_and_each_change_was_notified(
     server: PostgresServer, home: Connection, watcher: Connection, listener: NotificationListener, seed: int
 ) -> None:
     state = "SELECT oid, name, digest FROM pgrole.role_state"
@@ -419,7 +421,7 @@ async def test_after_a_storm_of_role_ddl_all_is_seen_and_every_changed_role_was_
             raging.cancel_scope.cancel()
 
     await while_watching(watcher, rage)
-    # without anything being looked at again that was seen before
+    # reads nothing again that was observed before
     await home.execute("SELECT pgrole.observe()")
     assert await home.fetch(MISMATCHES) == []
 
@@ -427,7 +429,7 @@ async def test_after_a_storm_of_role_ddl_all_is_seen_and_every_changed_role_was_
     after = {row["oid"]: (row["name"], row["digest"]) for row in await home.fetch(state)}
     changed = {oid for oid in before.keys() | after.keys() if before.get(oid) != after.get(oid)}
     assert changed <= {message["oid"] for message in told}
-    # who listens to all that is told knows at each moment which roles there are
+    # the messages alone show at each moment which roles exist
     believed = {oid: name for oid, (name, _) in before.items()}
     for message in told:
         if message["op"] == "delete":

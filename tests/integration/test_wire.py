@@ -20,7 +20,7 @@ SILENCE = 0.05  # seconds in which nothing must arrive
 
 @asynccontextmanager
 async def echoing() -> AsyncIterator[int]:
-    """Sends back all that it is sent; yields the port."""
+    """Runs a server that sends back all it receives; yields its port."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -38,7 +38,7 @@ async def echoing() -> AsyncIterator[int]:
         await server.wait_closed()
 
 
-async def test_it_passes_everything_on_and_the_end_of_each_direction() -> None:
+async def test_the_proxy_passes_on_all_data_and_the_end_of_each_direction() -> None:
     async with echoing() as port, wire(HOST, port) as between:
         reader, writer = await asyncio.open_connection(HOST, between.port)
         writer.write(b"x" * 1_000_000)
@@ -47,7 +47,7 @@ async def test_it_passes_everything_on_and_the_end_of_each_direction() -> None:
         writer.close()
 
 
-async def test_frozen_nothing_passes_until_it_is_mended_and_cut_the_connection_ends() -> None:
+async def test_freezing_stops_data_until_mended_and_cutting_ends_the_connection() -> None:
     async with echoing() as port, wire(HOST, port) as between:
         reader, writer = await asyncio.open_connection(HOST, between.port)
         between.freeze()
@@ -63,7 +63,7 @@ async def test_frozen_nothing_passes_until_it_is_mended_and_cut_the_connection_e
         writer.close()
 
 
-async def test_connections_that_arrive_while_it_ends_leave_no_socket_open() -> None:
+async def test_connections_that_arrive_while_the_proxy_ends_leave_no_socket_open() -> None:
     """An unclosed socket is a ResourceWarning, which would fail a later test."""
     told: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
@@ -73,7 +73,7 @@ async def test_connections_that_arrive_while_it_ends_leave_no_socket_open() -> N
         async with echoing() as port:
             for number in range(ROUNDS):
                 async with AsyncExitStack() as stack, wire(HOST, port) as between:
-                    await anyio.sleep(SILENCE / 10)  # it waits for connections
+                    await anyio.sleep(SILENCE / 10)  # until the proxy waits for connections
                     for _ in range(3):
                         late = stack.enter_context(socket.socket())
                         late.setblocking(False)

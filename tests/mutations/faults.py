@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 LIST = Path(__file__).parent / "faults.toml"
 
-#: A module of so many lines has at least two faults in the list.
+#: A module of this many lines or more has at least two faults in the list.
 LARGE_LINES = 350
 
 
@@ -28,11 +28,11 @@ class Fault:
 
 
 class NotApplicable(Exception):
-    """The code has changed: the list must follow."""
+    """The code has changed, so the list must be updated."""
 
 
 def load() -> list[Fault]:
-    """The committed list, numbered from 1 on."""
+    """Returns the committed list, numbered from 1."""
     entries = tomllib.loads(LIST.read_text(encoding="utf-8"))["fault"]
     return [
         Fault(number, **{**entry, "found_by": tuple(entry["found_by"])})
@@ -41,7 +41,7 @@ def load() -> list[Fault]:
 
 
 def locate(fault: Fault, root: Path = ROOT) -> Path:
-    """The file, relative to `root`, that contains the line: the one in the list, or the one it was moved to.
+    """Returns the file, relative to `root`, that contains the line: the one in the list, or the one it was moved to.
 
     Raises NotApplicable unless the line exists exactly once.
     """
@@ -65,7 +65,7 @@ def apply(fault: Fault, root: Path) -> None:
 
 
 def count_by_large_module(faults: list[Fault], root: Path = ROOT) -> dict[str, int]:
-    """For each module of at least LARGE_LINES lines, by path, how many faults it has. Raises NotApplicable."""
+    """Returns the number of faults of each module of at least LARGE_LINES lines, by path. Raises NotApplicable."""
     places = [str(locate(fault, root)) for fault in faults]
     return {
         name: places.count(name)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgrole_controller.core.acl import (
+from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.privileges.acl import (
     AclChange,
     AclEntry,
     DatabaseObject,
@@ -16,10 +17,9 @@ from pgrole_controller.core.acl import (
     ObjectKind,
     ObservedAcl,
 )
-from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
-from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.grant_ddl import statements
-from pgrole_controller.core.grantee import (
+from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.privileges.grant_ddl import statements
+from pgrole_controller.core.privileges.grantee import (
     Access,
     DatabasePrivileges,
     Grantee,
@@ -28,9 +28,9 @@ from pgrole_controller.core.grantee import (
     PrivilegeRule,
     SchemaAccess,
 )
-from pgrole_controller.core.observed_database import ObservedDatabase
-from pgrole_controller.core.privilege_difference import phrases
-from pgrole_controller.core.privilege_policy import DatabaseFacts
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.privilege_difference import phrases
+from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts
 from pgrole_controller.core.request import Key
 
 ME, OWNER, DELEGATE, STRANGER, ADMIN = 16400, 16500, 16600, 16700, 16800
@@ -154,10 +154,10 @@ class TestOneObject:
                     "GRANT UPDATE (name) ON TABLE app.orders TO reader",
                 ],
             ),
-            # A declared privilege on the table satisfies the one on a column, which may stay.
+            # A declared privilege on the table covers the one on a column; a redundant column grant may stay.
             (of_objects(table("SELECT", "id"), table("SELECT")), (entry("SELECT"),), []),
             (of_objects(table("SELECT", "id"), table("SELECT")), (entry("SELECT"), entry("SELECT", "id")), []),
-            # Revoked from the table, the privilege is lost on its columns too, as far as the same role granted it.
+            # REVOKE on the table also removes the column grants of the same grantor.
             (
                 of_objects(table("SELECT", "id")),
                 (entry("SELECT"), entry("SELECT", "id"), entry("SELECT", "name")),
@@ -193,7 +193,9 @@ class TestOneObject:
             (make(schema="pg_temp_3"), NOTHING),
         ],
     )
-    def test_privileges_that_are_left_alone(self, obj: DatabaseObject, declared: DatabasePrivileges) -> None:
+    def test_privileges_on_own_extension_unmanaged_and_temporary_objects_are_left_alone(
+        self, obj: DatabaseObject, declared: DatabasePrivileges
+    ) -> None:
         held = (entry("DELETE"), entry("SELECT", grantable=True), entry("UPDATE", "id"))
         one = grantee(declared)
         assert decide(one, observe((obj, held))) == PrivilegeDecision(confirmed=True, applied=one.digest_of("orders"))
@@ -230,14 +232,14 @@ class TestOneObject:
             assert refused.reason is Reason.NOT_ALLOWED
             assert 'SELECT on table app.orders (owner "stranger")' in refused.message
 
-    def test_kinds_that_cannot_be_declared_are_only_reported(self) -> None:
+    def test_privileges_on_undeclarable_kinds_are_only_reported(self) -> None:
         lake = make("lake", ObjectKind.FOREIGN_SERVER, schema="")
         decision = decide(grantee(), observe((lake, (entry("USAGE"),))))
         assert not decision.changes
         assert not decision.drift
         assert phrases(decision.reported) == ("USAGE on foreign server lake was granted",)
 
-    def test_privileges_on_the_database_and_on_schemas(self) -> None:
+    def test_privileges_on_this_database_and_its_schemas_are_corrected(self) -> None:
         declared = replace(READ, on_database=frozenset({"CONNECT"}))
         database = make("orders", ObjectKind.DATABASE, schema="", oid=5)
         other = make("others", ObjectKind.DATABASE, schema="", oid=6)
@@ -249,7 +251,7 @@ class TestOneObject:
             "GRANT USAGE ON SCHEMA app TO reader",
         ]
 
-    def test_privileges_on_a_routine(self) -> None:
+    def test_a_routine_privilege_is_granted_only_on_the_declared_signature(self) -> None:
         declared = of_objects(ObjectPrivileges(ObjectKind.ROUTINE, "app", ("close(bigint)",), frozenset({"EXECUTE"})))
         routines = [
             make("close", ObjectKind.ROUTINE, oid=20000 + at, arguments=one)
@@ -261,12 +263,12 @@ class TestOneObject:
 
 
 class TestDrift:
-    def test_no_difference_is_drift_before_the_declaration_is_applied(self) -> None:
+    def test_differences_are_not_drift_before_the_declaration_is_applied(self) -> None:
         decision = decide(grantee(), observe((TABLE, (entry("DELETE"),))), current=False, new=None)
         assert len(decision.changes) == 2
         assert decision.drift == decision.extended == ()
 
-    def test_every_difference_is_described_drift_afterwards(self) -> None:
+    def test_every_difference_is_described_as_drift_once_the_declaration_is_applied(self) -> None:
         declared = of_objects(table("SELECT"), table("UPDATE", "id"))
         held = (entry("DELETE"), entry("SELECT", "no"), entry("SELECT", grantable=True, grantor=DELEGATE))
         decision = decide(grantee(declared), observe((TABLE, held), columns=("id",)))
@@ -339,7 +341,7 @@ class TestPending:
         partial = decide(grantee(declared), observe((TABLE, ()), columns=("id", "no"), complete=False))
         assert partial.pending == ()
 
-    def test_routines_with_other_arguments_are_named_beside_the_missing_one(self) -> None:
+    def test_the_message_for_a_missing_routine_lists_its_existing_overloads(self) -> None:
         declared = of_objects(ObjectPrivileges(ObjectKind.ROUTINE, "app", ("close(text)",), frozenset({"EXECUTE"})))
         some = ("integer", "bigint", "date", "b" * 300, "uuid")
         routines = [make("close", ObjectKind.ROUTINE, oid=20000 + at, arguments=one) for at, one in enumerate(some)]
@@ -353,7 +355,7 @@ class TestPending:
         assert decision.changes == ()
         assert "column app.orders.id" in str(decision.pending[0])
 
-    def test_objects_of_postgresql_cannot_be_declared(self) -> None:
+    def test_system_objects_except_those_of_extensions_cannot_be_declared(self) -> None:
         routine = ObjectPrivileges(ObjectKind.ROUTINE, "pg_catalog", ("pg_ls_dir(text)",), frozenset({"EXECUTE"}))
         observed = observe((TABLE, ()))
         observed = replace(observed, schemas=observed.schemas | {"pg_catalog"})
@@ -367,7 +369,7 @@ class TestPending:
         assert not any(one.reason is Reason.INVALID_SPEC for one in decide(grantee(of_objects(routine)), found).pending)
 
     @pytest.mark.parametrize("schema", ["pg_catalog", "information_schema"])
-    def test_neither_schemas_of_postgresql_nor_patterns_in_them_can_be_declared(self, schema: str) -> None:
+    def test_system_schemas_and_patterns_in_them_cannot_be_declared(self, schema: str) -> None:
         observed = replace(observe((TABLE, ())), schemas=frozenset({"app", schema}))
         whole = SchemaAccess(schema, frozenset({Access.READ}))
         names = ObjectPrivileges(ObjectKind.TABLE, schema, ("t*", "*"), frozenset({"SELECT"}))
@@ -381,7 +383,7 @@ class TestPending:
             assert f"{named}privileges on PostgreSQL's own objects are not managed: remove it" in refused.message
             assert texts(decision) == ["GRANT SELECT ON TABLE app.orders TO reader"]
 
-    def test_an_added_column_is_new(self) -> None:
+    def test_a_privilege_missing_on_an_added_column_is_not_drift(self) -> None:
         declared = replace(grantee(of_objects(table("INSERT", "id"))), report_only=True)
         applied = declared.digest_of("orders")
         before = decide_privileges(declared, observe((TABLE, ()), columns=("no",)), applied, new_objects=frozenset())
@@ -391,7 +393,7 @@ class TestPending:
         assert texts(after) == ["GRANT INSERT (id) ON TABLE app.orders TO reader"]
         assert (after.drift, after.reported) == ((), ())
 
-    def test_what_policy_denied_is_no_drift_once_it_is_allowed_and_everything_else_is(self) -> None:
+    def test_newly_allowed_privileges_are_not_drift_but_other_missing_ones_are(self) -> None:
         declared = of_objects(table("SELECT"), table("INSERT", "id"), table("SELECT", name="other"))
         allowed = replace(grantee(declared), report_only=True)
         denied = replace(allowed, owned=frozenset({STRANGER}))
@@ -419,7 +421,7 @@ class TestPending:
             ]
             assert then.applied == allowed.digest_of("orders")
 
-    def test_denied_default_privileges_are_no_drift_once_they_are_allowed(self) -> None:
+    def test_newly_allowed_default_privileges_are_not_drift_but_other_missing_ones_are(self) -> None:
         declared = DatabasePrivileges("orders", schemas=READ.schemas, created_by=("own", "stranger"))
         allowed = replace(grantee(declared), report_only=True, owned=frozenset({ME, OWNER, STRANGER}))
         denied = replace(allowed, owned=frozenset({ME, STRANGER}))
@@ -434,11 +436,11 @@ class TestPending:
             "SELECT on future tables in schema app created by stranger was revoked",
         )
 
-    def test_a_database_that_the_policy_leaves_out_counts_as_not_applied(self) -> None:
+    def test_a_database_denied_by_policy_or_partly_read_counts_as_not_applied(self) -> None:
         assert decide(grantee(policy=PrivilegePolicy()), observe(), current=False).applied == ""
         assert decide(grantee(), observe(complete=False), current=False).applied == ""
 
-    def test_ignored_privileges_are_granted_when_that_is_possible_for_the_first_time(self) -> None:
+    def test_ignored_privileges_are_granted_as_soon_as_they_are_first_possible(self) -> None:
         later = SchemaAccess("later", frozenset({Access.READ}))
         declared = DatabasePrivileges("orders", schemas=(*READ.schemas, later), objects=(table("INSERT", name="new"),))
         one = replace(grantee(declared), ignored=True)
@@ -500,7 +502,7 @@ class TestPending:
         assert "routine app.close(text) (there is close(bigint)), routine app.open():" in waiting.message
         assert waiting.message.endswith("needs its schema, such as f(app.state))")
 
-    def test_a_routine_is_found_by_other_names_of_its_types(self) -> None:
+    def test_a_routine_is_found_by_aliases_of_its_argument_types(self) -> None:
         names = ("close(int8, variadic timestamptz[])", "open()")
         declared = of_objects(ObjectPrivileges(ObjectKind.ROUTINE, "app", names, frozenset({"EXECUTE"})))
         routine = make("close", ObjectKind.ROUTINE, arguments="bigint, timestamp with time zone[]")
@@ -517,7 +519,7 @@ def default(*entries: AclEntry, creator: int = OWNER, schema: str = "app", objec
 class TestDefaults:
     DECLARED = replace(READ, created_by=("own",))
 
-    def test_declared_creators_get_default_privileges_in_named_schemas(self) -> None:
+    def test_default_privileges_are_granted_for_declared_creators_in_named_schemas(self) -> None:
         access = frozenset({Access.WRITE, Access.EXECUTE})
         wide = (SchemaAccess("app", access), SchemaAccess("b*", access), SchemaAccess("c", access, ("x",)))
         declared = DatabasePrivileges("orders", schemas=wide, created_by=("own", "reader"))
@@ -590,8 +592,8 @@ PRIVILEGES = ("SELECT", "UPDATE", "DELETE")
 
 
 def run(state: State, change: AclChange) -> State:
-    """Does what PostgreSQL does for one object: a REVOKE removes only its grantor's grants, on a table also those on
-    columns.
+    """Applies a change to one object as PostgreSQL does: REVOKE removes only its grantor's grants, and on a table also
+    those on columns.
     """
     owner = change.object.owner
     grantor = next((oid for oid, name in NAMES.items() if name == change.grantor), owner)

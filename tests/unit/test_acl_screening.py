@@ -1,4 +1,4 @@
-"""core.acl_screening: after a change, the roles that need a decision, and no decision for the others."""
+"""core.acl_screening: selects the roles that need a decision after a change, and skips the others."""
 
 import random
 from collections.abc import Sequence
@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from pgrole_controller.core import acl_screening
-from pgrole_controller.core.acl import AclEntry, DatabaseObject, ObjectId, ObjectKind, ObservedAcl
-from pgrole_controller.core.acl_decision import PrivilegeDecision, decide_privileges
-from pgrole_controller.core.acl_index import AclIndex
-from pgrole_controller.core.acl_screening import AclScreening, PrivilegeTerms
-from pgrole_controller.core.grantee import (
+from pgrole_controller.core.privileges import acl_screening
+from pgrole_controller.core.privileges.acl import AclEntry, DatabaseObject, ObjectId, ObjectKind, ObservedAcl
+from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.privileges.acl_index import AclIndex
+from pgrole_controller.core.privileges.acl_screening import AclScreening, PrivilegeTerms
+from pgrole_controller.core.privileges.grantee import (
     Access,
     DatabasePrivileges,
     Grantee,
@@ -20,10 +20,10 @@ from pgrole_controller.core.grantee import (
     PrivilegeRule,
     SchemaAccess,
 )
-from pgrole_controller.core.grantee_index import GranteeIndex
-from pgrole_controller.core.object_patterns import compile_privileges
-from pgrole_controller.core.observed_database import ObservedDatabase
-from pgrole_controller.core.privilege_policy import DatabaseFacts
+from pgrole_controller.core.privileges.grantee_index import GranteeIndex
+from pgrole_controller.core.privileges.object_patterns import compile_privileges
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts
 from pgrole_controller.core.request import Key
 
 OWNER, STRANGER = 20_000, 20_001
@@ -97,7 +97,7 @@ def _select(grantees: list[Grantee], observed: ObservedDatabase) -> list[tuple[G
     return [(one, screening.select(one, equal.setdefault(its, its))) for one, its in zip(grantees, terms, strict=True)]
 
 
-def test_whoever_is_left_out_needs_no_decision() -> None:
+def test_screened_out_roles_need_no_decision() -> None:
     left_out = 0
     for seed in range(300):
         chance = random.Random(seed)
@@ -110,15 +110,15 @@ def test_whoever_is_left_out_needs_no_decision() -> None:
                 continue
             left_out += 1
             decision = decide_privileges(one, observed, one.digest_of("orders"), new_objects=frozenset())
-            if one.policy is CLOSED:  # the database is refused, whatever is read of it
+            if one.policy is CLOSED:  # the database is denied, whatever was read
                 assert (decision.changes, decision.drift, decision.reported) == ((), (), ())
             else:
                 assert decision == PrivilegeDecision(confirmed=decision.confirmed), (seed, one, acls)
     assert left_out > 200
 
 
-def test_what_is_decided_does_not_depend_on_the_screening(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each role is compared only with objects on which it may differ, which changes nothing of the decision."""
+def test_screening_does_not_change_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparing each role only with the objects on which it may differ leads to the same decision."""
     decided = []
     for every in (False, True):
         if every:
@@ -139,7 +139,7 @@ def test_what_is_decided_does_not_depend_on_the_screening(monkeypatch: pytest.Mo
     assert sum(bool(one.changes) for one in decided) > 200
 
 
-def test_what_is_remembered_of_many_different_terms_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_for_many_different_terms_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acl_screening, "MOST_PLACES", 25)
     chance = random.Random(1)
     grantees = [_grantee(number, chance) for number in range(60)]
@@ -152,7 +152,7 @@ def test_what_is_remembered_of_many_different_terms_is_bounded(monkeypatch: pyte
     assert selected == [len(acls) for _, acls in _select(grantees, observed)]
 
 
-def test_whoever_differs_is_among_the_concerned() -> None:
+def test_every_role_that_differs_is_among_the_concerned() -> None:
     left_out = 0
     for seed in range(300):
         chance = random.Random(seed)
@@ -164,8 +164,8 @@ def test_whoever_differs_is_among_the_concerned() -> None:
     assert left_out > 200
 
 
-def test_a_role_costs_nothing_for_the_schemas_of_others() -> None:
-    """A thousand roles with a schema each: 2 GiB, and seconds after each change, if every one met every object."""
+def test_a_role_stores_nothing_for_schemas_that_only_others_declare() -> None:
+    """A thousand roles with a schema each would cost 2 GiB, and seconds after each change, if each met every object."""
     schemas = [f"tenant_{number}" for number in range(50)]
     acls = [
         ObservedAcl(DatabaseObject(ObjectId("pg_class", 40_000 + n), ObjectKind.TABLE, name, "t", OWNER, "owner"), ())
@@ -182,7 +182,7 @@ def test_a_role_costs_nothing_for_the_schemas_of_others() -> None:
         assert {schema for schema, _ in compiled._parts} == {name}
 
 
-def test_one_of_many_that_holds_something_else_is_found() -> None:
+def test_roles_that_differ_are_found_among_many() -> None:
     chance = random.Random(1)
     grantees = [_grantee(number, chance) for number in range(20)]
     readers = [

@@ -9,10 +9,10 @@ from pgrole_controller.core.adoption import find_adoptee
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
-from pgrole_controller.core.grantee import Grantee, PrivilegePolicy, Takeover
 from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.policy import Policy, References
-from pgrole_controller.core.privilege_result import AdoptionFindings, PrivilegeResult
+from pgrole_controller.core.privileges.grantee import Grantee, PrivilegePolicy, Takeover
+from pgrole_controller.core.privileges.privilege_result import AdoptionFindings, PrivilegeResult
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.state import Desired, Observed, Server
 from tests.unit.test_kept_privileges import KEY, LAKE, ME, OID, READ, ROLE, SERVER, STATUS_SERVER, WRITE, desired

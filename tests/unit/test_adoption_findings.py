@@ -4,10 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from pgrole_controller.core.acl import AclEntry, DatabaseObject, DefaultAcl, ObjectKind
-from pgrole_controller.core.adoption_findings import find_for_adoption
-from pgrole_controller.core.grantee import DatabasePrivileges, Grantee, PrivilegePolicy, PrivilegeRule, Takeover
-from pgrole_controller.core.privilege_result import AdoptionFindings
+from pgrole_controller.core.privileges.acl import AclEntry, DatabaseObject, DefaultAcl, ObjectKind
+from pgrole_controller.core.privileges.adoption_findings import find_for_adoption
+from pgrole_controller.core.privileges.grantee import (
+    DatabasePrivileges,
+    Grantee,
+    PrivilegePolicy,
+    PrivilegeRule,
+    Takeover,
+)
+from pgrole_controller.core.privileges.privilege_result import AdoptionFindings
 from tests.unit.test_acl_decision import (
     ADMIN,
     DELEGATE,

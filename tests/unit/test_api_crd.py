@@ -12,17 +12,17 @@ from pgrole_controller.core.role import FIELD_NAMES
 _HEADER = "# generated from pgrole_controller/api by `make crds`\n"
 
 
-def test_committed_crds_are_what_the_models_make() -> None:
+def test_committed_crds_match_the_models() -> None:
     committed = {path.name: path.read_text(encoding="utf-8") for path in resources.path("crds").glob("*.yaml")}
     assert committed == files(), "run `make crds`"
 
 
-def test_kustomize_is_given_every_crd() -> None:
+def test_the_kustomization_lists_every_crd() -> None:
     listed = yaml.safe_load((resources.path("crds") / "Kustomization").read_text(encoding="utf-8"))["resources"]
     assert sorted(listed) == sorted(files())
 
 
-def test_rendered_text_says_where_it_comes_from_and_reads_back_as_the_crd() -> None:
+def test_rendered_yaml_names_its_source_and_parses_back_to_the_crd() -> None:
     for definition in DEFINITIONS:
         assert render(definition).startswith(_HEADER)
         assert yaml.safe_load(render(definition)) == crd(definition)
@@ -49,7 +49,7 @@ def test_every_string_and_list_is_bounded() -> None:
                 assert "format" in schema, path
 
 
-def test_schema_holds_only_what_kubernetes_knows() -> None:
+def test_the_schema_uses_only_keywords_that_kubernetes_knows() -> None:
     known = {
         "type",
         "description",
@@ -81,7 +81,7 @@ def test_every_rule_has_a_message_and_a_reason() -> None:
     assert all(rule["message"] and rule["reason"] for rule in rules)
 
 
-def test_fields_are_those_of_this_version_and_no_others() -> None:
+def test_spec_and_status_have_exactly_the_fields_of_this_version() -> None:
     spec = _root()["properties"]["spec"]["properties"]
     status = _root()["properties"]["status"]["properties"]
     assert set(spec) == {
@@ -125,7 +125,7 @@ def test_fields_are_those_of_this_version_and_no_others() -> None:
     }
 
 
-def test_everything_that_can_drift_can_be_left_to_others_but_the_name() -> None:
+def test_every_field_that_can_drift_except_the_name_can_be_ignored() -> None:
     ignored = _root()["properties"]["spec"]["properties"]["drift"]["properties"]["ignore"]["items"]["enum"]
     assert sorted(ignored) == sorted({*FIELD_NAMES.values(), "privileges"} - {"name"})
 
@@ -136,7 +136,7 @@ def test_kubectl_get_shows_role_server_ready_reason_drifts_and_age() -> None:
     assert crd()["spec"]["names"]["shortNames"] == ["pgr"]
 
 
-def test_kubectl_get_pgs_shows_whether_it_is_ready_why_not_and_how_many_roles_are() -> None:
+def test_kubectl_get_pgs_shows_ready_reason_version_mode_role_counts_and_age() -> None:
     columns = [column["name"] for column in crd(PGSERVER)["spec"]["versions"][0]["additionalPrinterColumns"]]
     assert columns == ["Ready", "Reason", "Version", "Mode", "Roles", "Roles Ready", "Age"]
     assert crd(PGSERVER)["spec"]["names"]["shortNames"] == ["pgs"]

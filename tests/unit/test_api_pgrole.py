@@ -80,7 +80,7 @@ def test_an_empty_spec_has_the_defaults_of_create_role() -> None:
     }
 
 
-def test_a_program_builds_it_with_python_names_and_yaml_has_its_own() -> None:
+def test_python_uses_snake_case_and_yaml_camel_case() -> None:
     pgrole = build(
         server_ref=ServerRef(name="main"),
         connection_limit=20,
@@ -98,12 +98,12 @@ def test_a_program_builds_it_with_python_names_and_yaml_has_its_own() -> None:
     assert PgRole.model_validate(dump(pgrole)) == pgrole
 
 
-def test_the_name_in_postgresql_is_that_of_the_object_unless_given() -> None:
+def test_the_role_name_defaults_to_the_objects_name() -> None:
     assert build().role_name == "orders-app"
     assert build(name="orders_app").role_name == "orders_app"
 
 
-def test_what_is_not_known_is_ignored_when_an_object_is_read() -> None:
+def test_unknown_fields_are_ignored_when_an_object_is_read() -> None:
     body = {
         "apiVersion": "pgrole.dev/v1alpha1",
         "kind": "PgRole",
@@ -119,7 +119,7 @@ def test_what_is_not_known_is_ignored_when_an_object_is_read() -> None:
 
 
 @given(names())
-def test_every_name_that_postgresql_can_hold_is_taken_unchanged(name: str) -> None:
+def test_every_name_that_postgresql_can_hold_is_accepted_unchanged(name: str) -> None:
     assert PgRole.model_validate_json(build(name=name).model_dump_json(by_alias=True)).role_name == name
 
 
@@ -135,14 +135,14 @@ def test_every_name_that_postgresql_can_hold_is_taken_unchanged(name: str) -> No
         ("none", '"public" or "none"'),
     ],
 )
-def test_a_name_that_postgresql_cuts_or_reserves_is_refused_in_words(name: str, says: str) -> None:
+def test_an_invalid_role_name_is_rejected_with_the_rule_it_breaks(name: str, says: str) -> None:
     message = message_of(name=name)
     assert message.startswith("spec.name must")
     assert says in message
 
 
 @pytest.mark.parametrize("name", ["é" * 31 + "x", "x" * 63, "Public", "pgx", 'a"b', "a\nb", " ", "日本"])
-def test_a_name_at_the_edge_of_the_rules_is_taken(name: str) -> None:
+def test_a_name_at_the_limit_of_the_rules_is_accepted(name: str) -> None:
     assert build(name=name).role_name == name
 
 
@@ -163,12 +163,12 @@ def test_a_connection_limit_that_postgresql_cannot_hold_is_refused(limit: int) -
 @pytest.mark.parametrize(
     "moment", ["2027-01-01T00:00:00", "infinity", "0001-01-01T00:00:00+14:00", "0000-01-01T00:00:00Z"]
 )
-def test_a_moment_without_a_zone_or_out_of_range_is_refused(moment: str) -> None:
+def test_valid_until_without_a_time_zone_or_out_of_range_is_rejected(moment: str) -> None:
     with pytest.raises(ValidationError, match=r"(?i)valid_?until"):
         build(valid_until=moment)
 
 
-def test_fractions_finer_than_microseconds_are_cut() -> None:
+def test_valid_until_is_truncated_to_microseconds() -> None:
     moment = build(valid_until="2027-01-01T00:00:00.123456789+02:00").spec.valid_until
     assert moment is not None
     assert moment.microsecond == 123456
@@ -184,7 +184,7 @@ def test_a_comment_is_bounded_and_has_no_nul() -> None:
     "flag", ["login", "superuser", "createdb", "createrole", "inherit", "replication", "bypassrls"]
 )
 @given(value=st.sampled_from(["yes", "true", 1, 0]))
-def test_a_flag_is_true_or_false_and_nothing_like_it(flag: str, value: object) -> None:
+def test_a_flag_must_be_a_boolean(flag: str, value: object) -> None:
     with pytest.raises(ValidationError, match=flag):
         build(**{flag: value})
 
@@ -195,18 +195,18 @@ def test_a_password_has_exactly_one_source(password: dict[str, Any]) -> None:
         build(password=password)
 
 
-def test_a_generated_password_needs_a_secret_to_be_delivered_in() -> None:
+def test_a_generated_password_requires_a_connection_secret() -> None:
     assert "requires spec.connectionSecret" in message_of(password={"generate": {}})
     assert build(password={"generate": {}}, connection_secret={"name": "app"}).spec.password
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("720h", 2_592_000), ("1h30m", 5400), ("1500ms", 1.5), ("1.5m", 90)])
-def test_a_duration_is_read_as_go_reads_it(text: str, seconds: float) -> None:
+def test_durations_are_read_in_go_notation(text: str, seconds: float) -> None:
     assert read_duration(text).total_seconds() == seconds
 
 
 @pytest.mark.parametrize("text", ["", "1", "1d", "-1h", "0s", "999ms", "87601h", "1h ", "9" * 60 + "h"])
-def test_a_time_of_rotation_that_cannot_be_is_refused(text: str) -> None:
+def test_an_invalid_rotation_interval_is_rejected(text: str) -> None:
     with pytest.raises(ValidationError, match="1s to 87600h"):
         build(password={"generate": {"rotateEvery": text}}, connection_secret={"name": "app"})
 
@@ -232,6 +232,6 @@ def test_an_object_cannot_be_changed_in_place() -> None:
         ),
     ],
 )
-def test_what_is_declared_twice_is_refused_by_name(spec: dict[str, Any], says: str) -> None:
+def test_duplicate_declarations_are_rejected_by_name(spec: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         build(**spec)

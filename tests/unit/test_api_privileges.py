@@ -18,10 +18,10 @@ from pgrole_controller.api.privileges import (
     SchemaPrivilegesSpec,
 )
 from pgrole_controller.api.server_databases import ObjectKindName, PrivilegeName
-from pgrole_controller.core.acl import COLUMN_PRIVILEGES, DECLARABLE, TABLE_KINDS, ObjectKind
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.desired import desired_of, privileges_of
-from pgrole_controller.core.grantee import (
+from pgrole_controller.core.privileges.acl import COLUMN_PRIVILEGES, DECLARABLE, TABLE_KINDS, ObjectKind
+from pgrole_controller.core.privileges.grantee import (
     Access,
     DatabasePrivileges,
     ObjectPrivileges,
@@ -136,7 +136,7 @@ def test_the_order_of_entries_does_not_matter() -> None:
     assert privileges_of(build(turned)) == privileges_of(build(ORDERS))
 
 
-def test_the_desired_state_has_the_privileges_and_whether_their_drift_is_ignored() -> None:
+def test_the_desired_state_includes_privileges_and_whether_their_drift_is_ignored() -> None:
     owner = Owner("cluster", "shop", "n", "reader", "uid")
     desired = desired_of(build(ORDERS, drift={"ignore": ["privileges", "login"]}), owner, (), None)
     assert desired.privileges == privileges_of(build(ORDERS))
@@ -202,7 +202,7 @@ def test_each_database_may_be_named_once_and_at_most_16_may_be_listed() -> None:
 
 def test_the_limit_on_names_and_patterns_counts_all_databases() -> None:
     def declare(names: int) -> list[dict[str, Any]]:
-        """Returns a spec with this many table names, a database, one schema per 100 names, and the names in ORDERS."""
+        """Returns an item with this many table names, in groups of 100 that each name their schema."""
         items = [table(names=[f"t{first + number}" for number in range(100)]) for first in range(0, names, 100)]
         return [{"database": "a", "objects": items}]
 
@@ -220,7 +220,7 @@ def test_the_limit_on_names_and_patterns_counts_all_databases() -> None:
     assert DatabasePrivilegesSpec.model_validate(ORDERS).count_names() == 1 + 2 + 2 + (1 + 1 + 2) + (1 + 1) + 1 + 1
 
 
-def test_the_model_has_the_kinds_and_privileges_of_core() -> None:
+def test_the_model_accepts_exactly_the_kinds_and_privileges_of_core() -> None:
     for kind, privileges in DECLARABLE.items():
         if kind in (ObjectKind.DATABASE, ObjectKind.SCHEMA):
             continue

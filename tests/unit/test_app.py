@@ -1,4 +1,4 @@
-"""The controller as a whole: what it waits for at the start."""
+"""The controller as a whole: what it waits for at startup."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ DEADLINE = 600.0
 
 
 class RefusingApi:
-    """Gives one answer after the other; repeats the last."""
+    """Gives the answers in order and repeats the last one."""
 
     def __init__(self, answers: Sequence[Exception | bytes]) -> None:
         self._answers = list(answers)
@@ -34,19 +34,19 @@ async def read_from(*answers: Exception | bytes) -> str:
 
 
 @in_timelapse
-async def test_an_api_server_that_is_away_or_overloaded_is_waited_for() -> None:
+async def test_startup_waits_for_an_unreachable_or_overloaded_api_server() -> None:
     passing = [ApiError(status, "", "") for status in (408, 429, 500, 502, 503, 504)]
     answer = json.dumps({"metadata": {"uid": "7f"}}).encode()
     assert await read_from(Unreachable("refused"), *passing, answer) == "7f"
 
 
 @in_timelapse
-async def test_a_page_of_a_proxy_is_no_answer() -> None:
+async def test_startup_ignores_answers_that_a_proxy_sends_for_the_api_server() -> None:
     answer = json.dumps({"metadata": {"uid": "7f"}}).encode()
     assert await read_from(b"<html>be patient</html>", b'"be patient"', answer) == "7f"
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
-async def test_an_id_that_may_not_be_read_is_said_at_once_with_what_to_do(status: int) -> None:
+async def test_a_cluster_id_that_cannot_be_read_is_an_immediate_error_with_its_remedy(status: int) -> None:
     with pytest.raises(CannotStart, match="Grant get on it, or set --cluster-id"):
         await read_from(ApiError(status, "", ""))

@@ -1,4 +1,4 @@
-"""controller/app, threads for name lookups: one that hangs delays neither others nor the shutdown."""
+"""controller/app, threads for name lookups: a hanging lookup delays neither others nor shutdown."""
 
 import asyncio
 import socket
@@ -18,7 +18,7 @@ HANGING = 64
 
 @pytest.fixture
 def hanging() -> set[str]:
-    """The hosts that are being looked up in vain."""
+    """The hosts whose lookup hangs at the moment."""
     return set()
 
 
@@ -47,7 +47,7 @@ async def connect_in_vain(*hosts: str) -> str:
     return failure.value.message
 
 
-async def test_hosts_that_cannot_be_looked_up_do_not_keep_others_from_it(answered: Event, hanging: set[str]) -> None:
+async def test_hanging_lookups_do_not_block_other_lookups(answered: Event, hanging: set[str]) -> None:
     asyncio.get_running_loop().set_default_executor(LookupThreads())
 
     async def all_hang() -> bool:
@@ -62,7 +62,7 @@ async def test_hosts_that_cannot_be_looked_up_do_not_keep_others_from_it(answere
     assert not answered.is_set()
 
 
-def test_the_end_does_not_wait_for_a_resolver(answered: Event, hanging: set[str]) -> None:
+def test_shutdown_does_not_wait_for_a_hanging_lookup(answered: Event, hanging: set[str]) -> None:
     async def look_up() -> None:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(LookupThreads())
@@ -80,7 +80,7 @@ def test_the_end_does_not_wait_for_a_resolver(answered: Event, hanging: set[str]
     assert not answered.is_set()
 
 
-async def test_what_a_call_raises_is_raised_where_it_is_waited_for() -> None:
+async def test_an_exception_in_a_lookup_thread_reaches_its_caller() -> None:
     loop = asyncio.get_running_loop()
     loop.set_default_executor(LookupThreads())
     with pytest.raises(ZeroDivisionError):
@@ -88,7 +88,7 @@ async def test_what_a_call_raises_is_raised_where_it_is_waited_for() -> None:
     assert await loop.run_in_executor(None, divmod, 7, 2) == (3, 1)
 
 
-async def test_without_a_thread_the_server_cannot_be_reached_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_error_says_that_no_lookup_thread_could_start(monkeypatch: pytest.MonkeyPatch) -> None:
     start = Thread.start
 
     def refuse(thread: Thread) -> None:

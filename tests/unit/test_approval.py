@@ -1,4 +1,4 @@
-"""core/approval and core/decision: what a person approved is corrected, exactly and once. No I/O."""
+"""core/approval and core/decision: the controller corrects exactly the approved drift, once. No I/O."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgrole_controller.api.status import PgRoleStatus
-from pgrole_controller.core.acl import AclChange, DatabaseObject, DefaultAclChange, ObjectId, ObjectKind
 from pgrole_controller.core.approval import (
     APPROVE,
     LONGEST,
@@ -27,8 +26,6 @@ from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.diff import SetAttribute
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.granted_privileges import GrantedPrivileges, describe_approval
-from pgrole_controller.core.grantee import DatabasePrivileges, Grantee
 from pgrole_controller.core.password import (
     DesiredPassword,
     ObservedSecrets,
@@ -40,7 +37,10 @@ from pgrole_controller.core.password import (
 )
 from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.policy import Policy
-from pgrole_controller.core.privilege_result import PrivilegeResult
+from pgrole_controller.core.privileges.acl import AclChange, DatabaseObject, DefaultAclChange, ObjectId, ObjectKind
+from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges, describe_approval
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
+from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import Membership, ObservedRole, Password, Role, digest
 from pgrole_controller.core.scram import make_verifier
@@ -83,25 +83,25 @@ def approve(plan: Plan, text: str = "x") -> Approval:
 
 
 class TestTheAnnotation:
-    def test_it_has_parts_and_a_text(self) -> None:
+    def test_an_approval_has_parts_and_a_text(self) -> None:
         other = PART[::-1]
         read = read_approval(f"{PART}+{other}/alice: see /7")
         assert read == Approval(f"{PART}+{other}/alice: see /7", frozenset({PART, other}), "alice: see /7")
 
     @pytest.mark.parametrize("empty", [None, ""])
-    def test_without_one_nothing_is_approved(self, empty: str | None) -> None:
+    def test_an_absent_or_empty_annotation_approves_nothing(self, empty: str | None) -> None:
         assert read_approval(empty) == Approval()
         assert not read_approval(empty).is_open("")
 
     @pytest.mark.parametrize(
         "made", [PART, f"{PART}/", f"/{PART}", f"{PART[1:]}/x", f"{PART.upper()}/x", f"+{PART}/x", f"{PART}++{PART}/x"]
     )
-    def test_what_is_none_approves_nothing_and_is_told_from_none(self, made: str) -> None:
+    def test_a_malformed_annotation_approves_nothing_but_counts_as_open(self, made: str) -> None:
         assert read_approval(made).parts == frozenset()
         assert read_approval(made).is_open("")
 
     @given(st.text(max_size=300))
-    def test_any_text_can_be_stored_and_told(self, text: str) -> None:
+    def test_an_approval_with_any_text_can_be_stored_and_described(self, text: str) -> None:
         read = read_approval(f"{PART}/{text}")
         assert len(read.value) <= 128
         assert read.value.isascii()
@@ -109,15 +109,15 @@ class TestTheAnnotation:
         assert len(tell_approval(read)) < 300
         json.dumps(tell_approval(read)).encode()
 
-    def test_a_huge_one_is_not_looked_at(self) -> None:
+    def test_an_oversized_annotation_approves_nothing(self) -> None:
         assert read_approval(f"{PART}/" + "x" * LONGEST).parts == frozenset()
 
-    def test_a_long_text_still_makes_another_value(self) -> None:
+    def test_long_texts_that_differ_only_at_the_end_give_different_values(self) -> None:
         one, two = (read_approval(f"{PART}/{'x' * 200}{number}") for number in "12")
         assert one.value != two.value
         assert one.parts == two.parts == {PART}
 
-    def test_a_value_is_handled_once(self) -> None:
+    def test_an_approval_covers_a_part_until_it_is_handled(self) -> None:
         read = read_approval(f"{PART}/x")
         assert read.covers(PART, "")
         assert read.covers(PART, f"{PART}/w")
@@ -126,27 +126,27 @@ class TestTheAnnotation:
 
 
 class TestTheDecision:
-    def test_a_reported_drift_is_offered_and_left(self) -> None:
+    def test_reported_drift_is_offered_for_approval_and_not_corrected(self) -> None:
         plan = look(desired())
         assert plan.reported == ("createdb", "comment")
         assert len(plan.offer) == 32
         assert not any([plan.writes, plan.unfit, plan.approval])
 
-    def test_the_approved_drift_is_corrected_as_under_correct_and_the_claim_records_it(self) -> None:
+    def test_approved_drift_is_corrected_as_under_policy_correct_and_the_plan_names_the_approval(self) -> None:
         approval = approve(look(desired()))
         plan, under_correct = look(desired(approval)), look(desired(report_only=False))
         assert plan.changes
         assert plan == replace(under_correct, approval=approval)
         assert (plan.action, plan.drift, plan.reported) == (Action.CORRECTED, ("createdb", "comment"), ())
 
-    def test_a_handled_one_never_acts_again(self) -> None:
+    def test_a_handled_approval_never_acts_again(self) -> None:
         approval = approve(look(desired()))
         plan = look(desired(approval), approve_handled=approval.value)
         assert plan.reported
         assert plan.offer in approval.parts
         assert not any([plan.writes, plan.unfit])
 
-    def test_another_text_acts_again(self) -> None:
+    def test_an_approval_with_another_text_acts_again(self) -> None:
         first, second = (approve(look(desired()), text) for text in "12")
         assert look(desired(second), approve_handled=first.value).approval == second
 
@@ -161,13 +161,15 @@ class TestTheDecision:
             None,
         ],
     )
-    def test_another_drift_is_left_and_the_object_says_so(self, found: ObservedRole | None) -> None:
+    def test_drift_other_than_the_approved_one_is_not_corrected_and_the_message_says_so(
+        self, found: ObservedRole | None
+    ) -> None:
         plan = look(desired(approve(look(desired()))), found)
         assert plan.unfit
         assert not any([plan.writes, plan.changes, plan.approval])
         assert APPROVE in of_read_back(plan).message
 
-    def test_another_object_generation_or_server_is_another_drift(self) -> None:
+    def test_an_approval_does_not_hold_for_another_object_generation_or_server(self) -> None:
         approval = approve(look(desired()))
         assert look(desired(approval, generation=4)).unfit
         owner = replace(ME, object_uid="uid-2")
@@ -175,31 +177,31 @@ class TestTheDecision:
         elsewhere = replace(SERVER, system_identifier=8)
         assert look(desired(approval), server=elsewhere, system_identifier=8).unfit
 
-    def test_without_drift_it_means_nothing(self) -> None:
+    def test_an_approval_without_drift_has_no_effect(self) -> None:
         plan = look(desired(approve(look(desired()))), ObservedRole(OID, DESIRED))
         assert not any([plan.writes, plan.unfit, plan.reported])
 
-    def test_a_dropped_role_is_created_by_approval(self) -> None:
+    def test_a_dropped_role_is_created_again_after_approval(self) -> None:
         approval = approve(look(desired(), None))
         assert look(desired(approval), None).changes == look(desired(report_only=False), None).changes
 
-    def test_a_role_of_another_oid_is_taken_by_approval(self) -> None:
+    def test_a_role_with_another_oid_is_claimed_after_approval(self) -> None:
         other = ObservedRole(OID + 1, DESIRED)
         plan = look(desired(), other)
         assert (plan.reported, plan.writes) == (("role",), False)
         assert look(desired(approve(plan)), other).owner == ME
 
-    def test_while_kubernetes_is_away_nothing_is_corrected(self) -> None:
+    def test_approved_drift_is_not_corrected_while_the_api_server_is_unreachable(self) -> None:
         with pytest.raises(PgRoleError):
             look(desired(approve(look(desired()))), server=replace(SERVER, away=True))
 
-    def test_where_the_claim_cannot_record_it_nothing_is_offered(self) -> None:
-        """The schema of the release before."""
+    def test_drift_is_not_offered_where_the_claim_cannot_record_an_approval(self) -> None:
+        """The database has the schema of the previous release."""
         plan = look(desired(approve(look(desired()))), server=replace(SERVER, notes_generations=False))
         assert plan.reported
         assert not any([plan.offer, plan.unfit, plan.writes])
 
-    def test_where_claims_are_in_status_it_is_offered(self) -> None:
+    def test_drift_is_offered_where_claims_are_kept_in_status(self) -> None:
         status = replace(SERVER, notes_generations=False, claims="Status")
         approval = approve(look(desired(), server=status))
         assert look(desired(approval), server=status).approval == approval
@@ -216,7 +218,7 @@ class TestTheDecision:
         ),
         st.booleans(),
     )
-    def test_whatever_was_approved_only_that_is_corrected(self, found: Role, handled: bool) -> None:
+    def test_only_the_approved_drift_is_corrected(self, found: Role, handled: bool) -> None:
         approval = approve(look(desired()))
         seen = ObservedRole(OID, found)
         plan = look(desired(approval), seen, approve_handled=approval.value if handled else "")
@@ -226,7 +228,7 @@ class TestTheDecision:
         else:
             assert not any([plan.changes, plan.owner, plan.approval])
 
-    def test_what_is_approved_is_corrected_as_a_whole_or_not_at_all(self) -> None:
+    def test_approved_drift_is_corrected_completely_or_not_at_all(self) -> None:
         """If the controller lacks a privilege for some of it, the rest would be another drift."""
         plan = look(desired(approve(look(desired()))))
         lacking = [MissingPrivilege(plan.changes[0], "ALTER ROLE app NOCREATEDB")]
@@ -250,21 +252,21 @@ class TestApprovedPasswords:
         brought = PasswordResult("s-uid/1/password", verifier=salted, password_task=first.password_task)
         return look(replace(asked, password_result=brought), found, record=record or self.RECORD)
 
-    def test_the_digest_is_the_same_each_time_that_the_password_is_hashed(self) -> None:
+    def test_hashing_the_password_again_does_not_change_the_digest(self) -> None:
         plan = self.look(None, THEIRS.digest)
         assert plan.reported == ("password",)
         approval = approve(plan)
         assert self.look(approval, THEIRS.digest).approval == approval
 
-    def test_another_password_is_another_drift(self) -> None:
+    def test_an_approval_does_not_hold_for_another_observed_password(self) -> None:
         assert self.look(approve(self.look(None, THEIRS.digest)), OTHERS.digest).unfit
 
-    def test_who_knows_the_verifier_cannot_compute_the_digest_without_the_claim(self) -> None:
+    def test_the_digest_depends_on_the_claim_and_not_only_on_the_verifier(self) -> None:
         others = replace(self.RECORD, digest=OTHERS.digest)
         assert self.look(None, THEIRS.digest).offer != self.look(None, THEIRS.digest, record=others).offer
 
     def test_nothing_is_decided_before_the_password_is_known(self) -> None:
-        """What is approved may be a part of what will then be reported."""
+        """The approved drift may be only a part of the drift reported then."""
         found = drifted(createdb=True, password=Password(THEIRS.digest))
         asked = desired(password=self.FROM_SECRET, secrets=ObservedSecrets(password=self.SECRET))
         plan = look(asked, found, record=self.RECORD)
@@ -275,11 +277,11 @@ class TestApprovedPasswords:
 
 
 class TestTheDigest:
-    def test_text_that_no_utf8_has_is_hashed(self) -> None:
+    def test_text_that_is_not_valid_utf8_can_be_hashed(self) -> None:
         change = SetAttribute("app", "comment", "\udcff")
         assert len(digest_role_drift((1,), [change], {"comment": "\udcff"}, "")) == 32
 
-    def test_the_order_of_objects_does_not_matter_and_everything_else_does(self) -> None:
+    def test_the_privilege_digest_ignores_only_the_order_of_objects(self) -> None:
         table = DatabaseObject(ObjectId("pg_class", 1), ObjectKind.TABLE, "app", "orders", 10, "postgres")
         one = AclChange(table, 5, "app", ("DELETE",), revoke=True)
         two = AclChange(replace(table, id=ObjectId("pg_class", 2), name="lines"), 5, "app", ("SELECT",))
@@ -306,7 +308,7 @@ class TestApprovalStatus:
         made = PrivilegeResult(self.GRANTEE.key, "uid-1", "orders", self.GRANTEE.digest_of("orders"), **values)
         return GrantedPrivileges(self.GRANTEE, {"orders": made})
 
-    def test_it_names_every_part_and_fits_the_definition(self) -> None:
+    def test_status_names_every_part_and_fits_the_crd(self) -> None:
         values: Mapping[str, Mapping[str, str]] = {"comment": {"declared": "", "observed": "\x1b[2J"}}
         privileges = self.known(offer=PrivilegeOffer("b" * 32, ("DELETE on table app.orders was granted",)))
         described = describe_approval(RoleOffer("a" * 32, ("comment", "password"), values), privileges, "before")
@@ -318,7 +320,7 @@ class TestApprovalStatus:
         }
         PgRoleStatus.model_validate({"approval": described})
 
-    def test_without_drift_it_has_only_what_was_handled(self) -> None:
+    def test_status_without_drift_has_only_handled_approvals(self) -> None:
         assert describe_approval(None, None, "") == {}
         assert describe_approval(None, self.known(approve_handled="x"), "") == {
             "databases": [{"name": "orders", "handled": "x"}]

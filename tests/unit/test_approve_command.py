@@ -1,4 +1,4 @@
-"""commands/approve: what can be approved about an object, and what the controller has answered. No I/O."""
+"""commands/approve: which drift of an object can be approved, and how the controller answered. No I/O."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def make(approval: Any = None, **status: Any) -> dict[str, Any]:
     }
 
 
-def test_it_shows_fields_and_privileges_in_words() -> None:
+def test_the_drift_of_fields_and_privileges_is_described_in_words() -> None:
     assert list(describe_drift(drift_of(make()))) == [
         "PgRole shop/app reports this drift:",
         "  comment: theirs -> (nothing)",
@@ -51,12 +51,12 @@ def test_it_shows_fields_and_privileges_in_words() -> None:
         ),
     ],
 )
-def test_where_nothing_can_be_approved_it_says_why(obj: dict[str, Any], why: str) -> None:
+def test_a_refusal_explains_why_nothing_can_be_approved(obj: dict[str, Any], why: str) -> None:
     with pytest.raises(Refused, match=why):
         drift_of(obj)
 
 
-def test_it_waits_for_each_part() -> None:
+def test_the_command_waits_for_each_part() -> None:
     drift = drift_of(make())
     assert progress_of(drift, VALUE, make()).left == ("the role", "privileges in database orders")
     done = {"handled": VALUE, "databases": [{"name": "orders", "changes": ["x"]}], "digest": ORDERS}
@@ -66,7 +66,7 @@ def test_it_waits_for_each_part() -> None:
     assert progress_of(drift, VALUE, make(done)).left == ()
 
 
-def test_drift_that_became_another_one_is_told_from_drift_that_is_still_offered() -> None:
+def test_changed_drift_is_distinguished_from_drift_still_offered() -> None:
     drift = drift_of(make())
     progress = progress_of(drift, VALUE, make({"digest": "c" * 32}, conditions=[{"type": "Ready", "message": "said"}]))
     assert (len(progress.left), progress.offered, progress.message) == (2, False, "said")
@@ -80,7 +80,7 @@ JSON = st.recursive(
 
 
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(("digest", "fields", "databases", "handled"), JSON)))
-def test_whatever_status_holds_it_is_shown_or_refused(approval: dict[str, Any]) -> None:
+def test_any_status_is_described_or_refused(approval: dict[str, Any]) -> None:
     try:
         drift = drift_of(make(approval))
     except Refused:

@@ -1,4 +1,4 @@
-"""The audit log: what was done and refused, and not what was only tried."""
+"""The API server's audit log: accepted and refused requests, without dry runs."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def event(uri: str, code: int = 201, **annotations: str) -> dict[str, Any]:
     }
 
 
-def test_what_was_only_tried_is_neither_a_use_nor_a_refusal(tmp_path: Path) -> None:
+def test_dry_runs_count_neither_as_requests_nor_as_refusals(tmp_path: Path) -> None:
     events = [
         event("/api/v1/namespaces/shop/secrets?fieldManager=pgrole-controller"),
         event("/api/v1/namespaces/shop/secrets?dryRun=All&fieldManager=kubectl"),

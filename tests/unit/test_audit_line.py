@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgrole_controller.core.audit_line import MOST_BELOW, ChangedRole, RoleCommand, find_author, read_lines
-from pgrole_controller.core.privilege_result import Evidence
+from pgrole_controller.core.privileges.privilege_result import Evidence
 
 
 def line(message: str, **changed: Any) -> bytes:
@@ -45,7 +45,7 @@ def one(raw: bytes) -> RoleCommand:
     return command
 
 
-def test_a_line_of_pgaudit() -> None:
+def test_a_pgaudit_line_gives_transaction_command_client_time_and_names() -> None:
     command = one(audit("ALTER ROLE app CREATEDB"))
     assert (command.txid, command.command, command.login) == (725, "ALTER ROLE", "alice")
     assert (command.application, command.address) == ("psql", "127.0.0.1")
@@ -53,7 +53,7 @@ def test_a_line_of_pgaudit() -> None:
     assert "app" in command.names
 
 
-def test_a_line_of_the_statement_log() -> None:
+def test_a_line_of_the_statement_log_gives_names_but_no_command() -> None:
     for beginning in ("statement: ", "execute <unnamed>: ", "execute stmt_1: "):
         command = one(line(f"{beginning}alter role App set work_mem = '1MB'", txid=0))
         assert command.command == ""
@@ -108,12 +108,12 @@ def test_names_are_as_postgresql_stores_them(statement: str, name: str) -> None:
         b"[" * 5000 + b"AUDIT: ,ROLE,",
     ],
 )
-def test_other_lines_are_left_out(raw: bytes) -> None:
+def test_other_lines_are_ignored(raw: bytes) -> None:
     assert list(read_lines([raw])) == []
 
 
 @given(st.binary(max_size=200), st.text(max_size=200), st.integers())
-def test_no_line_raises(noise: bytes, text: str, number: int) -> None:
+def test_no_line_raises_an_error(noise: bytes, text: str, number: int) -> None:
     hostile = {"txid": number, "timestamp": text, "user": [text], "application_name": text}
     raw = json.dumps({"message": f"AUDIT: SESSION,1,1,ROLE,{text},,,{text},", **hostile}).encode()
     for command in read_lines([noise, raw, b"AUDIT: ,ROLE," + noise, raw + noise]):
@@ -131,19 +131,19 @@ def test_no_line_raises(noise: bytes, text: str, number: int) -> None:
         (None, None),
     ],
 )
-def test_time(text: str | None, time: datetime | None) -> None:
+def test_timestamps_are_read_with_their_offset_or_in_the_given_zone(text: str | None, time: datetime | None) -> None:
     (command,) = read_lines([audit("DROP ROLE app", timestamp=text)], zone=3600)
     assert command.time == time
 
 
 class TestAuthor:
-    def test_the_id_of_the_row_proves_it(self) -> None:
+    def test_the_rows_transaction_id_proves_the_author(self) -> None:
         commands = [one(audit(f"ALTER ROLE app SET x.y = {n}", txid=n, user=f"user{n}")) for n in (100, 101, 102)]
         found = find_author(commands, ChangedRole("app", (101,)))
         assert found is not None
         assert (found.proof, found.login, found.statement) == (Evidence.TRANSACTION, "user101", "")
 
-    def test_a_subtransaction_is_its_transactions_if_that_names_the_role(self) -> None:
+    def test_a_subtransaction_is_attributed_to_a_nearby_transaction_that_names_the_role(self) -> None:
         commands = [one(audit("ALTER ROLE app LOGIN", txid=100)), one(audit("DROP ROLE x", txid=102, user="bob"))]
         found = find_author(commands, ChangedRole("app", (103,)))
         assert found is not None
@@ -152,12 +152,12 @@ class TestAuthor:
         assert far is not None
         assert far.proof is Evidence.LOG
 
-    def test_ids_wrap_around(self) -> None:
+    def test_transaction_ids_wrap_around(self) -> None:
         found = find_author([one(audit("ALTER ROLE app LOGIN", txid=2**32 - 1))], ChangedRole("app", (4,)))
         assert found is not None
         assert found.proof is Evidence.TRANSACTION
 
-    def test_without_an_id_the_last_one_that_names_the_role(self) -> None:
+    def test_without_an_id_the_last_foreign_command_that_names_the_role_is_chosen(self) -> None:
         commands = [
             one(audit("ALTER ROLE app LOGIN", user=user, application_name=application))
             for user, application in (("a", "x"), ("bob", "psql"), ("own", "pgrole-controller work"))
@@ -165,17 +165,17 @@ class TestAuthor:
         found = find_author(commands, ChangedRole("app"), own_login="own")
         assert found is not None
         assert (found.proof, found.login) == (Evidence.LOG, "bob")
-        # everyone can take the name of an application
+        # any client can use the controller's application name
         disguised = find_author(commands, ChangedRole("app"), own_login="someone else")
         assert disguised is not None
         assert disguised.login == "own"
 
-    def test_without_an_id_only_commands_since_the_role_was_as_declared(self) -> None:
+    def test_without_an_id_only_commands_since_the_role_last_matched_are_considered(self) -> None:
         at = datetime(2026, 11, 22, 18, 17, 37, 326000, tzinfo=UTC)
         commands = [one(audit("ALTER ROLE app LOGIN"))]
         assert find_author(commands, ChangedRole("app", since=at)) is not None
         assert find_author(commands, ChangedRole("app", since=at + timedelta(seconds=1))) is None
 
-    def test_no_one(self) -> None:
+    def test_no_author_is_found_without_a_matching_command(self) -> None:
         assert find_author([one(audit("ALTER ROLE other LOGIN", txid=7))], ChangedRole("app", (9,))) is None
         assert find_author([], ChangedRole("app", (9,))) is None

@@ -1,6 +1,6 @@
-"""controller/background: work beside the workers is done for the current object or not at all.
+"""controller/background: work beside the workers is done only for the current version of an object.
 
-Its result is for one reconcile of that object.
+Its result is used by one reconcile of that object.
 """
 
 from datetime import UTC, datetime
@@ -64,7 +64,7 @@ def made(version: int, name: str = "app", namespace: str = "shop", **more: Any) 
 
 
 class FakePasswords:
-    """Password tasks: `run_for` holds the versions of their objects. `failure` is raised while it is set."""
+    """Records in `run_for` the version of each task's object. Raises `failure` while it is set."""
 
     def __init__(self) -> None:
         self.run_for: list[str] = []
@@ -119,7 +119,7 @@ async def test_a_password_is_prepared_for_one_reconcile_which_follows_at_once() 
 
 @pytest.mark.parametrize("now", [made(2), made(2, deletionTimestamp="2027-01-01T00:00:00Z"), None])
 @in_timelapse
-async def test_no_password_task_is_run_for_an_object_that_changed_is_deleted_or_gone(now: Stored | None) -> None:
+async def test_no_password_task_runs_for_a_changed_or_deleted_object(now: Stored | None) -> None:
     world = BackgroundWorld()
     result = await world.reconcile(password_task=TASK)
     world.background.prepare_password(result, TASK)
@@ -134,7 +134,7 @@ async def test_no_password_task_is_run_for_an_object_that_changed_is_deleted_or_
 
 
 @in_timelapse
-async def test_no_password_task_is_begun_by_one_that_does_not_lead_any_more() -> None:
+async def test_a_former_leader_starts_no_password_task() -> None:
     world = BackgroundWorld()
     world.client.may_write = False
     assert await world.prepare() >= UNREACHABLE_SECONDS
@@ -151,9 +151,7 @@ async def test_no_password_task_is_begun_by_one_that_does_not_lead_any_more() ->
     ],
 )
 @in_timelapse
-async def test_what_the_api_server_does_not_take_is_tried_again_and_prepares_nothing(
-    failure: Exception, seconds: float
-) -> None:
+async def test_a_password_task_is_retried_after_an_api_server_error(failure: Exception, seconds: float) -> None:
     world = BackgroundWorld()
     world.passwords.failure = failure
     assert await world.prepare() == pytest.approx(seconds, abs=0.1)
@@ -161,7 +159,7 @@ async def test_what_the_api_server_does_not_take_is_tried_again_and_prepares_not
 
 
 @in_timelapse
-async def test_an_unexpected_error_of_a_password_task_is_the_next_reconciles_to_report() -> None:
+async def test_the_next_reconcile_reports_an_unexpected_password_task_error() -> None:
     world = BackgroundWorld()
     world.passwords.failure = KeyError("hunter2")
     assert await world.prepare() < 0.1
@@ -172,7 +170,7 @@ async def test_an_unexpected_error_of_a_password_task_is_the_next_reconciles_to_
     assert "hunter2" not in prepared.problem.message
 
 
-async def test_what_was_prepared_for_an_object_that_is_gone_is_not_kept() -> None:
+async def test_results_for_deleted_objects_are_not_kept() -> None:
     world = BackgroundWorld()
     stored = made(1)
     world.store.remove(stored.key, stored.uid)
@@ -187,7 +185,7 @@ async def test_what_was_prepared_for_an_object_that_is_gone_is_not_kept() -> Non
 
 
 class FakeEmptying:
-    """Replaces `reassign_owned`: counts concurrent calls, until `may_end`."""
+    """Replaces `reassign_owned`: counts concurrent calls, which end once `may_end` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.running, self.most, self.done = 0, 0, 0
@@ -207,7 +205,9 @@ class FakeEmptying:
             raise self.failure
 
 
-async def test_an_emptied_role_is_reconciled_at_once_with_what_blocked_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_role_whose_emptying_was_blocked_is_reconciled_at_once_with_the_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world, emptying = BackgroundWorld(), FakeEmptying(monkeypatch)
     emptying.failure = Waiting(Reason.DROP_BLOCKED, "locked")
     emptying.may_end.set()
@@ -245,7 +245,7 @@ async def test_emptying_stops_when_the_object_changes(monkeypatch: pytest.Monkey
     assert [item.key for item in await world.queue.take("main", 1)] == [KEY]
 
 
-async def test_emptying_that_is_cancelled_with_the_session_ends_the_reconcile(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_emptying_cancelled_with_the_session_ends_the_reconcile(monkeypatch: pytest.MonkeyPatch) -> None:
     world, emptying = BackgroundWorld(), FakeEmptying(monkeypatch)
     result = await world.reconcile(reassign=REASSIGN)
     async with anyio.create_task_group() as tasks:
@@ -257,7 +257,7 @@ async def test_emptying_that_is_cancelled_with_the_session_ends_the_reconcile(mo
 
 
 @pytest.mark.parametrize(("namespaces", "most"), [(1, EMPTYING_OF_NAMESPACE), (2 * EMPTYING, EMPTYING)])
-async def test_few_roles_of_a_server_are_emptied_at_once_and_one_of_a_namespace(
+async def test_concurrent_emptying_is_limited_per_server_and_per_namespace(
     monkeypatch: pytest.MonkeyPatch, namespaces: int, most: int
 ) -> None:
     world, emptying = BackgroundWorld(), FakeEmptying(monkeypatch)
@@ -271,6 +271,6 @@ async def test_few_roles_of_a_server_are_emptied_at_once_and_one_of_a_namespace(
                 result = await world.reconcile(stored, reassign=REASSIGN)
                 tasks.start_soon(world.background.empty_role, limits, ENDPOINT, result, None)
         await anyio.wait_all_tasks_blocked()
-        assert emptying.running == 2 * most  # each server on its own
+        assert emptying.running == 2 * most  # each server has its own limit
         emptying.may_end.set()
     assert emptying.done == 2 * count

@@ -1,4 +1,4 @@
-"""Back-off: doubled to its longest, with jitter, and begun again after a healthy time."""
+"""Back-off: doubles up to a maximum, with jitter, and is reset after a healthy period."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from pgrole_controller.core.backoff import Backoff, Streak
 BACKOFF = Backoff(0.8, 30.0)
 
 
-def test_the_wait_doubles_to_its_longest_and_starts_again_after_two_healthy_minutes() -> None:
+def test_the_delay_doubles_up_to_its_maximum_and_is_reset_after_two_healthy_minutes() -> None:
     streak, now, waits = Streak(), 0.0, []
     for _ in range(8):
         failures = streak.count(now, healthy=120.0) + 1
@@ -19,12 +19,12 @@ def test_the_wait_doubles_to_its_longest_and_starts_again_after_two_healthy_minu
     assert streak.count(now + 120.0, healthy=120.0) == 0
 
 
-def test_jitter_takes_off_up_to_half() -> None:
+def test_jitter_shortens_a_delay_by_up_to_half() -> None:
     assert BACKOFF.delay(1, 0.999) == pytest.approx(0.4, abs=0.01)
     assert BACKOFF.delay(2, 0.5) == pytest.approx(1.2)
 
 
-def test_a_wait_that_was_for_nothing_is_followed_by_one_twice_as_long() -> None:
+def test_a_longer_wait_is_twice_as_long_up_to_the_maximum() -> None:
     waits = [0.0]
     for _ in range(8):
         waits.append(BACKOFF.longer(waits[-1]))

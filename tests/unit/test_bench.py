@@ -58,19 +58,19 @@ def test_a_goal_holds_up_to_its_number_of_roles(roles: int, goal: float | None) 
     assert QUANTITIES["quiet.p50"].goal(roles) == goal
 
 
-def test_a_goal_without_roles_holds_without_roles_alone() -> None:
+def test_a_goal_without_roles_applies_only_without_roles() -> None:
     assert QUANTITIES["empty.memory"].goal(None) == 45.0
     assert QUANTITIES["empty.memory"].goal(10) is None
     assert QUANTITIES["quiet.p50"].goal(None) is None
 
 
-def test_a_figure_is_the_median_of_its_repetitions_and_its_noise_how_far_they_are_apart() -> None:
+def test_a_figure_is_the_median_of_its_repetitions_and_its_noise_is_their_spread() -> None:
     assert (figure("load.ready", 3.0, 1.0).value, figure("load.ready", 3.0, 1.0).noise) == (2.0, 2.0)
     assert (figure("load.ready", 3.0, 1.0, 1.5).value, figure("load.ready", 3.0, 1.0, 1.5).noise) == (1.5, 2.0)
     assert figure("load.ready", 3.0).noise is None
 
 
-def test_a_goal_is_met_on_its_own_side() -> None:
+def test_a_goal_is_an_upper_or_a_lower_bound_depending_on_the_quantity() -> None:
     assert figure("quiet.p50", 8.0, roles=10).met is True
     assert figure("quiet.p50", 8.1, roles=10).met is False
     assert figure("quiet.p90", 8.1, roles=10).met is None
@@ -79,7 +79,7 @@ def test_a_goal_is_met_on_its_own_side() -> None:
     assert Figure(higher, 10, (7.9,), goal=8.0).met is False
 
 
-def test_the_sheet_gathers_repetitions_and_puts_each_beside_the_floor_of_its_roles() -> None:
+def test_the_sheet_groups_repetitions_and_adds_the_floor_for_the_same_number_of_roles() -> None:
     sheet = Sheet()
     for roles, total in ((10, 1.0), (1_000, 2.0)):
         for value in (5.0, 7.0):
@@ -95,7 +95,7 @@ def test_the_sheet_gathers_repetitions_and_puts_each_beside_the_floor_of_its_rol
     assert found["floor.request", None].floor is None
 
 
-def test_the_sheet_knows_every_quantity_and_no_other() -> None:
+def test_the_sheet_rejects_an_unknown_quantity() -> None:
     sheet = Sheet()
     with pytest.raises(KeyError):
         sheet.note("quite.p50", 1.0)
@@ -103,7 +103,7 @@ def test_the_sheet_knows_every_quantity_and_no_other() -> None:
 
 
 def test_a_difference_beyond_the_noise_of_both_runs_is_judged() -> None:
-    """Stored 10 ± 1 s apart, now 0.5 s apart: together 1.5 s."""
+    """The stored repetitions are 1 s apart, the new ones 0.5 s: together 1.5 s."""
     old = figure("load.ready", 9.5, 10.5, roles=10)
     assert judged(old, figure("load.ready", 11.2, 11.7, roles=10)).verdict is Verdict.NOISE
     assert judged(old, figure("load.ready", 11.3, 11.8, roles=10)).verdict is Verdict.WORSE
@@ -111,14 +111,14 @@ def test_a_difference_beyond_the_noise_of_both_runs_is_judged() -> None:
     assert judged(old, figure("load.ready", 8.2, 8.7, roles=10)).verdict is Verdict.BETTER
 
 
-def test_ratio_and_noise_are_those_of_both() -> None:
+def test_ratio_and_noise_are_computed_from_both_runs() -> None:
     found = judged(figure("load.ready", 9.5, 10.5), figure("load.ready", 14.0, 16.0))
     assert found.ratio == pytest.approx(1.5)
     assert found.noise == pytest.approx(3.0)
     assert found.paced is None
 
 
-def test_repetitions_that_agree_by_chance_do_not_make_a_hair_a_regression() -> None:
+def test_a_difference_within_the_margin_is_noise_even_if_repetitions_agree() -> None:
     margin = QUANTITIES["load.ready"].margin
     old = figure("load.ready", 10.0, 10.0)
     inside, beyond = 10 * (1 + margin) - 0.01, 10 * (1 + margin) + 0.01
@@ -126,20 +126,20 @@ def test_repetitions_that_agree_by_chance_do_not_make_a_hair_a_regression() -> N
     assert judged(old, figure("load.ready", beyond, beyond)).verdict is Verdict.WORSE
 
 
-def test_one_repetition_alone_has_the_noise_that_is_assumed() -> None:
+def test_a_single_repetition_has_the_assumed_noise() -> None:
     found = judged(figure("load.ready", 10.0), figure("load.ready", 12.0))
     assert found.noise == pytest.approx(2.2)
     assert found.verdict is Verdict.NOISE
     assert judged(figure("load.ready", 10.0), figure("load.ready", 12.5)).verdict is Verdict.WORSE
 
 
-def test_what_is_below_the_resolution_is_noise_however_large_the_ratio() -> None:
+def test_a_difference_below_the_resolution_is_noise_at_any_ratio() -> None:
     found = judged(figure("idle.controller", 0.02, 0.02, roles=10), figure("idle.controller", 0.08, 0.08, roles=10))
     assert found.ratio == pytest.approx(4.0)
     assert found.verdict is Verdict.NOISE
 
 
-def test_a_stored_zero_has_no_ratio_and_is_judged_all_the_same() -> None:
+def test_a_stored_zero_has_no_ratio_but_is_judged() -> None:
     old = figure("idle.controller", 0.0, 0.0, roles=10)
     assert judged(old, figure("idle.controller", 0.05, 0.05, roles=10)).verdict is Verdict.NOISE
     worse = judged(old, figure("idle.controller", 0.5, 0.5, roles=10))
@@ -155,14 +155,14 @@ def test_a_slower_machine_is_no_regression() -> None:
     assert judged(old, figure("quiet.p50", 12.0, 12.2, roles=10, floor=1.0)).verdict is Verdict.WORSE
 
 
-def test_a_floor_that_fell_alone_makes_no_regression_and_one_that_rose_no_improvement() -> None:
+def test_a_change_of_the_floor_alone_is_neither_regression_nor_improvement() -> None:
     old = figure("quiet.p50", 8.0, 8.2, roles=10, floor=1.0)
     assert judged(old, replace(old, floor=0.5)).verdict is Verdict.NOISE
     assert judged(old, replace(old, floor=2.0)).verdict is Verdict.NOISE
 
 
-def test_a_floor_that_does_not_tell_how_fast_the_machine_is_excuses_nothing() -> None:
-    """A server that idles alone uses next to nothing, and its share varies."""
+def test_a_floor_that_does_not_measure_machine_speed_excuses_nothing() -> None:
+    """An idle server uses almost no CPU time, and the little it uses varies."""
     old = figure("idle.postgres", 1.0, 1.0, roles=10, floor=0.02)
     found = judged(old, figure("idle.postgres", 2.0, 2.0, roles=10, floor=0.04))
     assert (found.paced, found.verdict) == (None, Verdict.WORSE)
@@ -181,7 +181,7 @@ def test_more_is_worse_only_where_less_is_better() -> None:
     assert judged(more, old).verdict is Verdict.WORSE
 
 
-def test_what_one_run_has_alone_is_not_compared_and_is_told() -> None:
+def test_a_stored_figure_that_was_not_measured_again_is_listed_and_not_compared() -> None:
     old = [figure("load.ready", 1.0, roles=10), figure("start.cpu", 1.0)]
     new = [figure("load.ready", 1.0, roles=100), figure("start.cpu", 1.0)]
     assert [one.new.key for one in compare(old, new)] == [("start.cpu", None)]
@@ -207,11 +207,11 @@ def stored(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_run_is_stored_and_read_again(stored: Path) -> None:
+def test_a_stored_run_loads_unchanged(stored: Path) -> None:
     assert BenchRun.load(stored) == RUN
 
 
-def test_a_stored_figure_says_what_it_is_by_itself(stored: Path) -> None:
+def test_a_stored_figure_is_self_describing(stored: Path) -> None:
     first: dict[str, Any] = json.loads(stored.read_text())["figures"][0]
     assert first == {
         "name": "quiet.p50",
@@ -225,7 +225,7 @@ def test_a_stored_figure_says_what_it_is_by_itself(stored: Path) -> None:
     }
 
 
-def test_a_stored_quantity_that_is_not_measured_any_more_is_left_out(stored: Path) -> None:
+def test_a_stored_quantity_that_no_longer_exists_is_skipped(stored: Path) -> None:
     stored.write_text(stored.read_text().replace('"empty.memory"', '"of.old"'))
     assert len(BenchRun.load(stored).figures) == len(RUN.figures) - 1
 
@@ -241,7 +241,7 @@ def test_a_stored_quantity_that_is_not_measured_any_more_is_left_out(stored: Pat
         lambda _: "[]",
     ],
 )
-def test_what_is_no_stored_run_is_refused_with_its_name(stored: Path, spoil: Callable[[str], str]) -> None:
+def test_an_invalid_stored_run_is_rejected_by_file_name(stored: Path, spoil: Callable[[str], str]) -> None:
     before = stored.read_text()
     stored.write_text(spoil(before))
     assert stored.read_text() != before
@@ -249,7 +249,7 @@ def test_what_is_no_stored_run_is_refused_with_its_name(stored: Path, spoil: Cal
         BenchRun.load(stored)
 
 
-def test_the_table_has_a_column_for_each_size_with_the_goals_beside() -> None:
+def test_the_table_has_a_column_for_goals_and_one_for_each_size() -> None:
     lines = render_markdown(RUN).splitlines()
     assert lines[0].startswith("`python -m bench` of 0.3.0 (0123456789ab) on 2026-11-22, 12 min, 2 repetitions")
     assert lines[2:] == [
@@ -274,7 +274,7 @@ def test_the_list_has_value_noise_goal_and_floor() -> None:
     ]
 
 
-def test_a_comparison_is_summed_up() -> None:
+def test_a_comparison_ends_with_a_summary() -> None:
     new = [figure("quiet.p50", 9.0, 9.2, roles=10, floor=1.03), figure("empty.memory", 30.0, 30.4)]
     text = render_comparison(compare(RUN.figures, new), missing(RUN.figures, new)).splitlines()
     assert text[1].split()[:3] == ["quiet.p50", "10", "6.60"]
@@ -295,7 +295,7 @@ def test_a_run_like_the_stored_one_is_no_regression(stored: Path, capsys: pytest
     assert "0 worse, 0 better, 5 within noise" in capsys.readouterr().out
 
 
-def test_a_regression_is_an_exit_code_when_asked_for(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_regression_sets_the_exit_code_only_on_request(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     worse = replace(RUN, figures=(figure("empty.memory", 90.0, 90.4, floor=20.0),))
     path = stored.with_name("worse.json")
     worse.save(path)
@@ -306,7 +306,7 @@ def test_a_regression_is_an_exit_code_when_asked_for(stored: Path, capsys: pytes
     assert "WORSE" in capsys.readouterr().out
 
 
-def test_surroundings_that_differ_are_told(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_differences_between_the_environments_are_printed(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = stored.with_name("elsewhere.json")
     replace(RUN, origin=replace(ORIGIN, python="3.12.1")).save(path)
     main(["--from", str(path), "--compare", str(stored)])
@@ -324,7 +324,7 @@ def test_surroundings_that_differ_are_told(stored: Path, capsys: pytest.CaptureF
         ["--compare", "/nowhere.json"],
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_anything_is_measured(arguments: list[str]) -> None:
+def test_invalid_arguments_are_rejected_before_anything_is_measured(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as refused:
         main(arguments)
     assert refused.value.code == 2

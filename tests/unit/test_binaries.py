@@ -1,4 +1,4 @@
-"""Where kube-apiserver and etcd come from: the order, and what is refused."""
+"""Where kube-apiserver and etcd come from: the order of sources, and which files are rejected."""
 
 import hashlib
 import io
@@ -19,7 +19,7 @@ from pgrole_controller.local.display import Display
 Runs = Callable[[], list[str]]
 NOWHERE = "http://127.0.0.1:9/envtest-releases.yaml"
 GO = """#!/bin/sh
-# As `go list` and `go build -o FOLDER/ tool` do, as far as it is looked at.
+# Imitates `go list` and `go build -o FOLDER/ tool`.
 echo "$GOTOOLCHAIN $*" >>"$GO_LOG"
 [ "$1" = list ] && exit 0
 while [ "$1" != -o ]; do shift; done
@@ -48,7 +48,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def go(tmp_path: Path, environment: dict[str, str]) -> Runs:
-    """Adds a Go to the machine. A function that tells its runs: `GOTOOLCHAIN arguments`."""
+    """Adds Go to the machine. Returns a function that lists its runs as `GOTOOLCHAIN arguments`."""
     program = tmp_path / "bin" / "go"
     program.write_text(GO)
     program.chmod(0o755)
@@ -60,7 +60,7 @@ def go(tmp_path: Path, environment: dict[str, str]) -> Runs:
 
 @asynccontextmanager
 async def releases(archive: bytes, published: str) -> AsyncIterator[str]:
-    """A site with an index that publishes `published` as the hash of 1.36.7's archive. The URL of the index."""
+    """Serves an index that lists `published` as the hash of 1.36.7's archive. Yields the URL of the index."""
     machine = binaries._platform()
 
     async def index(request: web.Request) -> web.Response:
@@ -101,9 +101,7 @@ def test_kubebuilder_assets_come_before_the_cache(tmp_path: Path, environment: d
     assert (found.origin, found.etcd) == ("KUBEBUILDER_ASSETS", tmp_path / "assets" / "etcd")
 
 
-def test_kubebuilder_assets_without_the_programs_are_an_error_and_not_passed_over(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_kubebuilder_assets_without_the_programs_are_an_error(tmp_path: Path, environment: dict[str, str]) -> None:
     programs(cached(cache_directory(environment)))
     environment["KUBEBUILDER_ASSETS"] = str(tmp_path)
     with pytest.raises(BinariesError, match=f"KUBEBUILDER_ASSETS is {tmp_path}"):
@@ -117,17 +115,17 @@ async def test_the_cache_comes_before_archive_and_go(environment: dict[str, str]
     assert go() == []
 
 
-def test_a_cache_that_lacks_one_program_does_not_count(environment: dict[str, str]) -> None:
+def test_an_incomplete_cache_is_ignored(environment: dict[str, str]) -> None:
     (programs(cached(cache_directory(environment))) / "etcd").unlink()
     assert find_present(environment) is None
 
 
-def test_a_file_that_cannot_be_executed_does_not_count(environment: dict[str, str]) -> None:
+def test_a_cache_with_a_program_that_is_not_executable_is_ignored(environment: dict[str, str]) -> None:
     (programs(cached(cache_directory(environment))) / "etcd").chmod(0o644)
     assert find_present(environment) is None
 
 
-async def test_the_newest_archive_of_the_minor_version_is_taken_before_go(
+async def test_the_newest_archive_of_the_minor_version_is_preferred_to_go(
     environment: dict[str, str], go: Runs
 ) -> None:
     archive = envtest_archive()
@@ -140,7 +138,7 @@ async def test_the_newest_archive_of_the_minor_version_is_taken_before_go(
     assert find_present(environment) is not None
 
 
-async def test_an_archive_with_another_sha512_than_published_is_refused(environment: dict[str, str]) -> None:
+async def test_an_archive_whose_sha512_differs_from_the_published_one_is_rejected(environment: dict[str, str]) -> None:
     async with releases(envtest_archive(), "ab" * 64) as index:
         with pytest.raises(BinariesError, match=r"published one is abab.*not used"):
             await find(Display(io.StringIO()), environment, index)
@@ -148,7 +146,9 @@ async def test_an_archive_with_another_sha512_than_published_is_refused(environm
     assert left == {"lock"}
 
 
-async def test_go_builds_what_no_archive_gave_and_etcd_gets_its_name(environment: dict[str, str], go: Runs) -> None:
+async def test_go_builds_both_programs_without_an_archive_and_the_server_is_renamed_to_etcd(
+    environment: dict[str, str], go: Runs
+) -> None:
     environment["GOTOOLCHAIN"] = "local"
     told = io.StringIO()
     found = await find(Display(told), environment, NOWHERE)
@@ -160,14 +160,14 @@ async def test_go_builds_what_no_archive_gave_and_etcd_gets_its_name(environment
     assert {path.name for path in cache_directory(environment).iterdir()} == {"lock", found.etcd.parent.name}
 
 
-async def test_two_that_look_at_once_build_once(environment: dict[str, str], go: Runs) -> None:
+async def test_concurrent_searches_build_only_once(environment: dict[str, str], go: Runs) -> None:
     async with anyio.create_task_group() as tasks:
         for _ in range(2):
             tasks.start_soon(find, Display(io.StringIO()), environment, NOWHERE)
     assert sum(" build " in line for line in go()) == 1
 
 
-async def test_a_failing_build_is_told_with_its_last_lines(
+async def test_the_error_of_a_failed_build_quotes_its_last_lines(
     tmp_path: Path, environment: dict[str, str], go: Runs
 ) -> None:
     (tmp_path / "bin" / "go").write_text("#!/bin/sh\necho 'no space left' >&2; exit 1\n")
@@ -175,7 +175,7 @@ async def test_a_failing_build_is_told_with_its_last_lines(
         await find(Display(io.StringIO()), environment, NOWHERE)
 
 
-async def test_where_no_way_works_the_error_lists_the_choices(environment: dict[str, str]) -> None:
+async def test_the_error_lists_the_choices_when_no_source_works(environment: dict[str, str]) -> None:
     with pytest.raises(BinariesError) as raised:
         await find(Display(io.StringIO()), environment, NOWHERE)
     folder = cached(cache_directory(environment))
@@ -183,12 +183,12 @@ async def test_where_no_way_works_the_error_lists_the_choices(environment: dict[
         assert choice in str(raised.value)
 
 
-def test_the_version_asked_for_is_the_one_that_go_builds() -> None:
+def test_the_go_module_builds_the_requested_kubernetes_version() -> None:
     module = (Path(binaries.__file__).parent / "controlplane" / "go.mod").read_text()
     assert f"k8s.io/kubernetes v{binaries.KUBERNETES} " in module
 
 
-def test_progress_off_a_terminal_is_a_line_every_15_s_at_most() -> None:
+def test_progress_outside_a_terminal_is_at_most_one_line_every_15_s() -> None:
     stream = io.StringIO()
     display = Display(stream)
     for count in range(100):
@@ -196,7 +196,7 @@ def test_progress_off_a_terminal_is_a_line_every_15_s_at_most() -> None:
     assert stream.getvalue() == "  compiled 0\n"
 
 
-def test_a_stream_that_cannot_say_a_sign_gets_a_plain_one() -> None:
+def test_signs_that_a_stream_cannot_encode_are_replaced_by_plain_ones() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
     Display(stream).done("ready …")
@@ -204,7 +204,7 @@ def test_a_stream_that_cannot_say_a_sign_gets_a_plain_one() -> None:
     stream.close()
 
 
-def test_the_cache_is_the_users_unless_pgrole_cache_dir_names_one(tmp_path: Path) -> None:
+def test_pgrole_cache_dir_overrides_the_default_cache_directory(tmp_path: Path) -> None:
     assert cache_directory({"PGROLE_CACHE_DIR": str(tmp_path)}) == tmp_path
     assert cache_directory({}).name == "pgrole-controller"
     assert sys.platform in cached(tmp_path).name

@@ -1,4 +1,4 @@
-"""cli: which exit code each command ends with, and the message."""
+"""cli: the exit code and the message of each command."""
 
 import argparse
 import re
@@ -37,7 +37,7 @@ def end(*arguments: str) -> object:
         (("claims", "list"), "PGROLE_DSN"),
     ],
 )
-def test_whoever_misuses_it_is_told_what_is_wrong(
+def test_misuse_is_an_error_that_names_the_problem(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], named: str
 ) -> None:
     monkeypatch.delenv("PGROLE_DSN", raising=False)
@@ -45,7 +45,9 @@ def test_whoever_misuses_it_is_told_what_is_wrong(
     assert named in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_wrong_variable_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_variable_is_named_without_its_value(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PGROLE_DSN", "postgresql://admin:hunter2/3@host/db")
     assert end("run") == MISUSED
     said = capsys.readouterr()
@@ -63,7 +65,7 @@ def test_help_names_each_flag_with_its_variable_and_its_default(capsys: pytest.C
     assert f"{DSN.variable} (environment only)" in said
 
 
-def test_definitions_are_written_into_a_folder_that_need_not_be_there(tmp_path: Path) -> None:
+def test_crds_are_written_to_a_folder_that_need_not_exist(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "crds"
     assert end("crds", "--check", str(folder)) == FAILED
     assert end("crds", "--write", str(folder)) == 0
@@ -97,7 +99,7 @@ def examples_of(parser: argparse.ArgumentParser, program: str) -> list[list[str]
         ("kubectl_complete-pgrole", PLUGIN),
     ],
 )
-def test_help_of_each_command_has_examples_that_parse_and_name_the_program_as_it_was_called(
+def test_examples_in_the_help_of_each_command_parse_and_name_the_called_program(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], called: str, program: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", [called])
@@ -111,7 +113,7 @@ def test_help_of_each_command_has_examples_that_parse_and_name_the_program_as_it
             assert command.prog.startswith(f"{program} {words[0]}")
             make_parser().parse_args(words)
         help_text = command.format_help()
-        assert f"  {(command.epilog or '').splitlines()[-1].strip()}\n" in help_text, "an example is folded"
+        assert f"  {(command.epilog or '').splitlines()[-1].strip()}\n" in help_text, "the help wraps an example"
         assert program == CONTROLLER or not re.search(r"pgrole-controller [a-z]", help_text)
 
 
@@ -128,7 +130,7 @@ def test_the_plugin_has_no_command_that_runs_the_controller(
     assert capsys.readouterr().out.startswith("kubectl pgrole 0.")
 
 
-def test_remedies_name_the_program_that_the_user_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remedies_name_the_program_that_the_user_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["kubectl-pgrole"])
     said = "run `pgrole-controller sql | psql` (Secret pgrole-controller-dsn, pgrole-controller --version)"
     assert spell_commands(said) == (
@@ -137,13 +139,13 @@ def test_remedies_name_the_program_that_the_user_has(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("words", ["doctor --server=", "access app --database=", "history --database="])
-def test_an_empty_name_is_misuse_as_of_a_variable_that_is_not_set(words: str) -> None:
+def test_an_empty_name_is_misuse(words: str) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words.split())
     assert ended.value.code == MISUSED
 
 
-def test_what_only_resembles_a_call_of_the_program_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_only_resembles_a_call_of_the_program_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["kubectl-pgrole"])
     for text in (
         "kubectl -n pgrole-controller logs",
@@ -154,7 +156,7 @@ def test_what_only_resembles_a_call_of_the_program_stays(monkeypatch: pytest.Mon
         assert spell_commands(text) == text
 
 
-def test_the_commands_that_the_plugin_has_are_spelled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_commands_are_exactly_those_of_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["kubectl-pgrole"])
     commands = {command.prog.split()[2] for command in commands_of(make_parser())}
     assert commands == set(SHARED_COMMANDS)

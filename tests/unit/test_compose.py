@@ -1,4 +1,4 @@
-"""What compose.yaml and the Dockerfile promise, as far as the files themselves say it."""
+"""Guarantees of compose.yaml and the Dockerfile that the files themselves show."""
 
 import re
 from pathlib import Path
@@ -22,21 +22,23 @@ def services() -> dict[str, Any]:
     return found
 
 
-def test_the_servers_are_of_the_versions_that_dev_and_the_tests_use() -> None:
+def test_images_have_the_versions_that_dev_and_the_tests_use() -> None:
     images = names()
     assert images["kube-apiserver"].endswith(f":v{KUBERNETES}")
     assert images["etcd"].endswith(f":{ETCD.removeprefix('v')}-0")
     assert images["postgres"].startswith(f"postgres:{DEFAULT_VERSION}.")
 
 
-def test_nothing_is_published_beyond_this_machine(services: dict[str, Any]) -> None:
+def test_ports_are_published_only_on_loopback(services: dict[str, Any]) -> None:
     published = [port for service in services.values() for port in service.get("ports", [])]
     assert len(published) == 4
     assert all(port.startswith("127.0.0.1:") for port in published)
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_what_is_ours_runs_without_capabilities_on_a_read_only_file_system(services: dict[str, Any], name: str) -> None:
+def test_our_services_run_with_minimal_capabilities_on_a_read_only_file_system(
+    services: dict[str, Any], name: str
+) -> None:
     service = services[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
@@ -45,7 +47,7 @@ def test_what_is_ours_runs_without_capabilities_on_a_read_only_file_system(servi
     assert "privileged" not in service
 
 
-def test_nobody_waits_by_sleeping(services: dict[str, Any]) -> None:
+def test_services_wait_for_conditions_instead_of_sleeping(services: dict[str, Any]) -> None:
     for service in services.values():
         spelled = " ".join(service.get("command", []))
         assert "sleep" not in spelled
@@ -53,7 +55,7 @@ def test_nobody_waits_by_sleeping(services: dict[str, Any]) -> None:
             assert condition["condition"] in ("service_healthy", "service_completed_successfully", "service_started")
 
 
-def test_both_bases_have_the_python_that_the_image_starts() -> None:
+def test_both_base_images_have_the_python_version_that_the_image_starts() -> None:
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     settled = (ROOT / "deploy" / "image" / "settle.sh").read_text(encoding="utf-8")
     (version,) = set(re.findall(r"python(3\.\d+)", text + settled))
@@ -61,7 +63,7 @@ def test_both_bases_have_the_python_that_the_image_starts() -> None:
     assert f"-python{version}-trixie-slim" in names()["build"]
 
 
-def test_what_the_wheel_is_made_from_reaches_the_build() -> None:
+def test_every_source_of_the_wheel_reaches_the_image_build() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     section = project.partition("[tool.hatch.build.targets.wheel.force-include]\n")[2].partition("\n\n")[0]
     sources = re.findall(r'^"([^"]+)"', section, re.MULTILINE)

@@ -40,7 +40,7 @@ DESIRED = DesiredSecret(
     "orders-app-connection", labels=(("team", "shop"),), annotations=(("example.com/for", "orders"),)
 )
 GENERATED = "hQ7fK2nX9sLw"
-# A hash of 4,096 rounds for each example.
+# Each example computes a hash of 4,096 rounds.
 few = settings(max_examples=40, deadline=None)
 
 
@@ -73,7 +73,7 @@ def refusal(action: Callable[[], object]) -> Refused:
 
 
 def templates() -> st.SearchStrategy[str]:
-    """Templates that can be read, of any fields and any text."""
+    """Valid templates of any fields and any text."""
     literal = texts().map(lambda text: text.replace("{", "{{").replace("}", "}}"))
     field = st.sampled_from(sorted(FIELDS)).map("{{{}}}".format)
     return st.lists(literal | field, max_size=6).map("".join)
@@ -95,7 +95,7 @@ def one_line(strategy: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 
 def lookup_pgpass(file: bytes, host: str, port: str, database: str, username: str) -> str | None:
-    """passwordFromFile and pwdfMatchesString of libpq's fe-connect.c, 18."""
+    """Imitates passwordFromFile and pwdfMatchesString of libpq 18's fe-connect.c."""
     for line in file.decode().split("\n"):
         rest: str | None = line.rstrip("\r\n")
         if not rest or rest.startswith("#"):
@@ -129,7 +129,7 @@ def unescape_pgpass(text: str) -> str:
 
 
 class TestConventionalKeys:
-    def test_they_are_what_an_application_mounts(self) -> None:
+    def test_the_default_keys_hold_every_part_of_the_connection(self) -> None:
         content = rendered()
         server = "pg.example.internal:5432/orders"
         assert content.data == {
@@ -144,7 +144,7 @@ class TestConventionalKeys:
             "pgpass": f"pg.example.internal:5432:orders:app:{GENERATED}\n".encode(),
         }
 
-    def test_without_a_password_in_clear_text_those_that_need_it_are_left_out(self) -> None:
+    def test_keys_that_need_a_clear_text_password_are_omitted_without_one(self) -> None:
         content = rendered(password=None, stamp=RotationStamp())
         server = "pg.example.internal:5432/orders"
         assert set(content.data) == {"username", "host", "port", "database", "sslmode", "uri", "jdbc-uri"}
@@ -153,7 +153,7 @@ class TestConventionalKeys:
 
     @few
     @given(names(), texts(), names(), st.sampled_from(["pg.example", "::1", "fe80::1%eth0", "10.0.0.1"]))
-    def test_any_name_and_password_comes_back_from_the_uris(
+    def test_any_name_and_password_can_be_read_back_from_the_uris(
         self, username: str, password: str, database: str, host: str
     ) -> None:
         address = Address(host, 6432, database, "require")
@@ -180,13 +180,13 @@ class TestConventionalKeys:
         assert lookup_pgpass(file, host, "5432", database, username) == password
         assert lookup_pgpass(file, host, "5432", database, username + "x") is None
 
-    def test_a_role_named_like_the_wildcard_of_a_password_file_gives_its_password_to_no_other(self) -> None:
+    def test_a_role_named_like_the_pgpass_wildcard_does_not_match_other_roles(self) -> None:
         file = rendered(username="*").data["pgpass"]
         assert lookup_pgpass(file, "pg.example.internal", "5432", "orders", "*") == GENERATED
         assert lookup_pgpass(file, "pg.example.internal", "5432", "orders", "other") is None
 
     @pytest.mark.parametrize("password", ["two\nlines", "secret\n", "secret\r", "x\n*:*:*:*:y"])
-    def test_what_a_password_file_cannot_hold_leaves_pgpass_out(self, password: str) -> None:
+    def test_pgpass_is_omitted_for_a_password_with_a_line_break(self, password: str) -> None:
         data = rendered(password=password, stamp=RotationStamp()).data
         assert "pgpass" not in data
         assert data["password"] == password.encode()
@@ -198,16 +198,16 @@ class TestConventionalKeys:
         assert password not in told.message
 
 
-class TestWhatIsRefused:
+class TestRefusedTemplates:
     @pytest.mark.parametrize("template", ["{password", "{dbname}", "{username.__class__}", "{username!r}", "{port:d}"])
-    def test_a_template_that_cannot_be_read_is_refused_by_its_key(self, template: str) -> None:
+    def test_an_invalid_template_is_rejected_by_its_key(self, template: str) -> None:
         desired = DesiredSecret("c", data=(("GOOD", "{host}"), ("BAD_URL", template)))
         for told in (refusal(lambda: check(desired)), refusal(lambda: rendered(desired))):
             assert told.reason is Reason.INVALID_SPEC
             assert 'data["BAD_URL"]' in told.message
 
     @pytest.mark.parametrize("key", ["", "a b", "a/b", "..", ".", "..a", "x" * 254, "é", "a\n"])
-    def test_what_is_no_key_of_a_secret_is_refused(self, key: str) -> None:
+    def test_an_invalid_key_is_rejected(self, key: str) -> None:
         assert refusal(lambda: check(DesiredSecret("c", data=((key, ""),)))).reason is Reason.INVALID_SPEC
 
     @pytest.mark.parametrize("field", ["password", "password_url", "password_pgpass"])
@@ -221,7 +221,7 @@ class TestWhatIsRefused:
         check(desired)
         check(desired, password_known=False, generated=True)
 
-    def test_a_generated_password_must_stand_in_some_key(self) -> None:
+    def test_a_generated_password_must_appear_in_some_key(self) -> None:
         desired = DesiredSecret("c", data=(("USER", "{username} {{password}}"),))
         assert "{password}" in refusal(lambda: check(desired, generated=True)).message
         check(desired)
@@ -250,34 +250,34 @@ class TestWhatIsRefused:
         assert told.reason is Reason.NOT_ALLOWED
         assert key in told.message
 
-    def test_upper_case_is_no_way_around_it(self) -> None:
+    def test_letter_case_does_not_bypass_reserved_prefixes(self) -> None:
         desired = DesiredSecret("c", annotations=(("App.Kubernetes.IO/name", "x"),))
         assert refusal(lambda: check(desired)).reason is Reason.NOT_ALLOWED
-        # U+212A is a K that is k in lower case, to the API server as well.
+        # U+212A (KELVIN SIGN) is k in lower case, also to the API server.
         kelvin = DesiredSecret("c", annotations=(("\u212aubernetes.io/name", "x"),))
         assert refusal(lambda: check(kelvin)).reason is Reason.INVALID_SPEC
 
     @pytest.mark.parametrize(
         "key", ["team", "kubernetes.io", "mykubernetes.io/x", "nottools.example/x", "example.com/x"]
     )
-    def test_what_only_looks_like_a_reserved_prefix_is_taken(self, key: str) -> None:
+    def test_keys_that_only_resemble_a_reserved_prefix_are_accepted(self, key: str) -> None:
         pairs = ((key, "x"),)
         check(DesiredSecret("c", labels=pairs, annotations=pairs), forbidden="tools.example,,/,example.com/owned")
 
     @pytest.mark.parametrize(
         ("key", "value"), [("", "x"), ("-a", "x"), ("a/b/c", "x"), ("A.b/c", "x"), ("a", "no spaces"), ("a", "x" * 64)]
     )
-    def test_what_kubernetes_takes_for_no_label_is_refused(self, key: str, value: str) -> None:
+    def test_a_label_that_is_invalid_in_kubernetes_is_rejected(self, key: str, value: str) -> None:
         assert refusal(lambda: check(DesiredSecret("c", labels=((key, value),)))).reason is Reason.INVALID_SPEC
 
-    def test_what_is_more_than_a_secret_holds_is_refused_before_it_is_made(self) -> None:
+    def test_content_too_large_for_a_secret_is_rejected_before_it_is_rendered(self) -> None:
         desired = DesiredSecret("c", data=(("MANY", "{password}" * 5_000),))
         told = refusal(lambda: rendered(desired, password="x" * 1_000_000, stamp=RotationStamp()))
         assert told.reason is Reason.INVALID_SPEC
         assert "1 MiB" in told.message
 
     @pytest.mark.parametrize("field", ["password", "password_url", "password_pgpass"])
-    def test_how_long_a_password_is_cannot_be_told_from_what_is_refused(self, field: str) -> None:
+    def test_the_rejection_of_large_content_does_not_reveal_the_password_length(self, field: str) -> None:
         desired = DesiredSecret("c", data=tuple((f"KEY{number}", f"{{{field}}}" * 200) for number in range(32)))
         short = refusal(lambda: rendered(desired, password="x", stamp=RotationStamp()))
         long = refusal(lambda: rendered(desired, password="%" * 1024, stamp=RotationStamp()))
@@ -285,7 +285,7 @@ class TestWhatIsRefused:
 
 
 class TestRecognition:
-    def test_a_password_that_is_longer_than_any_generated_one_is_none(self) -> None:
+    def test_a_password_longer_than_256_characters_is_not_a_generated_one(self) -> None:
         content = rendered(DESIRED, password="x" * 256)
         assert recover_password(content.data, content.annotations) == "x" * 256
         with pytest.raises(ValueError, match="generated password"):
@@ -293,7 +293,7 @@ class TestRecognition:
 
     @few
     @given(connections(), generated_passwords(), one_line(names()), st.booleans())
-    def test_a_generated_password_is_recovered_from_any_template_that_is_accepted(
+    def test_a_generated_password_is_recovered_from_any_accepted_template(
         self, desired: DesiredSecret, password: str, username: str, ours: bool
     ) -> None:
         try:
@@ -311,7 +311,7 @@ class TestRecognition:
         assert is_ours(content.data, content.annotations)
         assert recover_password(content.data, content.annotations) is None
 
-    def test_what_is_added_says_where_the_password_stands_and_when_it_was_made(self) -> None:
+    def test_annotations_record_where_the_password_is_and_when_it_was_generated(self) -> None:
         desired = DesiredSecret("c", data=(("B", "é:{password_url}"), ("a", "{host}")))
         assert rendered(desired).annotations == {
             PASSWORD_IN: f"B/2+{len(GENERATED)}",
@@ -322,7 +322,7 @@ class TestRecognition:
 
     @few
     @given(st.data())
-    def test_any_change_of_the_content_is_noticed(self, draw: st.DataObject) -> None:
+    def test_any_change_to_the_content_is_noticed(self, draw: st.DataObject) -> None:
         content = rendered()
         data, annotations = dict(content.data), dict(content.annotations)
         key = draw.draw(st.sampled_from([*data, PASSWORD_IN, ROTATED_AT, ROTATE_HANDLED, HASH, "new", "gone"]))
@@ -348,10 +348,10 @@ class TestRecognition:
         swapped = dict(one.annotations) | {ROTATED_AT: STAMP.rotate, ROTATE_HANDLED: one.annotations[ROTATED_AT]}
         assert not is_ours(one.data, swapped)
 
-    def test_the_hash_spelt_in_another_way_does_not_fit(self) -> None:
+    def test_a_hash_in_another_spelling_does_not_match(self) -> None:
         content = rendered()
         version, salt, digest = content.annotations[HASH].split(":")
-        # Sixteen bytes leave four bits of the last letter unused.
+        # Base64 of sixteen bytes leaves four bits of the last letter unused.
         assert salt.endswith("w==")
         for other in (f"{version}:{salt[:-3]}x==:{digest}", f"{version}:{salt}:{digest}:", f"v2:{salt}:{digest}"):
             assert not is_ours(content.data, {**content.annotations, HASH: other})
@@ -367,7 +367,9 @@ class TestRecognition:
         ),
         st.dictionaries(st.text(), st.binary(), max_size=3) | st.just(rendered().data),
     )
-    def test_no_annotation_is_an_error(self, annotations: dict[str, str], data: dict[str, bytes]) -> None:
+    def test_annotations_of_any_content_raise_no_error(
+        self, annotations: dict[str, str], data: dict[str, bytes]
+    ) -> None:
         assert not is_ours(data, annotations)
         assert recover_password(data, annotations) is None
         assert isinstance(read_stamp(annotations), RotationStamp)
@@ -379,7 +381,7 @@ class TestRecognition:
         st.integers(0, 10**8),
         st.integers(0, 10**8) | st.integers(0, 12),
     )
-    def test_a_place_that_somebody_sealed_is_read_only_where_a_password_can_stand(
+    def test_a_forged_password_position_yields_only_text_that_can_be_a_password(
         self, key: str, offset: int, length: int
     ) -> None:
         data = {"password": b"abc-def", "uri": "é日x".encode(), "binary": b"\xff\xfe"}
@@ -389,14 +391,14 @@ class TestRecognition:
         assert found is None or (found.isascii() and found.isalnum() and found in "abc-def é日x")
 
     @pytest.mark.parametrize("place", ["password/0+99999999999999", "password/" + "9" * 5000 + "+1", "password/٣+١"])
-    def test_numbers_that_are_none_say_no_place(self, place: str) -> None:
+    def test_invalid_numbers_in_a_password_position_yield_no_password(self, place: str) -> None:
         data = {"password": b"abc"}
         assert recover_password(data, sealed(data, {PASSWORD_IN: place})) is None
 
     @pytest.mark.parametrize(
         "moment", ["", "yesterday", "2027-13-01T00:00:00Z", "2027-01-01T00:00:00", "0000-01-01T00:00:00Z", "2027-01-01"]
     )
-    def test_a_stamp_that_makes_no_sense_is_an_empty_one(self, moment: str) -> None:
+    def test_an_invalid_rotation_time_gives_an_empty_stamp(self, moment: str) -> None:
         assert read_stamp({ROTATED_AT: moment, ROTATE_HANDLED: "x"}) == RotationStamp()
 
 
@@ -409,8 +411,8 @@ def sealed(data: Mapping[str, bytes], annotations: Mapping[str, str]) -> dict[st
     return {**annotations, HASH: f"v1:{b64encode(SALT).decode()}:{b64encode(digest).decode()}"}
 
 
-class TestNothingIsWrittenWhenNothingChanged:
-    def test_what_was_rendered_is_current_with_any_salt_and_whatever_others_added(self) -> None:
+class TestUnchangedSecrets:
+    def test_rendered_content_is_current_with_any_salt_and_with_additions_by_others(self) -> None:
         content = rendered(salt=b"another salt of 24 bytes")
         assert current(content)
         assert current(
@@ -433,17 +435,17 @@ class TestNothingIsWrittenWhenNothingChanged:
             {"desired": replace(DESIRED, annotations=(("example.com/more", ""),))},
         ],
     )
-    def test_whatever_else_is_wanted_has_to_be_written(self, values: dict[str, object]) -> None:
+    def test_content_is_not_current_after_any_input_changed(self, values: dict[str, object]) -> None:
         assert not current(rendered(), **values)  # type: ignore[arg-type]
 
-    def test_a_secret_that_nobody_rendered_is_not_current(self) -> None:
+    def test_content_without_our_labels_or_annotations_is_not_current(self) -> None:
         content = rendered()
         assert not current(SecretContent(content.labels, {}, content.data))
         assert not current(SecretContent({}, content.annotations, content.data))
 
     @few
     @given(connections(), one_line(names()), st.none() | generated_passwords())
-    def test_whatever_was_rendered_is_current(
+    def test_rendered_content_is_current_for_the_same_inputs(
         self, desired: DesiredSecret, username: str, password: str | None
     ) -> None:
         stamp = STAMP if password else RotationStamp()
@@ -466,7 +468,7 @@ class TestNothingIsWrittenWhenNothingChanged:
     def test_the_digest_of_the_inputs_changes_with_the_template(self, other: DesiredSecret) -> None:
         assert inputs_digest(other, "app", ADDRESS) != inputs_digest(DESIRED, "app", ADDRESS)
 
-    def test_the_digest_of_the_inputs_changes_with_name_and_address_and_not_with_the_order_of_keys(self) -> None:
+    def test_the_digest_of_the_inputs_changes_with_name_and_address_but_not_with_key_order(self) -> None:
         desired = DesiredSecret("c", labels=(("a", "1"), ("b", "2")), data=(("a", "1"), ("b", "2")))
         turned = DesiredSecret("c", labels=(("b", "2"), ("a", "1")), data=(("b", "2"), ("a", "1")))
         digests = {
@@ -492,15 +494,15 @@ class TestSecrecy:
         assert GENERATED not in str(content)
         assert not any(GENERATED in text for text in (*content.annotations.values(), *content.labels.values()))
 
-    def test_equal_passwords_have_other_hashes_with_another_salt(self) -> None:
+    def test_another_salt_gives_another_hash_for_the_same_password(self) -> None:
         assert rendered().annotations[HASH] != rendered(salt=SALT[::-1]).annotations[HASH]
 
     @pytest.mark.parametrize("salt", [b"", b"short", b"x" * 65])
-    def test_a_salt_of_another_length_is_an_error_of_the_program(self, salt: bytes) -> None:
+    def test_a_salt_of_the_wrong_length_raises_an_error(self, salt: bytes) -> None:
         with pytest.raises(ValueError, match="salt"):
             rendered(salt=salt)
 
-    def test_a_generated_password_of_other_letters_is_an_error_of_the_program_that_does_not_show_it(self) -> None:
+    def test_an_invalid_generated_password_raises_an_error_that_does_not_show_it(self) -> None:
         with pytest.raises(ValueError, match="generated password") as caught:
             rendered(password="p:w")
         assert "p:w" not in str(caught.value)

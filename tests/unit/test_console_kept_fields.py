@@ -1,4 +1,4 @@
-"""What the console keeps of an object, and says that it left out."""
+"""Which fields of an object the console keeps, and how it reports those it left out."""
 
 import json
 import secrets
@@ -36,7 +36,7 @@ def make_object(number: int, size: int, *, inside: str = "metadata") -> dict[str
     return found
 
 
-def test_only_what_pages_show_is_kept() -> None:
+def test_only_fields_that_pages_show_are_kept() -> None:
     found = make_object(1, 256 * 1024)
     kept = keep_fields(found)
     assert kept["spec"] == found["spec"]
@@ -69,7 +69,7 @@ def test_objects_of_any_shape_are_kept(value: Any, most: int) -> None:
     assert reasons[-1] == "NotAllowed"
 
 
-def test_a_viewer_with_many_long_objects_holds_no_more_than_its_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_viewer_with_many_long_objects_stays_within_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(viewed_objects, "MOST_OF_VIEWER", 200_000)
     room, shared = ViewerRoom(), SharedObjects()
     store = ViewedStore(shared, room, lambda: None, lambda: None)
@@ -87,7 +87,7 @@ def test_a_viewer_with_many_long_objects_holds_no_more_than_its_room(monkeypatch
     assert room.used == 0
 
 
-def test_all_viewers_together_hold_no_more_than_the_process_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_viewers_together_stay_within_the_process_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(viewed_objects, "MOST_IN_ALL", 100_000)
     shared = SharedObjects()
     stores = [ViewedStore(shared, ViewerRoom(), lambda: None, lambda: None) for _ in range(10)]
@@ -99,7 +99,7 @@ def test_all_viewers_together_hold_no_more_than_the_process_may(monkeypatch: pyt
     assert shared.size == 0
 
 
-def test_a_failed_list_is_not_counted_twice() -> None:
+def test_an_object_that_is_shared_again_is_not_counted_again() -> None:
     room = ViewerRoom()
     store = ViewedStore(SharedObjects(), room, lambda: None, lambda: None)
     one = store.share(store.pack(make_object(1, 20_000, inside="spec"), "v1", "PgRole"))
@@ -108,7 +108,7 @@ def test_a_failed_list_is_not_counted_twice() -> None:
     assert room.used == len(one.body)
 
 
-def test_a_role_page_claims_nothing_about_what_was_left_out() -> None:
+def test_a_role_page_claims_nothing_about_omitted_fields() -> None:
     key, found = make_role("shop", "app", spec={"privileges": [{"database": "d", "unmanaged": ["x" * 2 * LARGEST]}]})
     kept = keep_fields(found)
     rows = {row.name: row for row in view_role(key, kept, []).fields}
@@ -120,7 +120,7 @@ def test_a_role_page_claims_nothing_about_what_was_left_out() -> None:
         assert "1 role is too long" in render(PageRequest(path, {}, "", NOW), _with({key: kept})).html
 
 
-def test_a_server_page_claims_nothing_about_a_policy_that_was_left_out() -> None:
+def test_a_server_page_claims_nothing_about_an_omitted_policy() -> None:
     found = make_server("orders")
     found["spec"]["allow"]["roleNames"] = ["x" * 2 * LARGEST]
     html = render(PageRequest("/servers/orders", {}, "", NOW), _with({}, {"orders": keep_fields(found)})).html
@@ -144,11 +144,11 @@ def _with(roles: dict[Key, Any], servers: dict[str, Any] | None = None) -> Snaps
         ("/roles/shop/app", None),
     ],
 )
-def test_only_an_objects_own_path_is_asked_for(path: str, asked: str | None) -> None:
+def test_only_valid_paths_of_objects_are_fetched(path: str, asked: str | None) -> None:
     assert ConsolePages().find_object(path) == asked
 
 
-def test_yaml_is_of_the_object_that_was_fetched_and_a_problem_is_said() -> None:
+def test_the_yaml_page_shows_the_fetched_object_or_the_problem() -> None:
     def show(fetched: FetchedObject | None) -> tuple[int, str]:
         snapshot = Snapshot({}, {}, False, None, True, NOW, "alice", fetched=fetched)
         page = render(PageRequest("/roles/shop/app/yaml", {}, "", NOW), snapshot)

@@ -1,4 +1,4 @@
-"""console: what needs no network: arguments, hosts, addresses, namespaces, limits of failures, shared objects."""
+"""The console without a network: arguments, hosts, addresses, namespaces, failure limits, shared objects."""
 
 import argparse
 import gc
@@ -39,7 +39,7 @@ def options(*given: str) -> argparse.Namespace:
     return parser.parse_args(["console", *given])
 
 
-def test_it_uses_the_kubeconfig_on_a_laptop_and_tokens_in_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_console_uses_the_kubeconfig_on_a_laptop_and_tokens_in_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     assert read_arguments(options()).auth == "kubeconfig"
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
@@ -61,12 +61,12 @@ def test_it_uses_the_kubeconfig_on_a_laptop_and_tokens_in_a_pod(monkeypatch: pyt
         (["--port", "70000"], "--port"),
     ],
 )
-def test_arguments_that_contradict_each_other_are_refused_by_name(given: list[str], named: str) -> None:
+def test_invalid_or_contradictory_arguments_are_rejected_by_name(given: list[str], named: str) -> None:
     with pytest.raises(WrongSetting, match=named):
         read_arguments(options("--auth", "kubeconfig", *given))
 
 
-def test_a_wrong_argument_ends_the_program_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_argument_ends_the_program_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["console", "--auth", "kubeconfig", "--host", "0.0.0.0"])
     assert ended.value.code == 2
@@ -74,7 +74,7 @@ def test_a_wrong_argument_ends_the_program_before_anything_starts(capsys: pytest
 
 
 @pytest.mark.parametrize("text", ["10.0.0.1/8", "proxy", "10.0.0.0/33", ""])
-def test_a_network_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_network_is_rejected(text: str) -> None:
     with pytest.raises(WrongSetting, match="--trusted-proxy"):
         read_networks([text])
 
@@ -103,7 +103,7 @@ def test_a_host_is_known_by_name_and_port(host: str, known: bool) -> None:
     assert RequestRules(LOOPBACK, 8383).knows_host(host) is known
 
 
-def test_any_port_is_known_where_a_proxy_may_change_it() -> None:
+def test_any_port_is_accepted_where_a_proxy_may_change_it() -> None:
     rules = RequestRules(LOOPBACK | {"pgrole.example.com"}, None)
     assert rules.knows_host("PGRole.example.com")
     assert rules.knows_host("pgrole.example.com:443")
@@ -121,13 +121,13 @@ def test_no_address_is_trusted_by_default() -> None:
     assert not RequestRules(LOOPBACK, None).trusts("127.0.0.1")
 
 
-def test_namespaces_are_read_and_whatever_cannot_be_one_is_left_out() -> None:
+def test_namespaces_are_read_without_invalid_ones_and_up_to_a_limit() -> None:
     text = "shop, billing\n\tshop ../etc A b_c -x x- " + "y" * 64
     assert read_namespaces(text) == ("shop", "billing")
     assert len(read_namespaces(" ".join(f"n{n}" for n in range(1000)))) == MOST_TRIED
 
 
-def test_failures_are_limited_by_address_and_in_all_and_forgotten_after_a_minute() -> None:
+def test_failures_are_limited_per_address_and_in_total_and_forgotten_after_a_minute() -> None:
     failures = Failures()
     for _ in range(MOST_FAILURES):
         assert not failures.exceeded("a", 100.0)
@@ -141,7 +141,7 @@ def test_failures_are_limited_by_address_and_in_all_and_forgotten_after_a_minute
     assert not failures.exceeded("a", 100.0 + FAILURE_SECONDS)
 
 
-def test_an_attempt_that_succeeds_is_forgiven() -> None:
+def test_a_successful_attempt_does_not_count_as_a_failure() -> None:
     failures = Failures()
     for _ in range(3 * MOST_FAILURES):
         failures.count("a")
@@ -161,7 +161,7 @@ async def test_a_feed_ends_with_the_session_that_opened_it() -> None:
         assert two.closed
 
 
-async def test_pages_that_left_leave_room_for_others() -> None:
+async def test_feeds_of_closed_pages_make_room_for_others() -> None:
     live, gone = Live(), False
     with ExitStack() as stack:
         left = [stack.enter_context(live.feed(is_gone=lambda: gone)) for _ in range(MOST_FEEDS)]
@@ -181,7 +181,7 @@ def an_object(version: str = "1", text: str = "") -> dict[str, object]:
     return {"kind": "PgRole", "metadata": about, "spec": {"comment": text}}
 
 
-def test_equal_objects_are_one_in_memory_and_others_never() -> None:
+def test_equal_objects_share_memory_and_different_ones_never_do() -> None:
     shared = SharedObjects()
     first, same = shared.share(pack(an_object())), shared.share(pack(an_object()))
     assert first is same
@@ -198,7 +198,7 @@ def test_an_object_that_no_one_holds_is_forgotten() -> None:
     assert held.resource_version == "1"
 
 
-def test_objects_are_parsed_when_they_are_asked_for() -> None:
+def test_viewed_objects_are_read_as_a_mapping_of_parsed_objects() -> None:
     key = Key("shop", "app")
     objects = ViewedObjects({key: pack(an_object(text="x"))})
     assert objects[key]["spec"]["comment"] == "x"
@@ -207,7 +207,7 @@ def test_objects_are_parsed_when_they_are_asked_for() -> None:
         objects[Key("a", "b")]
 
 
-def test_what_arrived_of_a_list_is_seen_before_its_end_and_replaced_by_the_whole() -> None:
+def test_a_partial_list_is_visible_until_the_complete_list_replaces_it() -> None:
     told: list[int] = []
     store = ViewedStore(SharedObjects(), ViewerRoom(), lambda: None, lambda: told.append(len(store.seen())))
     items = [
@@ -224,7 +224,7 @@ def test_what_arrived_of_a_list_is_seen_before_its_end_and_replaced_by_the_whole
     assert told == [PROGRESS, PROGRESS - 1]
 
 
-def test_a_refusal_forgets_what_arrived_of_a_list() -> None:
+def test_a_refusal_discards_a_partial_list() -> None:
     store = ViewedStore(SharedObjects(), ViewerRoom(), lambda: None, lambda: None)
     store.share(pack({"metadata": {"namespace": "shop", "name": "app", "uid": "u", "resourceVersion": "1"}}))
     store.refuse("forbidden")
@@ -255,7 +255,7 @@ def a_request(peer: str, *forwarded: str) -> web.Request:
         ("", ["198.51.100.7"], ""),
     ],
 )
-def test_the_client_is_whom_trusted_proxies_heard(peer: str, forwarded: list[str], client: str) -> None:
+def test_the_client_address_is_taken_from_trusted_proxies_only(peer: str, forwarded: list[str], client: str) -> None:
     rules = RequestRules(LOOPBACK, None, read_networks(["10.1.0.0/16"]))
     assert client_of(a_request(peer, *forwarded), rules) == client
 
@@ -280,7 +280,7 @@ async def test_addresses_take_turns_and_attempts_from_one_are_in_order(monkeypat
     assert len(lanes) == 0
 
 
-async def test_an_address_that_floods_the_lanes_delays_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_address_that_floods_the_lanes_delays_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "SLOWED_SECONDS", 0.001)
     lanes, ends = Lanes(), []
 
@@ -303,7 +303,7 @@ async def test_an_address_that_floods_the_lanes_delays_itself_only(monkeypatch: 
     assert len(lanes) == 0
 
 
-async def test_an_attempt_that_is_given_up_leaves_its_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_attempt_leaves_its_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     lanes = Lanes()
     with anyio.move_on_after(0.001):
         await lanes.wait("a")

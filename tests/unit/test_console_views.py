@@ -1,4 +1,4 @@
-"""What the console's pages show of objects: as they should be, malformed, and hostile."""
+"""The console's pages for well-formed, malformed and hostile objects."""
 
 import re
 from dataclasses import replace
@@ -24,8 +24,8 @@ from pgrole_controller.console.role_view import view_role
 from pgrole_controller.console.roles_view import PAGE_ROWS, read_query, view_roles
 from pgrole_controller.console.snapshot import Snapshot
 from pgrole_controller.console.template_files import tell_distance
+from pgrole_controller.core.access.membership_graph import NodeKind
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.membership_graph import NodeKind
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import of_read_back
@@ -181,7 +181,7 @@ def test_a_name_that_is_markup_is_shown_as_text() -> None:
     assert "&lt;script&gt;globalThis.pwned=1&lt;/script&gt;" in html
 
 
-def test_characters_that_reverse_a_line_are_made_visible() -> None:
+def test_bidirectional_and_control_characters_are_made_visible() -> None:
     found = make_role("shop", "app", spec={"name": "\u202egnp\x1b"})
     html = show("/roles", make_snapshot([found])).html
     assert "\u202e" not in html
@@ -189,14 +189,14 @@ def test_characters_that_reverse_a_line_are_made_visible() -> None:
     assert "\\u202egnp\\x1b" in html
 
 
-def test_a_fragment_is_the_main_of_the_page() -> None:
+def test_a_fragment_is_the_main_element_of_the_page() -> None:
     request = PageRequest("/", {}, "", NOW)
     fragment = render_fragment(request, snapshots.typical()).html
     assert fragment.lstrip().startswith("<main")
     assert fragment in render(request, snapshots.typical()).html
 
 
-def test_yaml_has_no_managed_fields_and_the_order_of_kubectl() -> None:
+def test_yaml_omits_managed_fields_and_keeps_kubectls_order() -> None:
     _, found = make_role("shop", "app")
     found["metadata"]["managedFields"] = [{"manager": "kubectl"}]
     text = write_yaml(found)
@@ -236,7 +236,7 @@ def test_yaml_of_an_object_that_fits_is_the_object() -> None:
 
 
 @pytest.mark.parametrize("reason", list(Reason))
-def test_every_reason_of_a_role_has_its_meaning_and_what_to_do(reason: Reason) -> None:
+def test_every_reason_of_a_role_has_a_meaning_and_a_remedy(reason: Reason) -> None:
     remedy = find_role_remedy(reason)
     assert remedy.meaning
     assert remedy.action or reason is Reason.RECONCILED
@@ -254,25 +254,25 @@ def test_every_reason_of_a_role_has_its_meaning_and_what_to_do(reason: Reason) -
         ("Suspended", RoleState.SUSPENDED),
     ],
 )
-def test_conditions_give_the_state(reason: str, state: RoleState) -> None:
+def test_the_reason_of_a_role_determines_its_state(reason: str, state: RoleState) -> None:
     assert summarize(*make_role("shop", "app", reason)).state is state
 
 
-def test_a_role_whose_spec_changed_since_is_in_progress() -> None:
+def test_a_role_whose_changed_spec_is_not_yet_processed_is_in_progress() -> None:
     _, found = make_role("shop", "app")
     found["metadata"]["generation"] = 2
     assert judge(found).state is RoleState.WORKING
     assert judge({}).state is RoleState.NEW
 
 
-def test_what_needs_attention_comes_worst_first_and_without_what_ends_by_itself() -> None:
+def test_the_overview_lists_roles_that_need_attention_worst_first() -> None:
     snapshot = snapshots.typical()
     overview = view_overview(snapshot, [summarize(*each) for each in snapshot.roles.items()], NOW)
     assert [each.name for each in overview.broken_servers] == ["warehouse"]
     assert [each.key.name for each in overview.attention] == ["billing-app", "orders-report", "legacy-batch"]
 
 
-def test_a_role_that_waits_for_minutes_needs_attention() -> None:
+def test_a_role_that_waits_longer_than_five_minutes_needs_attention() -> None:
     roles = [
         make_role("shop", "short", "MembershipPending", since=ago(minutes=4)),
         make_role("shop", "long", "MembershipPending", since=ago(minutes=6)),
@@ -281,7 +281,7 @@ def test_a_role_that_waits_for_minutes_needs_attention() -> None:
     assert [each.key.name for each in overview.attention] == ["long"]
 
 
-def test_drifts_are_counted_by_hour_from_servers_and_else_from_roles() -> None:
+def test_drifts_per_hour_come_from_servers_or_else_from_roles() -> None:
     counts = [{"hour": ago(hours=1, minutes=40), "corrected": 3, "reported": 1}, {"hour": "x", "corrected": True}]
     known = read_counts([{"status": {"driftsPerHour": counts}}], NOW)
     assert known is not None
@@ -317,7 +317,7 @@ def test_bars_stay_within_the_chart() -> None:
     assert all(bar.reported_y >= 0 and bar.corrected_y >= 0 for bar in chart.bars)
 
 
-def test_a_field_that_differs_under_report_is_marked() -> None:
+def test_a_field_that_differs_under_policy_report_is_marked() -> None:
     snapshot = snapshots.typical()
     key = Key("billing", "legacy-batch")
     view = view_role(key, snapshot.roles[key], [])
@@ -347,12 +347,12 @@ def test_roles_are_searched_filtered_sorted_and_paged() -> None:
     assert "page=" not in found.query.link(state="drift")
 
 
-def test_a_drift_that_a_role_tells_of_is_counted_before_the_server_counted_it() -> None:
+def test_a_drift_in_a_roles_history_counts_before_the_server_counts_it() -> None:
     hour = NOW.replace(minute=0, second=0, microsecond=0)
     assert at_least([HourCount(hour, 3, 0)], [HourCount(hour, 1, 2)]) == (HourCount(hour, 3, 2),)
 
 
-def test_memberships_are_drawn_in_columns_without_cycles_and_cut_when_there_are_many() -> None:
+def test_a_large_membership_graph_with_cycles_is_drawn_and_cut() -> None:
     roles = [make_role("shop", f"member-{number:03}", spec={"memberOf": [{"role": "group"}]}) for number in range(30)]
     roles += [
         make_role("shop", "group", spec={"memberOf": [{"role": "circle"}, {"role": "group"}]}),
@@ -377,7 +377,7 @@ def test_roles_of_another_server_are_not_in_the_graph() -> None:
     assert [node.link for node in graph.nodes if not node.focus] == [""]
 
 
-def test_a_viewer_without_pgservers_sees_names_of_servers_only() -> None:
+def test_a_viewer_who_may_not_list_pgservers_sees_only_server_names() -> None:
     snapshot = snapshots.restricted()
     html = show("/", snapshot).html
     assert "Hidden" in html
@@ -386,11 +386,11 @@ def test_a_viewer_without_pgservers_sees_names_of_servers_only() -> None:
     assert "You may not list PgRoles in namespace shop." in show("/roles/shop/orders-app", snapshot).html
 
 
-def test_a_viewer_without_rights_reads_what_to_ask_for() -> None:
+def test_the_page_names_the_permissions_that_a_viewer_without_any_must_request() -> None:
     assert "Ask for the right to get, list and watch pgroles.pgrole.dev" in show("/", snapshots.without_rights()).html
 
 
-def test_a_page_says_since_when_the_api_server_does_not_answer() -> None:
+def test_a_page_shows_since_when_the_api_server_is_unreachable() -> None:
     html = show("/roles", snapshots.disconnected()).html
     assert "The API server does not answer." in html
     assert 'datetime="2026-11-22T14:37:00+00:00"' in html
@@ -415,7 +415,7 @@ def test_distances_in_time_are_short(distance: timedelta, words: str) -> None:
     assert tell_distance(distance) == words
 
 
-def test_values_of_another_type_count_as_absent() -> None:
+def test_values_of_the_wrong_type_count_as_absent() -> None:
     assert read_text({"a": {"b": 1}}, "a", "b") == ""
     assert read_number({"a": True}, "a") is None
     assert read_number({"a": 2**64}, "a") is None
@@ -425,14 +425,14 @@ def test_values_of_another_type_count_as_absent() -> None:
 def observe(
     message: str, reason: str = "DriftReported", passwords: bool | None = None, **status: Any
 ) -> dict[str, str]:
-    """What the role's page says of each field that is managed."""
+    """Returns what the role's page shows for each managed field."""
     spec = {"password": {"generate": {}}, "privileges": [{"database": "d"}], "drift": {"policy": "Report"}}
     key, found = make_role("shop", "app", reason, message, spec=spec, status=status)
     found["metadata"]["generation"] = status.get("generation", 1)
     return {row.name: row.observed for row in view_role(key, found, [], passwords).fields}
 
 
-def test_fields_differ_as_the_controller_reports_now_and_not_as_the_history_says() -> None:
+def test_differing_fields_come_from_the_current_message_and_not_from_the_history() -> None:
     history = [drift(ago(hours=1), "createdb", corrected=False)]
     message = of_read_back(Plan("app", reported=("login", "memberOf"))).message
     seen = observe(message, driftHistory=history)
@@ -449,7 +449,7 @@ def test_names_in_details_of_privileges_are_not_fields() -> None:
     assert {name for name, words in seen.items() if words.startswith("differs")} == {"privileges"}
 
 
-def test_nothing_is_known_of_a_spec_that_was_not_processed_or_of_a_server_that_is_away() -> None:
+def test_fields_are_not_confirmed_for_an_unprocessed_spec_or_an_unreachable_server() -> None:
     outdated = observe(of_read_back(Plan("app", reported=("login",))).message, generation=2)
     away = observe("cannot connect", "ServerNotReady")
     assert {*outdated.values(), *away.values()} == {"not confirmed"}
@@ -469,7 +469,7 @@ def test_a_password_is_as_declared_only_where_the_controller_reads_verifiers(
     assert observe("the role matches the spec", "Reconciled", passwords)["password"] == words
 
 
-def test_a_list_without_roles_has_nothing_to_filter_and_names_no_namespace() -> None:
+def test_an_empty_list_of_roles_has_no_filter_form() -> None:
     html = show("/roles", snapshots.without_rights()).html
     assert "0 roles</p>" in html
     assert "<form class" not in html.partition("<main")[2]

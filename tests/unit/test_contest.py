@@ -1,4 +1,4 @@
-"""core/contest: a field that keeps being reverted is repaired more and more slowly. Time is given."""
+"""core/contest: a field that others keep changing back is repaired more and more slowly."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -110,13 +110,13 @@ def test_the_sixth_repair_within_a_minute_is_held_back(ring: Ring) -> None:
     assert ring.told.startswith("connectionLimit: corrected 5 times within 4 s")
 
 
-def test_as_many_repairs_in_more_than_a_minute_are_no_contest(ring: Ring) -> None:
+def test_the_same_number_of_repairs_over_more_than_a_minute_is_no_contest(ring: Ring) -> None:
     for turn in range(40):
         assert ring.look(turn * WINDOW / (LIMIT - 1), "connectionLimit") == ("connectionLimit",)
     assert not ring.told
 
 
-def test_a_repair_is_held_back_for_twice_as_long_each_time_up_to_five_minutes(ring: Ring) -> None:
+def test_the_delay_of_a_repair_doubles_each_time_up_to_five_minutes(ring: Ring) -> None:
     ring.field_contest("connectionLimit")
     now, delays = float(LIMIT), []
     for _ in range(10):
@@ -130,7 +130,7 @@ def test_a_repair_is_held_back_for_twice_as_long_each_time_up_to_five_minutes(ri
     assert delays == pytest.approx(expected, abs=0.1)
 
 
-def test_reconciles_in_between_do_not_change_when_it_is_repaired_nor_what_is_said(ring: Ring) -> None:
+def test_reconciles_in_between_change_neither_the_time_of_the_repair_nor_the_message(ring: Ring) -> None:
     ring.field_contest("connectionLimit")
     due, told = ring.due(LIMIT), ring.told
     for tenth in range(15):
@@ -139,7 +139,7 @@ def test_reconciles_in_between_do_not_change_when_it_is_repaired_nor_what_is_sai
         assert ring.told == told
 
 
-def test_what_is_repaired_and_stays_so_for_a_minute_is_contested_no_more(ring: Ring) -> None:
+def test_a_contest_ends_when_a_repair_lasts_for_a_minute(ring: Ring) -> None:
     ring.field_contest("connectionLimit")
     repaired = ring.due(LIMIT)
     assert ring.look(repaired, "connectionLimit") == ("connectionLimit",)
@@ -154,14 +154,14 @@ def test_what_is_repaired_and_stays_so_for_a_minute_is_contested_no_more(ring: R
     assert len(ring.contests) == 0
 
 
-def test_it_ends_too_when_whoever_fights_undoes_it(ring: Ring) -> None:
+def test_a_contest_also_ends_when_the_opponent_restores_the_declared_value(ring: Ring) -> None:
     ring.field_contest("connectionLimit")
     ring.look(LIMIT + 1)
     ring.look(ring.due(LIMIT + 1))
     assert not ring.told
 
 
-def test_a_fight_that_only_pauses_goes_on_where_it_was(ring: Ring) -> None:
+def test_a_contest_that_only_paused_continues_with_its_next_delay(ring: Ring) -> None:
     ring.field_contest("connectionLimit")
     repaired = ring.due(LIMIT)
     ring.look(repaired, "connectionLimit")
@@ -170,7 +170,7 @@ def test_a_fight_that_only_pauses_goes_on_where_it_was(ring: Ring) -> None:
     assert ring.due(again) - again == pytest.approx(2 * FIRST_DELAY, abs=0.1)
 
 
-def test_who_sets_and_unsets_it_in_turn_gains_no_repair(ring: Ring) -> None:
+def test_alternating_the_value_does_not_gain_more_repairs(ring: Ring) -> None:
     ring.field_contest("connectionLimit")
     repairs = 0
     for tenth in range(100):
@@ -184,20 +184,20 @@ def test_another_field_of_the_same_role_is_repaired_at_once(ring: Ring) -> None:
     assert ring.look(LIMIT, "superuser") == ("superuser",)
 
 
-def test_what_is_no_drift_is_never_held_back(ring: Ring) -> None:
+def test_changes_that_are_not_drift_are_never_held_back(ring: Ring) -> None:
     ring.field_contest("connectionLimit")
     changed = replace(drift("connectionLimit"), drift=(), action=Action.CHANGED)
     assert ring.plan(changed, LIMIT) == changed
 
 
-def test_a_changed_spec_begins_anew(ring: Ring) -> None:
+def test_a_changed_spec_ends_the_contest(ring: Ring) -> None:
     ring.field_contest("connectionLimit")
     ring.generation = 2
     assert ring.look(LIMIT, "connectionLimit") == ("connectionLimit",)
     assert not ring.told
 
 
-def test_those_that_are_contested_are_counted_until_they_are_not_reconciled_any_more(ring: Ring) -> None:
+def test_contested_objects_are_counted_until_they_are_no_longer_reconciled(ring: Ring) -> None:
     for second in range(LIMIT):
         ring.look(second, "connectionLimit")
         assert ring.contests.count_contested(at(second).seconds) == 0
@@ -206,14 +206,14 @@ def test_those_that_are_contested_are_counted_until_they_are_not_reconciled_any_
     assert ring.contests.count_contested(at(LIMIT + KEPT + 1).seconds) == 0
 
 
-def test_only_what_was_repaired_lately_is_remembered() -> None:
+def test_only_recent_repairs_are_remembered() -> None:
     contests = Contests()
     for number in range(1_000):
         contests.repaired(f"uid-{number}", 1, ("login",), at(number))
     assert len(contests) <= KEPT + 1
 
 
-def test_a_field_that_is_not_contested_keeps_its_repairs_for_a_minute_only(ring: Ring) -> None:
+def test_repairs_of_an_uncontested_field_are_remembered_for_only_a_minute(ring: Ring) -> None:
     ring.look(0, "connectionLimit")
     ring.look(1)
     assert len(ring.contests) == 1
@@ -221,17 +221,17 @@ def test_a_field_that_is_not_contested_keeps_its_repairs_for_a_minute_only(ring:
     assert len(ring.contests) == 0
 
 
-class TestLeavingOut:
-    def test_nothing_is_written_when_all_is_held_back(self) -> None:
+class TestHeldBackChanges:
+    def test_nothing_is_written_when_everything_is_held_back(self) -> None:
         plan = without_held(drift("connectionLimit"), frozenset({"connectionLimit"}), SERVER)
         assert not plan.writes
         assert plan.action is Action.NOTHING
 
-    def test_a_role_that_is_gone_is_held_back_with_all_that_belongs_to_it(self) -> None:
+    def test_creation_of_a_dropped_role_is_held_back_with_all_its_fields(self) -> None:
         plan = without_held(drift("role", "comment", oid=None), frozenset({"role"}), SERVER)
         assert not plan.writes
 
-    def test_a_role_made_again_by_somebody_does_not_keep_what_is_not_contested(self) -> None:
+    def test_uncontested_fields_of_a_role_that_others_recreated_are_repaired(self) -> None:
         gone = replace(CLAIM, role_oid=1)
         plan = without_held(
             replace(drift("superuser"), claim=gone, drift=("role", "superuser")), frozenset({"role"}), 7
@@ -239,24 +239,24 @@ class TestLeavingOut:
         assert plan.drift == ("role", "superuser")
         assert plan.owner == ME
 
-    def test_a_name_is_held_back_alone_and_goes_along_with_anything_else(self) -> None:
+    def test_a_contested_name_is_held_back_unless_another_field_is_repaired(self) -> None:
         assert not without_held(drift("name"), frozenset({"name"}), SERVER).writes
         plan = without_held(drift("name", "superuser"), frozenset({"name"}), SERVER)
         assert plan.changes == (CHANGES["name"], CHANGES["superuser"])
         assert plan.drift == ("name", "superuser")
 
-    def test_a_rename_is_made_while_something_else_is_contested(self) -> None:
+    def test_a_rename_is_applied_while_another_field_is_contested(self) -> None:
         plan = without_held(drift("name", "comment"), frozenset({"comment"}), SERVER)
         assert plan.changes == (CHANGES["name"],)
         assert plan.drift == ("name",)
 
-    def test_a_claim_that_is_missing_is_written_all_the_same(self) -> None:
+    def test_a_missing_claim_is_written_although_the_repair_is_held_back(self) -> None:
         lost = replace(drift("comment"), claim=None, action=Action.RECLAIMED)
         plan = without_held(lost, frozenset({"comment"}), SERVER)
         assert (plan.changes, plan.owner, plan.drift) == ((), ME, ())
         assert plan.action is Action.RECLAIMED
 
-    def test_the_record_of_a_password_that_is_held_back_is_not_kept_but_that_of_its_secret_is(self) -> None:
+    def test_a_held_back_password_is_not_recorded_but_its_connection_secret_is(self) -> None:
         new = replace(RECORD, digest="sha256:b", connection="s/2 x ")
         plan = without_held(replace(drift("password"), record=new), frozenset({"password"}), SERVER)
         assert plan.record == replace(RECORD, connection="s/2 x ")
@@ -265,7 +265,7 @@ class TestLeavingOut:
         )
         assert plan.record is None
 
-    def test_a_new_password_is_set_while_something_else_is_contested(self) -> None:
+    def test_a_new_password_is_set_while_another_field_is_contested(self) -> None:
         new = replace(RECORD, digest="sha256:b")
         plan = replace(drift("comment", "password"), drift=("comment",), record=new)
         left = without_held(plan, frozenset({"comment"}), SERVER)
@@ -274,7 +274,7 @@ class TestLeavingOut:
 
 
 class TestContestedPasswords:
-    """What differs is only known after a password task."""
+    """Whether a password differs is known only after a password task."""
 
     @pytest.fixture(autouse=True)
     def _field_contest(self, ring: Ring) -> None:
@@ -283,16 +283,16 @@ class TestContestedPasswords:
         assert ring.plan(replace(drift(), password_task=PASSWORD_TASK), LIMIT).password_task is not None
         assert not ring.plan(drift("password"), LIMIT, sent=PASSWORD_TASK).changes
 
-    def test_an_password_task_that_would_bring_nothing_new_is_not_run_again(self, ring: Ring) -> None:
+    def test_a_password_task_that_would_find_nothing_new_is_not_run_again(self, ring: Ring) -> None:
         later = replace(PASSWORD_TASK, at=DAY.replace(hour=5))
         assert ring.plan(replace(drift(), password_task=later), LIMIT + 1).password_task is None
         assert "the controller corrects it again at" in ring.told
 
-    def test_another_password_task_is_run(self, ring: Ring) -> None:
+    def test_a_different_password_task_is_run(self, ring: Ring) -> None:
         other = replace(PASSWORD_TASK, secrets=ObservedSecrets(stale=("old",)))
         assert ring.plan(replace(drift(), password_task=other), LIMIT + 1).password_task == other
 
-    def test_it_is_run_when_the_repair_is_due_and_the_contest_is_not_over_meanwhile(self, ring: Ring) -> None:
+    def test_a_password_task_is_run_when_the_repair_is_due_and_the_contest_continues(self, ring: Ring) -> None:
         now = float(LIMIT)
         for _ in range(8):
             due = ring.due(now)
@@ -305,8 +305,8 @@ class TestContestedPasswords:
         assert ring.due(now) - now == pytest.approx(LONGEST_DELAY, abs=0.1)
 
 
-class TestWho:
-    def test_is_asked_only_while_something_is_held_back_and_once_a_second(self, ring: Ring) -> None:
+class TestSuspects:
+    def test_suspects_are_looked_up_at_most_once_a_second_and_only_during_a_contest(self, ring: Ring) -> None:
         assert not ring.contests.needs_suspects("uid", at(0))
         ring.field_contest("comment")
         assert ring.contests.needs_suspects("uid", at(LIMIT))
@@ -314,7 +314,7 @@ class TestWho:
         assert not ring.contests.needs_suspects("uid", at(LIMIT + 0.5))
         assert ring.contests.needs_suspects("uid", at(LIMIT + 1.5))
 
-    def test_is_named_with_what_they_wrote_quoted_and_cut(self, ring: Ring) -> None:
+    def test_suspects_are_named_with_their_own_texts_quoted_escaped_and_cut(self, ring: Ring) -> None:
         ring.field_contest("comment")
         ring.contests.name_suspects(
             "uid", [Suspect("eve\n\x1b[2J\u202e", 'a" (b\\' + "x" * 900, "10.0.0.7")], at(LIMIT)
@@ -325,7 +325,7 @@ class TestWho:
         assert 'user "eve??[2J?"' in told
         assert '"10.0.0.7"' in told
 
-    def test_stays_named_and_no_more_than_three_are(self, ring: Ring) -> None:
+    def test_suspects_stay_named_and_are_at_most_three(self, ring: Ring) -> None:
         ring.field_contest("comment")
         for number in range(9):
             ring.contests.name_suspects("uid", [Suspect(f"user-{number}")], at(LIMIT))
@@ -333,7 +333,7 @@ class TestWho:
         assert not ring.contests.needs_suspects("uid", at(LIMIT + 9))
 
 
-def test_what_is_contested_is_neither_ready_nor_retried_out_of_its_time() -> None:
+def test_a_contested_object_is_neither_ready_nor_retried_early() -> None:
     outcome = of_contest("comment: set back", RECONCILED)
     assert not outcome.ready
     assert not outcome.retried

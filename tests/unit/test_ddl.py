@@ -1,4 +1,4 @@
-"""core/ddl: a change becomes SQL, and nothing that a name or a comment contains becomes SQL."""
+"""core/ddl: changes become SQL, but the content of a name or a comment never does."""
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ from tests.roles import names, texts
 
 
 @given(names())
-def test_a_quoted_name_ends_where_it_began(name: str) -> None:
+def test_a_quoted_name_contains_no_lone_quote(name: str) -> None:
     quoted = quote_identifier(name)
     inside = quoted[1:-1]
     assert quoted[0] == quoted[-1] == '"'
@@ -39,17 +39,17 @@ def test_a_quoted_text_has_no_lone_quote_and_no_lone_backslash(text: str) -> Non
 
 
 @pytest.mark.parametrize(("name", "problem"), [("", "0"), ("x" * 64, "64"), ("ü" * 32, "64"), ("a\0b", "NUL")])
-def test_what_postgresql_would_truncate_or_cannot_hold_is_refused(name: str, problem: str) -> None:
+def test_names_that_postgresql_truncates_or_cannot_hold_are_rejected(name: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         quote_identifier(name)
 
 
 @pytest.mark.parametrize("name", ["x" * 63, "ü" * 31 + "x", "日" * 21])
-def test_a_name_of_63_bytes_is_taken_whole(name: str) -> None:
+def test_a_name_of_63_bytes_is_quoted_unchanged(name: str) -> None:
     assert quote_identifier(name) == f'"{name}"'
 
 
-def test_literals_of_each_kind() -> None:
+def test_each_kind_of_value_has_its_literal() -> None:
     assert literal(None) == "NULL"
     assert literal(-1) == "-1"
     assert literal("it's") == "'it''s'"
@@ -62,7 +62,7 @@ def test_a_role_with_defaults_is_created_without_options() -> None:
     assert list(statements(diff(Role("app"), None))) == ['CREATE ROLE "app"']
 
 
-def test_creation_names_only_what_differs_from_the_defaults_and_comments_after_it() -> None:
+def test_create_role_names_only_non_default_attributes_and_a_comment_follows() -> None:
     desired = Role("app", login=True, inherit=False, connection_limit=5, comment="it's ours")
     assert list(statements(diff(desired, None))) == [
         'CREATE ROLE "app" WITH LOGIN NOINHERIT CONNECTION LIMIT 5',
@@ -70,14 +70,14 @@ def test_creation_names_only_what_differs_from_the_defaults_and_comments_after_i
     ]
 
 
-def test_attributes_that_differ_become_one_statement_that_names_no_other() -> None:
+def test_all_differing_attributes_and_no_others_are_in_one_statement() -> None:
     there = Role("app", superuser=True, createdb=True, connection_limit=1)
     assert list(statements(diff(Role("app", login=True), there))) == [
         'ALTER ROLE "app" WITH LOGIN NOSUPERUSER NOCREATEDB CONNECTION LIMIT -1'
     ]
 
 
-def test_a_rename_comes_first_and_what_follows_uses_the_new_name() -> None:
+def test_a_rename_comes_first_and_later_statements_use_the_new_name() -> None:
     assert list(statements(diff(Role("app", createdb=True), Role("stolen", comment="x")))) == [
         'ALTER ROLE "stolen" RENAME TO "app"',
         'ALTER ROLE "app" WITH CREATEDB',
@@ -85,7 +85,7 @@ def test_a_rename_comes_first_and_what_follows_uses_the_new_name() -> None:
     ]
 
 
-def test_valid_until_is_written_with_its_zone_and_no_end_as_infinity() -> None:
+def test_valid_until_is_written_with_its_zone_and_its_absence_as_infinity() -> None:
     from datetime import UTC, datetime
 
     moment = to_microseconds(datetime(2027, 1, 1, 12, 30, 0, 5, tzinfo=UTC))
@@ -97,7 +97,7 @@ def test_valid_until_is_written_with_its_zone_and_no_end_as_infinity() -> None:
     ]
 
 
-#: As it is read: bytes that are not UTF-8 between what would end a literal or be formatted.
+#: As read from a database: bytes that are not UTF-8, and characters that would end a literal or be formatted.
 ILLEGIBLE = b"r\xf4le %I '\"\\".decode(errors="surrogateescape")
 
 
@@ -113,7 +113,7 @@ ILLEGIBLE = b"r\xf4le %I '\"\\".decode(errors="surrogateescape")
         Drop(ILLEGIBLE),
     ],
 )
-def test_a_name_that_is_not_utf_8_is_said_by_its_bytes(change: Change) -> None:
+def test_a_name_that_is_not_utf_8_is_written_as_its_bytes(change: Change) -> None:
     (statement,) = statements([change])
     assert statement.startswith("DO ")
     assert ILLEGIBLE.encode(errors="surrogateescape").hex() in statement
@@ -121,17 +121,17 @@ def test_a_name_that_is_not_utf_8_is_said_by_its_bytes(change: Change) -> None:
     statement.encode()
 
 
-def test_a_name_that_was_seen_is_a_literal_unless_it_is_not_utf_8() -> None:
+def test_an_observed_name_is_a_literal_unless_it_is_not_utf_8() -> None:
     assert seen_name("it's") == "'it''s'"
     assert seen_name(ILLEGIBLE).startswith("(SELECT r.rolname ")
     seen_name(ILLEGIBLE).encode()
 
 
-def test_half_of_a_surrogate_pair_is_no_name() -> None:
+def test_a_name_with_a_lone_surrogate_is_rejected() -> None:
     with pytest.raises(ValueError, match="surrogates"):
         list(statements([Drop("\ud800")]))
 
 
-def test_an_error_shows_what_is_not_utf_8_by_its_bytes() -> None:
+def test_an_error_shows_bytes_that_are_not_utf_8_in_hexadecimal() -> None:
     error = Transient(Reason.DATABASE_ERROR, f"role {ILLEGIBLE}")
     assert error.message == str(error) == "role r\\xf4le %I '\"\\"

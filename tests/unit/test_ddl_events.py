@@ -4,9 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from pgrole_controller.core.acl import ObjectId
-from pgrole_controller.postgres import ddl_events
-from pgrole_controller.postgres.ddl_events import CUT, EVERYTHING, CommittedCommand, Look, Scope, choose, read_names
+from pgrole_controller.core.privileges.acl import ObjectId
+from pgrole_controller.postgres.privileges import ddl_events
+from pgrole_controller.postgres.privileges.ddl_events import (
+    CUT,
+    EVERYTHING,
+    CommittedCommand,
+    Look,
+    Scope,
+    choose,
+    read_names,
+)
 from pgrole_controller.postgres.rows import Unreadable
 
 TABLE = ObjectId("pg_class", 20000)
@@ -32,7 +40,7 @@ def command(tag: str, said: str = "", target: ObjectId | None = None, siblings: 
         ("GRANT SELECT ON " + ", ".join(f"t{number}" for number in range(200)) + " TO bob", None),
     ],
 )
-def test_names_in_a_statement(said: str, names: set[str] | None) -> None:
+def test_names_are_read_from_a_statement_only_if_that_is_reliable(said: str, names: set[str] | None) -> None:
     assert read_names(said) == names
 
 
@@ -42,7 +50,7 @@ def test_a_grant_with_its_text_reads_the_named_objects() -> None:
     assert "orders" in look.names
 
 
-def test_a_text_that_two_events_of_a_transaction_share_names_the_objects_of_one_only() -> None:
+def test_a_statement_shared_by_two_events_of_a_transaction_does_not_name_the_objects() -> None:
     event = CommittedCommand(7, "GRANT", said="GRANT SELECT ON app.orders TO bob", siblings=2)
     assert choose([event, event]).scope is Scope.RECENT
     assert choose([event, replace(event, xid=8)]).scope is Scope.NAMED
@@ -84,7 +92,7 @@ def test_far_reaching_commands_read_everything(tag: str) -> None:
         ("trigger", set()),
     ],
 )
-def test_what_is_dropped_is_not_read_and_what_has_no_privileges_concerns_nobody(kind: str, dropped: set[str]) -> None:
+def test_a_dropped_object_is_not_read_and_a_kind_without_privileges_is_ignored(kind: str, dropped: set[str]) -> None:
     look = choose([CommittedCommand(7, "DROP", "ALTER TABLE", kind, TABLE)])
     assert (look.scope, set(look.dropped), look.asks) == (Scope.NOTHING, dropped, bool(dropped))
     assert set((look | Look(Scope.NAMED)).dropped) == dropped
@@ -104,7 +112,7 @@ def test_default_privileges_are_read_only_after_alter_default_privileges() -> No
     assert not command("GRANT").defaults
 
 
-def test_combined_looks_read_everything_since_the_first() -> None:
+def test_combined_looks_read_all_their_names_and_objects_since_the_first_transaction() -> None:
     one, other = command("GRANT", "GRANT SELECT ON a TO b", xid=9), command("CREATE TABLE", target=TABLE, xid=8)
     both = one | other | Look()
     assert (both.scope, both.xid) == (Scope.NAMED, 8)
@@ -114,7 +122,7 @@ def test_combined_looks_read_everything_since_the_first() -> None:
 
 
 @pytest.mark.parametrize("snapshot", ["", "x:8:", "-7:8:", f"{'9' * 5000}:8:"])
-def test_a_snapshot_that_is_none_is_the_servers_fault(snapshot: str) -> None:
+def test_an_invalid_snapshot_is_reported_as_unreadable(snapshot: str) -> None:
     assert ddl_events._oldest_running("7:9:8") == 7
     with pytest.raises(Unreadable):
         ddl_events._oldest_running(snapshot)

@@ -16,12 +16,12 @@ from pgrole_controller.core.deletion import (
 )
 from pgrole_controller.core.diff import Drop, Rename, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
-from pgrole_controller.core.grantee import DatabasePrivileges, PrivilegePolicy
-from pgrole_controller.core.kept_privileges import grantee_of
 from pgrole_controller.core.plan import NewOwner, Plan, ReassignOwned, ReassignResult
 from pgrole_controller.core.policy import Policy, References
-from pgrole_controller.core.privilege_policy import check_database
-from pgrole_controller.core.privilege_result import PrivilegeResult
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, PrivilegePolicy
+from pgrole_controller.core.privileges.kept_privileges import grantee_of
+from pgrole_controller.core.privileges.privilege_policy import check_database
+from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.role import ObservedRole, Role, digest
 from pgrole_controller.core.state import Dependents, Desired, Observed, Server
 
@@ -67,15 +67,15 @@ def blocked(asked: Desired, observed: Observed, policy: Policy | None = None) ->
     return caught.value
 
 
-class TestDecidingWithoutANewOwner:
-    def test_what_nothing_needs_is_dropped_although_it_may_log_in(self) -> None:
+class TestDecidingDropWithoutNewOwner:
+    def test_a_role_without_dependents_is_dropped_even_if_it_can_log_in(self) -> None:
         assert end(desired(), see()).changes == (Drop("app"),)
 
-    def test_what_is_needed_stays_as_it_is(self) -> None:
+    def test_a_role_with_dependents_is_not_changed(self) -> None:
         error = blocked(desired(), see(dependents=(*OWNS, Dependents("", 2, members=2)), sessions=1))
         assert '3 in database "orders", 2 shared by the server' in error.message
 
-    def test_open_sessions_are_waited_for_once_nobody_else_can_log_in(self) -> None:
+    def test_the_drop_removes_the_login_and_then_waits_for_open_sessions(self) -> None:
         plan = end(desired(), see(sessions=2))
         assert plan.changes == (SetAttribute("app", "login", False),)
         assert (plan.owner, plan.applied) == (ME, LOGIN_TAKEN)
@@ -83,49 +83,49 @@ class TestDecidingWithoutANewOwner:
         assert "open sessions: 2" in error.message
         assert "terminateSessions" in error.message
 
-    def test_sessions_that_shall_be_ended_are(self) -> None:
+    def test_open_sessions_are_terminated_if_the_spec_says_so(self) -> None:
         plan = end(desired(terminate_sessions=True), see(named=WITHOUT_LOGIN, sessions=2))
         assert plan.reassign == ReassignOwned("app", OID, None, terminate=True)
         assert not plan.writes
 
 
-class TestDecidingTheNewOwner:
+class TestDecidingNewOwner:
     asked = desired(new_owner="heir")
 
-    def test_the_login_is_taken_away_before_anything_is_handed_over(self) -> None:
+    def test_the_login_is_removed_before_owned_objects_are_reassigned(self) -> None:
         plan = end(self.asked, see(dependents=OWNS, new_owner=NEW_OWNER))
         assert plan.changes == (SetAttribute("app", "login", False),)
         assert plan.reassign is None
 
-    def test_what_the_role_owns_is_handed_over(self) -> None:
+    def test_owned_objects_are_reassigned_to_the_new_owner(self) -> None:
         plan = end(self.asked, see(named=WITHOUT_LOGIN, dependents=OWNS, new_owner=NEW_OWNER))
         assert plan.reassign == ReassignOwned("app", OID, "heir", terminate=False, new_owner_oid=NEW_OWNER.oid)
 
-    def test_what_stood_in_the_way_is_said(self) -> None:
+    def test_the_problem_that_stopped_the_reassignment_is_reported(self) -> None:
         problem = Waiting(Reason.DROP_BLOCKED, 'in database "orders": it is locked')
         asked = replace(self.asked, reassign_result=ReassignResult(problem))
         assert "it is locked" in blocked(asked, see(named=WITHOUT_LOGIN, dependents=OWNS, new_owner=NEW_OWNER)).message
 
-    def test_what_is_needed_again_after_it_was_emptied_is_said(self) -> None:
+    def test_dependents_that_remain_after_the_role_was_emptied_are_reported(self) -> None:
         asked = replace(self.asked, reassign_result=ReassignResult())
         assert (
             '3 in database "orders"'
             in blocked(asked, see(named=WITHOUT_LOGIN, dependents=OWNS, new_owner=NEW_OWNER)).message
         )
 
-    def test_a_server_that_failed_meanwhile_is_no_block_but_the_way_out_is_named(self) -> None:
+    def test_a_server_failure_during_the_reassignment_is_transient_and_names_the_way_out(self) -> None:
         asked = replace(self.asked, reassign_result=ReassignResult(Transient(Reason.SERVER_NOT_READY, "it is gone")))
         with pytest.raises(Transient) as caught:
             end(asked, see(named=WITHOUT_LOGIN, dependents=OWNS, new_owner=NEW_OWNER))
         assert caught.value.reason is Reason.SERVER_NOT_READY
         assert "Retain" in caught.value.message
 
-    def test_members_lose_the_role_with_it(self) -> None:
+    def test_members_of_the_role_do_not_block_the_drop(self) -> None:
         plan = end(self.asked, see(dependents=(Dependents("", 2, members=2),), new_owner=NEW_OWNER))
         assert plan.changes == (Drop("app"),)
         assert not end(self.asked, see(dependents=(Dependents("", 3, members=2),), new_owner=NEW_OWNER)).forget
 
-    def test_a_renamed_role_gets_its_name_back_with_which_its_login_is_remembered(self) -> None:
+    def test_a_renamed_role_is_renamed_back_when_its_login_is_removed(self) -> None:
         observed = see(
             named=None, claimed=ObservedRole(OID, replace(DESIRED, name="away")), dependents=OWNS, new_owner=NEW_OWNER
         )
@@ -149,7 +149,7 @@ class TestDecidingTheNewOwner:
             ("rds_admin", NEW_OWNER, (), 'protected by the server\'s pattern "rds_*"'),
         ],
     )
-    def test_one_that_may_not_be_an_heir_is_refused_before_anything_is_changed(
+    def test_an_invalid_new_owner_is_refused_before_anything_changes(
         self, name: str, new_owner: NewOwner | None, reaches: tuple[str, ...], words: str
     ) -> None:
         references = References(groups={name: reaches})
@@ -160,29 +160,29 @@ class TestDecidingTheNewOwner:
         )
         assert words in error.message
 
-    def test_the_policy_can_name_an_heir_that_is_nobodys(self) -> None:
+    def test_the_policy_can_allow_a_new_owner_without_a_pgrole(self) -> None:
         observed = see(dependents=OWNS, new_owner=NewOwner(OID + 9), references=References(groups={"heir": ("heir",)}))
         blocked(self.asked, observed, Policy(reassign_to=("h*",)))
         assert end(self.asked, observed, Policy(reassign_to=("heir",))).changes
 
 
-class TestDecidingTheWayOut:
+class TestDecidingRetain:
     asked = desired(drop=False)
     taken = claim(applied=LOGIN_TAKEN)
 
-    def test_the_login_that_was_taken_away_is_given_back_and_then_the_claim_released(self) -> None:
+    def test_a_removed_login_is_restored_before_the_claim_is_released(self) -> None:
         plan = end(self.asked, see(named=WITHOUT_LOGIN, claim=self.taken))
         assert plan.changes == (SetAttribute("app", "login", True),)
         assert plan.releases == ()
         assert end(self.asked, see(claim=self.taken)).releases == (("app", "uid-1"),)
 
-    def test_a_renamed_role_gets_it_back_too(self) -> None:
+    def test_the_removed_login_of_a_renamed_role_is_restored(self) -> None:
         away = ObservedRole(OID, Role("away"))
         assert end(self.asked, see(named=None, claimed=away, claim=self.taken)).changes == (
             SetAttribute("away", "login", True),
         )
 
-    def test_what_others_decide_about_is_given_back_too(self) -> None:
+    def test_a_removed_login_is_restored_even_if_login_is_ignored_or_only_reported(self) -> None:
         desired_role = replace(DESIRED, login=False)
         asked = replace(self.asked, role=desired_role)
         assert end(asked, see(named=WITHOUT_LOGIN, claim=self.taken)).changes == ()
@@ -201,27 +201,27 @@ class TestDecidingTheWayOut:
         ],
         ids=["not taken by us", "released", "of another server", "another role", "another's", "another's by now"],
     )
-    def test_no_other_login_is_given(self, observed: Observed) -> None:
+    def test_no_other_role_is_given_login(self, observed: Observed) -> None:
         assert end(self.asked, observed).changes == ()
 
-    def test_a_suspended_object_changes_nothing_on_its_way_out(self) -> None:
+    def test_a_suspended_object_is_released_without_changes(self) -> None:
         plan = end(replace(self.asked, suspended=True), see(named=WITHOUT_LOGIN, claim=self.taken))
         assert plan.changes == ()
         assert plan.releases == (("app", "uid-1"),)
 
-    def test_it_needs_no_policy(self) -> None:
+    def test_a_release_needs_no_permission_from_the_policy(self) -> None:
         blocked(desired(), see(), Policy(drop=False))
         assert end(self.asked, see(), Policy(drop=False, protected=("*",))).releases
 
     @pytest.mark.parametrize("kind", [Waiting, Refused, Transient])
-    def test_it_is_named_once(self, kind: type[PgRoleError]) -> None:
+    def test_the_way_out_is_added_to_an_error_only_once(self, kind: type[PgRoleError]) -> None:
         error = add_way_out(kind(Reason.DATABASE_ERROR, "no"))
         assert type(error) is kind
         assert add_way_out(error) is error
 
 
-class TestWhichRoleIsLookedAt:
-    def test_the_one_that_would_be_dropped(self) -> None:
+class TestRoleToDrop:
+    def test_the_role_that_would_be_dropped_is_found(self) -> None:
         stranger = ObservedRole(OID, Role("stranger"))
         elsewhere = see(named=replace(FOUND, oid=OID + 5), claimed=stranger, claim=claim(system_identifier=99))
         assert find_role_to_drop(desired(), elsewhere, SERVER, Policy()) == OID + 5
@@ -239,7 +239,7 @@ class TestWhichRoleIsLookedAt:
             (desired(), see(named=None)),
         ],
     )
-    def test_none_where_nothing_is_dropped(self, asked: Desired, observed: Observed) -> None:
+    def test_no_role_is_found_where_nothing_would_be_dropped(self, asked: Desired, observed: Observed) -> None:
         assert find_role_to_drop(asked, observed, SERVER, Policy()) is None
 
 
@@ -261,13 +261,13 @@ class TestPrivileges:
         result = PrivilegeResult(grantee.key, grantee.uid, "orders", grantee.digest_of("orders"), confirmed=True)
         return replace(asked, privilege_results={"orders": replace(result, **values)})  # type: ignore[arg-type]
 
-    def test_they_are_revoked_before_anything_else_is_looked_at(self) -> None:
+    def test_privileges_are_revoked_before_anything_else_is_considered(self) -> None:
         with pytest.raises(Waiting) as caught:
             self.end(desired(), self.see("orders"))
         assert caught.value.reason is Reason.PROGRESSING
         assert 'revokes privileges of role "app" in database "orders" before it drops the role' in caught.value.message
 
-    def test_what_cannot_be_revoked_blocks_the_drop_and_the_way_out_is_named(self) -> None:
+    def test_privileges_that_cannot_be_revoked_block_the_drop_and_the_way_out_is_named(self) -> None:
         error = Transient(Reason.SERVER_NOT_READY, "the connection was refused")
         asked = self.confirm(desired(), confirmed=False, error=error)
         with pytest.raises(Waiting) as caught:
@@ -292,15 +292,15 @@ class TestPrivileges:
         assert "Remove it from spec.privileges" not in caught.value.message
         assert "spec.databases" in caught.value.message
 
-    def test_once_confirmed_the_claim_forgets_them_and_the_drop_goes_on(self) -> None:
+    def test_after_confirmation_the_claim_forgets_the_privileges_and_the_drop_continues(self) -> None:
         cleared = self.end(self.confirm(desired()), self.see("orders"))
         assert (cleared.privileges, cleared.changes, cleared.forget) == ("", (), False)
         assert self.end(desired(), see(references=References())).changes == (Drop("app"),)
 
-    def test_a_database_that_is_gone_counts_as_confirmed(self) -> None:
+    def test_a_dropped_database_counts_as_confirmed(self) -> None:
         assert self.end(desired(), self.see()).privileges == ""
 
-    def test_a_role_that_is_gone_has_none(self) -> None:
+    def test_a_dropped_role_has_no_privileges_to_revoke(self) -> None:
         assert self.end(desired(), replace(self.see("orders", named=None), dependents=())).forget
 
     def test_retain_revokes_nothing(self) -> None:
@@ -309,7 +309,9 @@ class TestPrivileges:
         assert plan.privileges is None
 
     @pytest.mark.parametrize(("values", "policy"), [({"suspended": True}, {}), ({}, {"drop": False})])
-    def test_what_may_not_be_dropped_keeps_them(self, values: dict[str, object], policy: dict[str, object]) -> None:
+    def test_a_role_that_may_not_be_dropped_keeps_its_privileges(
+        self, values: dict[str, object], policy: dict[str, object]
+    ) -> None:
         with pytest.raises(Waiting):
             self.end(desired(**values), self.see("orders"), self.server, **policy)
         assert not may_revoke(
@@ -319,7 +321,7 @@ class TestPrivileges:
             replace(self.policy, **policy),  # type: ignore[arg-type]
         )
 
-    def test_where_claims_hold_none_what_the_spec_declares_is_revoked(self) -> None:
+    def test_with_claims_in_status_the_privileges_declared_in_the_spec_are_revoked(self) -> None:
         asked, server = desired(privileges={"orders": self.kept["orders"][0]}), replace(self.server, claims="Status")
         observed = see(references=References(databases=frozenset({"orders"})))
         with pytest.raises(Waiting):

@@ -52,7 +52,7 @@ def without_code(text: str) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors that the headings of a page have, as GitHub makes them."""
+    """Returns the anchors of a page's headings, as GitHub generates them."""
     headings = re.findall(r"^#+ (.+)$", without_code(text), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -73,14 +73,14 @@ def section(text: str, heading: str) -> str:
 
 
 def table_row(text: str, cell: str) -> str:
-    """The row of a table whose first cell, or second where that is empty, names `cell`."""
+    """Returns the table row whose first cell, or second if the first is empty, names `cell`."""
     rows = re.findall(rf"^\|[^|]*`{re.escape(cell)}[` ][^|]*\|.*$", text, flags=re.MULTILINE)
     assert rows, f"no row for {cell}"
     return str(rows[0])
 
 
 def leaves(schema: dict[str, Any], path: str = "") -> Iterator[str]:
-    """The fields of a schema as dotted paths; a list of objects is one field, and so is each field of what it lists."""
+    """Yields the fields of a schema as dotted paths: a list of objects, and also each field of its items."""
     for name, field in schema.get("properties", {}).items():
         if "properties" in field:
             yield from leaves(field, f"{path}{name}.")
@@ -96,7 +96,7 @@ def schema(part: str, of: crd.Definition = crd.PGROLE) -> dict[str, Any]:
     return found
 
 
-def test_the_table_of_settings_is_the_one_that_the_code_gives() -> None:
+def test_the_table_of_settings_matches_the_code() -> None:
     text = read("docs/running.md")
     assert settings_table.made(text) == text
     for setting in SETTINGS:
@@ -107,7 +107,7 @@ def test_the_table_of_settings_is_the_one_that_the_code_gives() -> None:
 
 
 @pytest.mark.parametrize(("what", "instead"), [("`info`", "`loud`"), ("`PGROLE_LEASE`", ""), ("| `--context", "\n")])
-def test_a_table_of_settings_that_is_edited_by_hand_is_found_stale(what: str, instead: str) -> None:
+def test_a_table_of_settings_edited_by_hand_is_detected_as_stale(what: str, instead: str) -> None:
     text = read("docs/running.md")
     assert settings_table.made(text.replace(what, instead, 1)) == text
 
@@ -153,7 +153,7 @@ def test_every_field_of_a_servers_status_is_documented(field: str) -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/drift.md"])
-def test_the_tick_is_the_one_that_is_used(page: str) -> None:
+def test_the_documented_tick_is_the_one_in_use(page: str) -> None:
     assert re.findall(r"[Ee]very (\d+ ms)", read(page)) == [TICK]
 
 
@@ -163,7 +163,7 @@ def test_every_reason_is_documented(reason: Reason) -> None:
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_every_reason_has_its_cause_and_its_remedy(reason: Reason) -> None:
+def test_every_reason_has_a_documented_cause_and_remedy(reason: Reason) -> None:
     row = table_row(section(read("docs/troubleshooting.md"), "## By reason"), reason.value)
     assert all(cell.strip() for cell in row.strip("|").split("|"))
 
@@ -181,7 +181,7 @@ def literals() -> str:
 
 
 @pytest.mark.parametrize("page", ["docs/pgrole.md", "docs/troubleshooting.md"])
-def test_every_message_that_has_its_remedy_is_one_that_is_said(page: str) -> None:
+def test_every_message_with_a_documented_remedy_exists_in_the_code(page: str) -> None:
     said = literals()
     tables = re.findall(r"^\|[^|]*message contains.*\n\|.*\n((?:\|.*\n)+)", read(page), flags=re.MULTILINE)
     messages = [
@@ -192,7 +192,7 @@ def test_every_message_that_has_its_remedy_is_one_that_is_said(page: str) -> Non
     assert [text for text in unknown if not text.startswith(OF_OTHERS) and text not in PUT_TOGETHER] == []
 
 
-def test_every_event_is_documented_and_what_to_do_when_it_comes_unexpectedly() -> None:
+def test_every_event_is_documented_and_has_a_troubleshooting_entry() -> None:
     events = {"SecretRestored"}
     events |= {*re.findall(r'Action\.[A-Z]+: \("([A-Za-z]+)"', read("pgrole_controller/controller/reporter.py"))}
     assert len(events) > 1
@@ -201,7 +201,7 @@ def test_every_event_is_documented_and_what_to_do_when_it_comes_unexpectedly() -
         table_row(section(read("docs/troubleshooting.md"), "## By Event"), event)
 
 
-def test_what_each_role_in_the_cluster_gives_to_whoever_takes_it_over_is_documented() -> None:
+def test_every_bound_cluster_role_is_covered_on_the_security_page() -> None:
     objects = [
         one
         for file in (ROOT / "deploy/kustomize").rglob("*.yaml")
@@ -227,7 +227,7 @@ def test_every_page_is_listed_in_the_readme_and_every_decision_in_their_index() 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_line_is_longer_than_120_columns(page: Path) -> None:
-    """Rows of tables cannot be wrapped: 180. What `python -m bench` prints is as wide as it is."""
+    """Table rows cannot be wrapped: they may have 180 columns. The output of `python -m bench` is exempt."""
     text = re.sub(
         r"<!-- bench -->.*?<!-- /bench -->",
         lambda found: "\n" * found[0].count("\n"),
@@ -279,14 +279,14 @@ def test_every_relative_link_leads_somewhere() -> None:
                 assert anchor in anchors(linked.read_text(encoding="utf-8")), f"{page}: {target}"
 
 
-def test_every_make_target_named_exists() -> None:
+def test_every_named_make_target_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), flags=re.MULTILINE))
     for page, text in pages():
         for names in re.findall(r"(?:`|^)make ((?:[a-z-]+ ?)+)", text, flags=re.MULTILINE):
             assert set(names.split()) <= targets, f"{page}: make {names}"
 
 
-def test_every_test_named_exists() -> None:
+def test_every_named_test_exists() -> None:
     tests = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py"))
     for page, text in pages():
         for name in re.findall(r"`(test_[a-z0-9_]+)`", text):
@@ -295,7 +295,7 @@ def test_every_test_named_exists() -> None:
             assert f"class {name}" in tests, f"{page}: {name}"
 
 
-def test_every_file_named_exists() -> None:
+def test_every_named_file_exists() -> None:
     for page, text in pages():
         for name in re.findall(r"`((?:pgrole_controller|sql|tests|crds|deploy|bench|docs)/[\w./]*)`", text):
             assert (ROOT / name).exists(), f"{page}: {name}"
@@ -303,7 +303,7 @@ def test_every_file_named_exists() -> None:
             assert (ROOT / "pgrole_controller" / room / name).exists(), f"{page}: {room}/{name}"
 
 
-def test_every_part_of_what_is_installed_is_documented() -> None:
+def test_every_installed_table_view_and_function_is_documented() -> None:
     script = "\n".join(file.read_text(encoding="utf-8") for file in sorted((ROOT / "sql/install").glob("*.sql")))
     parts = re.findall(
         r"CREATE (?:OR REPLACE )?(?:TABLE|VIEW|FUNCTION|PROCEDURE)(?: IF NOT EXISTS)? pgrole\.(\w+)", script

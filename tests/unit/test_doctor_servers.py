@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from pgrole_controller.commands import doctor
-from pgrole_controller.core.finding import Finding, FindingState
+from pgrole_controller.core.findings.finding import Finding, FindingState
 
 
 async def test_servers_are_checked_at_once_within_a_limit_and_listed_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,12 +15,12 @@ def test_drifts_of_one_hour_add_up_and_the_newest_hour_is_first() -> None:
     ]
 
 
-def test_what_a_status_says_is_read_back() -> None:
+def test_counts_written_to_a_status_are_read_back() -> None:
     counts = HourlyDrifts().add(NOON, corrected=1).add(NOON - timedelta(hours=3), reported=2)
     assert of_status(counts.to_status()) == counts
 
 
-def test_only_a_day_is_kept_and_nothing_of_the_future() -> None:
+def test_counts_are_kept_for_a_day_and_those_of_the_future_are_discarded() -> None:
     counts = HourlyDrifts()
     for back in range(-5, 40):
         counts = counts.add(NOON - timedelta(hours=back), corrected=1)
@@ -29,7 +29,7 @@ def test_only_a_day_is_kept_and_nothing_of_the_future() -> None:
     assert (kept[0]["hour"], kept[-1]["hour"]) == ("2026-11-22T12:00:00Z", "2026-11-21T13:00:00Z")
 
 
-def test_a_status_that_others_wrote_breaks_nothing() -> None:
+def test_invalid_entries_in_a_status_are_ignored() -> None:
     good = {"hour": "2026-11-22T12:00:00Z", "corrected": 1, "reported": 0}
     bad = [None, 1, {}, {"hour": 5}, {"hour": "x"}, {**good, "hour": "2026-11-22T12:00:00"}, {**good, "corrected": -1}]
     bad += [{**good, "corrected": "1"}, {**good, "reported": 2**40}, {**good, "reported": None}]

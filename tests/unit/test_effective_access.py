@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 
-from pgrole_controller.core.access_report import NamedObjects, Surroundings, what_can, who_can
-from pgrole_controller.core.acl import AclEntry, DatabaseObject, ObjectId, ObjectKind
-from pgrole_controller.core.effective_access import (
+from pgrole_controller.core.access.access_report import NamedObjects, Surroundings, what_can, who_can
+from pgrole_controller.core.access.effective_access import (
     MOST_ROUTES,
     PUBLIC,
     AccessJudge,
@@ -12,7 +11,7 @@ from pgrole_controller.core.effective_access import (
     EffectivePrivilege,
     Source,
 )
-from pgrole_controller.core.role_graph import (
+from pgrole_controller.core.access.role_graph import (
     MOST_COUNTED,
     PG_DATABASE_OWNER,
     PG_READ_ALL_DATA,
@@ -22,6 +21,7 @@ from pgrole_controller.core.role_graph import (
     GroupEdge,
     RoleGraph,
 )
+from pgrole_controller.core.privileges.acl import AclEntry, DatabaseObject, ObjectId, ObjectKind
 
 VERSION = 180000
 OWNER, READERS, TEAM, ALICE, BOB, ROOT = range(1, 7)
@@ -44,7 +44,7 @@ def by_name(privileges: Iterable[EffectivePrivilege]) -> dict[str, EffectivePriv
     return {one.privilege: one for one in privileges}
 
 
-def test_the_shortest_way_comes_first_and_the_others_are_kept() -> None:
+def test_the_shortest_route_comes_first_and_the_others_are_kept() -> None:
     of = judge(GroupEdge(ALICE, TEAM), GroupEdge(TEAM, READERS), GroupEdge(ALICE, READERS))
     (found,) = of.privileges(ALICE, acl((READERS, "SELECT"), (PUBLIC, "SELECT")))
     assert [(route.chain.roles, route.source) for route in found.routes] == [
@@ -55,14 +55,14 @@ def test_the_shortest_way_comes_first_and_the_others_are_kept() -> None:
     assert found.total == 3
 
 
-def test_an_owner_has_only_what_its_acl_says_but_may_grant_it() -> None:
+def test_an_owner_has_only_the_privileges_in_the_acl_but_may_grant_them() -> None:
     found = by_name(judge().privileges(OWNER, acl((OWNER, "SELECT"))))
     assert set(found) == {"SELECT"}
     assert found["SELECT"].grantable
     assert found["SELECT"].routes[0].source is Source.OWNER
 
 
-def test_a_superuser_has_everything_and_does_not_hand_it_down_without_set_role() -> None:
+def test_a_superuser_has_every_privilege_and_members_get_them_only_by_set_role() -> None:
     of = judge(GroupEdge(ALICE, ROOT), GroupEdge(BOB, ROOT, set_role=False))
     assert len(of.privileges(ROOT, acl())) == 8
     after = of.privileges(ALICE, acl())
@@ -71,7 +71,7 @@ def test_a_superuser_has_everything_and_does_not_hand_it_down_without_set_role()
     assert of.privileges(BOB, acl()) == []
 
 
-def test_set_role_leads_over_set_memberships_to_inherited_ones() -> None:
+def test_set_role_reaches_privileges_that_the_assumed_role_inherits() -> None:
     of = judge(GroupEdge(ALICE, TEAM, inherit=False), GroupEdge(TEAM, READERS, set_role=False))
     (found,) = of.privileges(ALICE, acl((READERS, "SELECT")))
     assert found.after_set_role
@@ -81,13 +81,13 @@ def test_set_role_leads_over_set_memberships_to_inherited_ones() -> None:
     assert stuck.privileges(ALICE, acl((READERS, "SELECT"))) == []
 
 
-def test_a_member_of_pg_read_all_data_reads_what_no_acl_shows() -> None:
+def test_a_member_of_pg_read_all_data_can_select_without_an_acl_entry() -> None:
     of = judge(GroupEdge(ALICE, PG_READ_ALL_DATA))
     (found,) = of.privileges(ALICE, acl())
     assert (found.privilege, found.routes[0].source) == ("SELECT", Source.PREDEFINED)
 
 
-def test_only_superusers_change_the_catalogs() -> None:
+def test_an_update_grant_on_a_catalog_has_no_effect_for_a_non_superuser() -> None:
     catalog = acl((ALICE, "SELECT"), (ALICE, "UPDATE"))
     catalog = AccessObject(
         DatabaseObject(ObjectId("pg_class", 1260), ObjectKind.TABLE, "pg_catalog", "pg_authid", ROOT, "root"),
@@ -104,7 +104,7 @@ def test_the_owner_of_a_database_is_a_member_of_pg_database_owner_there_only() -
     assert AccessJudge(graph, VERSION).privileges(ALICE, schema) == []
 
 
-def test_it_says_what_makes_a_privilege_useless() -> None:
+def test_missing_privileges_that_make_a_privilege_useless_are_named() -> None:
     of = judge(GroupEdge(ALICE, READERS), GroupEdge(BOB, TEAM))
     table = acl((READERS, "SELECT"), (BOB, "SELECT"))
     schema, database = (
@@ -120,7 +120,7 @@ def test_it_says_what_makes_a_privilege_useless() -> None:
     }
 
 
-def test_users_are_counted_and_cut() -> None:
+def test_the_list_of_users_is_cut_but_all_are_counted() -> None:
     many = [AccessRole(100 + number, f"user_{number:04}") for number in range(3000)]
     graph = RoleGraph([*ROLES, *many], [GroupEdge(role.oid, READERS) for role in many])
     users = who_can(AccessJudge(graph, VERSION), acl((READERS, "SELECT")), Surroundings(), 50)
@@ -138,7 +138,7 @@ def test_equal_privileges_on_many_tables_are_one_line() -> None:
     assert (line.count, line.total, line.names) == (240, 240, ("a", "b", "c"))
 
 
-def test_a_lattice_of_memberships_does_not_explode() -> None:
+def test_the_search_of_a_dense_lattice_of_memberships_is_bounded() -> None:
     width, depth = 20, 30
     roles = [AccessRole(10, "bottom"), AccessRole(11, "top")]
     roles += [
@@ -158,7 +158,7 @@ def test_a_lattice_of_memberships_does_not_explode() -> None:
     assert total == MOST_COUNTED
 
 
-def test_a_long_chain_and_a_cycle_end() -> None:
+def test_the_search_ends_on_a_long_chain_and_on_a_cycle() -> None:
     length = 10_000
     roles = [AccessRole(number, str(number)) for number in range(1, length + 1)]
     edges = [GroupEdge(number, number + 1) for number in range(1, length)]

@@ -1,4 +1,4 @@
-"""The elector with an API server that fails in every requested way."""
+"""The elector, with an API server that fails in the ways each test requests."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ async def written(api: LeaseApi, count: int) -> None:
 
 
 @in_timelapse
-async def test_the_first_one_takes_it_and_goes_on_renewing(api: LeaseApi) -> None:
+async def test_the_first_elector_takes_the_lease_and_keeps_renewing_it(api: LeaseApi) -> None:
     one = LeaseProcess(api, "one")
     async with running(one):
         term = await one.led()
@@ -61,7 +61,7 @@ async def test_the_first_one_takes_it_and_goes_on_renewing(api: LeaseApi) -> Non
 
 
 @in_timelapse
-async def test_a_take_that_arrived_though_its_answer_was_lost_is_found_and_counted_once(api: LeaseApi) -> None:
+async def test_an_elector_leads_although_the_answer_to_its_take_was_lost(api: LeaseApi) -> None:
     api.fail("POST", lose_the_answer)
     one = LeaseProcess(api, "one")
     async with running(one):
@@ -71,7 +71,7 @@ async def test_a_take_that_arrived_though_its_answer_was_lost_is_found_and_count
 
 
 @in_timelapse
-async def test_a_renewal_that_arrived_though_its_answer_was_lost_does_not_end_the_lead(api: LeaseApi) -> None:
+async def test_a_renewal_whose_answer_was_lost_does_not_end_the_term(api: LeaseApi) -> None:
     one = LeaseProcess(api, "one")
     async with running(one):
         term = await one.led()
@@ -82,7 +82,7 @@ async def test_a_renewal_that_arrived_though_its_answer_was_lost_does_not_end_th
 
 
 @in_timelapse
-async def test_a_conflict_with_what_somebody_else_wrote_into_the_lease_does_not_end_the_lead(api: LeaseApi) -> None:
+async def test_a_conflict_during_a_renewal_does_not_end_the_term(api: LeaseApi) -> None:
     one = LeaseProcess(api, "one")
     async with running(one):
         term = await one.led()
@@ -93,7 +93,7 @@ async def test_a_conflict_with_what_somebody_else_wrote_into_the_lease_does_not_
 
 
 @in_timelapse
-async def test_who_finds_another_in_the_lease_leads_no_more_at_once(api: LeaseApi) -> None:
+async def test_a_leader_that_observes_another_holder_loses_its_term_at_once(api: LeaseApi) -> None:
     one = LeaseProcess(api, "one")
     async with running(one):
         term = await one.led()
@@ -107,7 +107,7 @@ async def test_who_finds_another_in_the_lease_leads_no_more_at_once(api: LeaseAp
 
 @pytest.mark.parametrize("how", ["refuses", "hangs"])
 @in_timelapse
-async def test_who_cannot_renew_leads_no_more_before_another_may_take_it(api: LeaseApi, how: Failing) -> None:
+async def test_a_leader_that_cannot_renew_stops_before_another_may_take_the_lease(api: LeaseApi, how: Failing) -> None:
     one, two = LeaseProcess(api, "one"), LeaseProcess(api, "two")
     async with running(one):
         term = await one.led()
@@ -131,7 +131,7 @@ async def test_who_cannot_renew_leads_no_more_before_another_may_take_it(api: Le
 
 @pytest.mark.parametrize("how", ["refuses", "hangs", "unheard"])
 @in_timelapse
-async def test_a_lead_that_nobody_took_meanwhile_is_confirmed_again_in_the_same_term(
+async def test_a_term_continues_after_an_outage_in_which_no_other_elector_took_the_lease(
     api: LeaseApi, how: Failing
 ) -> None:
     one = LeaseProcess(api, "one")
@@ -155,7 +155,7 @@ async def test_a_lead_that_nobody_took_meanwhile_is_confirmed_again_in_the_same_
 
 @pytest.mark.parametrize("status", [429, 500, 503, 504])
 @in_timelapse
-async def test_an_api_server_that_is_overloaded_is_away(api: LeaseApi, status: int) -> None:
+async def test_an_overloaded_api_server_counts_as_unreachable(api: LeaseApi, status: int) -> None:
     one = LeaseProcess(api, "one")
     async with running(one):
         term = await one.led()
@@ -169,7 +169,7 @@ async def test_an_api_server_that_is_overloaded_is_away(api: LeaseApi, status: i
 
 @pytest.mark.parametrize("status", [401, 403, 422])
 @in_timelapse
-async def test_one_that_the_api_server_refuses_is_not_away_and_loses_its_lead(api: LeaseApi, status: int) -> None:
+async def test_a_refused_renewal_does_not_count_as_an_outage_and_ends_the_term(api: LeaseApi, status: int) -> None:
     one = LeaseProcess(api, "one")
     async with running(one):
         term = await one.led()
@@ -183,7 +183,7 @@ async def test_one_that_the_api_server_refuses_is_not_away_and_loses_its_lead(ap
 
 
 @in_timelapse
-async def test_a_refusal_ends_what_is_done_without_the_lease_at_once(api: LeaseApi) -> None:
+async def test_a_refusal_ends_an_outage_at_once_and_then_the_term(api: LeaseApi) -> None:
     one = LeaseProcess(api, "one")
     async with running(one):
         term = await one.led()
@@ -201,7 +201,7 @@ async def test_a_refusal_ends_what_is_done_without_the_lease_at_once(api: LeaseA
 
 
 @in_timelapse
-async def test_an_api_server_that_refuses_everybody_while_it_starts_does_not_end_the_term(api: LeaseApi) -> None:
+async def test_refusals_while_the_api_server_starts_do_not_end_the_term(api: LeaseApi) -> None:
     one = LeaseProcess(api, "one")
     async with running(one):
         term = await one.led()
@@ -212,7 +212,7 @@ async def test_an_api_server_that_refuses_everybody_while_it_starts_does_not_end
 
 
 @in_timelapse
-async def test_a_namespace_that_is_missing_is_a_refusal(api: LeaseApi) -> None:
+async def test_a_missing_namespace_counts_as_a_refusal(api: LeaseApi) -> None:
     one = LeaseProcess(api, "one")
     async with running(one):
         term = await one.led()
@@ -223,7 +223,7 @@ async def test_a_namespace_that_is_missing_is_a_refusal(api: LeaseApi) -> None:
 
 
 @in_timelapse
-async def test_one_that_stands_by_knows_since_when_the_api_server_is_away(api: LeaseApi) -> None:
+async def test_a_standby_knows_how_long_the_api_server_has_been_unreachable(api: LeaseApi) -> None:
     one, two = LeaseProcess(api, "one"), LeaseProcess(api, "two")
     async with running(one):
         await one.led()
@@ -246,7 +246,7 @@ async def test_one_that_stands_by_knows_since_when_the_api_server_is_away(api: L
 
 @pytest.mark.parametrize("gone", [False, True], ids=["the-leader-is-there", "the-leader-is-gone"])
 @in_timelapse
-async def test_one_that_enforced_leads_when_the_api_server_is_back_unless_another_does(
+async def test_a_standby_that_enforced_leads_after_the_outage_unless_another_process_leads(
     api: LeaseApi, gone: bool
 ) -> None:
     one, two = LeaseProcess(api, "one"), LeaseProcess(api, "two")
@@ -278,7 +278,7 @@ async def test_one_that_enforced_leads_when_the_api_server_is_back_unless_anothe
 
 
 @in_timelapse
-async def test_an_answer_that_comes_after_the_deadline_makes_no_leader(api: LeaseApi) -> None:
+async def test_a_take_that_is_answered_after_the_deadline_starts_no_term(api: LeaseApi) -> None:
     api.fail("POST", late(TIMING.deadline + 0.1))
     one = LeaseProcess(api, "one")
     first = one.term
@@ -292,7 +292,7 @@ async def test_an_answer_that_comes_after_the_deadline_makes_no_leader(api: Leas
 
 
 @in_timelapse
-async def test_a_renewal_whose_answer_comes_after_the_deadline_confirms_nothing(api: LeaseApi) -> None:
+async def test_a_renewal_that_is_answered_after_the_deadline_does_not_confirm_the_term(api: LeaseApi) -> None:
     one = LeaseProcess(api, "one")
     async with running(one):
         term = await one.led()
@@ -302,7 +302,7 @@ async def test_a_renewal_whose_answer_comes_after_the_deadline_confirms_nothing(
 
 
 @in_timelapse
-async def test_a_lease_that_is_deleted_is_made_again_by_its_holder_who_leads_on(api: LeaseApi) -> None:
+async def test_the_leader_creates_a_deleted_lease_again_and_keeps_its_term(api: LeaseApi) -> None:
     one, two = LeaseProcess(api, "one"), LeaseProcess(api, "two")
     async with running(one):
         term = await one.led()
@@ -318,7 +318,7 @@ async def test_a_lease_that_is_deleted_is_made_again_by_its_holder_who_leads_on(
 
 
 @in_timelapse
-async def test_a_lease_that_is_deleted_after_its_holder_went_is_taken_after_its_duration(api: LeaseApi) -> None:
+async def test_a_deleted_lease_of_a_vanished_holder_is_taken_only_after_its_duration(api: LeaseApi) -> None:
     api.write({"holderIdentity": "gone", "leaseDurationSeconds": 15, "leaseTransitions": 4})
     two = LeaseProcess(api, "two")
     began = anyio.current_time()
@@ -343,7 +343,9 @@ async def test_a_lease_that_is_deleted_after_its_holder_went_is_taken_after_its_
     ],
 )
 @in_timelapse
-async def test_whatever_a_lease_without_another_holder_says_it_is_taken(api: LeaseApi, spec: dict[str, Any]) -> None:
+async def test_a_lease_without_another_holder_is_taken_whatever_its_fields_contain(
+    api: LeaseApi, spec: dict[str, Any]
+) -> None:
     api.write(spec)
     one = LeaseProcess(api, "one")
     async with running(one):
@@ -355,7 +357,7 @@ async def test_whatever_a_lease_without_another_holder_says_it_is_taken(api: Lea
 
 
 @in_timelapse
-async def test_the_clock_of_another_machine_decides_nothing(api: LeaseApi) -> None:
+async def test_a_lease_expires_by_the_local_clock_and_not_by_its_renew_time(api: LeaseApi) -> None:
     api.write({"holderIdentity": "other", "leaseDurationSeconds": 15, "renewTime": "1970-01-01T00:00:00.000000Z"})
     one = LeaseProcess(api, "one")
     began = anyio.current_time()
@@ -365,7 +367,7 @@ async def test_the_clock_of_another_machine_decides_nothing(api: LeaseApi) -> No
 
 
 @in_timelapse
-async def test_a_lease_that_is_given_up_is_taken_at_once(api: LeaseApi) -> None:
+async def test_a_released_lease_is_taken_at_once(api: LeaseApi) -> None:
     one, two = LeaseProcess(api, "one"), LeaseProcess(api, "two")
     async with anyio.create_task_group() as tasks:
         async with running(one):
@@ -380,7 +382,7 @@ async def test_a_lease_that_is_given_up_is_taken_at_once(api: LeaseApi) -> None:
 
 
 @in_timelapse
-async def test_who_resigns_without_an_answer_ends_in_time(api: LeaseApi) -> None:
+async def test_resigning_ends_in_time_if_the_api_server_does_not_answer(api: LeaseApi) -> None:
     one = LeaseProcess(api, "one")
     async with running(one):
         await one.led()
@@ -391,7 +393,7 @@ async def test_who_resigns_without_an_answer_ends_in_time(api: LeaseApi) -> None
 
 
 @in_timelapse
-async def test_who_resigns_while_a_renewal_of_its_own_is_on_its_way_gives_up_all_the_same(api: LeaseApi) -> None:
+async def test_resigning_releases_the_lease_despite_a_renewal_in_flight(api: LeaseApi) -> None:
     one = LeaseProcess(api, "one")
     async with running(one):
         await one.led()
@@ -408,14 +410,14 @@ async def test_who_resigns_while_a_renewal_of_its_own_is_on_its_way_gives_up_all
 
 
 @in_timelapse
-async def test_who_does_not_hold_it_gives_nothing_up(api: LeaseApi) -> None:
+async def test_resigning_without_holding_the_lease_writes_nothing(api: LeaseApi) -> None:
     api.write({"holderIdentity": "other", "leaseDurationSeconds": 15})
     await LeaseProcess(api, "one").elector.resign()
     assert api.holders == ["other"]
 
 
 @in_timelapse
-async def test_two_with_one_identity_both_lead_which_is_why_each_adds_what_is_its_own(api: LeaseApi) -> None:
+async def test_two_electors_with_the_same_identity_both_lead(api: LeaseApi) -> None:
     one, two = LeaseProcess(api, "same"), LeaseProcess(api, "same")
     async with running(one, two):
         await one.led()
@@ -454,7 +456,7 @@ async def test_confirm_fails_when_another_took_the_lease(api: LeaseApi) -> None:
 
 
 @in_timelapse
-async def test_confirm_is_not_satisfied_by_a_renewal_that_was_under_way(api: LeaseApi) -> None:
+async def test_confirm_is_not_satisfied_by_a_renewal_already_in_progress(api: LeaseApi) -> None:
     one = LeaseProcess(api, "one")
     arrived, go_on = anyio.Event(), anyio.Event()
 
@@ -497,12 +499,12 @@ EVENTS = st.lists(
 
 @settings(max_examples=25, deadline=None)
 @given(EVENTS)
-def test_whatever_fails_no_two_electors_lead_at_one_moment(events: list[tuple[str, Any]]) -> None:
+def test_two_electors_never_lead_at_the_same_time_whatever_fails(events: list[tuple[str, Any]]) -> None:
     in_timelapse(fail_so)(events)
 
 
 async def fail_so(events: list[tuple[str, Any]]) -> None:
-    """Three electors; at the end, when all is well again, one leads and the Lease names it."""
+    """Runs three electors: once every failure is over, exactly one leads and the Lease names it."""
     api = LeaseApi()
     processes = [LeaseProcess(api, name) for name in ("one", "two", "three")]
 
@@ -536,7 +538,7 @@ async def happen(api: LeaseApi, processes: list[LeaseProcess], what: str, of: An
     elif what != "delete":
         processes[of].line.failing = None if what == "mend" else what
     elif api.lease is not None and all(process.line.failing is None for process in processes):
-        # Who has not seen lately that it is held cannot know better: see the caveats.
+        # An elector that has not observed the Lease recently cannot know that it is held: see the caveats.
         for process in processes:
             await process.follows()
         if api.lease is not None:

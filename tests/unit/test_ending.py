@@ -20,7 +20,7 @@ def _raise(error: BaseException) -> int:
         (ExceptionGroup("s3cret", [TypeError("s3cret")]), FAILED, "unexpected error: ExceptionGroup"),
     ],
 )
-def test_an_error_is_one_line_and_quotes_nothing(
+def test_an_error_is_printed_on_one_line_without_secrets(
     error: BaseException, code: int, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert end(lambda: _raise(error)) == code
@@ -30,17 +30,19 @@ def test_an_error_is_one_line_and_quotes_nothing(
     assert "s3cret" not in shown
 
 
-def test_a_traceback_is_shown_to_who_asks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_traceback_is_printed_at_log_level_debug(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PGROLE_LOG_LEVEL", "debug")
     assert end(lambda: _raise(ValueError("why"))) == FAILED
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_the_place_is_that_of_the_first_error_of_a_group() -> None:
+def test_an_exception_group_is_located_by_its_first_error() -> None:
     with pytest.raises(ValueError, match="why") as raised:
         _raise(ValueError("why"))
     assert "test_ending.py" in describe_unexpected(ExceptionGroup("", [raised.value]))
 
 
-def test_control_characters_and_half_characters_are_escaped() -> None:
+def test_control_characters_and_lone_surrogates_are_escaped() -> None:
     assert make_printable("a\x1b\u202e\udcff\n") == "a\\x1b\\u202e\\udcff\\n"

@@ -1,4 +1,4 @@
-"""controller/endings: a key is due again when its reconcile ended, with what earlier reconciles left to confirm."""
+"""controller/endings: when a key is due again after a reconcile, including confirmations left by earlier ones."""
 
 import anyio
 
@@ -27,7 +27,7 @@ class EndingWorld:
         self.endings = Endings(self.queue, Contests())
 
     async def reconcile(self, result: Result, request: bool = True) -> float:
-        """When it began."""
+        """Returns when the reconcile began."""
         if request:
             self.queue.put("main", Request(KEY, RequestReason.OBJECT, Rank.CHANGE))
         await self.queue.take("main", 1)
@@ -37,7 +37,7 @@ class EndingWorld:
 
 
 @in_timelapse
-async def test_a_change_is_confirmed_in_time_also_when_another_reconcile_comes_before() -> None:
+async def test_a_change_is_confirmed_on_time_even_after_another_reconcile() -> None:
     world = EndingWorld()
     changed = await world.reconcile(CHANGED)
     await anyio.sleep(CONFIRM_SECONDS / 2)
@@ -50,7 +50,7 @@ async def test_a_change_is_confirmed_in_time_also_when_another_reconcile_comes_b
 
 
 @in_timelapse
-async def test_an_interrupted_reconcile_follows_at_once_and_a_change_before_it_is_confirmed() -> None:
+async def test_an_interrupted_reconcile_is_repeated_at_once_and_an_earlier_change_is_still_confirmed() -> None:
     world = EndingWorld()
     changed = await world.reconcile(CHANGED)
     world.queue.put("main", Request(KEY, RequestReason.OBJECT, Rank.CHANGE))
@@ -62,7 +62,7 @@ async def test_an_interrupted_reconcile_follows_at_once_and_a_change_before_it_i
 
 
 @in_timelapse
-async def test_an_object_that_is_gone_is_forgotten() -> None:
+async def test_the_confirmation_of_a_deleted_object_is_forgotten() -> None:
     world = EndingWorld()
     await world.reconcile(CHANGED)
     await world.reconcile(GONE)

@@ -1,4 +1,4 @@
-"""core/decision: while Kubernetes is away, the controller maintains only the state last applied. No I/O."""
+"""core/decision: while Kubernetes is unreachable, the controller maintains only the state last applied. No I/O."""
 
 from dataclasses import replace
 from typing import Any
@@ -57,13 +57,13 @@ def secured(**values: Any) -> Desired:
     return desired(password=FROM_SECRET, secrets=ObservedSecrets(password=SECRET), remembered=OURS, **values)
 
 
-class TestWhatIsKept:
-    def test_a_drift_is_set_back(self) -> None:
+class TestEnforcedState:
+    def test_drift_is_corrected(self) -> None:
         plan = away(desired(), Observed(named=DRIFTED, claim=claim()))
         assert plan.changes == (SetAttribute("app", "superuser", False),)
         assert (plan.action, plan.drift) == (Action.CORRECTED, ("superuser",))
 
-    def test_a_role_that_was_dropped_is_created_again_with_the_password_that_it_had(self) -> None:
+    def test_a_dropped_role_is_created_again_with_its_password(self) -> None:
         observed = Observed(claim=claim(record=RECORD))
         plan = away(secured(), observed)
         assert isinstance(plan.changes[0], Create)
@@ -71,10 +71,10 @@ class TestWhatIsKept:
         assert password is not None
         assert password.verifier == OURS
 
-    def test_a_role_as_it_should_be_needs_nothing(self) -> None:
+    def test_a_role_that_matches_needs_no_change(self) -> None:
         assert not away(desired(), Observed(named=ObservedRole(OID, DESIRED), claim=claim())).writes
 
-    def test_a_password_is_set_back_from_what_is_remembered_though_its_secret_is_another_by_now(self) -> None:
+    def test_a_password_is_restored_from_the_remembered_verifier_even_if_the_secret_changed(self) -> None:
         observed = Observed(
             named=ObservedRole(OID, replace(DESIRED, password=Password(THEIRS.digest))), claim=claim(record=RECORD)
         )
@@ -87,7 +87,7 @@ class TestWhatIsKept:
         assert plan.record is None
 
     @pytest.mark.parametrize("remembered", [None, THEIRS])
-    def test_a_verifier_that_is_not_the_claims_is_not_set(self, remembered: Any) -> None:
+    def test_a_password_is_not_restored_without_a_verifier_that_matches_the_claim(self, remembered: Any) -> None:
         observed = Observed(
             named=ObservedRole(OID, replace(DESIRED, password=Password(THEIRS.digest))), claim=claim(record=RECORD)
         )
@@ -95,11 +95,11 @@ class TestWhatIsKept:
         assert not plan.writes
         assert [type(one) for one in plan.pending] == [Transient]
 
-    def test_where_verifiers_cannot_be_seen_none_is_set(self) -> None:
+    def test_no_password_is_set_where_verifiers_cannot_be_read(self) -> None:
         observed = Observed(named=ObservedRole(OID, replace(DESIRED, password=UNSEEN)), claim=claim(record=RECORD))
         assert not away(secured(), observed).writes
 
-    def test_a_password_that_is_disabled_is_kept_so(self) -> None:
+    def test_a_disabled_password_stays_disabled(self) -> None:
         record = PasswordRecord(source="none")
         observed = Observed(
             named=ObservedRole(OID, replace(DESIRED, password=Password(THEIRS.digest))), claim=claim(record=record)
@@ -108,8 +108,8 @@ class TestWhatIsKept:
         assert plan.changes == (SetAttribute("app", "password", None),)
 
 
-class TestWhatIsNotDone:
-    """Each with a drift, which stays."""
+class TestWithheldActions:
+    """In each case the role has drifted and stays as it is."""
 
     @pytest.mark.parametrize(
         "values",
@@ -125,7 +125,9 @@ class TestWhatIsNotDone:
         ],
         ids=str,
     )
-    def test_for_an_object_that_is_not_what_was_last_acted_on(self, values: dict[str, Any]) -> None:
+    def test_drift_is_not_corrected_for_an_object_that_differs_from_the_one_last_acted_on(
+        self, values: dict[str, Any]
+    ) -> None:
         with pytest.raises(PgRoleError) as caught:
             away(desired(**values), Observed(named=DRIFTED, claim=claim()))
         assert isinstance(caught.value, Transient)
@@ -143,56 +145,56 @@ class TestWhatIsNotDone:
         ],
         ids=str,
     )
-    def test_for_a_claim_that_says_something_else(self, values: dict[str, Any]) -> None:
+    def test_drift_is_not_corrected_with_a_claim_that_records_another_state(self, values: dict[str, Any]) -> None:
         with pytest.raises(PgRoleError) as caught:
             away(desired(), Observed(named=DRIFTED, claim=claim(**values)))
         assert isinstance(caught.value, Transient)
 
-    def test_without_a_claim(self) -> None:
+    def test_without_a_claim_a_role_is_neither_created_nor_adopted(self) -> None:
         for observed in (Observed(), Observed(named=DRIFTED)):
             with pytest.raises(Transient):
                 away(desired(adopt=True), observed)
 
-    def test_nothing_is_released_of_an_object_that_seems_to_be_gone(self) -> None:
+    def test_claims_of_an_object_that_appears_deleted_are_not_released(self) -> None:
         request, observed = Target(Key("shop", "gone"), None), Observed(former=(("old", "uid-0"),))
         here, there = _decide(request, observed, HERE), _decide(request, observed, AWAY)
         assert isinstance(here, Plan)
         assert here.writes
         assert isinstance(there, Transient)
 
-    def test_nothing_is_released(self) -> None:
+    def test_claims_of_former_names_are_not_released(self) -> None:
         plan = away(desired(), Observed(named=DRIFTED, claim=claim(), former=(("old", "uid-0"),)))
         assert plan.releases == ()
 
-    def test_a_group_that_came_meanwhile_is_not_joined(self) -> None:
+    def test_a_group_that_appeared_meanwhile_is_not_joined(self) -> None:
         desired_role = replace(DESIRED, member_of=(Membership("readers"),))
         observed = Observed(named=DRIFTED, claim=claim(), references=References(groups={"readers": ()}))
         with pytest.raises(Transient):
             decide(desired(role=desired_role), observed, AWAY, Policy(member_of=("readers",)))
 
 
-class TestWhatIsNoted:
-    def test_the_generations_are_noted_with_what_is_applied(self) -> None:
+class TestNotedGenerations:
+    def test_generations_are_recorded_with_the_applied_state(self) -> None:
         plan = decide(desired(), Observed(), HERE, Policy())
         assert plan.acted_on == KNOWN
         assert plan.owner == ME
 
-    def test_they_are_noted_alone_where_nothing_else_is_to_be_done(self) -> None:
+    def test_generations_are_recorded_alone_if_nothing_else_has_to_be_done(self) -> None:
         plan = decide(desired(generation=4), Observed(named=ObservedRole(OID, DESIRED), claim=claim()), HERE, Policy())
         assert (plan.acted_on, plan.owner, plan.changes) == (replace(KNOWN, object=4), None, ())
         assert plan.writes
 
-    def test_and_not_again(self) -> None:
+    def test_unchanged_generations_are_not_recorded_again(self) -> None:
         assert not decide(desired(), Observed(named=ObservedRole(OID, DESIRED), claim=claim()), HERE, Policy()).writes
 
-    def test_not_where_the_claims_cannot_hold_them(self) -> None:
+    def test_generations_are_not_recorded_where_claims_cannot_hold_them(self) -> None:
         server = replace(HERE, notes_generations=False)
         plan = decide(
             desired(generation=4), Observed(named=ObservedRole(OID, DESIRED), claim=claim()), server, Policy()
         )
         assert not plan.writes
 
-    def test_not_for_an_object_that_is_refused(self) -> None:
+    def test_generations_of_a_refused_object_are_not_recorded(self) -> None:
         desired_role = replace(DESIRED, parameters=(("log_statement", "all"),))
         observed = Observed(
             named=DRIFTED, claim=claim(), references=References(contexts={"log_statement": "superuser"})

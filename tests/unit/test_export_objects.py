@@ -20,10 +20,10 @@ from pgrole_controller.commands.export_yaml import to_yaml
 from pgrole_controller.core.desired import desired_role_of, privileges_of
 from pgrole_controller.core.diff import diff, field_names
 from pgrole_controller.core.errors import Refused
-from pgrole_controller.core.grantee import Access, DatabasePrivileges, SchemaAccess
+from pgrole_controller.core.folding.privilege_folding import FoldedDatabase
 from pgrole_controller.core.parameters import ALL, UNREADABLE
 from pgrole_controller.core.policy import Policy, Reached, References
-from pgrole_controller.core.privilege_folding import FoldedDatabase
+from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, SchemaAccess
 from pgrole_controller.core.role import BEFORE_ALL_TIME, UNSEEN, Membership, ObservedRole, Role
 
 NAMES = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=15)
@@ -33,7 +33,7 @@ def make(role: Role, *folded: FoldedDatabase) -> ExportedObject:
     return make_object(ObservedRole(20000, replace(role, password=UNSEEN)), "role-x", folded)
 
 
-def test_only_what_differs_from_the_defaults_is_written() -> None:
+def test_only_fields_that_differ_from_the_defaults_are_written() -> None:
     made = make(Role("role-x"))
     assert made.document == {
         "apiVersion": "pgrole.dev/v1alpha1",
@@ -69,7 +69,7 @@ def test_namespace_and_server_are_set() -> None:
         (Role("x", database_parameters=(("db", (("work_mem", "1" * 2000),)),)), "databaseParameters"),
     ],
 )
-def test_a_value_that_cannot_be_declared_is_left_as_it_is(role: Role, field: str) -> None:
+def test_a_field_whose_value_cannot_be_declared_is_ignored_with_a_note(role: Role, field: str) -> None:
     made = make(role)
     assert made.document["spec"]["drift"] == {"ignore": [field]}
     assert made.notes == (f"{field} cannot be declared exactly, and is left as it is (drift.ignore)",)
@@ -80,7 +80,7 @@ def test_a_name_that_cannot_be_declared_is_refused() -> None:
         make(Role("public"))
 
 
-def test_an_object_has_no_more_than_it_can_declare() -> None:
+def test_databases_beyond_the_limit_of_an_object_are_left_out_with_a_note() -> None:
     folded = [
         FoldedDatabase(DatabasePrivileges(f"db{one:02}", schemas=(SchemaAccess("app", frozenset({Access.READ})),)))
         for one in range(17)
@@ -90,7 +90,7 @@ def test_an_object_has_no_more_than_it_can_declare() -> None:
     assert made.notes == ("database db16: left out: an object declares at most 16 databases and 2000 names",)
 
 
-def test_lists_are_written_as_people_write_them() -> None:
+def test_list_parameters_are_quoted_only_where_necessary() -> None:
     made = make(Role("x", parameters=(("search_path", '"$user", "app", "Odd name"'),)))
     assert made.document["spec"]["parameters"] == {"search_path": '"$user", app, "Odd name"'}
 
@@ -111,7 +111,7 @@ roles = st.builds(
 
 
 @given(roles)
-def test_whatever_a_role_is_its_yaml_declares_it(role: Role) -> None:
+def test_the_yaml_of_any_role_declares_that_role(role: Role) -> None:
     made = make(role)
     document = yaml.safe_load(to_yaml(made.document, ["\x1b[31m", "two\nlines", *made.notes]))
     assert document == made.document
@@ -123,12 +123,12 @@ def test_whatever_a_role_is_its_yaml_declares_it(role: Role) -> None:
     "text",
     ["yes", "No", "on", "null", "~", "1e3", "0o14", "0x1f", "1_000", "12:30:00", ".inf", "2030-01-01", "- a", "a: b"],
 )
-def test_a_text_that_looks_like_something_else_is_quoted(text: str) -> None:
+def test_text_that_yaml_would_read_as_something_else_is_quoted(text: str) -> None:
     assert to_yaml({"name": text}) == f'name: "{text}"\n'
 
 
 @pytest.mark.parametrize("text", ["\x1b[2J", "\u202egnp", "\u2028", "\x85", "é\u200b"])
-def test_nothing_in_a_text_acts_on_a_terminal(text: str) -> None:
+def test_text_cannot_control_a_terminal(text: str) -> None:
     written = to_yaml({"name": text}, [text])
     assert all(sign.isprintable() or sign == "\n" for sign in written)
     assert yaml.safe_load(written) == {"name": text}
@@ -138,7 +138,7 @@ def test_readable_names_stay_readable() -> None:
     assert to_yaml({"name": "Müller"}) == 'name: "Müller"\n'
 
 
-def test_names_are_those_of_the_roles_where_possible() -> None:
+def test_object_names_are_the_role_names_where_possible() -> None:
     names = name_objects(["orders_app", "readers", "Readers", "a.b", "---", "public", "x" * 60])
     assert names["orders_app"] == "orders-app"
     assert names["readers"] == "readers"
@@ -149,7 +149,7 @@ def test_names_are_those_of_the_roles_where_possible() -> None:
 
 
 @given(st.lists(NAMES | st.sampled_from(["a_b", "a-b", "A b", "a-b-", "role", "_"]), unique=True))
-def test_every_role_has_a_valid_name_of_its_own(role_names: list[str]) -> None:
+def test_every_role_gets_a_valid_and_unique_object_name(role_names: list[str]) -> None:
     names = name_objects(role_names)
     assert set(names) == set(role_names)
     assert len(set(names.values())) == len(names)
@@ -162,7 +162,7 @@ def test_groups_come_before_their_members() -> None:
     assert [one.role_name for one in sort_groups_first(objects)] == ["d", "c", "a", "b"]
 
 
-def test_a_role_that_reaches_a_superuser_is_named_as_one_that_is_not_adopted() -> None:
+def test_a_role_that_reaches_a_superuser_is_reported_as_not_adoptable() -> None:
     role = Role("role-x", member_of=(Membership("root"),))
     found = ObservedRole(20000, role, reaches=("root",))
     references = References(groups={"root": ("root",)}, reached={"root": (Reached("root", ("superuser",)),)})

@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from pgrole_controller.api.crd import PGROLE, crd
-from pgrole_controller.core import attribution_findings, cluster_findings, schema_findings, server_findings
-from pgrole_controller.core.cluster_findings import NEEDED, RequiredRight
 from pgrole_controller.core.database_options import AuditSource, HistoryConfig
-from pgrole_controller.core.finding import Finding, FindingState, has_problem, sql, summarize
-from pgrole_controller.core.server_facts import (
+from pgrole_controller.core.findings import attribution_findings, cluster_findings, schema_findings, server_findings
+from pgrole_controller.core.findings.cluster_findings import NEEDED, RequiredRight
+from pgrole_controller.core.findings.finding import Finding, FindingState, has_problem, sql, summarize
+from pgrole_controller.core.findings.server_facts import (
     ClaimCount,
     EventTriggerFacts,
     HistoryFacts,
@@ -69,7 +69,9 @@ def test_a_clock_may_differ_by_five_seconds(behind: float, state: FindingState) 
         ({"expires": NOW + timedelta(days=22)}, OK),
     ],
 )
-def test_a_connection_is_encrypted_and_its_certificate_verified(changes: dict[str, Any], state: FindingState) -> None:
+def test_encryption_verification_and_expiry_of_a_connection_are_judged(
+    changes: dict[str, Any], state: FindingState
+) -> None:
     assert server_findings.judge_encryption("s", replace(SERVER, **changes), "", NOW).state is state
 
 
@@ -169,7 +171,7 @@ def test_the_controller_needs_three_connections_and_one_for_each_database(
         ),
     ],
 )
-def test_the_source_of_attribution_needs_its_settings(
+def test_settings_that_the_source_of_attribution_lacks_have_remedies(
     audit: AuditSource, settings: dict[str, str], role: RoleFacts, expected: list[str]
 ) -> None:
     facts = replace(SERVER, settings={**SERVER.settings, **settings})
@@ -177,7 +179,7 @@ def test_the_source_of_attribution_needs_its_settings(
     assert [one[: len(text)] for one, text in zip(found, expected, strict=False)] == expected
 
 
-def test_settings_of_the_command_line_have_no_statement() -> None:
+def test_settings_fixed_on_the_command_line_have_no_remedy() -> None:
     facts = replace(SERVER, settings={"fsync": "off"})
     assert commands(server_findings.judge_settings("s", facts)) != []
     assert commands(server_findings.judge_settings("s", replace(facts, fixed=frozenset({"fsync"})))) == []
@@ -197,7 +199,7 @@ def test_event_triggers_that_do_not_fire_are_problems() -> None:
     assert schema_findings.judge_event_triggers("s", EventTriggerFacts("orders", 0), superuser)[0].state is OK
 
 
-def test_claims_of_other_clusters_are_told_if_the_own_one_is_known() -> None:
+def test_claims_of_other_clusters_are_reported_if_the_own_cluster_is_known() -> None:
     counts = [ClaimCount("own", 5, 1), ClaimCount("lost", 3, 0), ClaimCount("gone", 2, 2)]
     assert [one.state for one in schema_findings.judge_claims("s", counts, None)] == [OK]
     found = schema_findings.judge_claims("s", counts, "own")
@@ -209,12 +211,12 @@ def test_claims_of_other_clusters_are_told_if_the_own_one_is_known() -> None:
 @pytest.mark.parametrize(
     ("rows", "age", "state"), [(5, 1, OK), (2_000_000, 1, WARNING), (5, 150, OK), (5, 200, WARNING)]
 )
-def test_a_history_that_is_not_pruned_is_told(rows: int, age: int, state: FindingState) -> None:
+def test_a_history_that_is_not_pruned_is_reported(rows: int, age: int, state: FindingState) -> None:
     history = HistoryFacts(1000, rows, NOW - timedelta(days=age))
     assert schema_findings.judge_history("s", history, HistoryConfig(), NOW).state is state
 
 
-def test_a_name_that_cannot_be_sent_has_no_statement() -> None:
+def test_no_statement_is_suggested_for_a_name_that_is_not_utf_8() -> None:
     assert sql("GRANT pg_monitor TO {}", "caf\udce9") == ()
     assert [one.command for one in sql("GRANT {} TO {}", "{}", 'a"b')] == ['GRANT "{}" TO "a""b"']
 
@@ -230,7 +232,7 @@ def established(definition: dict[str, Any]) -> dict[str, Any]:
     return {**definition, "status": {"conditions": [{"type": "Established", "status": "True"}]}}
 
 
-def test_a_definition_is_compared_with_this_programs() -> None:
+def test_an_installed_crd_is_compared_with_this_programs_crd() -> None:
     expected = crd(PGROLE)
     judge = cluster_findings.judge_definition
     assert judge("x", expected, None).state is PROBLEM
@@ -261,7 +263,7 @@ def test_objects_of_any_shape_are_judged(shape: dict[str, Any]) -> None:
         ({"holderIdentity": "", "renewTime": "2026-11-22T11:59:58.000000Z"}, PROBLEM),
     ],
 )
-def test_a_lease_has_a_holder_that_renews_it(spec: dict[str, Any], state: FindingState) -> None:
+def test_a_lease_must_have_a_holder_that_renews_it(spec: dict[str, Any], state: FindingState) -> None:
     assert cluster_findings.judge_lease("l", "n", {"spec": spec}, NOW).state is state
     assert cluster_findings.judge_lease("l", "n", None, NOW).state is WARNING
 
@@ -279,7 +281,7 @@ def test_roles_that_are_not_ready_are_grouped_by_reason() -> None:
     assert cluster_findings.judge_roles([role("t", "Reconciled", "True")])[0].state is OK
 
 
-def test_the_rights_that_are_checked_are_those_that_deploy_grants() -> None:
+def test_the_checked_permissions_are_those_that_deploy_grants() -> None:
     folder = Path(__file__).parents[2] / "deploy" / "kustomize"
     granted = set()
     for path in (
@@ -295,13 +297,13 @@ def test_the_rights_that_are_checked_are_those_that_deploy_grants() -> None:
                     for group in rule["apiGroups"]
                     for resource in rule["resources"]
                 }
-    # namespaces, and what watching the Lease by name takes, have no check of their own
+    # namespaces, and watching the Lease by name, have no checks of their own
     asked = {(one.verb, one.group, one.resource) for one in NEEDED}
     assert asked <= granted
     assert {resource for _, _, resource in granted - asked} <= {"namespaces", "leases"}
 
 
-def test_the_callers_missing_rights_are_named_with_their_grant() -> None:
+def test_the_callers_missing_permissions_have_a_command_that_grants_them() -> None:
     finding = cluster_findings.judge_caller("o'brien", [RequiredRight("list", "pgrole.dev", "pgroles")])
     assert finding.state is WARNING
     assert finding.remedies[1].command.endswith("""--user='o'"'"'brien'""")

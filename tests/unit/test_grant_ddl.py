@@ -7,8 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pglast import ast, parse_sql
 
-from pgrole_controller.core.acl import AclChange, DatabaseObject, DefaultAclChange, ObjectId, ObjectKind
-from pgrole_controller.core.grant_ddl import GRANTEES_PER_STATEMENT, OBJECTS_PER_STATEMENT, render_types, statements
+from pgrole_controller.core.privileges.acl import AclChange, DatabaseObject, DefaultAclChange, ObjectId, ObjectKind
+from pgrole_controller.core.privileges.grant_ddl import (
+    GRANTEES_PER_STATEMENT,
+    OBJECTS_PER_STATEMENT,
+    render_types,
+    statements,
+)
 from tests.roles import names
 
 
@@ -71,7 +76,7 @@ def test_objects_of_the_same_change_share_statements_of_a_hundred_sorted_by_oid(
     assert found[0].text.startswith('GRANT SELECT ON TABLE "app"."t20001", "app"."t20002", ')
 
 
-def test_what_differs_does_not_share_a_statement() -> None:
+def test_different_changes_do_not_share_a_statement() -> None:
     one = change(make())
     others = [
         change(make(20001), "INSERT"),
@@ -99,7 +104,7 @@ def test_grantees_of_the_same_change_of_the_same_objects_share_statements_of_a_h
     parse_sql(first)
 
 
-def test_delegates_grants_are_revoked_first_from_the_end_of_the_chain_then_the_owners_then_all_is_granted() -> None:
+def test_revokes_start_at_the_end_of_the_delegation_chain_and_precede_all_grants() -> None:
     table = make()
     chain = [
         change(table, grantee_name="new"),
@@ -114,7 +119,7 @@ def test_delegates_grants_are_revoked_first_from_the_end_of_the_chain_then_the_o
         assert found == expected
 
 
-def test_a_long_chain_of_delegates_and_a_circle_have_an_order() -> None:
+def test_a_long_delegation_chain_and_a_cycle_are_ordered() -> None:
     table = make()
     chain = [change(table, grantee_name=f"r{at + 1}", revoke=True, grantor=f"r{at}") for at in range(300)]
     assert [one.acting_as for one in statements(chain)] == [f"r{at}" for at in reversed(range(300))]
@@ -144,14 +149,14 @@ DEFAULT = DefaultAclChange(16500, "own", "app", "r", 16400, "reader", ("SELECT",
         ),
     ],
 )
-def test_default_privileges(one: DefaultAclChange, end: str) -> None:
+def test_each_change_of_default_privileges_has_its_statement(one: DefaultAclChange, end: str) -> None:
     (found,) = statements([], [one])
     assert found.text == f'ALTER DEFAULT PRIVILEGES FOR ROLE "own"{end}'
     assert (found.objects, found.acting_as) == ((), "")
     parse_sql(found.text)
 
 
-def test_default_privileges_are_revoked_first() -> None:
+def test_default_privileges_are_revoked_before_others_are_granted() -> None:
     found = statements([], [DEFAULT, replace(DEFAULT, schema="", revoke=True)])
     assert ["REVOKE" in one.text for one in found] == [True, False]
 
@@ -174,7 +179,7 @@ def test_a_change_without_a_statement_is_an_error(one: AclChange) -> None:
         statements([one])
 
 
-def test_maintain_is_an_error_below_17_and_so_is_an_unknown_type_of_defaults() -> None:
+def test_maintain_before_postgresql_17_and_unknown_types_of_defaults_raise_errors() -> None:
     assert statements([change(make(), "MAINTAIN")], version=170000)
     with pytest.raises(ValueError, match="MAINTAIN"):
         statements([change(make(), "MAINTAIN")], version=160000)
@@ -199,7 +204,7 @@ def test_maintain_is_an_error_below_17_and_so_is_an_unknown_type_of_defaults() -
         "é",
     ],
 )
-def test_argument_types_that_format_type_never_spells_are_errors(types: str) -> None:
+def test_argument_types_that_format_type_never_returns_raise_errors(types: str) -> None:
     with pytest.raises(ValueError, match="type"):
         render_types(types)
 
@@ -208,14 +213,12 @@ def test_argument_types_that_format_type_never_spells_are_errors(types: str) -> 
     "types",
     ["", "bigint, text", "character varying", 'app."A;b"[]', '"char"', 'app."x""(y"', "timestamp without time zone"],
 )
-def test_argument_types_that_format_type_spells_are_kept(types: str) -> None:
+def test_argument_types_that_format_type_returns_are_unchanged(types: str) -> None:
     assert render_types(types) == types
 
 
 @given(schema=names(), name=names(), role=names(), column=names(), oid=st.sampled_from([1, 2]))
-def test_a_statement_says_the_same_whatever_the_names_are(
-    schema: str, name: str, role: str, column: str, oid: int
-) -> None:
+def test_no_name_changes_the_meaning_of_a_statement(schema: str, name: str, role: str, column: str, oid: int) -> None:
     obj = make(oid, schema=schema, name=name)
     (found,) = statements([change(obj, grantee_name=role, columns=(column,), revoke=oid == 1)])
     (parsed,) = parse_sql(found.text)
@@ -229,7 +232,7 @@ def test_a_statement_says_the_same_whatever_the_names_are(
     assert [one.sval for one in grant.privileges[0].cols] == [column]
 
 
-def test_names_that_are_not_utf_8_are_looked_up_in_the_server() -> None:
+def test_names_that_are_not_utf_8_are_looked_up_by_the_statement() -> None:
     hostile = "caf\udce9"
     routine = make(kind=ObjectKind.ROUTINE, schema=hostile, name=hostile, arguments=f'"{hostile}"[]')
     for one in (change(make(name=hostile), columns=(hostile,), grantee_name=hostile), change(routine, "EXECUTE")):

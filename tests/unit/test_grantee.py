@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from pgrole_controller.core.acl import ObjectKind
-from pgrole_controller.core.grantee import (
+from pgrole_controller.core.privileges.acl import ObjectKind
+from pgrole_controller.core.privileges.grantee import (
     Access,
     DatabasePrivileges,
     Grantee,
@@ -36,12 +36,12 @@ def test_a_stored_declaration_reads_back_equal() -> None:
 
 
 @pytest.mark.parametrize("stored", [{}, {"database": "a", "schemas": [{}]}, {"database": "a", "objects": [1]}])
-def test_anything_else_is_an_error(stored: dict[str, object]) -> None:
+def test_an_invalid_stored_declaration_raises_an_error(stored: dict[str, object]) -> None:
     with pytest.raises((LookupError, TypeError, ValueError)):
         from_json(stored)
 
 
-def test_the_digest_covers_what_decides_in_that_database_and_nothing_else() -> None:
+def test_the_digest_covers_only_what_matters_in_its_database() -> None:
     digest = GRANTEE.digest_of("orders")
     assert (
         replace(GRANTEE, generation=2, declared={**GRANTEE.declared, "b": DatabasePrivileges("b")}).digest_of("orders")

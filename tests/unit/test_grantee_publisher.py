@@ -1,4 +1,4 @@
-"""controller/grantee_publisher: which roles the databases' workers serve after a reconcile, and with what."""
+"""controller/grantee_publisher: which roles a reconcile publishes to the database workers, and with what."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -6,9 +6,9 @@ from typing import ClassVar, cast
 
 import pytest
 
-from pgrole_controller.controller.grantee_publisher import add_results, publish, withdraw_unread
-from pgrole_controller.controller.grantees import Grantees
 from pgrole_controller.controller.objects import Target
+from pgrole_controller.controller.privileges.grantee_publisher import add_results, publish, withdraw_unread
+from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.reconcile import _decide
 from pgrole_controller.controller.result import Attempt
 from pgrole_controller.controller.server_config import ServerConfig
@@ -16,11 +16,11 @@ from pgrole_controller.core.claim import Claim, Generations, Owner
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.errors import Reason, Refused, Transient
-from pgrole_controller.core.granted_privileges import GrantedPrivileges
-from pgrole_controller.core.grantee import DatabasePrivileges, Grantee, PrivilegePolicy, Takeover
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy, References, ServerPolicy
-from pgrole_controller.core.privilege_result import AdoptionFindings, News, PrivilegeNews, PrivilegeResult
+from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegePolicy, Takeover
+from pgrole_controller.core.privileges.privilege_result import AdoptionFindings, News, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole, Role, digest
 from pgrole_controller.core.state import Desired, Observed, Server
@@ -103,7 +103,7 @@ def scene() -> GranteeScene:
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def test_a_role_is_published_once_its_claim_holds_what_is_declared(scene: GranteeScene) -> None:
+async def test_a_role_is_published_once_its_claim_holds_the_declaration(scene: GranteeScene) -> None:
     await scene.reconcile(target(ORDERS), see({}))
     assert scene.grantees.published("main") == ()
     await scene.reconcile(target(ORDERS, LAKE), see({"orders": (ORDERS,)}))
@@ -122,7 +122,7 @@ async def test_without_privileges_nothing_is_read_or_published(scene: GranteeSce
     assert attempt.conclude().privileges is None
 
 
-async def test_a_renamed_role_is_published_under_the_name_that_it_has(scene: GranteeScene) -> None:
+async def test_a_renamed_role_is_published_under_its_current_name(scene: GranteeScene) -> None:
     renamed = ObservedRole(OID, replace(ROLE, name="away"))
     await scene.reconcile(target(ORDERS, report_only=True), see({"orders": (ORDERS,)}, named=None, claimed=renamed))
     (grantee,) = scene.grantees.published("main")
@@ -166,7 +166,7 @@ async def test_a_role_that_the_object_may_take_over_is_published_to_be_compared_
     assert kind is Takeover.RETAINED or expected in cast("Refused", refused.decision).message
 
 
-async def test_a_adoptee_is_replaced_once_the_object_owns_the_role(scene: GranteeScene) -> None:
+async def test_an_adoptee_is_replaced_once_the_object_owns_the_role(scene: GranteeScene) -> None:
     await scene.reconcile(target(ORDERS), see({}, claim=None))
     scene.report("orders", adoption=AdoptionFindings())
     await scene.reconcile(target(ORDERS, LAKE), see({"orders": (ORDERS,)}))
@@ -185,7 +185,7 @@ async def test_an_object_that_may_not_adopt_has_nothing_compared(scene: GranteeS
     assert scene.grantees.published("main") == ()
 
 
-async def test_an_object_that_is_gone_or_invalid_is_withdrawn(scene: GranteeScene) -> None:
+async def test_the_role_of_a_deleted_or_invalid_object_is_withdrawn(scene: GranteeScene) -> None:
     await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
     await scene.reconcile(Target(KEY, None), Observed())
     assert scene.grantees.published("main") == ()
@@ -196,7 +196,7 @@ async def test_an_object_that_is_gone_or_invalid_is_withdrawn(scene: GranteeScen
     assert scene.grantees.published("main") == ()
 
 
-async def test_what_could_not_be_read_and_what_is_refused_stays_as_it_was(scene: GranteeScene) -> None:
+async def test_a_published_role_stays_unchanged_after_a_failed_read_or_a_refusal(scene: GranteeScene) -> None:
     await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
     (before,) = scene.grantees.published("main")
     await scene.reconcile(target(ORDERS), Transient(Reason.DATABASE_ERROR, "x"))
@@ -209,7 +209,7 @@ async def test_what_could_not_be_read_and_what_is_refused_stays_as_it_was(scene:
     assert outcome.reason is Reason.NOT_ALLOWED
 
 
-async def test_a_suspended_object_stays_published_as_such(scene: GranteeScene) -> None:
+async def test_a_suspended_object_stays_published_as_suspended(scene: GranteeScene) -> None:
     await scene.reconcile(target(ORDERS, suspended=True), see({"orders": (ORDERS,)}))
     assert scene.grantees.published("main") == ()
     await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
@@ -217,20 +217,20 @@ async def test_a_suspended_object_stays_published_as_such(scene: GranteeScene) -
     assert [one.suspended for one in scene.grantees.published("main")] == [True]
 
 
-async def test_while_kubernetes_is_away_everything_stays_published(scene: GranteeScene) -> None:
+async def test_everything_stays_published_while_kubernetes_is_unreachable(scene: GranteeScene) -> None:
     await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
     await scene.reconcile(Target(KEY, None), Observed(), replace(SERVER, away=True))
     assert len(scene.grantees.published("main")) == 1
 
 
-async def test_where_claims_hold_none_what_is_declared_is_published(scene: GranteeScene) -> None:
+async def test_with_claims_in_status_the_declaration_in_the_spec_is_published(scene: GranteeScene) -> None:
     server = replace(SERVER, claims="Status")
     await scene.reconcile(target(ORDERS), see({}), server)
     assert [one.declared for one in scene.grantees.published("main")] == [{"orders": ORDERS}]
 
 
 class TestDeletion:
-    async def test_before_a_drop_everything_is_to_be_revoked(self, scene: GranteeScene) -> None:
+    async def test_before_a_drop_all_privileges_are_published_as_former(self, scene: GranteeScene) -> None:
         await scene.reconcile(target(ORDERS, terminating=True, drop=True), see({"orders": (ORDERS,)}))
         (grantee,) = scene.grantees.published("main")
         assert (grantee.declared, grantee.former) == ({}, {"orders": (ORDERS,)})
@@ -242,19 +242,21 @@ class TestDeletion:
         assert scene.grantees.published("main") == ()
 
     @pytest.mark.parametrize(("drop", "suspended"), [(False, False), (True, True)])
-    async def test_what_is_not_dropped_is_withdrawn(self, scene: GranteeScene, drop: bool, suspended: bool) -> None:
+    async def test_a_deleted_object_whose_role_is_not_dropped_is_withdrawn(
+        self, scene: GranteeScene, drop: bool, suspended: bool
+    ) -> None:
         await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
         ending = target(ORDERS, terminating=True, drop=drop, suspended=suspended)
         await scene.reconcile(ending, see({"orders": (ORDERS,)}))
         assert scene.grantees.published("main") == ()
 
 
-class TestGivenUp:
-    """A database that a spec lists no longer."""
+class TestFormerDatabases:
+    """A database that the spec no longer lists."""
 
     KEPT: ClassVar[dict[str, tuple[DatabasePrivileges, ...]]] = {"orders": (ORDERS,), "lake": (LAKE,)}
 
-    async def test_it_is_progress_until_its_worker_answered(self, scene: GranteeScene) -> None:
+    async def test_the_object_is_progressing_until_the_databases_worker_answers(self, scene: GranteeScene) -> None:
         scene.grantees.publish("main", Grantee(KEY, "uid-app", 1, "app", OID, {"orders": ORDERS}))
         closed = replace(POLICY, privileges=PrivilegePolicy(databases=("orders",)))
         asked = replace(target(ORDERS), policy=closed)
@@ -263,7 +265,7 @@ class TestGivenUp:
         assert result.outcome.reason is Reason.PROGRESSING
 
     async def test_a_result_of_an_earlier_declaration_is_not_used_again(self, scene: GranteeScene) -> None:
-        """Declared, given up, declared and given up again: the worker may be granting what is published now."""
+        """After the database was declared, removed, declared and removed again, its worker may still be granting."""
         await scene.reconcile(target(ORDERS), see(self.KEPT))
         scene.report("lake", error=Transient(Reason.DATABASE_ERROR, "closed"))
         assert "lake" in self.results(scene)
@@ -276,10 +278,8 @@ class TestGivenUp:
         return asked.privilege_results
 
 
-class TestTheRolesOfTheNamespace:
-    async def test_another_object_that_takes_a_claim_gives_them_to_those_that_are_published(
-        self, scene: GranteeScene
-    ) -> None:
+class TestNamespaceRoles:
+    async def test_a_new_claim_updates_the_owned_roles_of_published_grantees(self, scene: GranteeScene) -> None:
         await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
         scene.session = GranteeSession(OID, OID + 1)
         named = ObservedRole(OID + 1, ROLE)
@@ -289,7 +289,7 @@ class TestTheRolesOfTheNamespace:
         assert [one.owned for one in scene.grantees.published("main")] == [{OID, OID + 1}]
 
     async def test_all_published_roles_share_one_set(self, scene: GranteeScene) -> None:
-        """One of a thousand numbers for each of a thousand roles would take 64 MiB."""
+        """A set of a thousand OIDs for each of a thousand roles would take 64 MiB."""
         await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
         scene.session = GranteeSession(OID)
         claim = Claim("app", OID, 7, owner(OTHER), digest(ROLE), privileges={"orders": (ORDERS,)})
@@ -299,7 +299,7 @@ class TestTheRolesOfTheNamespace:
 
 
 class TestTheResult:
-    async def test_it_has_the_news_once_and_what_the_databases_answered(self, scene: GranteeScene) -> None:
+    async def test_a_result_has_the_answers_of_the_databases_and_each_news_item_once(self, scene: GranteeScene) -> None:
         asked, observed = target(ORDERS), see({"orders": (ORDERS,)})
         first = (await scene.reconcile(asked, observed)).conclude()
         assert first.outcome is not None
@@ -313,13 +313,13 @@ class TestTheResult:
         assert second.privileges.describe()[0]["ready"] is True
         assert (await scene.reconcile(asked, observed)).conclude().news == ()
 
-    async def test_a_database_that_does_not_exist_is_waited_for(self, scene: GranteeScene) -> None:
+    async def test_privileges_in_a_database_that_does_not_exist_are_pending(self, scene: GranteeScene) -> None:
         observed = see({"orders": (ORDERS,)}, references=References())
         result = (await scene.reconcile(target(ORDERS), observed)).conclude()
         assert result.outcome is not None
         assert (result.outcome.reason, result.outcome.retried) == (Reason.PRIVILEGE_PENDING, True)
 
-    async def test_a_template_is_refused_and_its_worker_is_told(self, scene: GranteeScene) -> None:
+    async def test_a_template_database_is_refused_and_named_in_the_published_policy(self, scene: GranteeScene) -> None:
         templates = replace(THERE, templates=frozenset({"orders"}))
         result = (await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}, references=templates))).conclude()
         assert result.outcome is not None

@@ -1,12 +1,12 @@
-"""controller/grantees: the registry between the worker of a server and those of its databases."""
+"""controller/grantees: the registry between a server's worker and the workers of its databases."""
 
 from dataclasses import replace
 
 import pytest
 
-from pgrole_controller.controller.grantees import Grantees
-from pgrole_controller.core.grantee import DatabasePrivileges, Grantee
-from pgrole_controller.core.privilege_result import News, PrivilegeNews, PrivilegeResult
+from pgrole_controller.controller.privileges.grantees import Grantees
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
+from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
 
 KEY, OTHER = Key("shop", "app"), Key("shop", "other")
@@ -40,7 +40,7 @@ def heard() -> Heard:
     return Heard()
 
 
-def test_publishing_announces_the_databases_before_and_now_and_only_what_changed(heard: Heard) -> None:
+def test_publishing_announces_the_former_and_new_databases_of_a_changed_grantee(heard: Heard) -> None:
     heard.grantees.publish("main", GRANTEE)
     heard.grantees.publish("main", replace(GRANTEE))
     moved = replace(GRANTEE, declared={"lake": LAKE})
@@ -68,7 +68,7 @@ def test_withdrawing_announces_once_and_forgets_the_results(heard: Heard) -> Non
     assert heard.grantees.published("main") == ()
 
 
-def test_a_server_that_is_not_declared_any_more_has_none(heard: Heard) -> None:
+def test_withdrawing_a_server_removes_all_its_grantees(heard: Heard) -> None:
     for key in (KEY, OTHER):
         heard.grantees.publish("main", replace(GRANTEE, key=key))
     heard.grantees.publish("second", GRANTEE)
@@ -87,21 +87,21 @@ def test_a_result_is_announced_when_it_differs(heard: Heard) -> None:
 
 
 @pytest.mark.parametrize("result", [replace(RESULT, uid="uid-0"), replace(RESULT, key=OTHER)])
-def test_a_result_about_a_role_that_is_not_published_is_left_out(heard: Heard, result: PrivilegeResult) -> None:
+def test_a_result_for_a_role_that_is_not_published_is_ignored(heard: Heard, result: PrivilegeResult) -> None:
     heard.grantees.publish("main", GRANTEE)
     heard.grantees.report("main", result)
     assert heard.results == []
     assert heard.grantees.results("main", result.key) == {}
 
 
-def test_an_object_of_the_same_name_begins_without_results(heard: Heard) -> None:
+def test_a_new_object_with_the_same_name_starts_without_results(heard: Heard) -> None:
     heard.grantees.publish("main", GRANTEE)
     heard.grantees.report("main", RESULT)
     heard.grantees.publish("main", replace(GRANTEE, uid="uid-2"))
     assert heard.grantees.results("main", KEY) == {}
 
 
-def test_news_are_taken_once_and_none_is_lost_before(heard: Heard) -> None:
+def test_news_accumulate_until_they_are_taken_once(heard: Heard) -> None:
     heard.grantees.publish("main", GRANTEE)
     other = PrivilegeNews(News.DRIFT_CORRECTED, "DELETE on table app.orders")
     heard.grantees.report("main", replace(RESULT, news=(EXTENDED,)))
@@ -111,7 +111,7 @@ def test_news_are_taken_once_and_none_is_lost_before(heard: Heard) -> None:
     assert heard.grantees.results("main", KEY)["orders"].confirmed
 
 
-def test_a_result_that_only_has_news_is_announced_without_a_reconcile(heard: Heard) -> None:
+def test_news_without_a_changed_result_are_announced_without_a_reconcile(heard: Heard) -> None:
     heard.grantees.publish("main", GRANTEE)
     heard.grantees.report("main", RESULT)
     heard.grantees.report("main", replace(RESULT, news=(EXTENDED,)))
@@ -131,7 +131,7 @@ def test_news_that_cannot_be_announced_now_are_left_to_a_reconcile(heard: Heard)
     assert heard.grantees.take_news("main", KEY) == (EXTENDED,)
 
 
-def test_news_wait_for_the_reconcile_that_a_result_before_them_asked_for(heard: Heard) -> None:
+def test_news_wait_for_a_reconcile_that_an_earlier_result_requested(heard: Heard) -> None:
     heard.grantees.publish("main", GRANTEE)
     heard.grantees.report("main", replace(RESULT, news=(EXTENDED,)))
     other = PrivilegeNews(News.PRIVILEGES_EXTENDED, "SELECT on table app.items")
@@ -140,7 +140,7 @@ def test_news_wait_for_the_reconcile_that_a_result_before_them_asked_for(heard: 
     assert heard.grantees.take_news("main", KEY) == (EXTENDED, other)
 
 
-def test_the_result_of_a_database_that_is_not_named_any_more_goes_with_its_news(heard: Heard) -> None:
+def test_the_result_of_a_removed_database_is_kept_until_its_news_are_taken(heard: Heard) -> None:
     heard.grantees.publish("main", replace(GRANTEE, former={"lake": (LAKE,)}))
     heard.grantees.report("main", RESULT)
     heard.grantees.report("main", replace(RESULT, database="lake", news=(EXTENDED,)))

@@ -1,4 +1,4 @@
-"""controller/health: it answers even while the controller's event loop is blocked, and says so."""
+"""controller/health: health is served even while the controller's event loop is blocked, and reports it."""
 
 import json
 import socket
@@ -58,16 +58,16 @@ async def wait_served(port: int) -> None:
     assert await reached(is_served, PATIENCE)
 
 
-async def test_a_loop_that_stands_still_is_told_of_and_one_that_goes_on_is_well_again() -> None:
+async def test_a_blocked_event_loop_is_reported_until_it_runs_again() -> None:
     clock, port = Clock(), free_port()
     health = Health(Heartbeat(clock))
     with ThreadPoolExecutor(1) as thread:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(health.serve, "127.0.0.1", port)
             await wait_served(port)
-            clock.ahead = STILL_SECONDS + 1  # as if the loop had not turned for so long
+            clock.ahead = STILL_SECONDS + 1  # as if the loop had been blocked for so long
             answers = {path: thread.submit(get, port, path) for path in ("/healthz", "/readyz", "/metrics")}
-            stands_still = {path: answer.result(PATIENCE) for path, answer in answers.items()}  # it does
+            stands_still = {path: answer.result(PATIENCE) for path, answer in answers.items()}
             await wait_served(port)
             tasks.cancel_scope.cancel()
     status, text = stands_still["/healthz"]
@@ -78,10 +78,10 @@ async def test_a_loop_that_stands_still_is_told_of_and_one_that_goes_on_is_well_
     assert status == 200
     (age,) = (line for line in text.splitlines() if line.startswith("pgrole_loop_heartbeat_age_seconds "))
     assert float(age.split()[1]) >= STILL_SECONDS
-    assert "\npgrole_leader " not in text  # who could be asked?
+    assert "\npgrole_leader " not in text  # unknown while the loop is blocked
 
 
-async def test_before_the_api_server_is_reached_it_is_alive_and_not_ready_and_does_not_lead() -> None:
+async def test_before_the_api_server_is_reached_the_controller_is_alive_but_neither_ready_nor_leading() -> None:
     port = free_port()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(Health().serve, "127.0.0.1", port)
@@ -94,7 +94,7 @@ async def test_before_the_api_server_is_reached_it_is_alive_and_not_ready_and_do
         tasks.cancel_scope.cancel()
 
 
-async def test_what_fails_in_a_scrape_is_an_answer_and_not_the_end() -> None:
+async def test_a_failing_scrape_is_answered_with_500_and_serving_continues() -> None:
     def fail() -> Scrape:
         raise RuntimeError("a scrape that fails")
 
@@ -109,7 +109,7 @@ async def test_what_fails_in_a_scrape_is_an_answer_and_not_the_end() -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_who_holds_connections_takes_none_from_those_who_ask() -> None:
+async def test_idle_connections_do_not_block_requests() -> None:
     port = free_port()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(Health().serve, "127.0.0.1", port)
@@ -140,7 +140,7 @@ def _is_ended(connection: socket.socket) -> bool:
         return True
 
 
-async def test_every_address_is_served_also_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_address_is_served_with_and_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
     for has_ipv6 in (True, False):
         monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda has=has_ipv6: has)
         port = free_port()
@@ -153,7 +153,7 @@ async def test_every_address_is_served_also_without_ipv6(monkeypatch: pytest.Mon
             tasks.cancel_scope.cancel()
 
 
-async def test_a_taken_port_is_named() -> None:
+async def test_a_port_in_use_is_named_in_the_error() -> None:
     port = free_port()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(Health().serve, "127.0.0.1", port)
@@ -163,12 +163,12 @@ async def test_a_taken_port_is_named() -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_an_address_that_is_not_of_this_machine_is_named() -> None:
+async def test_an_address_of_another_machine_is_named_in_the_error() -> None:
     with pytest.raises(CannotStart, match=r"--health-host 192\.0\.2\.1"):
         await Health().serve("192.0.2.1", free_port())
 
 
-async def test_the_heart_is_as_old_as_its_last_beat() -> None:
+async def test_the_heartbeat_is_alive_only_shortly_after_a_beat() -> None:
     clock = Clock()
     heartbeat = Heartbeat(clock)
     clock.ahead = STILL_SECONDS + 1
@@ -186,9 +186,9 @@ async def test_the_heart_is_as_old_as_its_last_beat() -> None:
 
 
 class TestShared:
-    """However many requests come, the answer is not computed as often."""
+    """Concurrent requests share a computed answer."""
 
-    async def test_those_who_ask_meanwhile_share_the_next_answer(self) -> None:
+    async def test_requests_during_a_computation_share_the_next_answer(self) -> None:
         begun, may_end = 0, anyio.Event()
 
         async def count() -> int:
@@ -215,7 +215,7 @@ class TestShared:
             may_end.set()
         assert (begun, sorted(answers)) == (2, [1] + [2] * 50)
 
-    async def test_one_that_fails_is_logged_once_for_all_and_the_next_is_another(
+    async def test_a_failure_is_logged_once_for_all_requests_and_the_next_answer_is_computed_again(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         may_end, failing = anyio.Event(), True
@@ -243,7 +243,7 @@ class TestShared:
         failing = False
         assert await shared.get() == "well"
 
-    async def test_it_rests_as_long_as_it_has_worked_many_times_over(self) -> None:
+    async def test_an_answer_is_computed_again_only_after_many_times_its_own_duration(self) -> None:
         async def work() -> None:
             ends = time.thread_time() + 0.005
             while time.thread_time() < ends:
@@ -256,7 +256,7 @@ class TestShared:
         assert time.monotonic() - began >= 0.005 * REST_TIMES
 
 
-async def test_what_is_no_request_is_answered_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_malformed_request_is_answered_with_400_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     port = free_port()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(Health().serve, "127.0.0.1", port)

@@ -1,4 +1,4 @@
-"""What a start imports, seen in processes of their own: what one imported stays for all that follow."""
+"""What a start imports, each test in a new process, since imported modules stay loaded."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ async def main():
 
 
 def run(code: str, **environment: str) -> str:
-    """What a Python that runs this prints; warnings are errors in it."""
+    """Returns what a new Python process that runs this code prints; warnings are errors."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         env=os.environ | environment,
@@ -95,7 +95,7 @@ print(len([name for name in sys.modules if name.startswith("kubernetes_asyncio")
 
 
 @pytest.mark.parametrize("before", ["import kubernetes_asyncio", "pass"], ids=["imported before", "imported after"])
-def test_whoever_else_imports_the_library_finds_all_of_it(before: str) -> None:
+def test_other_importers_of_the_kubernetes_library_find_all_its_names(before: str) -> None:
     code = f"""
 {before}
 from pgrole_controller.kube import credentials
@@ -128,7 +128,7 @@ asyncio.run(use())
     assert run(code) == ""
 
 
-def test_a_library_that_is_laid_out_in_another_way_is_imported_as_ever(tmp_path: Path) -> None:
+def test_a_kubernetes_library_with_another_layout_is_imported_normally(tmp_path: Path) -> None:
     package = tmp_path / "kubernetes_asyncio"
     (package / "config").mkdir(parents=True)
     (package / "__init__.py").write_text("from kubernetes_asyncio import client, config\n")
@@ -147,7 +147,7 @@ print(Configuration.__module__, ApiClient.__module__, client.__file__)
     assert run(code, PYTHONPATH=f"{tmp_path}{os.pathsep}{Path.cwd()}") == expected
 
 
-def test_metrics_are_written_without_what_serves_http_and_whoever_else_imports_the_library_finds_all_of_it() -> None:
+def test_metrics_are_rendered_without_the_librarys_http_server_which_other_importers_still_get() -> None:
     code = """
 import sys
 from pgrole_controller import metrics
@@ -164,7 +164,7 @@ assert not hasattr(prometheus_client, "NoSuchName")
     assert run(code) == ""
 
 
-def test_a_package_that_has_its_names_elsewhere_runs_its_init(tmp_path: Path) -> None:
+def test_a_registered_package_runs_its_init_only_for_names_not_found_elsewhere(tmp_path: Path) -> None:
     package = tmp_path / "laid_out_anew"
     package.mkdir()
     (package / "__init__.py").write_text("print('runs')\nfrom laid_out_anew.inner import Thing\nOther = 2\n")
@@ -182,7 +182,7 @@ print(Other, Thing)
     assert run(code, PYTHONPATH=f"{tmp_path}{os.pathsep}{Path.cwd()}").split() == ["3", "1", "runs", "2", "1"]
 
 
-def test_a_package_is_imported_without_an_extension_unless_it_needs_that(tmp_path: Path) -> None:
+def test_a_package_is_imported_without_its_extension_unless_it_needs_it(tmp_path: Path) -> None:
     able = "try:\n    from able import fast\nexcept ImportError:\n    fast = None\n"
     for name, text in (("able", able), ("unable", "from unable import fast\n")):
         (tmp_path / name).mkdir()
@@ -204,7 +204,7 @@ print(able.fast, unable.fast is not None)
     assert run(code, PYTHONPATH=f"{tmp_path}{os.pathsep}{Path.cwd()}") == "None True"
 
 
-def test_models_are_loaded_once_whoever_asks_and_refuse_what_is_wrong() -> None:
+def test_models_can_be_loaded_by_several_threads_and_reject_invalid_objects() -> None:
     code = """
 import gc, sys
 from threading import Thread
@@ -229,7 +229,7 @@ assert gc.isenabled()
     assert run(code).split() == ["spec.name", "spec.connection"]
 
 
-def test_authorities_are_read_with_the_first_connection_that_needs_them(tmp_path: Path) -> None:
+def test_certificate_authorities_are_loaded_with_the_first_connection_that_needs_them(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     authority = certificates.authority("authority")
     server = certificates.server("server", authority, "IP:127.0.0.1")
@@ -248,7 +248,7 @@ assert gc.isenabled()
     assert run(code, SSL_CERT_FILE=str(authority.chain), SSL_CERT_DIR="/nowhere") == "ok"
 
 
-def test_a_server_that_no_authority_signed_is_refused(tmp_path: Path) -> None:
+def test_a_server_certificate_that_no_known_authority_signed_is_refused(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     other = certificates.authority("other")
     server = certificates.self_signed("server", "IP:127.0.0.1")
@@ -268,7 +268,7 @@ except aiohttp.ClientConnectorCertificateError:
 @pytest.mark.parametrize("name", ["main", "complete_for_kubectl"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_during_the_imports_ends_a_command_silently(name: str, number: signal.Signals, code: int) -> None:
-    """With a handler, as the first process of a container needs it."""
+    """With a handler, which the first process of a container needs."""
     script = f"""
 import os, signal, sys
 from pgrole_controller import __main__

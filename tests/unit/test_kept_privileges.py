@@ -8,19 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgrole_controller.core.acl import DECLARABLE, ObjectKind
 from pgrole_controller.core.claim import Claim, Generations, Owner
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
-from pgrole_controller.core.grantee import (
+from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.policy import Policy, References
+from pgrole_controller.core.privileges.acl import DECLARABLE, ObjectKind
+from pgrole_controller.core.privileges.grantee import (
     Access,
     DatabasePrivileges,
     ObjectPrivileges,
     PrivilegePolicy,
     SchemaAccess,
 )
-from pgrole_controller.core.kept_privileges import (
+from pgrole_controller.core.privileges.kept_privileges import (
     LARGEST,
     former_of,
     grantee_of,
@@ -30,9 +32,7 @@ from pgrole_controller.core.kept_privileges import (
     unite,
     write_kept,
 )
-from pgrole_controller.core.plan import Plan
-from pgrole_controller.core.policy import Policy, References
-from pgrole_controller.core.privilege_result import PrivilegeResult
+from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole, Role, digest
 from pgrole_controller.core.state import Desired, Observed, Server
@@ -195,7 +195,7 @@ class TestTheClaim:
         assert not decide(asked, observed, SERVER, Policy()).writes, "its worker may still grant what was declared"
         earlier = replace(result, digest=grantee_of(desired(READ, LAKE), kept, OID).digest_of("lake"))
         plan = decide(replace(asked, privilege_results={"lake": earlier}), observed, SERVER, Policy())
-        assert not plan.writes, "its worker may not know yet that it was given up"
+        assert not plan.writes, "its worker may not know yet that the spec no longer lists it"
 
     def test_in_a_declared_database_only_its_worker_confirms(self) -> None:
         kept = {"orders": (READ, WRITE)}
@@ -216,7 +216,7 @@ class TestTheClaim:
     def test_privileges_are_not_written_where_claims_cannot_hold_them(self, server: Server) -> None:
         assert decide(desired(READ), Observed(), server, Policy()).privileges is None
 
-    def test_a_refused_object_adds_nothing(self) -> None:
+    def test_a_refused_object_adds_no_privileges_to_the_claim(self) -> None:
         asked = desired(READ, role=replace(ROLE, superuser=True))
         plan = decide(asked, see({}), SERVER, Policy())
         assert [type(one) for one in plan.pending] == [Refused]
@@ -258,7 +258,7 @@ class TestAdoption:
         assert caught.value.reason is Reason.ROLE_EXISTS
         assert words in caught.value.message
 
-    def test_it_names_no_database_where_the_role_has_nothing(self) -> None:
+    def test_the_message_names_no_database_where_the_role_has_no_privileges(self) -> None:
         def adopt(*unheld: str) -> str:
             observed = replace(EXISTING, unheld=frozenset(unheld))
             with pytest.raises(PgRoleError) as caught:

@@ -15,7 +15,7 @@ from pgrole_controller.kube.server_side_apply import unchanged
 from tests.fake_apiserver import WIDGETS, FakeApiServer, make_widget
 
 
-def test_paths_are_those_of_the_core_group_and_of_named_groups_with_every_part_quoted() -> None:
+def test_paths_depend_on_the_api_group_and_every_part_is_quoted() -> None:
     assert NAMESPACES.path(None, "kube-system") == "/api/v1/namespaces/kube-system"
     assert PGROLES.path() == "/apis/pgrole.dev/v1alpha1/pgroles"
     assert PGROLES.path("shop", "a", "status") == "/apis/pgrole.dev/v1alpha1/namespaces/shop/pgroles/a/status"
@@ -23,7 +23,7 @@ def test_paths_are_those_of_the_core_group_and_of_named_groups_with_every_part_q
 
 
 @given(st.lists(st.binary(min_size=1).filter(lambda b: b.strip() and b"\n" not in b)), st.data())
-def test_lines_are_the_same_however_the_bytes_are_cut(lines: list[bytes], data: st.DataObject) -> None:
+def test_lines_do_not_depend_on_how_the_bytes_are_chunked(lines: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(line + b"\n" for line in lines)
     splitter = LineSplitter()
     found = []
@@ -34,11 +34,11 @@ def test_lines_are_the_same_however_the_bytes_are_cut(lines: list[bytes], data: 
     assert found == lines
 
 
-def test_a_last_line_without_its_newline_is_never_given_out() -> None:
+def test_a_last_line_without_a_newline_is_never_returned() -> None:
     assert LineSplitter().feed(b'{"a":1}\n\n{"b"') == [b'{"a":1}']
 
 
-def test_a_line_beyond_the_limit_is_refused_before_it_is_whole() -> None:
+def test_a_line_beyond_the_limit_is_refused_before_it_is_complete() -> None:
     splitter = LineSplitter(limit=10)
     splitter.feed(b"12345\n6789")
     with pytest.raises(LineTooLong, match="10 bytes"):
@@ -71,7 +71,7 @@ def test_conditions_compare_by_type_and_without_the_time_of_their_transition() -
 
 
 @given(st.text(), st.integers(3, 40))
-def test_a_note_is_cut_in_bytes_and_stays_whole_text(text: str, limit: int) -> None:
+def test_a_note_is_cut_by_bytes_and_stays_valid_text(text: str, limit: int) -> None:
     short = cut(text, limit)
     assert len(short.encode()) <= limit
     if len(text.encode()) <= limit:
@@ -84,7 +84,7 @@ def test_micro_time_has_exactly_six_digits_and_is_utc() -> None:
     assert micro_time(datetime(2026, 1, 1, 0, 0, 0, 120, tzinfo=UTC)) == "2026-01-01T00:00:00.000120Z"
 
 
-def test_the_wait_that_a_status_asks_for_is_read_from_its_details() -> None:
+def test_the_retry_delay_is_read_from_the_details_of_a_status() -> None:
     error = read_status({"code": 429, "reason": "TooManyRequests", "details": {"retryAfterSeconds": 3}})
     assert (error.status, error.reason, error.retry_after) == (429, "TooManyRequests", 3.0)
 
@@ -100,7 +100,7 @@ async def test_without_any_configuration_the_error_names_the_choices(
             pass
 
 
-async def test_a_kubeconfig_that_is_not_there_or_not_one_is_named_in_the_error(tmp_path: Path) -> None:
+async def test_a_missing_or_invalid_kubeconfig_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(NotConfigured, match="missing does not exist"):
         async with Client.connect(str(tmp_path / "missing")):
             pass
@@ -112,9 +112,7 @@ async def test_a_kubeconfig_that_is_not_there_or_not_one_is_named_in_the_error(t
                 pass
 
 
-async def test_no_body_is_logged_even_when_everything_is_at_debug(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_no_body_is_logged_even_at_level_debug(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fake = FakeApiServer()
     caplog.set_level(logging.DEBUG)
     async with fake.serve(tmp_path / "k"), Client.connect(str(tmp_path / "k")) as client:

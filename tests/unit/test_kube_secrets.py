@@ -35,7 +35,7 @@ def owner() -> Stored:
 @pytest.mark.parametrize(
     ("reason", "shown"), [("Conflict", "Conflict"), (f"Conflict {HIDDEN}", "Refused"), ("", "Refused")]
 )
-async def test_a_refusal_shows_its_status_and_a_reason_of_kubernetes_and_nothing_else(reason: str, shown: str) -> None:
+async def test_a_refusal_shows_only_its_status_and_a_known_reason(reason: str, shown: str) -> None:
     client = cast("Client", FailingClient(ApiError(409, reason, f"it was modified: {HIDDEN}", 3.0)))
     with pytest.raises(ApiError) as refused:
         await write_secret(client, KEY, owner(), {}, {}, {"password": HIDDEN.encode()}, None)
@@ -45,7 +45,7 @@ async def test_a_refusal_shows_its_status_and_a_reason_of_kubernetes_and_nothing
     assert (refused.value.__cause__, refused.value.__context__) == (None, None)
 
 
-async def test_what_a_broken_answer_says_is_not_shown_and_what_the_client_says_itself_is() -> None:
+async def test_the_content_of_a_broken_answer_is_hidden_but_the_clients_own_messages_are_shown() -> None:
     broken = Unreachable(f"POST /secrets: bad status line {HIDDEN}")
     broken.__cause__ = ValueError(f"bad status line {HIDDEN}")
     for error, said in ((broken, "ValueError"), (Unreachable("not sent, another process leads"), "not sent")):

@@ -23,7 +23,7 @@ def role_name(obj: dict[str, Any]) -> list[str]:
 KEY = Key("shop", "a")
 
 
-def test_an_object_is_kept_compact_without_what_only_others_read() -> None:
+def test_an_object_is_stored_compactly_without_fields_that_only_others_read() -> None:
     stored = pack(
         {
             "kind": "Widget",
@@ -47,14 +47,14 @@ def compressed(obj: dict[str, Any]) -> bytes:
     return zlib.compress(json.dumps(obj).encode())
 
 
-def test_an_object_that_is_asked_for_again_is_not_parsed_again() -> None:
+def test_a_cached_object_is_not_parsed_again() -> None:
     parsed = ParseCache()
     body = compressed({"a": 1})
     assert parsed.get(body) == {"a": 1}
     assert parsed.get(body) is parsed.get(body)
 
 
-def test_of_parsed_objects_so_many_bytes_are_kept_as_were_read_the_last_ones() -> None:
+def test_the_parse_cache_is_limited_in_bytes_and_keeps_the_objects_read_last() -> None:
     parsed = ParseCache(most=100, largest=60)
     first, second, third = (compressed({"a": letter * 30}) for letter in "xyz")  # 39 bytes each
     kept = parsed.get(first), parsed.get(second)
@@ -64,14 +64,14 @@ def test_of_parsed_objects_so_many_bytes_are_kept_as_were_read_the_last_ones() -
     assert parsed.get(second) is not kept[1]
 
 
-def test_a_large_object_is_parsed_each_time_however_small_it_is_compressed() -> None:
+def test_a_large_object_is_not_cached_even_if_it_compresses_well() -> None:
     parsed = ParseCache(most=1000, largest=60)
     body = compressed({"a": "x" * 60})
     assert len(body) < 60
     assert parsed.get(body) is not parsed.get(body)
 
 
-def test_an_object_is_known_when_it_would_tell_nothing_new() -> None:
+def test_the_store_knows_versions_that_are_not_newer_than_the_stored_or_removed_one() -> None:
     store = Store()
     store.put(made(version="5"))
 
@@ -92,7 +92,7 @@ def test_an_object_is_known_when_it_would_tell_nothing_new() -> None:
 @pytest.mark.parametrize(
     "obj", [{}, {"metadata": None}, {"metadata": {"name": "a"}}, {"metadata": {"uid": "u", "name": "a"}}]
 )
-def test_what_is_no_object_is_refused_with_the_name_of_what_it_lacks(obj: dict[str, Any]) -> None:
+def test_an_object_without_required_metadata_is_rejected(obj: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="without metadata"):
         pack(obj)
 
@@ -104,7 +104,7 @@ def test_versions_compare_as_integers_of_any_length() -> None:
     assert is_older("9" * 40, than="1" + "0" * 40)
 
 
-def test_a_new_object_is_a_change_without_old() -> None:
+def test_a_new_object_is_a_change_without_an_old_one() -> None:
     store = Store()
     new = made()
     assert store.put(new) == Change(KEY, None, new)
@@ -120,7 +120,7 @@ def test_the_same_version_or_an_older_one_of_the_same_object_is_no_change() -> N
     assert store.get(KEY) == made(version="10")
 
 
-def test_an_answer_to_a_write_that_arrives_after_the_deletion_brings_nothing_back() -> None:
+def test_a_late_answer_to_a_write_does_not_restore_a_deleted_object() -> None:
     store = Store()
     store.put(made(version="10"))
     assert store.remove(KEY, "u1") == Change(KEY, made(version="10"), None)
@@ -128,7 +128,7 @@ def test_an_answer_to_a_write_that_arrives_after_the_deletion_brings_nothing_bac
     assert store.get(KEY) is None
 
 
-def test_an_answer_about_an_object_that_was_made_again_meanwhile_is_ignored() -> None:
+def test_a_late_answer_about_the_predecessor_of_a_recreated_object_is_ignored() -> None:
     store = Store()
     store.put(made(uid="u1", version="10"))
     store.put(made(uid="u2", version="12"))
@@ -145,7 +145,7 @@ def test_a_deletion_of_an_earlier_object_of_the_same_name_removes_nothing() -> N
     assert len(store) == 1
 
 
-def test_a_complete_list_announces_what_appeared_changed_went_and_was_made_again() -> None:
+def test_a_complete_list_announces_new_changed_deleted_and_recreated_objects() -> None:
     store = Store()
     for name in ("same", "changed", "gone", "again"):
         store.put(made(name, uid=name, version="5"))
@@ -166,7 +166,7 @@ def test_a_complete_list_announces_what_appeared_changed_went_and_was_made_again
     }
 
 
-def test_a_list_counts_even_when_its_versions_are_older_than_what_is_stored() -> None:
+def test_a_list_replaces_stored_objects_even_by_older_versions() -> None:
     store = Store()
     store.put(made(version="1000"))
     assert len(store.replace([made(version="7")])) == 1
@@ -209,14 +209,14 @@ class TestListeners:
             Change(KEY, made(version="2"), None),
         ]
 
-    def test_one_that_subscribes_twice_is_told_once(self) -> None:
+    def test_a_listener_that_subscribes_twice_is_notified_once(self) -> None:
         store, heard = Store(), list[Change]()
         for _ in range(2):
             store.subscribe(heard.append)
         store.put(made())
         assert len(heard) == 1
 
-    def test_a_list_is_announced_when_all_of_it_is_stored_what_is_gone_first(self) -> None:
+    def test_a_list_is_announced_once_it_is_stored_with_deletions_first(self) -> None:
         store = Store()
         heard: list[tuple[str, bool, set[str]]] = []
         store.put(made("gone", uid="gone"))
@@ -227,7 +227,9 @@ class TestListeners:
         both = {"new", "newer"}
         assert heard == [("gone", True, both), ("new", False, both), ("newer", False, both)]
 
-    def test_one_that_fails_keeps_nothing_from_the_others_or_the_store(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_failing_listener_affects_neither_other_listeners_nor_the_store(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         store, heard = Store(), list[Change]()
         before = metrics.INTERNAL_ERRORS.labels("object")._value.get()
 
@@ -266,7 +268,7 @@ def metadata(name: str = "a", **more: object) -> dict[str, Any]:
     }
 
 
-def test_of_metadata_only_what_says_whose_an_object_is_is_kept() -> None:
+def test_only_metadata_that_shows_ownership_or_deletion_is_kept() -> None:
     reference = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole", "name": "app", "uid": "u"}
     given = metadata(
         labels={"team": "shop"},
@@ -288,12 +290,12 @@ def test_of_metadata_only_what_says_whose_an_object_is_is_kept() -> None:
 
 
 @pytest.mark.parametrize("obj", [{}, {"metadata": None}, {"metadata": {"name": "a"}}])
-def test_metadata_of_what_is_no_object_are_refused(obj: dict[str, Any]) -> None:
+def test_incomplete_metadata_is_rejected(obj: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="without metadata"):
         pack_metadata(obj)
 
 
-def test_of_what_anybody_may_write_onto_a_secret_little_is_kept() -> None:
+def test_large_annotations_and_owner_references_of_a_secret_are_not_kept() -> None:
     noise = random.Random(1).randbytes(128_000).hex()
     owners = [{"apiVersion": "v1", "kind": "ConfigMap", "name": noise[at : at + 60], "uid": "u"} for at in range(5_000)]
     notes = {"pgrole.dev/hash": noise, "pgrole.dev/more": noise, "team": noise}

@@ -21,42 +21,42 @@ from pgrole_controller.kube.lease import (
 class TestRules:
     HELD = LeaseRecord("a", 15, "then", "then", 3)
 
-    def test_a_lease_is_free_when_it_was_seen_unchanged_for_its_duration(self) -> None:
+    def test_a_lease_is_free_after_it_stayed_unchanged_for_its_duration(self) -> None:
         assert observe(None, self.HELD, "1", 100.0).free_at == 115.0
 
-    def test_one_that_is_renewed_is_held_from_then_on(self) -> None:
+    def test_a_renewed_lease_is_held_for_its_duration_from_then_on(self) -> None:
         renewed = renew(self.HELD, LeaseTiming(), "now")
         assert observe(observe(None, self.HELD, "1", 100.0), renewed, "2", 110.0).free_at == 125.0
 
     def test_a_new_version_alone_is_no_renewal(self) -> None:
         assert observe(observe(None, self.HELD, "1", 100.0), self.HELD, "2", 110.0).free_at == 115.0
 
-    def test_one_that_was_given_up_is_free_at_once(self) -> None:
+    def test_a_released_lease_is_free_at_once(self) -> None:
         assert observe(None, release(self.HELD, "now"), "2", 110.0).free_at == 110.0
 
-    def test_one_that_was_deleted_is_its_holders_as_long_as_before(self) -> None:
+    def test_a_deleted_lease_belongs_to_its_holder_for_as_long_as_before(self) -> None:
         gone = observe_missing(observe(None, self.HELD, "1", 100.0))
         assert gone is not None
         assert (gone.version, gone.free_at) == (None, 115.0)
 
-    def test_one_that_was_never_seen_is_nobodys(self) -> None:
+    def test_a_lease_that_was_never_observed_can_be_taken(self) -> None:
         assert observe_missing(None) is None
         assert take(None, "b", LeaseTiming(), "now") == LeaseRecord("b", 15, "now", "now", 0)
 
-    def test_a_duration_that_somebody_wrote_by_hand_is_not_waited_for(self) -> None:
+    def test_an_excessive_duration_is_capped(self) -> None:
         for_ever = LeaseRecord("a", 2**31 - 1, "then", "then", 0)
         assert observe(None, for_ever, "1", 100.0).free_at == 100.0 + LONGEST_SECONDS
 
-    def test_another_holder_is_a_transition_and_the_same_one_is_none(self) -> None:
+    def test_only_a_change_of_the_holder_is_a_transition(self) -> None:
         seen = observe(None, self.HELD, "1", 100.0)
         assert take(seen, "b", LeaseTiming(), "now") == LeaseRecord("b", 15, "now", "now", 4)
         assert take(seen, "a", LeaseTiming(), "now") == LeaseRecord("a", 15, "then", "now", 3)
 
-    def test_transitions_stay_a_number_that_a_lease_can_hold(self) -> None:
+    def test_transitions_stay_within_the_range_of_the_lease_field(self) -> None:
         many = observe(None, LeaseRecord("a", 15, "then", "then", 2**31 - 1), "1", 100.0)
         assert take(many, "b", LeaseTiming(), "now").transitions == 2**31 - 1
 
-    def test_whoever_held_it_stops_before_another_may_take_it(self) -> None:
+    def test_a_holder_stops_before_another_may_take_the_lease(self) -> None:
         timing = LeaseTiming()
         transaction_seconds = 4.0
         assert timing.deadline + transaction_seconds < timing.duration
@@ -67,7 +67,7 @@ class LeaseWorld:
     """Two processes that keep to the rules, one Lease, and a clock that only the test moves.
 
     Each step is one thing that can happen: a process looks, takes or renews (and its answer may come late, or never),
-    or time passes. A write holds from when it was sent, as far as whoever sent it knows: `until`.
+    or time passes. A write holds from when it was sent, as far as its sender knows: `until`.
     """
 
     TIMING = LeaseTiming()
@@ -91,14 +91,14 @@ class LeaseWorld:
             self.seen[name] = observe(self.seen[name], record, str(version), self.now)
 
     def send(self, name: str) -> None:
-        """Takes or renews, as far as the rules permit after what it has seen."""
+        """Takes or renews the Lease if the rules permit it, given what the process has observed."""
         seen = self.seen[name]
         if seen is None or seen.record.holder == name or seen.free_at <= self.now:
             record = take(seen, name, self.TIMING, str(self.now))
             self.sent[name] = (self.now, record, seen.version if seen else None)
 
     def arrive(self, name: str, *, answered: bool) -> None:
-        """Delivers what was sent to the API server, possibly long after."""
+        """Delivers the write to the API server, possibly long after it was sent."""
         sent, self.sent[name] = self.sent[name], None
         if sent is None:
             return
@@ -113,7 +113,7 @@ class LeaseWorld:
             self.seen[name] = observe(self.seen[name], record, str(self.version), self.now)
 
     def delete(self) -> None:
-        """Deletes it by hand, after all processes have seen the Lease."""
+        """Deletes the Lease as an administrator might, after all processes have observed it."""
         if self.stored is not None and all(self.seen.values()):
             self.look("a")
             self.look("b")
@@ -132,7 +132,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_in_whatever_order_things_happen_never_do_two_lead_at_one_moment(steps: list[tuple[str, Any]]) -> None:
+def test_two_processes_never_lead_at_the_same_time_in_any_order_of_events(steps: list[tuple[str, Any]]) -> None:
     world = LeaseWorld()
     for what, of in steps:
         if what == "pass":

@@ -32,7 +32,7 @@ def record(message: str, **values: object) -> logging.LogRecord:
     return made
 
 
-def test_text_stays_on_one_line_and_tells_values_from_words() -> None:
+def test_a_text_record_stays_on_one_line_and_quotes_its_values() -> None:
     line = _Text(colours=False).format(record("role reconciled", object="shop/app", note='a\nb="c"'))
     assert line.count("\n") == 0
     assert line.endswith(r'role reconciled  object=shop/app note="a\nb=\"c\""')
@@ -46,7 +46,7 @@ def test_json_is_one_object_a_line() -> None:
 
 
 @pytest.mark.parametrize("sign", ["\x1b[2J", "\x9b2J", "\x7f", "\x0b", "\x85", "\u2028", "\u202e"])
-def test_no_value_makes_a_terminal_do_anything_or_begins_a_line(sign: str) -> None:
+def test_no_value_can_control_a_terminal_or_begin_a_line(sign: str) -> None:
     values = {"role": f"a{sign}b", "note": f"grün {sign}"}
     text, line = _Text(colours=False).format(record("looked", **values)), _Json().format(record("looked", **values))
     for said in (text, line):
@@ -55,7 +55,7 @@ def test_no_value_makes_a_terminal_do_anything_or_begins_a_line(sign: str) -> No
     assert json.loads(text.split(" role=")[1].split(" note=")[0]) == values["role"]
 
 
-def test_what_can_be_printed_stands_as_it_is() -> None:
+def test_printable_characters_are_written_unchanged() -> None:
     for form in (_Text(colours=False), _Json()):
         assert "grün 漢字 …" in form.format(record("looked", role="grün 漢字 …"))
 
@@ -63,7 +63,7 @@ def test_what_can_be_printed_stands_as_it_is() -> None:
 def lines(
     form: LogFormat, *, terminal: bool, monkeypatch: pytest.MonkeyPatch, level: str = "info"
 ) -> Callable[[], str]:
-    """Sets the log up as if standard error was this; what is called gives what was written."""
+    """Sets up logging with a stream in place of standard error. Returns a function that gives the written text."""
     written = Stream(terminal=terminal)
     monkeypatch.setattr(sys, "stderr", written)
     set_up(level, form)
@@ -100,7 +100,7 @@ def logging_as_before() -> Iterator[None]:
         ("json", True, "", "json"),
     ],
 )
-def test_it_is_json_in_a_cluster_and_coloured_on_a_terminal_unless_no_color_is_set(
+def test_the_log_is_json_in_a_cluster_and_coloured_on_a_terminal_unless_no_color_is_set(
     form: LogFormat, terminal: bool, no_color: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_COLOR", no_color)
@@ -110,7 +110,7 @@ def test_it_is_json_in_a_cluster_and_coloured_on_a_terminal_unless_no_color_is_s
     assert kind == expected
 
 
-def test_the_level_is_of_this_program_and_no_library_shows_what_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_level_applies_only_to_this_program_and_no_library_logs_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
     said = lines("json", terminal=False, monkeypatch=monkeypatch, level="debug")
     logging.getLogger("pgrole_controller.x").debug("ours")
     for name in ("kubernetes_asyncio.client.rest", "asyncio", "asyncpg", "aiohttp.access"):
@@ -120,7 +120,7 @@ def test_the_level_is_of_this_program_and_no_library_shows_what_it_sends(monkeyp
     assert logging.getLogger("kubernetes_asyncio.client.rest").getEffectiveLevel() >= logging.INFO
 
 
-async def test_what_is_done_for_a_reconcile_has_its_id_in_tasks_and_threads_too(
+async def test_log_lines_of_a_reconcile_have_its_id_even_in_tasks_and_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said = lines("json", terminal=False, monkeypatch=monkeypatch)
@@ -151,7 +151,7 @@ async def test_what_is_done_for_a_reconcile_has_its_id_in_tasks_and_threads_too(
     }
 
 
-def test_the_id_of_a_reconcile_is_short_and_of_several_at_once_they_begin_alike() -> None:
+def test_a_reconcile_id_is_short_and_the_ids_in_a_batch_share_their_beginning() -> None:
     batch = new_reconcile_id()
     assert len(batch) == 8
     assert new_reconcile_id() != batch
@@ -160,7 +160,7 @@ def test_the_id_of_a_reconcile_is_short_and_of_several_at_once_they_begin_alike(
 
 
 def test_every_message_is_constant() -> None:
-    """What changes stands in keys: lines can be counted and searched for by their message."""
+    """Variable parts are in keys, so lines can be counted and searched by their message."""
     root = Path(__file__).parents[2] / "pgrole_controller"
     calls = [
         call
@@ -178,14 +178,14 @@ def test_every_message_is_constant() -> None:
         assert len(call.args) == 1, ast.unparse(call)
 
 
-#: Takes 12 bytes in JSON where a line has something that a terminal would obey.
+#: Takes 12 bytes in JSON, where it is escaped because a terminal might interpret it.
 WIDE = "\U000e0001"
 FORMS = pytest.mark.parametrize("form", [_Text(colours=False), _Json()], ids=["text", "json"])
 
 
 @FORMS
 @pytest.mark.parametrize("value", ["Q" * 9000, ["Q" * 9000], b"Q" * 9000, OSError("Q" * 9000)], ids=type)
-def test_a_value_that_is_too_long_is_cut_and_what_is_missing_is_counted(form: logging.Formatter, value: object) -> None:
+def test_a_long_value_is_cut_and_the_missing_characters_are_counted(form: logging.Formatter, value: object) -> None:
     line = form.format(record("looked", note=value, short="y" * logs.LONGEST_VALUE, count=3))
     assert logs.LONGEST_VALUE - 20 <= line.count("Q") <= logs.LONGEST_VALUE
     assert line.count("y") == logs.LONGEST_VALUE
@@ -193,14 +193,14 @@ def test_a_value_that_is_too_long_is_cut_and_what_is_missing_is_counted(form: lo
 
 
 @FORMS
-def test_a_message_of_a_library_is_cut_too(form: logging.Formatter) -> None:
+def test_a_long_message_of_a_library_is_cut(form: logging.Formatter) -> None:
     line = form.format(logging.LogRecord("asyncio", logging.ERROR, __file__, 1, "a task: %s", ("Q" * 9000,), None))
     assert line.count("Q") < logs.LONGEST_VALUE
     assert "more)" in line
 
 
 def raised(text: str, deep: int = 0) -> logging.LogRecord:
-    """With the traceback of an error that has this text, raised from others of this number."""
+    """Returns a record with the traceback of an error that has this text and this number of causes."""
 
     def fail(left: int) -> None:
         if left == 0:
@@ -219,7 +219,7 @@ def raised(text: str, deep: int = 0) -> logging.LogRecord:
 
 
 @pytest.mark.parametrize(("text", "deep"), [("x" * 60_000, 0), ("x" * 999, 50)], ids=["long", "deep"])
-def test_of_a_long_traceback_its_beginning_and_its_end_are_written(text: str, deep: int) -> None:
+def test_a_long_traceback_keeps_its_beginning_and_its_end(text: str, deep: int) -> None:
     said = json.loads(_Json().format(raised(f"{text} at the end", deep)))["exception"]
     assert said.startswith("Traceback (most recent call last)")
     assert said.endswith(f"at the end {deep}" if deep else "at the end")
@@ -227,7 +227,7 @@ def test_of_a_long_traceback_its_beginning_and_its_end_are_written(text: str, de
     assert logs.LONGEST_TRACEBACK < len(said) < logs.LONGEST_TRACEBACK + 50
 
 
-def test_a_traceback_that_is_not_too_long_is_whole_and_its_words_make_no_terminal_do_anything() -> None:
+def test_a_short_traceback_is_complete_and_cannot_control_a_terminal() -> None:
     line = _Text(colours=False).format(raised("a\x1b[2J\x9b2J\rb"))
     assert line.replace("\n", "").isprintable()
     assert line.endswith("RuntimeError: a?[2J?2J?b")
@@ -240,7 +240,7 @@ def warning(message: str = "no session", level: int = logging.WARNING, **values:
     return made
 
 
-def test_a_warning_is_written_so_often_in_a_minute_and_the_next_one_says_how_many_were_left_out() -> None:
+def test_a_repeated_warning_is_limited_per_minute_and_the_next_one_counts_the_omitted_ones() -> None:
     now = 0.0
     repetition = RepeatFilter(lambda: now)
     assert sum(repetition.admit(warning(server="one")) for _ in range(500)) == logs.REPEATS
@@ -262,12 +262,12 @@ def test_a_warning_is_written_so_often_in_a_minute_and_the_next_one_says_how_man
     assert "left_out" not in vars(second)
 
 
-def test_what_is_no_warning_is_always_written() -> None:
+def test_records_below_warning_are_always_written() -> None:
     repetition = RepeatFilter()
     assert all(repetition.admit(record("role reconciled", server="one")) for _ in range(500))
 
 
-def test_what_was_left_out_of_many_is_not_kept_for_ever() -> None:
+def test_counts_of_omitted_warnings_are_not_kept_forever() -> None:
     now = 0.0
     repetition = RepeatFilter(lambda: now)
     for number in range(logs.MOST_REPEATED + 1):
@@ -288,9 +288,7 @@ def warnings_of_worker() -> set[str]:
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_whatever_one_server_says_and_however_often_less_than_5_mb_are_written_in_a_minute(
-    form: LogFormat, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_warnings_about_one_server_stay_below_5_mb_per_minute(form: LogFormat, monkeypatch: pytest.MonkeyPatch) -> None:
     said = lines(form, terminal=False, monkeypatch=monkeypatch)
     log, messages = logging.getLogger("pgrole_controller.controller.worker"), warnings_of_worker()
     assert len(messages) >= 5

@@ -131,13 +131,13 @@ def test_deeply_nested_documents_are_refused_before_libyaml_exhausts_the_stack(t
     assert len(found.roles) == 1
 
 
-def test_many_brackets_and_long_lines_are_not_deep() -> None:
+def test_many_brackets_in_a_long_line_do_not_count_as_nesting() -> None:
     comment = "[" * 500 + "x" * 500
     text = (ROLE % "a").replace("spec: {}", f'spec: {{comment: "{comment}"}}')
     assert parse_manifests("f.yaml", text, "shop").roles[0].pgrole.spec.comment == comment
 
 
-def test_a_key_that_is_given_twice_is_an_error_of_its_line() -> None:
+def test_a_duplicate_key_is_an_error_with_its_line() -> None:
     text = (ROLE % "a").replace("spec: {}", "spec:\n  login: false\n  login: true")
     found = parse_manifests("f.yaml", text, "shop")
     assert found.roles == ()
@@ -149,18 +149,18 @@ def test_a_key_that_is_given_twice_is_an_error_of_its_line() -> None:
 @pytest.mark.parametrize(
     ("name", "text"), [("", "takes a file"), ("a" * 5000, "File name too long"), ("no/such", "No such file")]
 )
-def test_a_name_that_is_no_file_is_misuse(name: str, text: str) -> None:
+def test_a_path_that_is_not_a_file_is_misuse(name: str, text: str) -> None:
     with pytest.raises(WrongSetting, match=text):
         read_manifests([name], "shop")
 
 
-def test_a_pipe_in_a_directory_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_in_a_directory_is_rejected_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.yaml")
     with pytest.raises(WrongSetting, match=r"a\.yaml: not a regular file"):
         read_manifests([str(tmp_path)], "shop")
 
 
-def test_links_that_lead_nowhere_are_named_and_those_to_directories_left_out(tmp_path: Path) -> None:
+def test_broken_links_are_named_and_links_to_directories_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(ROLE % "a")
     (tmp_path / "again").symlink_to(tmp_path)
     assert len(read_manifests([str(tmp_path)], "shop").roles) == 1

@@ -1,4 +1,4 @@
-"""Pictures of memberships: complete, bounded, and harmless whatever the roles are called."""
+"""Membership graphs: complete, bounded, and harmless whatever names the roles have."""
 
 import re
 from itertools import combinations
@@ -6,8 +6,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from pgrole_controller.core.graph_svg import render_svg
-from pgrole_controller.core.membership_graph import (
+from pgrole_controller.core.access.graph_svg import render_svg
+from pgrole_controller.core.access.membership_graph import (
     EdgeKind,
     GraphEdge,
     GraphNode,
@@ -17,7 +17,7 @@ from pgrole_controller.core.membership_graph import (
     render_dot,
     towards_object,
 )
-from pgrole_controller.core.role_graph import AccessRole, GroupEdge, RoleGraph
+from pgrole_controller.core.access.role_graph import AccessRole, GroupEdge, RoleGraph
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = (
@@ -36,7 +36,7 @@ def some(edges: list[GroupEdge], names: dict[int, str] | None = None) -> RoleGra
     return RoleGraph([AccessRole(oid, (names or {}).get(oid, f"r{oid}"), login=oid % 2 == 0) for oid in oids], edges)
 
 
-def test_it_shows_groups_and_members_of_a_role_and_how_each_counts() -> None:
+def test_a_graph_shows_groups_and_members_of_a_role_and_the_kind_of_each_membership() -> None:
     graph = around_role(
         some(
             [
@@ -56,7 +56,7 @@ def test_it_shows_groups_and_members_of_a_role_and_how_each_counts() -> None:
     assert [node.label for node in graph.nodes if node.focus] == ["r2"]
 
 
-def test_it_shows_who_reaches_an_object() -> None:
+def test_a_graph_shows_which_roles_reach_an_object() -> None:
     roles = some([GroupEdge(1, 2), GroupEdge(3, 2, inherit=False, set_role=False, admin=True)])
     graph = towards_object(roles, "app.orders", {2: ["SELECT"], 0: ["INSERT"]}, "table")
     assert {node.label for node in graph.nodes} == {"r1", "r2", "PUBLIC", "app.orders"}
@@ -64,7 +64,7 @@ def test_it_shows_who_reaches_an_object() -> None:
 
 
 @pytest.mark.parametrize("most", [5, 60])
-def test_it_has_a_bounded_number_of_nodes_and_counts_the_others(most: int) -> None:
+def test_a_graph_has_a_bounded_number_of_nodes_and_counts_the_others(most: int) -> None:
     star = some([GroupEdge(number, 1) for number in range(2, 5000)])
     for graph in (around_role(star, 1, most), towards_object(star, "t", {1: ["SELECT"]}, most=most)):
         assert len(graph.nodes) <= most + 2
@@ -91,7 +91,7 @@ def test_no_name_becomes_markup_or_another_statement() -> None:
         assert re.fullmatch(r'  "" (?:-> "" )?\[[a-z0-9=", ]+\];', outside), line
 
 
-def test_it_can_be_understood_without_seeing_it() -> None:
+def test_the_svg_has_an_accessible_title_and_description() -> None:
     graph = around_role(some([GroupEdge(1, 2)]), 2)
     root = ET.fromstring(render_svg(graph))
     title, description = root.find(f"{SVG}title"), root.find(f"{SVG}desc")
@@ -102,7 +102,7 @@ def test_it_can_be_understood_without_seeing_it() -> None:
     assert root.attrib["aria-labelledby"].split() == [title.attrib["id"], description.attrib["id"]]
 
 
-def test_colours_are_the_pages_unless_it_stands_alone() -> None:
+def test_a_standalone_svg_has_colours_and_one_without_style_has_none() -> None:
     graph = around_role(some([GroupEdge(1, 2)]), 2)
     assert "prefers-color-scheme" in render_svg(graph)
     bare = render_svg(graph, style="")

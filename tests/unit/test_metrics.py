@@ -34,7 +34,7 @@ ADDED = {"job", "instance", "namespace", "pod", "le"}
 
 
 def families() -> dict[str, set[str]]:
-    """Name of each metric, as Prometheus knows it, with its labels: all that there is, with a sample of each."""
+    """Returns the labels of every metric by its name in Prometheus."""
     made = {}
     for metric in REGISTRY.collect():
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name
@@ -52,7 +52,7 @@ def one_server() -> None:
 
 
 def samples() -> dict[str, set[str]]:
-    """The same by the names of samples: a histogram has three."""
+    """Returns the labels by sample name: a histogram has three samples."""
     named: dict[str, set[str]] = {}
     kinds = {metric.name: metric.type for metric in REGISTRY.collect()}
     for name, labels in families().items():
@@ -87,16 +87,16 @@ def questions() -> Iterator[tuple[str, str]]:
 
 
 def asked(expression: str) -> Iterator[tuple[str, set[str]]]:
-    """Each metric that an expression names, with the labels that it is selected by."""
+    """Yields each metric that an expression names, with the labels in its selector."""
     for name, selector in re.findall(r"\b((?:pgrole|process|python)_\w+)(?:\{([^}]*)\})?", expression):
         yield name, set(re.findall(r"(\w+)\s*(?:=~|!=|!~|=)", selector))
 
 
 @pytest.mark.parametrize(("title", "expression"), [*questions()])
-def test_every_metric_and_label_that_is_asked_for_exists(title: str, expression: str) -> None:
+def test_every_queried_metric_and_label_exists(title: str, expression: str) -> None:
     known = samples()
     named = list(asked(expression))
-    assert named, f"{title} asks for nothing of ours"
+    assert named, f"{title} queries none of our metrics"
     for name, labels in named:
         assert name in known, f"{title}: {name}"
         assert labels <= known[name] | ADDED, f"{title}: {name} has {known[name]}"
@@ -105,40 +105,40 @@ def test_every_metric_and_label_that_is_asked_for_exists(title: str, expression:
         assert {label.strip() for label in group.split(",")} <= held, f"{title}: by ({group})"
 
 
-def test_every_metric_of_ours_is_on_the_dashboard_and_none_twice_in_the_table() -> None:
+def test_every_metric_of_ours_is_on_the_dashboard() -> None:
     shown = {name for panel in panels() for target in panel["targets"] for name, _ in asked(target["expr"])}
     known = samples()
     ours = {name for name in families() if name.startswith("pgrole_")}
     assert {name for name in ours if not any(one in shown for one in known if one.startswith(name))} == set()
 
 
-def test_the_documented_metrics_are_those_that_there_are_with_their_labels() -> None:
+def test_the_documented_metrics_and_labels_match_the_code() -> None:
     text = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
     tables = "\n".join(line for line in text.splitlines() if line.startswith("| `"))
     named = set(re.findall(r"`((?:pgrole|process|python)_\w+)`", tables))
     ours = {name for name in families() if name.startswith("pgrole_")}
     assert {name for name in named if name.startswith("pgrole_")} == ours
-    assert set(families()) <= named  # of the process only on Linux
+    assert set(families()) <= named  # those of the process exist only on Linux
     assert set(re.findall(r"`(pgrole_\w+)`", text)) <= named
     for name, labels in families().items():
         if name.startswith("pgrole_"):
             assert set(re.findall(r"`(\w+)`", table_row(text, name).split("|")[3])) == labels, name
 
 
-def test_the_documented_sources_are_those_that_there_are() -> None:
+def test_the_documented_sources_match_the_request_reasons() -> None:
     text = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
     (listed,) = re.findall(r"^`source`: (.*?)\.$", text, flags=re.MULTILINE | re.DOTALL)
     assert set(re.findall(r"`(\w+)`", listed)) == {reason.label for reason in RequestReason}
 
 
-def test_every_reason_of_a_request_is_given_somewhere() -> None:
+def test_every_request_reason_is_used_in_the_code() -> None:
     rooms = [*(ROOT / "pgrole_controller/controller").glob("*.py"), ROOT / "pgrole_controller/core/workqueue.py"]
     text = "\n".join(file.read_text(encoding="utf-8") for file in rooms)
     assert set(re.findall(r"RequestReason\.([A-Z_]+)", text)) == {reason.name for reason in RequestReason}
 
 
 @pytest.mark.parametrize("alert", [pytest.param(alert, id=alert["alert"]) for alert in alerts()])
-def test_every_alert_says_what_is_wrong_and_has_its_place_in_the_runbook(alert: dict[str, Any]) -> None:
+def test_every_alert_has_a_summary_and_a_runbook_entry(alert: dict[str, Any]) -> None:
     page, _, anchor = alert["annotations"]["runbook"].partition("#")
     text = (ROOT / page).read_text(encoding="utf-8")
     assert f"\n## {alert['alert']}\n" in text
@@ -148,7 +148,7 @@ def test_every_alert_says_what_is_wrong_and_has_its_place_in_the_runbook(alert: 
     assert alert["labels"]["severity"] in ("critical", "warning")
 
 
-def test_the_runbook_has_no_alert_that_does_not_exist_and_names_only_metrics_that_do() -> None:
+def test_the_runbook_names_only_existing_alerts_and_metrics() -> None:
     text = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^## (.+)$", text, flags=re.MULTILINE)) == {alert["alert"] for alert in alerts()}
     assert set(re.findall(r"`(pgrole_\w+)", text)) <= samples().keys() | families().keys()
@@ -167,7 +167,7 @@ def test_the_dashboard_can_be_imported_anywhere() -> None:
 
 
 def read(text: bytes) -> dict[str, dict[tuple[str, ...], float]]:
-    """Samples by name and values of labels."""
+    """Returns samples by name and label values."""
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:
@@ -175,7 +175,7 @@ def read(text: bytes) -> dict[str, dict[tuple[str, ...], float]]:
     return found
 
 
-def test_what_is_asked_for_is_of_the_moment_of_the_scrape() -> None:
+def test_gauges_show_the_state_at_the_time_of_the_scrape() -> None:
     rest = ServerFigures(metrics.UNDECLARED, objects=4)
     found = read(render(Scrape((SERVER, rest), contested=5, leading=True), 0.25))
     assert found["pgrole_queue_depth"] == {("main",): 2, ("(undeclared)",): 0}
@@ -196,7 +196,7 @@ def test_nothing_is_in_the_default_registry_of_the_library() -> None:
     assert metrics.REGISTRY is not __import__("prometheus_client").REGISTRY
 
 
-def test_what_is_rendered_reads_as_what_the_library_renders() -> None:
+def test_rendered_metrics_parse_like_those_that_the_library_renders() -> None:
     odd = 'a "quoted" \\ and a\nnew line'
     metrics.expect_server(odd)
     metrics.REPAIR_SECONDS.labels("notify").observe(1e9)
@@ -204,7 +204,7 @@ def test_what_is_rendered_reads_as_what_the_library_renders() -> None:
     metrics.REPAIR_SECONDS.labels("object").observe(float("inf"))
 
     def rendered(text: bytes) -> list[str]:
-        """Comments as they are, samples as they are read; of the process itself names only."""
+        """Returns comments unchanged and samples as they parse, without those of the process."""
         lines = [line for line in text.decode().splitlines() if not line.startswith(("process_", "python_gc"))]
         samples = [
             repr(sample) for family in text_string_to_metric_families("\n".join(lines)) for sample in family.samples
@@ -217,7 +217,7 @@ def test_what_is_rendered_reads_as_what_the_library_renders() -> None:
     forget_server(odd)
 
 
-def test_a_server_that_is_forgotten_has_no_series_left() -> None:
+def test_a_forgotten_server_has_no_series_left() -> None:
     for metric in metrics._BY_SERVER:
         metric.labels(*["forgotten" if label == "server" else "x" for label in metric._labelnames])
     assert b'server="forgotten"' in render(None, 0.0)
@@ -225,14 +225,14 @@ def test_a_server_that_is_forgotten_has_no_series_left() -> None:
     assert b'server="forgotten"' not in render(None, 0.0)
 
 
-def test_the_counters_of_a_server_begin_at_nothing() -> None:
+def test_the_counters_of_a_server_start_at_zero() -> None:
     metrics.expect_server("expected")
     for name in ("pgrole_sessions_total", "pgrole_session_failures_total", "pgrole_notifications_total"):
         assert REGISTRY.get_sample_value(name, {"server": "expected"}) == 0
     forget_server("expected")
 
 
-def test_every_metric_with_a_label_server_forgets() -> None:
+def test_every_metric_with_a_server_label_is_cleared_for_a_forgotten_server() -> None:
     declared = {value for value in vars(metrics).values() if "server" in getattr(value, "_labelnames", ())}
     assert set(metrics._BY_SERVER) == declared
 
@@ -262,11 +262,11 @@ def test_a_renewal_is_counted_by_its_result() -> None:
         ("/", ("other", False)),
     ],
 )
-def test_a_path_gives_its_resource_and_never_a_name(path: str, found: tuple[str, bool]) -> None:
+def test_a_path_is_reduced_to_its_resource_without_names(path: str, found: tuple[str, bool]) -> None:
     assert read_path(path) == found
 
 
-def test_a_request_is_counted_by_class_of_code_and_a_cancelled_one_is_not() -> None:
+def test_a_request_is_counted_by_its_class_of_status_codes_unless_it_is_cancelled() -> None:
     def count(verb: str, code: str) -> float:
         labels = {"verb": verb, "resource": "pgservers", "code": code}
         return REGISTRY.get_sample_value("pgrole_api_request_seconds_count", labels) or 0.0
@@ -284,7 +284,7 @@ def test_a_request_is_counted_by_class_of_code_and_a_cancelled_one_is_not() -> N
     assert after == {("list", "4xx"): 1, ("patch", "none"): 1, ("watch", "2xx"): 1, ("delete", "none"): 0}
 
 
-async def test_the_time_of_a_repair_begins_when_the_request_was_due() -> None:
+async def test_repair_time_is_measured_from_when_the_request_was_due() -> None:
     def value(suffix: str) -> float:
         labels = {"source": "secret"}
         return REGISTRY.get_sample_value(f"pgrole_repair_seconds_{suffix}", labels) or 0.0

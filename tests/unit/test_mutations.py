@@ -1,4 +1,4 @@
-"""The list of seeded faults follows the code, so that it can be run at any time."""
+"""The seeded faults match the code, so that they can be run at any time."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Names as Kubernetes takes them."""
+"""Which names Kubernetes accepts."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from pgrole_controller.api.validation import is_key, is_label_key, is_label_valu
         *((wrong, False, False) for wrong in ("", "-a", "a-", "A", "a_b", "a..b", ".a", "a.", "a/b", "a\n", "\u212a")),
     ],
 )
-def test_names_of_objects_and_of_namespaces(text: str, obj: bool, namespace: bool) -> None:
+def test_names_of_objects_and_namespaces_are_validated(text: str, obj: bool, namespace: bool) -> None:
     assert (is_object_name(text), is_namespace_name(text)) == (obj, namespace)
 
 
@@ -29,7 +29,7 @@ def test_names_of_objects_and_of_namespaces(text: str, obj: bool, namespace: boo
         *((wrong, False) for wrong in ("", ".", "..", "..a", "a b", "a/b", "a\n", "a" * 254)),
     ],
 )
-def test_keys_of_secrets(text: str, fits: bool) -> None:
+def test_keys_of_secrets_are_validated(text: str, fits: bool) -> None:
     assert is_key(text) is fits
 
 
@@ -43,10 +43,10 @@ def test_keys_of_secrets(text: str, fits: bool) -> None:
         ("team\n", False),
     ],
 )
-def test_keys_of_labels(text: str, fits: bool) -> None:
+def test_keys_of_labels_are_validated(text: str, fits: bool) -> None:
     assert is_label_key(text) is fits
 
 
-def test_values_of_labels() -> None:
+def test_values_of_labels_are_validated() -> None:
     assert all(is_label_value(right) for right in ("", "a", "A.b_c-9", "a" * 63))
     assert not any(is_label_value(wrong) for wrong in ("-a", "a.", "a b", "a/b", "a" * 64, "a\n"))

@@ -1,6 +1,6 @@
-"""Which namespace an object is in: a namespace that was deleted and made again is another one.
+"""Which namespace an object is in: a namespace that was deleted and created again is another one.
 
-Nothing here waits for the API server but the task that asks it (invariant 14).
+Only the task that requests namespaces waits for the API server (invariant 14).
 """
 
 import json
@@ -25,7 +25,7 @@ PATIENCE = 600.0
 
 
 class NamespaceApi(Client):
-    """Answers with the present namespace, once it answers at all."""
+    """Answers with the current namespace once `answers` is set."""
 
     def __init__(self, uid: str) -> None:
         self.uid = uid
@@ -90,7 +90,7 @@ def made(uid: str, version: int = 1, **more: Any) -> dict[str, Any]:
     return {"metadata": {"name": "shop", "uid": uid, "resourceVersion": str(version), **more}}
 
 
-async def test_one_that_is_watched_is_not_asked_for() -> None:
+async def test_a_watched_namespace_is_not_requested() -> None:
     world = NamespaceWorld()
     async with world.running():
         assert world.uid(OLD) == "n1"
@@ -99,7 +99,7 @@ async def test_one_that_is_watched_is_not_asked_for() -> None:
 
 
 class TestInvariant14AWorkerAwaitsOnlyItsOwnServer:
-    async def test_after_an_object_went_those_that_were_read_before_go_on_without_an_answer(self) -> None:
+    async def test_after_a_deletion_objects_read_before_it_continue_without_an_answer(self) -> None:
         world = NamespaceWorld()
         assert world.uid(OLD) == "n1"
         world.api.answers = anyio.Event()  # it hangs
@@ -107,9 +107,9 @@ class TestInvariant14AWorkerAwaitsOnlyItsOwnServer:
             world.namespaces.forget("shop", "gone")
             assert world.uid(OLD) == "n1"
             await anyio.wait_all_tasks_blocked()
-        assert world.api.asked == 1  # beside, for those to come
+        assert world.api.asked == 1  # in the background, for later objects
 
-    async def test_only_those_that_are_new_wait_and_are_told_when_it_is_known(self) -> None:
+    async def test_only_new_objects_wait_and_are_announced_once_the_namespace_is_known(self) -> None:
         world = NamespaceWorld()
         assert world.uid(OLD) == "n1"
         world.api.answers = anyio.Event()
@@ -128,7 +128,7 @@ class TestInvariant14AWorkerAwaitsOnlyItsOwnServer:
         assert world.api.asked == 1
 
 
-async def test_one_that_was_made_again_is_known_before_the_watch_says_so() -> None:
+async def test_a_recreated_namespace_is_known_before_the_watch_reports_it() -> None:
     world = NamespaceWorld()
     assert world.uid(OLD) == "n1"
     world.api.uid = "n2"
@@ -141,7 +141,7 @@ async def test_one_that_was_made_again_is_known_before_the_watch_says_so() -> No
         assert world.uid(NEW) == world.uid(OTHER) == "n2"
 
 
-async def test_the_watch_tells_sooner_than_the_answer() -> None:
+async def test_a_watch_event_that_precedes_the_answer_is_used() -> None:
     world = NamespaceWorld()
     world.api.answers = anyio.Event()
     async with world.running():
@@ -152,7 +152,7 @@ async def test_the_watch_tells_sooner_than_the_answer() -> None:
         assert world.uid(NEW) == "n2"
 
 
-async def test_an_answer_from_before_another_object_went_does_not_count() -> None:
+async def test_an_answer_requested_before_another_deletion_is_not_used() -> None:
     world = NamespaceWorld()
     world.api.answers = anyio.Event()
     async with world.running():
@@ -167,7 +167,7 @@ async def test_an_answer_from_before_another_object_went_does_not_count() -> Non
     assert world.uid(NEW) == "n1"
 
 
-async def test_one_whose_answer_is_doubted_again_is_asked_for_again() -> None:
+async def test_a_namespace_is_requested_again_after_each_deletion_of_an_object() -> None:
     world = NamespaceWorld(watched=False)
     async with world.running():
         for asked in (1, 2):
@@ -180,7 +180,7 @@ async def test_one_whose_answer_is_doubted_again_is_asked_for_again() -> None:
 
 @pytest.mark.parametrize("failure", [Unreachable("no route"), ApiError(503, "Unavailable", "later")])
 @in_timelapse
-async def test_one_that_cannot_be_read_is_asked_for_again_and_the_failure_is_said(failure: KubeError) -> None:
+async def test_an_unreadable_namespace_is_requested_again_and_the_failure_is_reported(failure: KubeError) -> None:
     world = NamespaceWorld(watched=False)
     world.api.failure = failure
     async with world.running():
@@ -198,7 +198,7 @@ async def test_one_that_cannot_be_read_is_asked_for_again_and_the_failure_is_sai
 
 
 @in_timelapse
-async def test_one_that_has_no_objects_any_more_is_not_asked_for_for_ever() -> None:
+async def test_a_namespace_without_objects_is_not_requested_forever() -> None:
     world = NamespaceWorld(watched=False)
     world.api.failure = ApiError(404, "NotFound", "gone")
     world.in_use = set()
@@ -209,7 +209,7 @@ async def test_one_that_has_no_objects_any_more_is_not_asked_for_for_ever() -> N
 
 
 @in_timelapse
-async def test_labels_of_one_that_is_not_watched_are_read_again() -> None:
+async def test_labels_of_an_unwatched_namespace_are_refreshed() -> None:
     world = NamespaceWorld(watched=False)
     async with world.running():
         assert world.uid(NEW) is None
@@ -226,7 +226,7 @@ async def test_labels_of_one_that_is_not_watched_are_read_again() -> None:
         assert world.api.asked <= asked + 4
 
 
-async def test_an_older_object_is_not_passed_over_while_its_namespace_is_not_known() -> None:
+async def test_an_older_rival_is_not_skipped_while_its_namespace_is_unknown() -> None:
     world = NamespaceWorld(watched=False)
     world.api.answers = anyio.Event()
     rival = Key("other", "rival")
@@ -237,7 +237,7 @@ async def test_an_older_object_is_not_passed_over_while_its_namespace_is_not_kno
         world.in_use = {"other"}
         world.api.answers.set()
         await anyio.wait_all_tasks_blocked()
-        assert world.namespaces.of_rival(rival, NEW) is None, "who cannot be read holds up nobody"
+        assert world.namespaces.of_rival(rival, NEW) is None, "a rival without a namespace delays no one"
 
 
 async def test_the_only_namespace_is_known_before_it_has_objects() -> None:

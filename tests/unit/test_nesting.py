@@ -26,7 +26,7 @@ def depth_of(value: Any) -> int:
 
 
 @pytest.mark.parametrize("levels", [1, 31, 32, 33, 400, 100_000])
-def test_what_is_nested_too_deeply_is_cut_and_the_rest_is_kept(levels: int) -> None:
+def test_values_nested_too_deeply_are_cut_and_the_rest_is_kept(levels: int) -> None:
     found = limit_depth(read_json(nested(levels)))
     assert (found["a"], found["after"]) == ('x]y"[', "]")
     assert depth_of(found) <= DEEPEST

@@ -91,7 +91,7 @@ TABLE: list[tuple[str, Ending, Contest | None, float | None, NextAttempt]] = [
 @pytest.mark.parametrize(
     ("ending", "contested", "confirm_at", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
 )
-def test_next_attempt(
+def test_each_ending_has_its_next_attempt(
     ending: Ending, contested: Contest | None, confirm_at: float | None, expected: NextAttempt
 ) -> None:
     attempt = next_attempt(ending, contested, confirm_at, NOW)
@@ -114,7 +114,9 @@ def test_next_attempt(
         pytest.param(Ending(gone=True, unconfirmed=True), NOW + 0.5, None, id="object gone"),
     ],
 )
-def test_confirmation_due(ending: Ending, before: float | None, expected: float | None) -> None:
+def test_each_ending_determines_when_a_confirmation_is_due(
+    ending: Ending, before: float | None, expected: float | None
+) -> None:
     assert confirmation_due(ending, before, NOW) == expected
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pgrole_controller.postgres.watch import EVERYTHING, greeting, read_databases, read_names
 
 
-def test_a_payload_names_the_role_and_what_it_was_called_before() -> None:
+def test_a_payload_names_the_role_and_its_former_name() -> None:
     assert read_names('{"op":"insert","oid":1,"name":"app"}') == ("app",)
     assert read_names('{"op":"update","oid":1,"name":"new","was":"old"}') == ("new", "old")
     assert read_names('{"op":"many"}') is EVERYTHING
@@ -36,24 +36,24 @@ def test_a_payload_names_the_role_and_what_it_was_called_before() -> None:
         '{"op":["many"]}',
     ],
 )
-def test_what_is_not_understood_names_nothing(payload: str) -> None:
+def test_a_payload_that_is_not_understood_names_no_role(payload: str) -> None:
     assert read_names(payload) == ()
 
 
 @given(st.text(max_size=200) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
-def test_no_payload_is_an_error(payload: str) -> None:
+def test_no_payload_raises_an_error(payload: str) -> None:
     names = read_names(payload)
     assert names is EVERYTHING or all(isinstance(name, str) for name in names)
 
 
-def test_only_the_very_token_greets() -> None:
+def test_a_greeting_is_unique_to_its_token_and_names_no_role() -> None:
     same = greeting("a")
     assert greeting("a") == same
     assert greeting("b") != same
     assert read_names(greeting("a")) == ()
 
 
-def test_a_payload_about_a_database_names_no_role_and_the_other_way_round() -> None:
+def test_a_payload_about_a_database_names_no_role_and_vice_versa() -> None:
     payload = '{"op":"database","database":"new","database_was":"old"}'
     assert read_databases(payload) == ("new", "old")
     assert read_names(payload) == ()

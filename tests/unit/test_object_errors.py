@@ -46,6 +46,7 @@ from pgrole_controller.kube.server_side_apply import FINALIZER
 from pgrole_controller.kube.store import Store, Stored, pack
 from pgrole_controller.postgres.catalog import ReferencedNames
 from pgrole_controller.postgres.session import Session
+from pgrole_controller.signals import Signal
 from tests.timelapse import in_timelapse
 from tests.worker_context import make_context
 
@@ -160,7 +161,7 @@ def assert_contained(results: dict[Key, Result]) -> None:
 
 
 @pytest.mark.parametrize("step", ["read_roles", "apply_plans"])
-async def test_a_step_that_all_share_and_that_one_object_breaks_is_made_for_each_alone(
+async def test_a_shared_step_that_fails_for_one_object_is_repeated_for_each_object_alone(
     objects: Objects, step: str, lines: pytest.LogCaptureFixture
 ) -> None:
     before = counted()
@@ -173,7 +174,7 @@ async def test_a_step_that_all_share_and_that_one_object_breaks_is_made_for_each
 
 
 @pytest.mark.parametrize("step", ["_observe", "_end", "_result"])
-async def test_a_step_of_one_object_that_breaks_is_its_own(
+async def test_an_error_in_one_objects_step_is_reported_on_that_object_only(
     objects: Objects, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = getattr(result_module.Attempt, step)
@@ -188,7 +189,7 @@ async def test_a_step_of_one_object_that_breaks_is_its_own(
 
 
 @pytest.mark.parametrize(("module", "place"), [(reconcile_module, "decide"), (observation_module, "find_role_to_drop")])
-async def test_a_decision_that_breaks_is_one_objects(
+async def test_an_error_in_one_objects_decision_is_reported_on_that_object_only(
     objects: Objects, module: ModuleType, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = getattr(module, place)
@@ -203,7 +204,7 @@ async def test_a_decision_that_breaks_is_one_objects(
 
 
 @pytest.mark.parametrize("place", ["_parse", "proof_of", "desired_of"])
-async def test_an_object_that_cannot_be_read_is_the_only_one(
+async def test_an_error_in_reading_one_object_is_reported_on_that_object_only(
     objects: Objects, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = getattr(objects_module, place)
@@ -214,12 +215,12 @@ async def test_an_object_that_cannot_be_read_is_the_only_one(
         return real(*arguments, **named)
 
     monkeypatch.setattr(objects_module, place, poisoned)
-    if place == "proof_of":  # is given the status alone
+    if place == "proof_of":  # receives only the status
         objects.store.put(stored(POISONED, version=2, status={"note": "poisoned"}))
     assert_contained(await reconcile_all(objects))
 
 
-async def test_an_object_that_cannot_be_read_breaks_no_younger_one_that_names_the_same_role(
+async def test_an_unreadable_object_does_not_affect_a_younger_one_that_names_the_same_role(
     objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     young = Key("shop", "young")
@@ -238,7 +239,7 @@ async def test_an_object_that_cannot_be_read_breaks_no_younger_one_that_names_th
     assert request.desired.older_rivals == ()
 
 
-async def test_a_server_that_fails_as_a_whole_is_no_objects_error(objects: Objects) -> None:
+async def test_a_failure_of_the_whole_server_is_not_an_objects_error(objects: Objects) -> None:
     class FailingReads(ErringSession):
         async def read_roles(self, _: Sequence[tuple[Key, str]]) -> list[Observed | PgRoleError]:
             raise Transient(Reason.SERVER_NOT_READY, "away")
@@ -247,7 +248,7 @@ async def test_a_server_that_fails_as_a_whole_is_no_objects_error(objects: Objec
         await reconcile([POISONED, *WELL], SERVER, objects, cast("Session", FailingReads("")), WorkerMemory())
 
 
-async def test_of_many_errors_few_are_logged_with_their_traceback(
+async def test_only_a_few_of_many_errors_are_logged_with_a_traceback(
     objects: Objects, lines: pytest.LogCaptureFixture
 ) -> None:
     before = counted()
@@ -259,7 +260,7 @@ async def test_of_many_errors_few_are_logged_with_their_traceback(
 
 
 class SilentApi:
-    """Takes every status."""
+    """Accepts every status."""
 
     def __init__(self) -> None:
         self.statuses: list[dict[str, Any]] = []
@@ -271,14 +272,17 @@ class SilentApi:
 
 
 class Breaking:
-    """Of Events: each breaks."""
+    """A recorder that fails for every Event."""
+
+    def __init__(self) -> None:
+        self.quiet = Signal()
 
     def record(self, *_: object, **__: object) -> None:
         raise Poison
 
 
 async def report(objects: Objects, result: Result) -> list[dict[str, Any]]:
-    """The statuses that are written, where Events break. The reconcile ends."""
+    """Returns the statuses written while every Event fails, and checks that the reconcile ends."""
     api, broken, queue = SilentApi(), Breaking(), Queue()
     reporter = Reporter(cast("Client", api), objects.store, Endings(queue, objects.contests), cast("Recorder", broken))
     queue.put("s", Request(result.key, RequestReason.OBJECT))
@@ -291,7 +295,7 @@ async def report(objects: Objects, result: Result) -> list[dict[str, Any]]:
     return api.statuses
 
 
-async def test_what_breaks_while_it_is_told_is_said_on_the_object(objects: Objects) -> None:
+async def test_an_error_while_recording_an_event_is_reported_in_the_objects_status(objects: Objects) -> None:
     result = replace((await reconcile_all(objects))[POISONED], action=Action.CORRECTED)
     (status,) = await report(objects, result)
     (ready,) = [one for one in status["conditions"] if one["type"] == "Ready"]
@@ -299,7 +303,7 @@ async def test_what_breaks_while_it_is_told_is_said_on_the_object(objects: Objec
     assert SECRET not in str(status)
 
 
-async def test_a_status_of_any_shape_keeps_the_reporter_from_nothing(objects: Objects) -> None:
+async def test_a_malformed_status_does_not_stop_the_reporter(objects: Objects) -> None:
     seen = stored(POISONED, version=2, status={"conditions": [7, None], "lastDrift": 3, "driftCount": "many"})
     objects.store.put(seen)
     result = Result(Target(POISONED, seen), outcome=(await reconcile_all(objects))[POISONED].outcome)
@@ -307,7 +311,7 @@ async def test_a_status_of_any_shape_keeps_the_reporter_from_nothing(objects: Ob
     assert statuses[-1]["conditions"][0]["reason"] == "InternalError"
 
 
-async def test_a_server_that_is_away_does_not_end_at_an_object_that_breaks(
+async def test_an_outage_is_reported_on_other_objects_despite_an_object_that_fails(
     objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported: list[Key] = []
@@ -337,7 +341,7 @@ async def test_a_server_that_is_away_does_not_end_at_an_object_that_breaks(
 
 
 @in_timelapse
-async def test_an_outage_is_said_at_a_pace_and_at_once_on_what_changes() -> None:
+async def test_an_outage_is_reported_at_a_limited_rate_but_at_once_on_changed_objects() -> None:
     """When the server is back, every status that reported the outage has to be written again."""
     objects = make_objects()
     many = [Key("shop", f"app-{number}") for number in range(1000)]
@@ -371,7 +375,7 @@ async def test_an_outage_is_said_at_a_pace_and_at_once_on_what_changes() -> None
     assert max(reported.values()) - began < 11.0
 
 
-async def test_emptying_a_role_that_breaks_is_told_to_its_object(
+async def test_an_error_while_emptying_a_role_is_reported_on_its_object(
     objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def poisoned(*_: object, **__: object) -> None:
@@ -412,7 +416,7 @@ JSON = st.recursive(
 def test_an_object_of_any_shape_is_indexed_requested_and_read(
     spec: Any, status: Any, annotations: Any, finalizers: Any, terminating: bool
 ) -> None:
-    """What bypasses the schema, or is of a later version of the definition, is that object's error at most."""
+    """An object that bypasses the schema, or has a later version of it, is at most an error of that object."""
     obj = stored(POISONED).object() | {"spec": spec, "status": status}
     obj["metadata"] |= {"annotations": annotations, "finalizers": finalizers}
     if terminating:
@@ -437,7 +441,7 @@ def test_an_object_of_any_shape_is_indexed_requested_and_read(
     anyio.run(go_on)
 
 
-async def test_a_terminating_object_with_an_invalid_spec_is_told_the_way_out(objects: Objects) -> None:
+async def test_the_error_of_a_terminating_object_with_an_invalid_spec_names_the_way_out(objects: Objects) -> None:
     going = {"deletionTimestamp": "2027-01-01T00:00:00Z", "finalizers": [FINALIZER]}
     spec = {"connectionLimit": "none", "deletionPolicy": "Drop"}
     objects.store.put(stored(POISONED, version=2, spec=spec, **going))
@@ -451,8 +455,8 @@ async def test_a_terminating_object_with_an_invalid_spec_is_told_the_way_out(obj
     assert objects.read(POISONED, "default", SERVER.server_policy).finalizer is False
 
 
-async def test_that_many_roles_changed_goes_after_what_is_announced_by_name(objects: Objects) -> None:
-    """Anyone may announce it."""
+async def test_notifications_that_name_a_role_come_before_those_of_many_roles(objects: Objects) -> None:
+    """Anyone may send such a notification."""
     queue = Queue()
     worker = make_worker(objects, queue)
     async with anyio.create_task_group() as tasks:
@@ -469,8 +473,8 @@ async def test_that_many_roles_changed_goes_after_what_is_announced_by_name(obje
     }
 
 
-async def test_who_wants_to_be_a_member_of_a_role_is_reconciled_when_that_is_announced(objects: Objects) -> None:
-    """At once: without this, only a retry with back-off would come."""
+async def test_a_notification_about_a_group_reconciles_the_roles_that_want_to_join_it(objects: Objects) -> None:
+    """Without this, only a retry with back-off would follow."""
     queue, member = Queue(), Key("shop", "member")
     objects.store.put(stored(member, spec={"memberOf": [{"role": "group"}]}))
     worker = make_worker(objects, queue)
@@ -480,7 +484,7 @@ async def test_who_wants_to_be_a_member_of_a_role_is_reconciled_when_that_is_ann
     assert (item.key, item.reason) == (member, RequestReason.NOTIFY_OF_GROUP)
 
 
-async def test_what_was_changed_here_and_is_announced_is_no_drift(objects: Objects) -> None:
+async def test_a_notification_of_the_controllers_own_change_is_not_ranked_as_drift(objects: Objects) -> None:
     """It is reconciled nevertheless, in turn with other changes."""
     queue = Queue()
     worker = make_worker(objects, queue)

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
-from pgrole_controller.core.object_patterns import (
+from pgrole_controller.core.policy import matches
+from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
+from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
+from pgrole_controller.core.privileges.object_patterns import (
     CompiledPrivileges,
     check_declarable,
     wanted,
 )
-from pgrole_controller.core.policy import matches
-from pgrole_controller.core.routine_signature import normalize_arguments
+from pgrole_controller.core.privileges.routine_signature import normalize_arguments
 
 READ, WRITE, EXECUTE = (frozenset({one}) for one in Access)
 TABLES = (ObjectKind.TABLE, ObjectKind.VIEW, ObjectKind.MATERIALIZED_VIEW, ObjectKind.FOREIGN_TABLE)
@@ -75,7 +75,7 @@ def test_an_access_gives_privileges_on_everything_in_the_schema(
     assert not wanted(declared, make(ObjectKind.TYPE), 180000)
 
 
-def test_exceptions_leave_out_objects_and_not_the_schema() -> None:
+def test_exceptions_exclude_objects_but_not_the_schema() -> None:
     declared = of_access("app", WRITE, "salaries", "tmp_*", "app")
     assert found(declared, make(name="salaries")) == set()
     assert found(declared, make(ObjectKind.SEQUENCE, name="tmp_1")) == set()
@@ -83,7 +83,7 @@ def test_exceptions_leave_out_objects_and_not_the_schema() -> None:
     assert found(declared, schema_object("app")) == {"USAGE"}
 
 
-def test_an_exception_concerns_only_its_own_access() -> None:
+def test_an_exception_applies_only_to_its_own_access() -> None:
     declared = DatabasePrivileges(
         "orders",
         schemas=(SchemaAccess("app", READ), SchemaAccess("a*", WRITE, ("orders",))),
@@ -123,7 +123,7 @@ TEXTS = st.text("ab*?[]!\n.|(", max_size=8)
 
 
 @given(TEXTS, st.text("ab[]!\n.|(*", max_size=8))
-def test_patterns_match_as_those_of_policies_do(pattern: str, name: str) -> None:
+def test_patterns_match_like_those_of_policies(pattern: str, name: str) -> None:
     one = of_objects(ObjectKind.TABLE, "app", pattern)
     assert bool(found(one, make(name=name))) == matches(name, [pattern])
     assert matches(name, [pattern]) == fnmatchcase(name, pattern.replace("[", "[[]"))
@@ -155,7 +155,7 @@ def test_routines_match_by_name_or_with_the_types_of_arguments(name: str, matche
     assert bool(found(one, make(ObjectKind.ROUTINE, name="close", arguments="bigint, text"))) is matched
 
 
-def test_a_routine_without_arguments_and_one_whose_name_has_parentheses() -> None:
+def test_routines_without_arguments_or_with_parentheses_in_their_names_are_matched() -> None:
     one = of_objects(ObjectKind.ROUTINE, "app", "now()", 'odd(x)(app."T")', privileges="EXECUTE")
     assert found(one, make(ObjectKind.ROUTINE, name="now")) == {"EXECUTE"}
     assert found(one, make(ObjectKind.ROUTINE, name="now", arguments="text")) == set()
@@ -166,8 +166,8 @@ def test_a_routine_without_arguments_and_one_whose_name_has_parentheses() -> Non
 
 
 @pytest.mark.parametrize("text", ["int" + "[ ]" * 80 + "x", 'app."' + "[ ]" * 20 + 'x"', "int" + " [" * 100])
-def test_brackets_without_end_take_no_time(text: str) -> None:
-    """Whoever may create a type or write a PgRole chooses such a text."""
+def test_many_brackets_are_normalized_without_delay(text: str) -> None:
+    """Anyone who may create a type or write a PgRole can choose such a text."""
     assert normalize_arguments(text)
 
 
@@ -194,9 +194,7 @@ def test_brackets_without_end_take_no_time(text: str) -> None:
         ('app."A, (B"(3), App.State', 'app."A, (B", app.state'),
     ],
 )
-def test_types_of_arguments_can_be_declared_by_any_name_that_postgresql_has_for_them(
-    declared: str, arguments: str
-) -> None:
+def test_argument_types_can_be_declared_by_any_of_their_names_in_postgresql(declared: str, arguments: str) -> None:
     one = of_objects(ObjectKind.ROUTINE, "app", f"f({declared})", privileges="EXECUTE")
     assert found(one, make(ObjectKind.ROUTINE, name="f", arguments=arguments)) == {"EXECUTE"}
     pattern = of_objects(ObjectKind.ROUTINE, "app", f"?({declared})", privileges="EXECUTE")
@@ -217,7 +215,7 @@ def test_types_of_arguments_can_be_declared_by_any_name_that_postgresql_has_for_
         ("10)", ""),
     ],
 )
-def test_quoted_types_and_those_of_other_schemas_are_no_other_names(declared: str, arguments: str) -> None:
+def test_quoted_types_and_types_of_other_schemas_are_not_aliases(declared: str, arguments: str) -> None:
     one = of_objects(ObjectKind.ROUTINE, "app", f"f({declared})", privileges="EXECUTE")
     assert found(one, make(ObjectKind.ROUTINE, name="f", arguments=arguments)) == set()
 
@@ -230,7 +228,7 @@ def test_wildcards_match_types_as_postgresql_shows_them() -> None:
 
 
 @given(st.lists(st.sampled_from(['"', '""', "(", ")", ",", ".", "[", "]", " ", "int", "out", "3", "a", "A", "*"])))
-def test_any_text_has_a_normalized_form_which_is_its_own(parts: list[str]) -> None:
+def test_normalizing_any_text_twice_changes_nothing_more(parts: list[str]) -> None:
     text = "".join(parts)
     for once in (normalize_arguments(text), normalize_arguments(f"f {text}")):
         assert normalize_arguments(once) == once
@@ -256,13 +254,13 @@ def test_reserved_objects_match_only_exact_names(obj: DatabaseObject) -> None:
     assert literal.privileges == literal.literal == {"SELECT"}
 
 
-def test_usage_of_a_reserved_schema_needs_its_exact_name_and_public_is_none() -> None:
+def test_usage_of_a_reserved_schema_needs_its_exact_name_and_public_is_not_reserved() -> None:
     assert found(of_access("*", READ), schema_object("pg_catalog", 11)) == set()
     assert found(of_access("pg_catalog", READ), schema_object("pg_catalog", 11)) == {"USAGE"}
     assert found(of_access("*", READ), schema_object("public", 2200)) == {"USAGE"}
 
 
-def test_what_is_named_exactly_is_told_per_privilege() -> None:
+def test_exact_names_are_recorded_per_privilege_and_column() -> None:
     declared = DatabasePrivileges(
         "orders",
         objects=(
@@ -282,7 +280,7 @@ def test_what_is_named_exactly_is_told_per_privilege() -> None:
     assert not one.has_literal("REFERENCES", "no")
 
 
-def test_schemas_and_the_database_itself() -> None:
+def test_privileges_on_schemas_and_on_the_database_are_wanted_as_declared() -> None:
     declared = DatabasePrivileges(
         "orders",
         frozenset({"CONNECT"}),
@@ -312,7 +310,7 @@ def test_maintain_needs_postgresql_17() -> None:
     assert "17" in refused.message
 
 
-def test_unmanaged_schemas() -> None:
+def test_unmanaged_schemas_are_matched_by_pattern() -> None:
     compiled = CompiledPrivileges(DatabasePrivileges("orders", unmanaged=("scratch_*",)), 180000)
     assert [compiled.is_unmanaged(name) for name in ("scratch_1", "scratch", "scratch_1")] == [True, False, True]
     assert not CompiledPrivileges(DatabasePrivileges("orders"), 180000).is_unmanaged("")

@@ -1,4 +1,4 @@
-"""controller/objects: which other objects are read together with one."""
+"""controller/objects: which rivals are read together with an object."""
 
 from typing import Any, cast
 
@@ -58,7 +58,7 @@ async def desired(objects: Objects, name: str) -> Desired:
     return request.desired
 
 
-async def test_of_many_older_objects_for_one_role_the_oldest_few_are_read(objects: Objects) -> None:
+async def test_only_the_oldest_few_rivals_for_a_role_are_read(objects: Objects) -> None:
     for number in range(300):
         put(objects, f"o{number}", second=number)
     rivals = (await desired(objects, "o200")).older_rivals
@@ -67,7 +67,7 @@ async def test_of_many_older_objects_for_one_role_the_oldest_few_are_read(object
     assert (await desired(objects, "o0")).older_rivals == ()
 
 
-async def test_an_object_whose_status_says_that_it_had_the_role_is_read_however_young_it_is(objects: Objects) -> None:
+async def test_a_rival_whose_status_shows_that_it_had_the_role_is_read_however_young_it_is(objects: Objects) -> None:
     for number in range(50):
         put(objects, f"o{number}", second=number)
     put(objects, "o299", second=299, status=HAD)

@@ -1,4 +1,4 @@
-"""controller/orphans: claims of deleted objects are released in chunks, one that fails delays no other, and chunks
+"""controller/orphans: claims of deleted objects are released in chunks. A chunk that fails delays no other, and chunks
 alternate with reconciles.
 """
 
@@ -28,7 +28,7 @@ def claims(count: int) -> list[tuple[Key, str, str]]:
 
 
 def release(orphans: Orphans, poisoned: set[str]) -> list[set[str]]:
-    """The chunks that were released, in order: one with a poisoned claim fails as a whole."""
+    """Returns the released chunks in order; a chunk with a poisoned claim fails as a whole."""
     released = []
     while not orphans.done:
         chunk = orphans.take(lambda _: True)
@@ -42,7 +42,7 @@ def release(orphans: Orphans, poisoned: set[str]) -> list[set[str]]:
 
 
 @in_timelapse
-async def test_thousands_are_released_in_chunks() -> None:
+async def test_thousands_of_claims_are_released_in_chunks() -> None:
     orphans = Orphans()
     orphans.load(claims(10_000))
     released = release(orphans, set())
@@ -50,7 +50,7 @@ async def test_thousands_are_released_in_chunks() -> None:
 
 
 @given(count=st.integers(1, 1_200), poisoned=st.sets(st.integers(0, 1_199), max_size=4))
-def test_all_are_released_but_those_that_fail_alone(count: int, poisoned: set[int]) -> None:
+def test_all_claims_are_released_except_those_that_fail_alone(count: int, poisoned: set[int]) -> None:
     orphans = Orphans()
     orphans.load(claims(count))
     bad = {f"r{number}" for number in poisoned}
@@ -58,7 +58,7 @@ def test_all_are_released_but_those_that_fail_alone(count: int, poisoned: set[in
     assert sorted(released) == sorted({f"r{number}" for number in range(count)} - bad)
 
 
-def test_one_whose_object_is_made_again_meanwhile_is_left_alone() -> None:
+def test_the_claim_of_a_recreated_object_is_not_released() -> None:
     orphans = Orphans()
     orphans.load(claims(CHUNK + 1))
     orphans.end(orphans.take(lambda _: True), None)
@@ -66,7 +66,7 @@ def test_one_whose_object_is_made_again_meanwhile_is_left_alone() -> None:
     assert orphans.done
 
 
-def test_nothing_is_done_before_the_claims_were_read() -> None:
+def test_the_release_is_not_done_before_the_claims_are_read() -> None:
     orphans = Orphans()
     assert not orphans.done
     orphans.load([])
@@ -77,7 +77,7 @@ RESYNC_SECONDS = 3600.0
 
 
 class OrphanSession:
-    """Holds claims. A chunk takes `seconds`; with `locked`, only one that holds such a claim does, and fails."""
+    """Holds claims. A chunk takes `seconds`; with `locked`, only a chunk with such a claim does, and it fails."""
 
     def __init__(self, count: int) -> None:
         self.held = claims(count)
@@ -129,7 +129,7 @@ class OrphanWorld:
 
 
 @in_timelapse
-async def test_orphans_are_released_soon_after_a_session_begins_and_once_in_a_period() -> None:
+async def test_orphans_are_released_soon_after_a_session_begins_and_once_per_period() -> None:
     world = OrphanWorld(3)
     world.servers[Key("shop", "o1")] = "main"
     world.servers[Key("shop", "o2")] = "another"
@@ -140,7 +140,7 @@ async def test_orphans_are_released_soon_after_a_session_begins_and_once_in_a_pe
 
 
 @in_timelapse
-async def test_between_two_chunks_reconciles_have_the_connection() -> None:
+async def test_reconciles_get_the_connection_between_two_chunks() -> None:
     world = OrphanWorld(3 * CHUNK)
     world.session.seconds = 1.0
     batches: list[float] = []
@@ -163,7 +163,7 @@ async def test_between_two_chunks_reconciles_have_the_connection() -> None:
 
 
 @in_timelapse
-async def test_chunks_that_wait_for_a_lock_take_a_small_part_of_the_time() -> None:
+async def test_chunks_that_wait_for_a_lock_use_a_small_share_of_the_time() -> None:
     world = OrphanWorld(CHUNK)
     world.session.locked, world.session.seconds = {"r0"}, 5.0
     await world.run(1000.0)
@@ -175,7 +175,7 @@ async def test_chunks_that_wait_for_a_lock_take_a_small_part_of_the_time() -> No
 
 @pytest.mark.parametrize("cause", ["suspended", "enforcing"])
 @in_timelapse
-async def test_nothing_is_released_while_changes_are_suspended_or_kubernetes_is_away(cause: str) -> None:
+async def test_nothing_is_released_while_changes_are_suspended_or_kubernetes_is_unreachable(cause: str) -> None:
     world = OrphanWorld()
     if cause == "suspended":
         world.keeper.state = SessionState.SUSPENDED
@@ -191,7 +191,7 @@ async def test_nothing_is_released_while_changes_are_suspended_or_kubernetes_is_
 
 
 @in_timelapse
-async def test_when_kubernetes_is_back_the_claims_are_read_again() -> None:
+async def test_claims_are_read_again_when_kubernetes_is_reachable_again() -> None:
     world = OrphanWorld()
     await world.run(100.0, world.timer.restart, 1.0)
     assert len(world.session.reads) == 2

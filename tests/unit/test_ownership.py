@@ -37,17 +37,17 @@ def refusal(seen: Observed, owner: Owner = ME, *, adopt: bool = False) -> Reason
     return caught.value.reason
 
 
-def test_the_object_of_the_same_place_takes_a_transferred_claim_without_any_change_of_the_role() -> None:
+def test_the_object_with_the_same_key_takes_a_transferred_claim_without_changing_the_role() -> None:
     plan = look(observed(TRANSFERRED))
     assert (plan.owner, plan.changes, plan.drift, plan.action) == (ME, (), (), Action.NOTHING)
 
 
-def test_what_somebody_changed_meanwhile_is_drift_and_set_back() -> None:
+def test_changes_made_before_the_claim_is_taken_are_drift_and_corrected() -> None:
     plan = look(observed(TRANSFERRED, role=replace(DESIRED, createdb=True)))
     assert (plan.owner, plan.drift, plan.action) == (ME, ("createdb",), Action.CORRECTED)
 
 
-def test_once_taken_it_is_its_alone_and_nothing_more_is_written() -> None:
+def test_a_claim_that_was_taken_is_not_written_again() -> None:
     assert not look(observed(ME)).writes
 
 
@@ -64,11 +64,11 @@ def test_no_other_object_takes_a_transferred_claim(other: Owner, adopt: bool) ->
     assert refusal(observed(TRANSFERRED), other, adopt=adopt) is Reason.CONFLICT
 
 
-def test_the_cluster_that_had_it_is_told_who_has_it_now() -> None:
+def test_the_former_cluster_is_refused_as_claimed_elsewhere() -> None:
     assert refusal(observed(TRANSFERRED), BEFORE, adopt=True) is Reason.CLAIMED_ELSEWHERE
 
 
-def test_a_transferred_claim_that_was_released_waits_for_its_object() -> None:
+def test_a_released_transferred_claim_can_be_taken_only_by_its_object() -> None:
     assert look(observed(TRANSFERRED, released=True)).owner == ME
     assert (
         refusal(observed(TRANSFERRED, released=True), replace(ME, object="other", object_uid="uid"))
@@ -76,7 +76,7 @@ def test_a_transferred_claim_that_was_released_waits_for_its_object() -> None:
     )
 
 
-def test_a_new_namespace_inherits_nothing_that_was_taken_in_the_namespace_before() -> None:
+def test_a_new_namespace_inherits_no_claim_of_its_predecessor() -> None:
     assert (
         refusal(observed(ME, released=True), replace(ME, namespace_uid="tenant", object_uid="uid"))
         is Reason.ROLE_EXISTS
@@ -84,19 +84,19 @@ def test_a_new_namespace_inherits_nothing_that_was_taken_in_the_namespace_before
     assert refusal(observed(ME), replace(ME, namespace_uid="tenant", object_uid="uid")) is Reason.CONFLICT
 
 
-def test_a_retained_role_that_was_transferred_with_its_namespace_is_inherited_by_that_one_alone() -> None:
+def test_a_retained_role_transferred_with_its_namespace_is_inherited_only_there() -> None:
     kept = replace(BEFORE, cluster="new")
     assert refusal(observed(kept, released=True)) is Reason.ROLE_EXISTS
     assert look(observed(kept, released=True), replace(ME, namespace_uid="old-ns-uid")).owner is not None
 
 
-def test_a_cluster_that_was_only_given_another_id_keeps_what_the_claim_remembers() -> None:
+def test_after_a_change_of_only_the_cluster_id_the_claim_still_names_the_same_object() -> None:
     same = replace(TRANSFERRED, object_uid=ME.object_uid)
     plan = look(observed(same))
     assert (plan.owner, plan.claim and plan.claim.owner.object_uid) == (ME, ME.object_uid)
 
 
-def test_nobody_inherits_what_was_not_transferred() -> None:
+def test_a_claim_that_was_not_transferred_is_not_inherited() -> None:
     assert refusal(observed(BEFORE)) is Reason.CLAIMED_ELSEWHERE
     assert refusal(observed(replace(BEFORE, cluster="new"))) is Reason.CONFLICT
     assert refusal(observed(BEFORE, released=True)) is Reason.ROLE_EXISTS
@@ -107,7 +107,7 @@ HOLDING = replace(DESIRED, member_of=(Membership(FILES),))
 
 
 def look_after_restore(policy: Policy, *, oid: int = OID, held: Role = HOLDING) -> Plan:
-    """The claim is of another server; the policy names a role that reaches the server's files."""
+    """Decides with a claim from another server and a role that reaches the server's files."""
     claim = Claim("app", OID, 99, ME, applied=digest(HOLDING))
     references = References(groups={FILES: (FILES,), "admins": ("root",)})
     seen = Observed(
@@ -119,7 +119,7 @@ def look_after_restore(policy: Policy, *, oid: int = OID, held: Role = HOLDING) 
 
 
 @pytest.mark.parametrize("oid", [OID, OID + 1])
-def test_after_a_restore_a_role_that_reaches_what_the_policy_names_is_still_its_objects(oid: int) -> None:
+def test_after_a_restore_a_role_that_reaches_only_what_the_policy_names_is_taken_back(oid: int) -> None:
     plan = look_after_restore(Policy(member_of=("*", FILES)), oid=oid)
     assert (plan.owner, plan.changes, plan.oid) == (ME, (), oid)
 

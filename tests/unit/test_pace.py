@@ -8,7 +8,7 @@ from pgrole_controller.controller.queue import BATCH_SECONDS, BURST, INTERVAL, L
 
 
 def settle(seconds_per_key: float, *, backlog: int = 10_000, fixed: float = 0.005) -> Pace:
-    """After many batches at this pace."""
+    """Returns the pace after many batches at this speed."""
     pace = Pace()
     for _ in range(50):
         keys = min(pace.limit, backlog)
@@ -17,23 +17,23 @@ def settle(seconds_per_key: float, *, backlog: int = 10_000, fixed: float = 0.00
 
 
 @pytest.mark.parametrize("seconds_per_key", [0.0025, 0.005, 0.01])
-def test_a_batch_takes_no_longer_than_a_moment(seconds_per_key: float) -> None:
+def test_the_batch_size_keeps_a_batch_within_its_intended_duration(seconds_per_key: float) -> None:
     pace = settle(seconds_per_key)
     assert pace.limit >= LEAST
     assert pace.limit * seconds_per_key <= BATCH_SECONDS
     assert pace.limit * seconds_per_key > BATCH_SECONDS / 3
 
 
-def test_batches_grow_with_the_backlog_up_to_their_bound() -> None:
+def test_batches_grow_with_the_backlog_up_to_a_limit() -> None:
     assert settle(0.0001).limit == MOST
     assert settle(0.0001, backlog=3).limit == Pace().limit
 
 
-def test_however_slow_the_server_some_are_reconciled_at_once() -> None:
+def test_a_slow_server_still_gets_batches_of_the_minimum_size() -> None:
     assert settle(30.0).limit == LEAST
 
 
-def test_what_was_slow_for_a_moment_is_fast_again() -> None:
+def test_batches_grow_again_after_a_slow_one() -> None:
     pace = Pace()
     pace.note(pace.limit, 4.0)
     assert pace.limit == LEAST
@@ -42,14 +42,14 @@ def test_what_was_slow_for_a_moment_is_fast_again() -> None:
     assert pace.limit == MOST
 
 
-def test_a_small_batch_that_was_quick_is_no_reason_for_larger_ones() -> None:
+def test_a_small_quick_batch_does_not_raise_the_limit() -> None:
     pace = Pace()
     before = pace.limit
     pace.note(1, 0.0001)
     assert pace.limit == before
 
 
-def test_a_few_batches_follow_each_other_at_once_and_the_next_ones_at_intervals() -> None:
+def test_the_first_batches_come_in_a_burst_and_the_next_ones_at_intervals() -> None:
     pace, now, begun = Pace(), 100.0, []
     for _ in range(BURST + 20):
         now = max(now, pace.calm_until)
@@ -60,7 +60,7 @@ def test_a_few_batches_follow_each_other_at_once_and_the_next_ones_at_intervals(
     assert apart == pytest.approx([INTERVAL] * 20)
 
 
-def test_after_a_rest_batches_follow_each_other_at_once_again() -> None:
+def test_a_burst_is_allowed_again_after_a_rest() -> None:
     pace = Pace()
     for _ in range(3 * BURST):
         pace.begin(max(100.0, pace.calm_until))

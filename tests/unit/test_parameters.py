@@ -1,4 +1,4 @@
-"""core/parameters: what is declared and what PostgreSQL stores, in one form."""
+"""core/parameters: declared values and those stored by PostgreSQL, in one form."""
 
 import contextlib
 
@@ -15,7 +15,7 @@ from tests.roles import names, parameters
 
 
 @given(st.lists(names(), min_size=1))
-def test_what_is_joined_is_read_as_it_was(some: list[str]) -> None:
+def test_a_joined_list_is_read_back_unchanged(some: list[str]) -> None:
     assert elements(join(some)) == tuple(some)
 
 
@@ -32,12 +32,12 @@ def test_what_is_joined_is_read_as_it_was(some: list[str]) -> None:
         ("Ä", "Ä"),
     ],
 )
-def test_a_declared_search_path_equals_what_postgresql_stores_of_it(declared: str, stored: str) -> None:
+def test_a_declared_search_path_equals_its_form_stored_by_postgresql(declared: str, stored: str) -> None:
     assert canonical({"search_path": declared}) == read_settings([f"search_path={stored}"])
 
 
-def test_only_the_letters_of_ascii_have_a_lower_case() -> None:
-    """PostgreSQL folds no others in UTF-8: the sign of kelvin is no k, and a space is one of six."""
+def test_only_ascii_letters_are_folded_to_lower_case() -> None:
+    """PostgreSQL folds no others in UTF-8: KELVIN SIGN is not k, and only six characters are spaces."""
     assert canonical({"search_path": "Ärger"}) == (("search_path", '"Ärger"'),)
     assert canonical({"search_path": "a\N{NO-BREAK SPACE}"}) == (("search_path", '"a\N{NO-BREAK SPACE}"'),)
     assert read_settings(["app.\N{KELVIN SIGN}=evil", "app.k=good"]) == (
@@ -46,7 +46,7 @@ def test_only_the_letters_of_ascii_have_a_lower_case() -> None:
     )
 
 
-def test_names_are_compared_without_case_and_values_as_they_are() -> None:
+def test_names_are_compared_case_insensitively_and_values_exactly() -> None:
     assert canonical({"DateStyle": "ISO"}) == read_settings(["DateStyle=ISO"])
     assert canonical({"work_mem": "64MB"}) != canonical({"work_mem": "65536kB"})
 
@@ -56,18 +56,18 @@ def test_a_value_may_contain_equals_signs() -> None:
 
 
 @pytest.mark.parametrize("value", ['"open', "a b", "a,,b", "a,", 'a"b', '"a" "b"', ",", "a\vb", '"a"b'])
-def test_a_list_that_cannot_be_read_is_refused_by_name(value: str) -> None:
+def test_an_unreadable_list_is_refused_by_name(value: str) -> None:
     with pytest.raises(Refused, match="search_path"):
         canonical({"search_path": value})
 
 
 @pytest.mark.parametrize("value", ['"open', "a b", "a,,b", "a,", '"a" "b"', ",", "a\vb", "\udce9, x y"])
-def test_a_stored_list_that_cannot_be_read_is_unlike_any_that_is_declared(value: str) -> None:
+def test_an_unreadable_stored_list_differs_from_every_declared_one(value: str) -> None:
     assert read_settings([f"local_preload_libraries={value}"]) == (("local_preload_libraries", UNREADABLE),)
 
 
 @given(parameters(), st.lists(st.text() | st.binary().map(lambda raw: raw.decode(errors="surrogateescape"))))
-def test_reading_never_raises_and_what_is_unreadable_is_set_back(
+def test_reading_never_raises_and_unreadable_values_are_corrected(
     declared: tuple[tuple[str, str], ...], some: list[str]
 ) -> None:
     held = read_settings(some)
@@ -93,7 +93,7 @@ def test_reading_never_raises_and_what_is_unreadable_is_set_back(
         ['"app".x=1'],
     ],
 )
-def test_what_cannot_be_reset_by_name_is_reset_as_a_whole(settings: list[str] | None) -> None:
+def test_all_settings_are_reset_if_one_cannot_be_reset_by_name(settings: list[str] | None) -> None:
     assert read_settings(settings and ["work_mem=64MB", *settings]) == ((ALL, UNREADABLE),)
     desired = Role("r", parameters=(("work_mem", "64MB"),))
     changes = diff(desired, Role("r", parameters=read_settings(settings)))
@@ -113,7 +113,7 @@ def test_what_cannot_be_reset_by_name_is_reset_as_a_whole(settings: list[str] | 
         '"a",' * 4_000,
     ],
 )
-def test_the_time_to_read_a_value_grows_no_faster_than_its_length(value: str) -> None:
+def test_a_value_is_read_in_linear_time(value: str) -> None:
     with within_a_callback():
         assert read_settings([f"search_path={value}"])[0][0] == "search_path"
 
@@ -121,6 +121,6 @@ def test_the_time_to_read_a_value_grows_no_faster_than_its_length(value: str) ->
 @pytest.mark.parametrize(
     "value", ["a," * 100_000 + "a", '"' * 200_001, '"a"' * 100_000, " " * 200_000, '"' + '""' * 100_000]
 )
-def test_the_list_itself_is_read_in_time_that_grows_with_its_length(value: str) -> None:
-    with within_a_callback(callbacks=4), contextlib.suppress(ValueError):  # it may be none
+def test_a_list_is_parsed_in_linear_time(value: str) -> None:
+    with within_a_callback(callbacks=4), contextlib.suppress(ValueError):  # it may be invalid
         elements(value, folding=True)

@@ -66,7 +66,7 @@ THEIRS = there(Password(OTHER.digest))
 def run(
     asked: Desired, record: PasswordRecord | None, found: ObservedRole | None, observed: Observed = OBSERVED
 ) -> PasswordDecision:
-    """`record` None: there is no claim."""
+    """`record` is None if no claim exists."""
     claim = None if record is None else Claim("app", 20_000, 7, ME, digest(ROLE), record=record)
     return decide_password(asked, claim, found, observed, SERVER, POLICY)
 
@@ -81,17 +81,17 @@ def bring(asked: Desired, record: PasswordRecord, found: ObservedRole | None, **
     return PasswordResult(password_task=password_task_of(asked, record, found), **values)
 
 
-class TestWhatIsKnownIsNotFetched:
+class TestKnownPasswords:
     def test_the_same_secret_and_the_same_verifier_need_nothing(self) -> None:
         assert run(desired(), DECIDED, OURS) == PasswordDecision(DECIDED)
 
-    def test_a_password_that_may_not_be_read_is_as_it_was_set(self) -> None:
+    def test_a_password_whose_verifier_cannot_be_read_counts_as_unchanged(self) -> None:
         assert run(desired(), DECIDED, there(UNSEEN)).password_task is None
 
     def test_a_delivered_secret_is_not_read_again(self) -> None:
         assert run(ask_generated(), DELIVERED, OURS).password_task is None
 
-    def test_what_is_not_managed_is_left(self) -> None:
+    def test_an_unmanaged_password_is_left_alone(self) -> None:
         assert run(desired(DesiredPassword()), DECIDED, THEIRS) == PasswordDecision(PasswordRecord())
 
     @pytest.mark.parametrize(
@@ -121,26 +121,28 @@ class TestWhatIsKnownIsNotFetched:
             "only a connection Secret",
         ],
     )
-    def test_what_differs_is_fetched(self, asked: Desired, record: PasswordRecord, found: ObservedRole) -> None:
+    def test_any_difference_requires_a_password_task(
+        self, asked: Desired, record: PasswordRecord, found: ObservedRole
+    ) -> None:
         decided = run(asked, record, found)
         assert decided.password_task is not None
         assert decided.left or decided.password is None
 
-    def test_nothing_is_fetched_or_generated_for_a_role_that_is_not_there(self) -> None:
+    def test_nothing_is_fetched_or_generated_for_a_role_that_does_not_exist(self) -> None:
         assert run(ask_generated(secrets=ObservedSecrets()), None, None).password_task is None
 
-    def test_what_was_set_went_with_the_role(self) -> None:
+    def test_the_recorded_password_is_forgotten_when_the_role_is_dropped(self) -> None:
         decided = run(ask_generated(), DELIVERED, None)
         assert decided.record == replace(DELIVERED, source="", digest="")
         assert decided.password_task is None
 
 
 class TestThePasswordTask:
-    def test_a_secret_that_was_not_written_before_is_not_restored(self) -> None:
+    def test_a_secret_that_was_never_written_is_neither_rendered_nor_delivered(self) -> None:
         password_task = password_task_of(ask_generated(secrets=ObservedSecrets()), PasswordRecord(), there())
         assert (password_task.rendered, password_task.delivered, password_task.restore) == (False, False, True)
 
-    def test_a_copied_password_that_changed_makes_no_other_text(self) -> None:
+    def test_a_changed_copied_password_leaves_the_secret_rendered_but_not_delivered(self) -> None:
         asked = desired(connection=CONNECTION, secrets=ObservedSecrets(password=TWO, connection=ONE))
         record = replace(DECIDED, connection=f"s-uid/1 {INPUTS} s-uid/1/password")
         password_task = password_task_of(asked, record, OURS)
@@ -149,21 +151,21 @@ class TestThePasswordTask:
     @pytest.mark.parametrize(
         ("connection", "restored"), [(CONNECTION, False), (replace(CONNECTION, data=(("a", "{password}"),)), True)]
     )
-    def test_under_report_only_what_the_object_changed_is_written(
+    def test_under_policy_report_a_changed_secret_is_restored_only_if_the_object_changed(
         self, connection: DesiredSecret, restored: bool
     ) -> None:
         asked = ask_generated(connection=connection, report_only=True, secrets=ObservedSecrets(connection=TWO))
         assert password_task_of(asked, DELIVERED, OURS).restore is restored
 
     @pytest.mark.parametrize(("said", "taken"), [(1, 4096), (7000, 7000), (10_000_000, 100_000)])
-    def test_iterations_are_the_servers_within_bounds(self, said: int, taken: int) -> None:
+    def test_iterations_follow_the_server_within_bounds(self, said: int, taken: int) -> None:
         password_task = run(desired(), PasswordRecord(), there(), Observed(at=NOW, iterations=said)).password_task
         assert password_task is not None
         assert password_task.iterations == taken
 
 
-class TestWhatWasBrought:
-    def test_a_new_password_is_set_and_remembered_and_is_no_drift(self) -> None:
+class TestPasswordResults:
+    def test_a_new_password_is_set_and_recorded_and_is_not_drift(self) -> None:
         brought = bring(desired(), PasswordRecord(), there(), source="s-uid/1/password", verifier=VERIFIER)
         decided = run(desired(password_result=brought), PasswordRecord(), there())
         assert decided.password == Password(VERIFIER.digest)
@@ -176,7 +178,7 @@ class TestWhatWasBrought:
         assert decided.known
         assert decided.password == Password(VERIFIER.digest)
 
-    def test_the_same_password_under_another_salt_is_only_remembered(self) -> None:
+    def test_the_same_password_with_another_salt_is_only_recorded(self) -> None:
         brought = bring(desired(), DECIDED, THEIRS, source="s-uid/1/password", fits=OTHER.digest)
         decided = run(desired(password_result=brought), DECIDED, THEIRS)
         assert decided.left
@@ -189,7 +191,7 @@ class TestWhatWasBrought:
         assert decided.left
         assert decided.record == DECIDED
 
-    def test_what_an_object_does_not_ask_for_any_more_is_not_used(self) -> None:
+    def test_a_result_that_the_object_no_longer_needs_is_not_used(self) -> None:
         brought = bring(desired(), PasswordRecord(), there(), source="s-uid/1/password", verifier=VERIFIER)
         asked = desired(DISABLED, password_result=brought)
         assert run(asked, PasswordRecord(), OURS) == PasswordDecision(PasswordRecord(source=NO_PASSWORD), left=False)
@@ -214,10 +216,10 @@ class TestWhatWasBrought:
         decided = run(
             desired(password_result=brought, secrets=ObservedSecrets(password=now)), PasswordRecord(), there()
         )
-        assert decided.password == Password(VERIFIER.digest), "what was found is set meanwhile"
+        assert decided.password == Password(VERIFIER.digest), "the fetched password is set meanwhile"
         assert (decided.password_task is not None) is again
 
-    def test_a_problem_is_said_and_nothing_set(self) -> None:
+    def test_a_problem_is_reported_and_no_password_is_set(self) -> None:
         problem = Refused(Reason.INVALID_SPEC, "wrong")
         decided = run(desired(password_result=bring(desired(), DECIDED, THEIRS, problem=problem)), DECIDED, THEIRS)
         assert decided.pending is problem
@@ -236,36 +238,36 @@ class TestWhatWasBrought:
 class TestIgnored:
     IGNORED = frozenset({"password"})
 
-    def test_it_is_set_at_creation(self) -> None:
+    def test_an_ignored_password_is_set_at_creation(self) -> None:
         assert run(desired(ignore=self.IGNORED), PasswordRecord(), there()).password_task is not None
 
-    def test_it_is_left_once_it_was_set(self) -> None:
+    def test_an_ignored_password_is_left_alone_once_it_was_set(self) -> None:
         assert run(desired(ignore=self.IGNORED), DECIDED, THEIRS) == PasswordDecision(DECIDED)
 
-    def test_it_is_left_on_adoption(self) -> None:
+    def test_an_ignored_password_is_left_alone_on_adoption(self) -> None:
         assert run(desired(ignore=self.IGNORED), None, THEIRS) == PasswordDecision(PasswordRecord(source=LEFT))
 
-    def test_its_secret_may_go(self) -> None:
+    def test_the_secret_of_an_ignored_password_may_be_missing(self) -> None:
         decided = run(desired(ignore=self.IGNORED, secrets=ObservedSecrets()), DECIDED, THEIRS)
         assert decided.pending is None
 
-    def test_it_is_set_again_when_the_role_was_made_again_here(self) -> None:
+    def test_an_ignored_password_is_set_again_when_the_controller_recreates_the_role(self) -> None:
         gone = run(desired(ignore=self.IGNORED), DECIDED, None)
         assert run(desired(ignore=self.IGNORED), gone.record, there()).password_task is not None
 
 
 class TestDisabled:
-    def test_a_password_is_removed_and_is_drift_only_when_there_was_none(self) -> None:
+    def test_a_password_is_removed_and_is_drift_only_if_it_was_removed_before(self) -> None:
         first = run(desired(DISABLED), PasswordRecord(), THEIRS)
         assert (first.left, first.password, first.known) == (False, None, False)
         assert run(desired(DISABLED), first.record, THEIRS).known
 
-    def test_what_may_not_be_read_is_removed_once(self) -> None:
+    def test_a_password_that_cannot_be_read_is_removed_once(self) -> None:
         assert not run(desired(DISABLED), PasswordRecord(), there(UNSEEN)).left
         assert run(desired(DISABLED), PasswordRecord(source=NO_PASSWORD), there(UNSEEN)).left
 
 
-class TestWhatStandsInTheWay:
+class TestPasswordErrors:
     @pytest.mark.parametrize(
         ("asked", "reason", "words"),
         [
@@ -276,7 +278,9 @@ class TestWhatStandsInTheWay:
         ],
         ids=["no Secret", "not allowed", "connection not allowed", "one Secret for both"],
     )
-    def test_it_is_said_and_the_password_left(self, asked: Desired, reason: Reason, words: str) -> None:
+    def test_a_problem_with_a_secret_is_reported_and_the_password_left_alone(
+        self, asked: Desired, reason: Reason, words: str
+    ) -> None:
         decided = run(asked, DECIDED, OURS)
         assert isinstance(decided.pending, PgRoleError)
         assert decided.pending.reason is reason
@@ -285,7 +289,7 @@ class TestWhatStandsInTheWay:
         assert decided.password_task is None
 
     @pytest.mark.parametrize("password", [DISABLED, DesiredPassword()])
-    def test_secrets_that_may_not_be_seen_do_not_concern_who_names_none(self, password: DesiredPassword) -> None:
+    def test_unreadable_secrets_do_not_affect_an_object_that_names_none(self, password: DesiredPassword) -> None:
         assert run(desired(password, secrets=ObservedSecrets(unknown="403")), PasswordRecord(), OURS).pending is None
 
     def test_a_missing_secret_is_waited_for(self) -> None:
@@ -307,12 +311,12 @@ class TestRotation:
         ],
         ids=["not yet", "in time", "on demand", "handled", "taken back", "a time that cannot be"],
     )
-    def test_it_is_due_in_time_and_on_demand(
+    def test_a_rotation_is_due_at_its_time_and_on_request(
         self, password: DesiredPassword, record: PasswordRecord, due: bool
     ) -> None:
         assert (run(ask_generated(password), record, OURS).password_task is not None) is due
 
-    def test_another_time_says_that_it_was_rotated(self) -> None:
+    def test_a_new_rotation_time_marks_the_password_as_rotated(self) -> None:
         asked, later = ask_generated(replace(GENERATED, rotate="1")), NOW + timedelta(hours=1)
         brought = bring(
             asked, DELIVERED, OURS, source="s-uid/12", verifier=OTHER, rotated_at=later, rotate="1", connection="c"
@@ -322,11 +326,11 @@ class TestRotation:
         assert not decided.known
         assert decided.record == PasswordRecord("s-uid/12", OTHER.digest, later, "1", "c")
 
-    def test_a_time_from_which_none_can_be_counted_is_never_followed_by_another(self) -> None:
+    def test_a_rotation_at_the_end_of_time_has_no_next_rotation(self) -> None:
         assert next_rotation(self.HOURLY, datetime.max.replace(tzinfo=UTC)) is None
 
     @pytest.mark.parametrize("hostile", ["x" * 129, "a\nb", "ä", "\ud800"])
-    def test_a_request_of_any_text_is_remembered_in_so_many_characters(self, hostile: str) -> None:
+    def test_a_request_with_an_unusual_text_is_recorded_with_a_fixed_length(self, hostile: str) -> None:
         assert len(request_of(hostile)) == 71
         assert request_of(hostile) == request_of(hostile)
         assert request_of(hostile) != request_of(hostile + "1")

@@ -1,4 +1,4 @@
-"""core/plan: whose role is it, and what is done about it. No I/O: what is seen is given."""
+"""core/plan: who owns a role, and what is done about it. No I/O: tests give the observed state."""
 
 from dataclasses import asdict, replace
 
@@ -45,28 +45,28 @@ def refusal(asked: Desired, observed: Observed, *, policy: Policy = POLICY) -> P
 FOUND = ObservedRole(OID, DESIRED)
 
 
-class TestWhoseRoleIsIt:
-    """Each row of the table in the design."""
+class TestRoleIdentity:
+    """One test for each combination of role and claim."""
 
-    def test_ours_and_as_declared_needs_nothing(self) -> None:
+    def test_our_role_as_declared_needs_no_change(self) -> None:
         plan = look(desired(), Observed(named=FOUND, claim=claim()))
         assert not plan.writes
         assert plan.action is Action.NOTHING
 
-    def test_ours_and_changed_by_somebody_is_drift_and_set_back(self) -> None:
+    def test_a_change_to_our_role_is_drift_and_corrected(self) -> None:
         drifted = ObservedRole(OID, replace(DESIRED, superuser=True))
         plan = look(desired(), Observed(named=drifted, claim=claim()))
         assert plan.changes == (SetAttribute("app", "superuser", False),)
         assert plan.drift == ("superuser",)
         assert plan.action is Action.CORRECTED
 
-    def test_renamed_and_the_name_is_free_is_renamed_back(self) -> None:
+    def test_a_renamed_role_is_renamed_back_if_its_name_is_free(self) -> None:
         plan = look(desired(), Observed(claimed=ObservedRole(OID, replace(DESIRED, name="stolen")), claim=claim()))
         assert plan.changes == (Rename("stolen", "app"),)
         assert plan.drift == ("name",)
         assert (plan.seen_as, plan.oid) == ("stolen", OID)
 
-    def test_renamed_and_the_name_is_anothers_is_refused_and_names_both(self) -> None:
+    def test_a_renamed_role_whose_name_is_taken_is_refused_and_the_message_names_both(self) -> None:
         observed = Observed(
             named=ObservedRole(OID + 1, DESIRED),
             claimed=ObservedRole(OID, replace(DESIRED, name="stolen")),
@@ -77,29 +77,29 @@ class TestWhoseRoleIsIt:
         assert '"stolen"' in error.message
         assert '"app"' in error.message
 
-    def test_dropped_is_created_again_and_is_drift(self) -> None:
+    def test_a_dropped_role_is_drift_and_created_again(self) -> None:
         plan = look(desired(), Observed(claim=claim()))
         assert plan.changes == (Create(DESIRED),)
         assert plan.drift == ("role",)
         assert plan.oid is None
 
-    def test_dropped_and_made_again_takes_the_new_oid(self) -> None:
+    def test_a_recreated_role_is_claimed_with_its_new_oid(self) -> None:
         plan = look(desired(), Observed(named=ObservedRole(OID + 5, replace(DESIRED, login=False)), claim=claim()))
         assert plan.changes == (SetAttribute("app", "login", True),)
         assert plan.oid == OID + 5
         assert plan.owner == ME
         assert plan.drift == ("role", "login")
 
-    def test_dropped_and_made_again_just_as_declared_still_renews_the_claim(self) -> None:
+    def test_a_role_recreated_as_declared_still_renews_the_claim(self) -> None:
         plan = look(desired(), Observed(named=ObservedRole(OID + 5, DESIRED), claim=claim()))
         assert plan.changes == ()
         assert plan.owner == ME
 
-    def test_dropped_and_made_again_as_a_superuser_is_refused(self) -> None:
+    def test_a_role_recreated_as_a_superuser_is_refused(self) -> None:
         observed = Observed(named=ObservedRole(OID + 5, replace(DESIRED, superuser=True)), claim=claim())
         assert refusal(desired(), observed).reason is Reason.NOT_ALLOWED
 
-    def test_an_oid_of_another_server_does_not_count(self) -> None:
+    def test_an_oid_of_another_server_is_ignored(self) -> None:
         observed = Observed(
             named=ObservedRole(OID + 5, DESIRED),
             claimed=ObservedRole(OID, Role("somebody")),
@@ -117,14 +117,14 @@ class TestOwnership:
         assert error.reason is Reason.ROLE_EXISTS
         assert "login, createdb" in error.message
 
-    def test_adoption_takes_it_over(self) -> None:
+    def test_adoption_takes_over_an_unclaimed_role(self) -> None:
         plan = look(desired(adopt=True), Observed(named=ObservedRole(OID, Role("app"))))
         assert plan.action is Action.ADOPTED
         assert plan.drift == ()
         assert plan.owner == ME
 
     @pytest.mark.parametrize("power", ["superuser", "createrole", "replication", "bypassrls"])
-    def test_adoption_of_what_the_object_could_not_have_asked_for_is_refused(self, power: str) -> None:
+    def test_adoption_of_a_role_with_a_power_that_the_object_may_not_have_is_refused(self, power: str) -> None:
         error = refusal(
             desired(adopt=True), Observed(named=ObservedRole(OID, Role(**{**asdict(DESIRED), power: True})))
         )
@@ -136,7 +136,7 @@ class TestOwnership:
         assert error.reason is Reason.NOT_ALLOWED
         assert "admin" in error.message
 
-    def test_another_objects_claim_decides_and_is_named(self) -> None:
+    def test_another_objects_claim_is_a_conflict_and_is_named(self) -> None:
         error = refusal(desired(adopt=True), Observed(named=FOUND, claim=claim(owner=OTHER)))
         assert error.reason is Reason.CONFLICT
         assert "shop/other" in error.message
@@ -146,17 +146,17 @@ class TestOwnership:
         assert error.reason is Reason.CLAIMED_ELSEWHERE
         assert "cluster-b" in error.message
 
-    def test_between_two_without_claim_the_older_goes_first(self) -> None:
+    def test_without_a_claim_the_older_of_two_objects_takes_precedence(self) -> None:
         error = refusal(desired(older_rivals=(Rival("shop/older", DESIRED, POLICY),)), Observed())
         assert error.reason is Reason.CONFLICT
         assert "shop/older" in error.message
 
-    def test_a_claim_decides_against_an_older_object(self) -> None:
+    def test_a_claim_takes_precedence_over_an_older_object(self) -> None:
         assert not look(
             desired(older_rivals=(Rival("shop/older", DESIRED, POLICY),)), Observed(named=FOUND, claim=claim())
         ).writes
 
-    def test_an_object_made_again_takes_its_retained_role_back(self) -> None:
+    def test_a_recreated_object_takes_its_retained_role_back(self) -> None:
         observed = Observed(named=FOUND, claim=claim(owner=replace(ME, object_uid="uid-0"), released=True))
         plan = look(desired(), observed)
         assert plan.owner == ME
@@ -177,7 +177,7 @@ class TestOwnership:
         assert plan.action is Action.RECLAIMED
         assert plan.owner == ME
 
-    def test_status_does_not_prove_ownership_of_what_the_object_could_not_have_asked_for(self) -> None:
+    def test_status_does_not_prove_ownership_of_a_role_that_the_object_may_not_have(self) -> None:
         proof = Proof("app", OID, SERVER.system_identifier, digest(DESIRED))
         for terminating in (False, True):
             asked = desired(proof=proof, terminating=terminating, drop=terminating)
@@ -189,7 +189,7 @@ class TestOwnership:
         proof = replace(Proof("app", OID, SERVER.system_identifier, ""), **wrong)  # type: ignore[arg-type]
         assert refusal(desired(proof=proof), Observed(named=FOUND)).reason is Reason.ROLE_EXISTS
 
-    def test_status_does_not_help_against_a_claim(self) -> None:
+    def test_status_does_not_override_a_claim(self) -> None:
         proof = Proof("app", OID, SERVER.system_identifier, digest(DESIRED))
         assert refusal(desired(proof=proof), Observed(named=FOUND, claim=claim(owner=OTHER))).reason is Reason.CONFLICT
 
@@ -203,12 +203,12 @@ class TestOwnership:
             error = refusal(asked, Observed(named=renamed, claim=held))
             assert "shop/other" in error.message
 
-    def test_a_retained_role_that_another_object_took_under_another_name_stays_its(self) -> None:
+    def test_a_retained_role_that_another_object_took_under_another_name_stays_with_it(self) -> None:
         theirs = ObservedRole(OID, replace(DESIRED, name="theirs"), held_by="shop/other")
         plan = look(desired(), Observed(claimed=theirs, claim=claim(released=True)))
         assert plan.changes == (Create(DESIRED),)
 
-    def test_who_had_a_role_by_its_status_goes_before_an_older_object_that_would_adopt_it(self) -> None:
+    def test_an_object_whose_status_proves_ownership_precedes_an_older_adopter(self) -> None:
         proof = Proof("app", OID, SERVER.system_identifier, digest(DESIRED))
         error = refusal(desired(adopt=True, proven_rivals=(("shop/owner", proof),)), Observed(named=FOUND))
         assert error.reason is Reason.CONFLICT
@@ -226,7 +226,7 @@ class TestPolicy:
         error = refusal(desired(adopt=True), Observed(named=ObservedRole(10, Role("app", superuser=True))))
         assert error.reason is Reason.PROTECTED
 
-    def test_attributes_beyond_the_policy_are_refused_before_anything_else_is_changed(self) -> None:
+    def test_attributes_beyond_the_policy_are_refused_before_anything_changes(self) -> None:
         error = refusal(desired(role=replace(DESIRED, superuser=True)), Observed())
         assert error.reason is Reason.NOT_ALLOWED
         assert "superuser" in error.message
@@ -237,13 +237,13 @@ class TestPolicy:
 
 
 class TestDriftPolicy:
-    def test_under_report_drift_is_left_as_it_is(self) -> None:
+    def test_drift_is_not_corrected_under_policy_report(self) -> None:
         drifted = ObservedRole(OID, replace(DESIRED, createdb=True))
         plan = look(desired(report_only=True), Observed(named=drifted, claim=claim()))
         assert not plan.writes
         assert plan.reported == ("createdb",)
 
-    def test_under_report_a_changed_spec_is_applied(self) -> None:
+    def test_a_changed_spec_is_applied_under_policy_report(self) -> None:
         plan = look(desired(report_only=True), Observed(named=FOUND, claim=claim(applied="sha256:older")))
         assert plan.writes
 
@@ -263,7 +263,7 @@ class TestTheEnd:
         assert plan.changes == ()
         assert plan.releases == (("app", "uid-1"),)
 
-    def test_what_is_released_already_is_not_released_again(self) -> None:
+    def test_a_released_claim_is_not_released_again(self) -> None:
         assert not look(desired(terminating=True), Observed(named=FOUND, claim=claim(released=True))).writes
 
     def test_drop_drops_the_role_and_forgets_the_claim(self) -> None:
@@ -276,12 +276,12 @@ class TestTheEnd:
         assert look(desired(terminating=True, drop=True), observed).changes == (Drop("stolen"),)
 
     @pytest.mark.parametrize("held", [None, claim(owner=OTHER), claim(owner=OTHER, released=True)])
-    def test_drop_touches_nothing_that_is_not_ours(self, held: Claim | None) -> None:
+    def test_drop_changes_no_role_that_is_not_ours(self, held: Claim | None) -> None:
         plan = look(desired(terminating=True, drop=True), Observed(named=FOUND, claim=held))
         assert plan.changes == ()
         assert plan.releases == ()
 
-    def test_drop_waits_while_the_role_is_needed_and_says_where_and_the_way_out(self) -> None:
+    def test_drop_waits_for_dependents_and_names_them_and_the_way_out(self) -> None:
         observed = Observed(named=FOUND, claim=claim(), dependents=(Dependents("orders", 3), Dependents("", 1)))
         error = refusal(desired(terminating=True, drop=True), observed)
         assert isinstance(error, Waiting)
@@ -297,12 +297,12 @@ class TestTheEnd:
         error = refusal(desired(terminating=True, drop=True, suspended=True), Observed(named=FOUND, claim=claim()))
         assert error.reason is Reason.DROP_BLOCKED
 
-    def test_drop_of_a_role_that_is_gone_already_forgets_the_claim(self) -> None:
+    def test_drop_of_a_missing_role_forgets_the_claim(self) -> None:
         plan = look(desired(terminating=True, drop=True), Observed(claim=claim()))
         assert plan.changes == ()
         assert plan.forget
 
-    def test_an_object_that_is_gone_releases_all_that_it_claimed(self) -> None:
+    def test_a_deleted_object_releases_all_its_claims(self) -> None:
         assert decide_absent(Observed(former=(("app", "uid-1"),))).releases == (("app", "uid-1"),)
 
     def test_a_name_claimed_by_an_earlier_object_of_the_same_key_is_released(self) -> None:

@@ -44,7 +44,7 @@ def printed(report: PlanReport, *, terminal: bool) -> str:
     return stream.getvalue()
 
 
-def test_nothing_in_a_name_reaches_the_terminal() -> None:
+def test_control_characters_in_a_name_do_not_reach_the_terminal() -> None:
     said = printed(PlanReport((planned(HOSTILE),), (HOSTILE,)), terminal=False)
     assert not {"\x1b", "\u202e", "\udc80"} & set(said)
     assert "\\x1b[2J\\nb" in said
@@ -76,7 +76,7 @@ def test_a_database_is_connected_to_by_its_name(database: str, line: str) -> Non
     assert line in render_sql(PlanReport((one,))).splitlines()
 
 
-def test_a_database_that_no_line_can_name_is_left_out_of_the_script() -> None:
+def test_a_database_whose_name_has_a_line_break_is_left_out_of_the_script() -> None:
     one = PlannedObject("shop/app", sql=(PlannedSql("a\nb", ("SELECT 1",)),), action=PlannedAction.CHANGE)
     script = render_sql(PlanReport((one,)))
     assert "SELECT 1" not in script
@@ -84,7 +84,7 @@ def test_a_database_that_no_line_can_name_is_left_out_of_the_script() -> None:
     assert all(line.startswith(("--", "\\", "SET ")) for line in script.splitlines() if line)
 
 
-def test_remedies_name_the_program_that_the_user_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remedies_name_the_program_that_the_user_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["kubectl-pgrole"])
     error = Refused(Reason.NOT_ALLOWED, "run `pgrole-controller sql --database`")
     report = PlanReport((PlannedObject("shop/a", action=PlannedAction.REFUSE, refusals=(error,)),))
@@ -92,8 +92,8 @@ def test_remedies_name_the_program_that_the_user_has(monkeypatch: pytest.MonkeyP
         assert "run `kubectl pgrole sql --database`" in said
 
 
-def test_the_last_line_counts() -> None:
-    assert printed(PlanReport(()), terminal=False).splitlines()[-1] == "nothing to do: 0 objects as declared"
+def test_the_last_line_counts_objects_and_changes() -> None:
+    assert printed(PlanReport(()), terminal=False).splitlines()[-1] == "nothing to do: no objects"
     assert printed(PlanReport((planned("x"),)), terminal=False).splitlines()[-1] == "1 object: 1 change"
 
 

@@ -35,13 +35,13 @@ def write(roles: dict[str, str], *servers: str) -> str:
     return yaml.safe_dump_all(documents)
 
 
-async def test_a_dsn_is_of_one_server_only() -> None:
+async def test_a_dsn_is_rejected_for_objects_of_several_servers() -> None:
     manifests = parse_manifests("f", write(ROLES), "shop")
     with pytest.raises(WrongSetting, match="default, main, other"):
         await plan_files(manifests, choose(dsn=DSN))
 
 
-async def test_a_named_server_leaves_out_the_others_and_takes_those_without_one() -> None:
+async def test_a_named_server_selects_its_objects_and_those_without_a_server() -> None:
     manifests = parse_manifests("f", write(ROLES, "main"), "shop")
     report = await plan_files(manifests, choose(dsn=DSN, server="main"))
     assert [(one.name, one.server) for one in report.objects] == [("shop/a", "main"), ("shop/c", "main")]
@@ -56,6 +56,6 @@ async def test_without_a_dsn_a_cluster_is_needed(monkeypatch: pytest.MonkeyPatch
         await plan_files(manifests, choose())
 
 
-async def test_files_without_objects_need_nothing() -> None:
+async def test_files_without_objects_need_neither_a_dsn_nor_a_cluster() -> None:
     report = await plan_files(parse_manifests("f", "kind: Secret", "shop"), choose())
     assert (report.objects, report.differs) == ((), False)

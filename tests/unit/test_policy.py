@@ -79,32 +79,32 @@ NAMES = [
 
 class TestNames:
     @pytest.mark.parametrize("name", NAMES)
-    def test_no_name_but_the_namespaces_own_passes(self, name: str) -> None:
+    def test_only_names_of_the_namespace_are_allowed(self, name: str) -> None:
         error = refusal(desired(role=replace(DESIRED, name=name)))
         assert error.reason is Reason.NOT_ALLOWED
         assert "spec.name" in error.message
         assert "team-a_*" in error.message
 
     @pytest.mark.parametrize("name", ["team-a_", "team-a_*", "team-a_[x]", "team-a_\u0430", "team-a_a ", "team-a_\n"])
-    def test_within_its_prefix_a_namespace_has_any_name(self, name: str) -> None:
+    def test_any_name_with_the_namespaces_prefix_is_allowed(self, name: str) -> None:
         assert decide(desired(role=Role(name)), Observed(), SERVER, POLICY).action is Action.CREATED
 
     @pytest.mark.parametrize("name", ["readers ", "Readers", "re\u0430ders", "read\u200bers", "readers\n", "reader"])
-    def test_no_look_alike_of_a_group_passes(self, name: str) -> None:
+    def test_a_look_alike_of_an_allowed_group_is_refused(self, name: str) -> None:
         error = refusal(desired(role=joins(name)))
         assert (error.reason, "membership" in error.message) == (Reason.NOT_ALLOWED, True)
 
-    def test_a_bracket_in_a_pattern_is_a_bracket(self) -> None:
+    def test_a_bracket_in_a_pattern_is_literal(self) -> None:
         assert matches("team[1]_a", ["team[1]_*"])
         assert not matches("team1_a", ["team[1]_*"])
 
-    def test_a_pattern_names_no_role_itself(self) -> None:
+    def test_a_pattern_with_wildcards_does_not_name_a_role_itself(self) -> None:
         assert names_itself("readers", ["readers"])
         assert not names_itself("readers*", ["readers*"])
         assert not names_itself("reader?", ["reader?"])
 
     @pytest.mark.parametrize("power", POWERS)
-    def test_no_power_passes_that_the_policy_does_not_name(self, power: str) -> None:
+    def test_a_power_that_the_policy_does_not_name_is_refused(self, power: str) -> None:
         values: dict[str, Any] = {power: True}
         error = refusal(desired(role=replace(DESIRED, **values)))
         assert error.reason is Reason.NOT_ALLOWED
@@ -113,13 +113,13 @@ class TestNames:
 
 class TestReach:
     @pytest.mark.parametrize("group", ["readers", "team-a_group"])
-    def test_what_becomes_a_way_to_a_hard_role_is_refused_also_where_the_policy_names_it(self, group: str) -> None:
+    def test_an_allowed_group_that_reaches_a_hard_role_is_refused(self, group: str) -> None:
         references = leading(group, "pg_execute_server_program")
         error = refusal(desired(role=joins(group)), Observed(references=references))
         assert error.reason is Reason.NOT_ALLOWED
         assert "pg_execute_server_program" in error.message
 
-    def test_the_policy_lets_a_hard_role_be_reached_by_naming_that_very_role(self) -> None:
+    def test_a_hard_role_may_be_reached_only_if_the_policy_names_it_exactly(self) -> None:
         references = leading("readers", "pg_read_server_files")
         policy = replace(POLICY, member_of=("readers", "pg_read_server_files"))
         assert decide(desired(role=joins("readers")), Observed(references=references), SERVER, policy).writes
@@ -131,7 +131,7 @@ class TestReach:
             )
 
     @pytest.mark.parametrize("power", ["createrole", "createdb", "replication", "bypassrls"])
-    def test_a_power_behind_a_membership_is_as_one_of_its_own(self, power: str) -> None:
+    def test_a_power_reached_by_a_membership_counts_like_the_roles_own(self, power: str) -> None:
         references = leading("readers", made=(power,))
         error = refusal(desired(role=joins("readers")), Observed(references=references))
         assert error.reason is Reason.NOT_ALLOWED
@@ -139,7 +139,7 @@ class TestReach:
         allowing = replace(POLICY, attributes=frozenset({power}))
         assert decide(desired(role=joins("readers")), Observed(references=references), SERVER, allowing).writes
 
-    def test_a_protected_role_is_joined_by_its_name_alone(self) -> None:
+    def test_a_protected_role_may_be_joined_only_if_the_policy_names_it_exactly(self) -> None:
         references = leading("rds_superuser")
         anything = replace(POLICY, member_of=("*",))
         assert (
@@ -149,7 +149,7 @@ class TestReach:
         named = replace(POLICY, member_of=("rds_superuser",))
         assert decide(desired(role=joins("rds_superuser")), Observed(references=references), SERVER, named).writes
 
-    def test_admin_is_had_of_the_namespaces_own_roles_alone(self) -> None:
+    def test_admin_is_allowed_only_on_roles_of_the_namespace(self) -> None:
         error = refusal(desired(role=joins("readers", admin=True)))
         assert error.reason is Reason.NOT_ALLOWED
         assert 'admin of "readers"' in error.message
@@ -161,7 +161,7 @@ class TestReach:
 class TestParameters:
     @pytest.mark.parametrize("name", ["role", "session_authorization", "log_statement", "plperl.on_init", "cron.host"])
     @pytest.mark.parametrize("scoped", [False, True])
-    def test_what_only_superusers_set_needs_its_name_in_the_policy(self, name: str, scoped: bool) -> None:
+    def test_a_parameter_that_only_superusers_set_must_be_named_in_the_policy(self, name: str, scoped: bool) -> None:
         references = References(
             contexts={"log_statement": "superuser"}, modules=frozenset({"cron"}), databases=frozenset({"db"})
         )
@@ -177,14 +177,14 @@ class TestParameters:
 
 
 class TestAdoptionPolicy:
-    def test_what_is_a_member_of_more_than_the_policy_allows_is_not_adopted(self) -> None:
+    def test_a_role_with_memberships_beyond_the_policy_is_not_adopted(self) -> None:
         found = ObservedRole(OID, joins("team-b_app"))
         for ignore in (frozenset[str](), frozenset({"member_of"})):
             error = refusal(desired(adopt=True, ignore=ignore), Observed(named=found, references=REFERENCES))
             assert error.reason is Reason.NOT_ALLOWED
             assert 'membership in "team-b_app"' in error.message
 
-    def test_what_the_object_could_have_asked_for_is_no_hindrance(self) -> None:
+    def test_a_role_with_memberships_within_the_policy_is_adopted(self) -> None:
         found = ObservedRole(OID, joins("readers"))
         assert (
             decide(desired(adopt=True), Observed(named=found, references=REFERENCES), SERVER, POLICY).action
@@ -204,20 +204,20 @@ class TestRivals:
             Rival("team-a/other", replace(DESIRED, parameters=(("role", "postgres"),)), POLICY),
         ],
     )
-    def test_an_older_one_that_is_refused_stands_in_nobodys_way(self, rival: Rival) -> None:
+    def test_a_refused_older_rival_does_not_block_a_younger_object(self, rival: Rival) -> None:
         assert (
             decide(desired(older_rivals=(rival,)), Observed(references=REFERENCES), SERVER, POLICY).action
             is Action.CREATED
         )
 
-    def test_an_older_one_that_does_not_adopt_stands_in_no_adopters_way(self) -> None:
+    def test_an_older_rival_that_does_not_adopt_does_not_block_an_adoption(self) -> None:
         observed = Observed(named=ObservedRole(OID, DESIRED), references=REFERENCES)
         rival = Rival("team-a/other", DESIRED, POLICY)
         assert decide(desired(adopt=True, older_rivals=(rival,)), observed, SERVER, POLICY).action is Action.ADOPTED
         other = replace(rival, adopt=True)
         assert refusal(desired(adopt=True, older_rivals=(rival, other)), observed).reason is Reason.CONFLICT
 
-    def test_the_first_that_could_have_it_is_named(self) -> None:
+    def test_the_first_rival_that_may_have_the_role_is_named(self) -> None:
         rivals = (
             Rival("team-a/first", replace(DESIRED, superuser=True), POLICY),
             Rival("team-a/second", DESIRED, POLICY),
@@ -230,8 +230,8 @@ POWERFUL = replace(
 )
 
 
-class TestWhatIsLeftToOthers:
-    def test_a_field_that_is_ignored_is_left_as_far_as_it_could_have_been_asked_for(self) -> None:
+class TestIgnoredFields:
+    def test_an_ignored_field_is_left_alone_only_within_the_policy(self) -> None:
         every = frozenset({"superuser", "member_of", "parameters", "connection_limit"})
         desired_role = digest(Role(DESIRED.name, login=True))
         claim = replace(claimed(), applied=desired_role)
@@ -247,14 +247,14 @@ class TestWhatIsLeftToOthers:
         )
         assert plan.drift == ("superuser", "memberOf")
 
-    def test_under_report_all_of_it_is_told_of_and_left(self) -> None:
+    def test_under_policy_report_all_drift_is_reported_and_left_alone(self) -> None:
         observed = Observed(ObservedRole(OID, POWERFUL), claim=claimed(), references=REFERENCES)
         plan = decide(desired(report_only=True), observed, SERVER, POLICY)
         assert not plan.writes
         assert plan.reported == ("superuser", "connectionLimit", "memberOf", "parameters")
         assert of_read_back(plan).reason is Reason.DRIFT_REPORTED
 
-    def test_admin_of_what_is_not_the_namespaces_is_not_left(self) -> None:
+    def test_an_ignored_admin_option_on_a_role_outside_the_namespace_is_revoked(self) -> None:
         held = membership_of("readers", [Grant("postgres", admin=True, inherit=True, set=True)])
         observed = Observed(
             ObservedRole(OID, replace(DESIRED, member_of=(held,))), claim=claimed(), references=REFERENCES
@@ -262,7 +262,7 @@ class TestWhatIsLeftToOthers:
         plan = decide(desired(ignore=frozenset({"member_of"})), observed, SERVER, POLICY)
         assert plan.changes == (RevokeOption("team-a_app", "readers", "admin", ("postgres",)),)
 
-    def test_what_a_role_has_of_those_that_it_created_is_left(self) -> None:
+    def test_memberships_that_come_from_creating_roles_are_left_alone(self) -> None:
         made = membership_of("made", [Grant("postgres", admin=True, inherit=False, set=False, by_creation=True)])
         there = replace(DESIRED, createrole=True, member_of=(made,))
         policy = replace(POLICY, attributes=frozenset({"createrole"}))
@@ -275,19 +275,19 @@ def limited(asked: Desired, there: Role, claim: Claim | None = None, policy: Pol
     return decide(asked, observed, SERVER, policy)
 
 
-class TestWhileRefused:
-    """The policy was tightened, or the spec changed to what is refused."""
+class TestRefusedObjects:
+    """The policy was tightened, or the spec changed to something that is refused."""
 
     role = replace(joins("team-b_app"), createdb=True, parameters=(("log_statement", "all"),))
 
-    def test_what_was_allowed_once_stays_and_is_refused(self) -> None:
+    def test_state_that_was_allowed_before_stays_but_the_object_is_refused(self) -> None:
         plan = limited(desired(role=self.role), self.role)
         assert not plan.writes
         outcome = of_read_back(plan)
         assert (outcome.reason, outcome.ready) == (Reason.NOT_ALLOWED, False)
         assert "createdb" in outcome.message
 
-    def test_what_others_gave_is_taken_away_and_nothing_is_given(self) -> None:
+    def test_undeclared_grants_are_revoked_and_nothing_is_granted(self) -> None:
         there = replace(
             self.role,
             superuser=True,
@@ -306,7 +306,7 @@ class TestWhileRefused:
         assert plan.drift == ("superuser", "memberOf", "parameters")
         assert plan.pending[0].reason is Reason.NOT_ALLOWED
 
-    def test_of_a_changed_spec_only_what_is_beyond_the_policy_is_taken_away(self) -> None:
+    def test_after_a_changed_spec_only_state_beyond_the_policy_is_revoked(self) -> None:
         there = replace(joins("readers", "team-b_app"), superuser=True, login=True, parameters=(("work_mem", "1GB"),))
         plan = limited(desired(role=replace(DESIRED, login=False, bypassrls=True)), there, claimed())
         assert plan.changes == (
@@ -315,13 +315,13 @@ class TestWhileRefused:
         )
         assert plan.applied == digest(DESIRED)
 
-    def test_under_report_nothing_is_taken_away(self) -> None:
+    def test_nothing_is_revoked_under_policy_report(self) -> None:
         there = replace(self.role, superuser=True, parameters=(("log_statement", "all"), ("work_mem", "1GB")))
         observed = Observed(ObservedRole(OID, there), claim=claimed(self.role), references=REFERENCES)
         with pytest.raises(Refused):
             decide(desired(role=self.role, report_only=True), observed, SERVER, POLICY)
 
-    def test_a_role_that_was_renamed_is_restrained_under_the_name_that_it_has(self) -> None:
+    def test_a_renamed_role_is_restrained_under_its_current_name(self) -> None:
         there = ObservedRole(OID, replace(self.role, name="away", superuser=True))
         observed = Observed(claimed=there, claim=claimed(self.role), references=REFERENCES)
         plan = decide(desired(role=self.role), observed, SERVER, POLICY)
@@ -338,7 +338,7 @@ class TestWhileRefused:
             replace(claimed(), system_identifier=8),
         ],
     )
-    def test_what_is_not_the_objects_for_certain_is_not_touched(self, claim: Claim | None) -> None:
+    def test_a_role_that_is_not_certainly_the_objects_is_not_changed(self, claim: Claim | None) -> None:
         observed = Observed(
             named=ObservedRole(OID, replace(DESIRED, superuser=True)), claim=claim, references=REFERENCES
         )

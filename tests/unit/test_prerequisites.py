@@ -1,4 +1,4 @@
-"""What a machine lacks for compose-test and cluster-test is named at once."""
+"""Everything that a machine lacks for compose-test and cluster-test is named at once."""
 
 import os
 import shutil
@@ -17,12 +17,12 @@ def put(folder: Path, name: str, script: str = "") -> None:
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder that has programs."""
+    """The only folder in PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
     return tmp_path
 
 
-def test_everything_is_named_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_missing_prerequisites_are_named_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     put(path, "psql")
     with pytest.raises(EngineError) as error:
@@ -44,7 +44,7 @@ def test_everything_is_named_at_once(path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(lines) == 5
 
 
-def test_go_is_asked_for_only_where_something_is_yet_to_be_built(path: Path) -> None:
+def test_go_is_required_only_if_something_has_to_be_built(path: Path) -> None:
     check(built=())
     with pytest.raises(EngineError, match="Go "):
         check(built=("kubelet",))
@@ -52,7 +52,7 @@ def test_go_is_asked_for_only_where_something_is_yet_to_be_built(path: Path) -> 
     check(built=("kubelet",))
 
 
-def test_a_docker_that_does_not_answer_is_named_with_what_it_says(path: Path) -> None:
+def test_a_docker_that_fails_is_named_with_its_message(path: Path) -> None:
     put(path, "docker", '[ "$1" = compose ] && exit 0; echo Cannot connect >&2; exit 1')
     assert shutil.which("docker") is not None
     check(docker=[["compose", "version"]])

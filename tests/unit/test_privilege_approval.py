@@ -6,14 +6,14 @@ from typing import cast
 
 import pytest
 
-from pgrole_controller.controller.privilege_approval import build_approval_statements, consider_approval
-from pgrole_controller.controller.privilege_memory import AppliedState, RoleMemory
-from pgrole_controller.controller.privilege_progress import PrivilegeProgress
-from pgrole_controller.core.acl_decision import decide_privileges
+from pgrole_controller.controller.privileges.privilege_approval import build_approval_statements, consider_approval
+from pgrole_controller.controller.privileges.privilege_memory import AppliedState, RoleMemory
+from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress
 from pgrole_controller.core.approval import Approval, read_approval
-from pgrole_controller.core.grantee import Grantee
-from pgrole_controller.core.observed_database import ObservedDatabase
-from pgrole_controller.postgres.database_session import DatabaseSession
+from pgrole_controller.core.privileges.acl_decision import decide_privileges
+from pgrole_controller.core.privileges.grantee import Grantee
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from tests.unit.test_acl_decision import TABLE, entry, grantee, observe
 
 
@@ -62,26 +62,26 @@ def test_reported_drift_is_offered_and_an_approval_corrects_it() -> None:
 @pytest.mark.parametrize(
     "session", [StillSession(enforcing=True), StillSession(stores=False), StillSession(database="other")]
 )
-def test_it_does_not_act_while_kubernetes_is_away_without_a_record_or_elsewhere(session: StillSession) -> None:
+def test_an_approval_has_no_effect_in_an_outage_without_storage_or_in_another_database(session: StillSession) -> None:
     one = consider(reporting(approval=offered()), session=session)
     assert one.approval is None
     assert one.decision.changes == ()
 
 
-def test_a_handled_one_does_not_act_again() -> None:
+def test_a_handled_approval_does_not_act_again() -> None:
     approval = offered()
     one = consider(reporting(approval=approval), handled=approval.value)
     assert one.approval is None
     assert one.role.offer is not None
 
 
-def test_another_generation_and_a_partial_read_are_something_else() -> None:
+def test_an_approval_does_not_hold_for_another_generation_or_a_partial_read() -> None:
     approval = offered()
     assert consider(reporting(approval=approval, generation=9)).approval is None
     one = consider(reporting(approval=approval), replace(DRIFTED, complete=False))
     assert (one.approval, one.role.offer) == (None, None)
 
 
-def test_under_correct_nothing_is_offered() -> None:
+def test_nothing_is_offered_under_policy_correct() -> None:
     one = consider(replace(grantee(), approval=offered()))
     assert (one.approval, one.role.offer) == (None, None)

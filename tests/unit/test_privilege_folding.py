@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from pgrole_controller.api.pgrole import PgRole
 from pgrole_controller.commands.export_objects import count_names, privileges_to_spec
-from pgrole_controller.core.acl import (
+from pgrole_controller.core.desired import privileges_of
+from pgrole_controller.core.folding.privilege_folding import FoldedDatabase, PrivilegeFolder
+from pgrole_controller.core.privileges.acl import (
     DECLARABLE,
     AclEntry,
     DatabaseObject,
@@ -15,12 +17,16 @@ from pgrole_controller.core.acl import (
     ObjectKind,
     ObservedAcl,
 )
-from pgrole_controller.core.acl_decision import decide_privileges
-from pgrole_controller.core.desired import privileges_of
-from pgrole_controller.core.grantee import Access, DatabasePrivileges, Grantee, ObjectPrivileges, PrivilegePolicy
-from pgrole_controller.core.observed_database import ObservedDatabase
-from pgrole_controller.core.privilege_folding import FoldedDatabase, PrivilegeFolder
-from pgrole_controller.core.privilege_policy import DatabaseFacts
+from pgrole_controller.core.privileges.acl_decision import decide_privileges
+from pgrole_controller.core.privileges.grantee import (
+    Access,
+    DatabasePrivileges,
+    Grantee,
+    ObjectPrivileges,
+    PrivilegePolicy,
+)
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts
 from pgrole_controller.core.request import Key
 
 ME, OWNER, DELEGATE, ADMIN = 16400, 16500, 16600, 10
@@ -32,7 +38,7 @@ ALL_OF = {kind: frozenset(DECLARABLE[kind]) for kind in (ObjectKind.TABLE, Objec
 
 
 class AclBuilder:
-    """Objects of one database with what ME holds on them."""
+    """Objects of one database with the privileges that ME holds on them."""
 
     def __init__(self) -> None:
         self.acls: list[ObservedAcl] = []
@@ -52,7 +58,7 @@ class AclBuilder:
         grantable: bool = False,
         grantor: int = OWNER,
     ) -> None:
-        """`privileges`: words; `SELECT:id` is of column id."""
+        """`privileges`: words; `SELECT:id` means column id."""
         obj = DatabaseObject(
             ObjectId(CATALOGS.get(kind, "pg_class"), 20000 + len(self.acls)),
             kind,
@@ -144,7 +150,7 @@ def test_sequences_without_the_privilege_share_a_pattern(database: AclBuilder) -
     assert access_in(database.declare()) == {"app": (READ, ("*_seq",))}
 
 
-def test_more_than_an_access_gives_is_a_pattern(database: AclBuilder) -> None:
+def test_privileges_beyond_an_access_become_a_pattern(database: AclBuilder) -> None:
     for name in ("a", "b"):
         database.add(name, "SELECT TRUNCATE")
     declared = database.declare()
@@ -159,7 +165,7 @@ def test_a_single_table_is_listed_by_name(database: AclBuilder) -> None:
     assert declared.objects == (ObjectPrivileges(ObjectKind.TABLE, "app", ("a",), frozenset({"SELECT"})),)
 
 
-def test_default_privileges_make_a_single_table_an_access(database: AclBuilder) -> None:
+def test_with_default_privileges_a_single_table_becomes_an_access(database: AclBuilder) -> None:
     database.add("a", "SELECT")
     database.add_default("r", "SELECT")
     database.add_default("S", "SELECT")
@@ -169,7 +175,7 @@ def test_default_privileges_make_a_single_table_an_access(database: AclBuilder) 
     assert declared.unmanaged == ()
 
 
-def test_default_privileges_without_the_same_meaning_stay(database: AclBuilder) -> None:
+def test_default_privileges_that_created_by_cannot_express_leave_the_schema_unmanaged(database: AclBuilder) -> None:
     for name in ("a", "b"):
         database.add(name, "SELECT")
     database.add_default("r", "SELECT")
@@ -184,7 +190,7 @@ def test_default_privileges_of_the_whole_database_leave_it_unmanaged(database: A
     assert database.declare().unmanaged == ("*",)
 
 
-def test_access_where_the_creator_has_no_default_privileges_is_said_by_patterns(database: AclBuilder) -> None:
+def test_access_without_default_privileges_of_the_creator_is_declared_by_patterns(database: AclBuilder) -> None:
     database.add_schema("hr")
     for schema in ("app", "hr"):
         for name in ("a", "b"):
@@ -197,7 +203,7 @@ def test_access_where_the_creator_has_no_default_privileges_is_said_by_patterns(
     assert declared.unmanaged == ()
 
 
-def test_exact_lists_names(database: AclBuilder) -> None:
+def test_exact_mode_lists_names(database: AclBuilder) -> None:
     for name in ("a", "b"):
         database.add(name, "SELECT")
     declared = database.declare(exact=True)
@@ -209,7 +215,7 @@ def test_exact_lists_names(database: AclBuilder) -> None:
     ("privileges", "grantable", "why"),
     [("USAGE CREATE", False, "CREATE on a schema"), ("USAGE", True, "grant options")],
 )
-def test_what_cannot_be_declared_leaves_the_schema_unmanaged(privileges: str, grantable: bool, why: str) -> None:
+def test_undeclarable_privileges_leave_the_schema_unmanaged(privileges: str, grantable: bool, why: str) -> None:
     database = AclBuilder()
     database.schemas.add("app")
     database.add("app", privileges, kind=ObjectKind.SCHEMA, grantable=grantable)
@@ -234,7 +240,7 @@ def test_objects_of_a_superusers_extension_are_left_alone(database: AclBuilder) 
     assert access_in(database.declare()) == {"app": (READ, ())}
 
 
-def test_objects_of_another_extension_are_named(database: AclBuilder) -> None:
+def test_objects_of_another_extension_are_declared_by_name(database: AclBuilder) -> None:
     database.add("spatial", "SELECT", extension=True)
     (item,) = database.declare().objects
     assert item.names == ("spatial",)
@@ -275,7 +281,7 @@ def test_many_unlike_schemas_are_left_unmanaged() -> None:
     assert database.declare().unmanaged == ("*",)
 
 
-def test_nothing_held_is_nothing_declared(database: AclBuilder) -> None:
+def test_a_role_without_privileges_gets_no_declaration(database: AclBuilder) -> None:
     other = AclBuilder()
     other.add_schema(privileges="")
     other.add("a")
@@ -346,14 +352,14 @@ def databases(draw: st.DrawFn) -> AclBuilder:
 
 
 @given(databases(), st.booleans())
-def test_whatever_is_held_applying_its_declaration_changes_nothing(database: AclBuilder, exact: bool) -> None:
+def test_applying_a_folded_declaration_changes_nothing(database: AclBuilder, exact: bool) -> None:
     folded = database.fold(exact=exact)
     held = any(one.entries and one.object.owner != ME for one in database.acls) or database.defaults
     assert folded.declared is not None or folded.notes or not _is_declared(database) or not held
 
 
 def _is_declared(database: AclBuilder) -> bool:
-    """Whether something is held that the controller would revoke if it were not declared."""
+    """Tells whether the role holds anything that the controller would revoke if it were not declared."""
     return any(
         one.entries and one.object.owner != ME and not (one.object.extension and one.object.owner == ADMIN)
         for one in database.acls

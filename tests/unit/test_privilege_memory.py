@@ -1,12 +1,18 @@
-"""controller/privilege_memory: which objects are new to which role, and when more is read."""
+"""controller/privilege_memory: which objects are new to which role, and when further reads are due."""
 
 import math
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from pgrole_controller.controller.privilege_memory import FurtherReads, PrivilegeMemory, RoleMemory, hold, note_repair
-from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObservedAcl
+from pgrole_controller.controller.privileges.privilege_memory import (
+    FurtherReads,
+    PrivilegeMemory,
+    RoleMemory,
+    hold,
+    note_repair,
+)
 from pgrole_controller.core.contest import LIMIT, Moment
+from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObservedAcl
 from pgrole_controller.core.request import Key
 from tests.unit.test_acl_decision import STRANGER, grantee, make
 
@@ -31,7 +37,7 @@ def remember(memory: PrivilegeMemory, *, suspended: bool = False) -> RoleMemory:
 
 
 def begin() -> tuple[PrivilegeMemory, RoleMemory]:
-    """After the first complete read of the database and both roles."""
+    """Returns the memory after the first complete read of the database and both roles."""
     memory = PrivilegeMemory()
     role = remember(memory)
     memory.role(OTHER.key, OTHER.uid, "digest")
@@ -61,7 +67,7 @@ def test_a_failed_repair_makes_no_object_new() -> None:
     assert role.new_for(NOTHING) == NOTHING
 
 
-def test_a_role_that_needed_no_decision_missed_nothing() -> None:
+def test_no_object_stays_new_to_a_role_that_needed_no_decision() -> None:
     memory, role = begin()
     read(memory, OLD, NEW)
     memory.settle({OTHER.key: NOTHING}, everyone=True)
@@ -75,7 +81,7 @@ def test_objects_stay_new_until_a_round_considers_every_role() -> None:
     assert role.new_for(memory.note_objects([], complete=False)) == only(NEW)
 
 
-def test_a_suspended_role_misses_what_comes_while_it_is_looked_at_or_not() -> None:
+def test_objects_that_appear_while_a_role_is_suspended_stay_new_to_it() -> None:
     memory, role = begin()
     remember(memory, suspended=True)
     read(memory, OLD, NEW)
@@ -89,7 +95,7 @@ def test_a_suspended_role_misses_what_comes_while_it_is_looked_at_or_not() -> No
     assert role.new_for(NOTHING) == NOTHING
 
 
-def test_what_is_new_to_a_role_is_not_known_before_its_first_complete_read_while_it_is_active() -> None:
+def test_new_objects_are_unknown_until_a_complete_read_while_the_role_is_active() -> None:
     memory = PrivilegeMemory()
     role = remember(memory, suspended=True)
     assert role.new_for(read(memory, OLD)) is None
@@ -132,7 +138,7 @@ def test_any_changed_spec_ends_a_contest() -> None:
         assert memory.role(READER.key, READER.uid, digest, generation).contests == {}
 
 
-def test_further_reads_take_a_tenth_of_the_time_and_what_waits_for_one_comes_when_it_is_due() -> None:
+def test_further_reads_use_a_tenth_of_the_time_and_waiting_roles_are_due_after_the_pause() -> None:
     reads = FurtherReads()
     both = frozenset({READER.key, OTHER.key})
     assert reads.admit(both, 100.0) == both

@@ -1,11 +1,11 @@
-"""core.privilege_news: what people read about a drift of privileges."""
+"""core.privilege_news: the texts about privilege drift that people read."""
 
 from datetime import UTC, datetime
 
-from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObjectKind
-from pgrole_controller.core.privilege_difference import DifferenceLedger, PrivilegeDifference
-from pgrole_controller.core.privilege_news import announce_drift, announce_extension, describe_drift
-from pgrole_controller.core.privilege_result import Culprit, Evidence, News
+from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
+from pgrole_controller.core.privileges.privilege_difference import DifferenceLedger, PrivilegeDifference
+from pgrole_controller.core.privileges.privilege_news import announce_drift, announce_extension, describe_drift
+from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence, News
 
 NOW = datetime(2027, 1, 2, 16, 4, 9, 113000, tzinfo=UTC)
 ALICE = Culprit(Evidence.TRANSACTION, "alice", "alice", "psql", "10.2.3.4", NOW, "GRANT DELETE ON app.orders TO x")
@@ -23,7 +23,7 @@ def note(*differences: PrivilegeDifference, by: Culprit = ALICE, corrected: bool
     return news.note
 
 
-def test_one_privilege() -> None:
+def test_a_note_about_one_privilege_says_who_changed_it_and_how_it_was_corrected() -> None:
     words = "DELETE on table app.orders (database orders) was granted by alice at 16:04:09.113 and revoked"
     assert note(difference()) == words
     assert note(difference(held=False), by=Culprit()) == (
@@ -31,20 +31,20 @@ def test_one_privilege() -> None:
     )
 
 
-def test_address_and_application_are_shown_only_where_they_may_be() -> None:
+def test_address_and_application_are_shown_only_where_they_are_exposed() -> None:
     assert "alice (psql, 10.2.3.4) at" in note(difference(), exposed=True)
     drift = describe_drift([difference()], ALICE, NOW, corrected=True, exposed=False)
     assert (drift.by.login, drift.by.address, drift.by.statement) == ("alice", "", "")
 
 
-def test_several_privileges_and_one_that_is_only_reported() -> None:
+def test_a_note_counts_several_privileges_and_says_why_drift_is_only_reported() -> None:
     text = note(*[difference(f"t{number}") for number in range(9)])
     assert text.startswith("9 privileges (database orders) were changed by alice at 16:04:09.113 and corrected: ")
     assert text.endswith("and 4 more")
     assert note(difference(), corrected=False).endswith("not corrected, since spec.drift.policy is Report")
 
 
-def test_what_no_object_can_declare_is_not_said_to_be_left_because_of_the_policy() -> None:
+def test_a_note_distinguishes_undeclarable_privileges_from_drift_that_the_policy_leaves() -> None:
     one = PrivilegeDifference("USAGE", DatabaseObject(ObjectId("pg_type", 20001), ObjectKind.TYPE, "app", "t", 10, "x"))
     two = PrivilegeDifference("USAGE", place="future types created by alice")
     ledger = DifferenceLedger(current=True, report_only=False, new_objects=None, granted_before=())

@@ -1,4 +1,4 @@
-"""core/privilege_outcome, granted_privileges and drift_record: what an object says about its role's privileges."""
+"""core/privilege_outcome, granted_privileges and drift_record: how status describes a role's privileges."""
 
 import json
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from pgrole_controller.api.status import PgRoleStatus
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.drift_record import LARGEST, MOST, DriftRecord, extend_history
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
-from pgrole_controller.core.granted_privileges import GrantedPrivileges
-from pgrole_controller.core.grantee import DatabasePrivileges, Grantee, PrivilegePolicy
 from pgrole_controller.core.plan import Plan
-from pgrole_controller.core.privilege_outcome import add_privileges, find_problems
-from pgrole_controller.core.privilege_result import Culprit, Evidence, PrivilegeDrift, PrivilegeResult
+from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegePolicy
+from pgrole_controller.core.privileges.privilege_outcome import add_privileges, find_problems
+from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence, PrivilegeDrift, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import (
     PROGRESSING,
@@ -57,22 +57,22 @@ LAKE, ORDERS = result("lake"), result("orders")
 
 
 class TestTheOutcome:
-    def test_it_is_ready_when_every_database_has_answered_for_what_is_declared_now(self) -> None:
+    def test_the_object_is_ready_when_every_database_confirmed_the_current_declaration(self) -> None:
         outcome = merge(known(LAKE, ORDERS))
         assert (outcome.phase, outcome.reason) == (Phase.DONE, Reason.RECONCILED)
         assert outcome.message == "the role and its privileges match the spec"
 
-    def test_without_privileges_it_is_that_of_the_role(self) -> None:
+    def test_without_privileges_the_outcome_is_that_of_the_role(self) -> None:
         assert add_privileges(RECONCILED, GrantedPrivileges(), []) is RECONCILED
 
     @pytest.mark.parametrize("other", [None, replace(ORDERS, digest="sha256:y"), replace(ORDERS, uid="uid-0")])
-    def test_until_then_it_names_the_database(self, other: PrivilegeResult | None) -> None:
+    def test_the_outcome_names_a_database_that_has_not_answered(self, other: PrivilegeResult | None) -> None:
         outcome = merge(known(LAKE, *([other] if other else [])))
         assert (outcome.phase, outcome.reason) == (Phase.WORKING, Reason.PROGRESSING)
         assert outcome.message == 'privileges in database "orders" are being applied'
         assert not outcome.retried
 
-    def test_nothing_published_is_nothing_answered(self) -> None:
+    def test_results_do_not_count_without_a_published_grantee(self) -> None:
         assert merge(known(LAKE, ORDERS, grantee=None)).reason is Reason.PROGRESSING
 
     @pytest.mark.parametrize(
@@ -83,9 +83,7 @@ class TestTheOutcome:
             (Transient(Reason.DATABASE_ERROR, "a lock"), Phase.WORKING),
         ],
     )
-    def test_an_error_is_reported_as_it_is_and_left_to_the_databases_worker(
-        self, error: PgRoleError, phase: Phase
-    ) -> None:
+    def test_a_databases_error_is_reported_and_its_worker_retries(self, error: PgRoleError, phase: Phase) -> None:
         outcome = merge(known(LAKE, replace(ORDERS, error=error)))
         assert (outcome.phase, outcome.reason) == (phase, error.reason)
         assert outcome.message == f'privileges in database "orders": {error.message}'
@@ -102,7 +100,7 @@ class TestTheOutcome:
         assert outcome.reason is Reason.PRIVILEGE_PENDING
         assert outcome.retried
 
-    def test_what_was_given_up_and_cannot_be_revoked_is_explained_and_looked_at_again(self) -> None:
+    def test_former_privileges_that_cannot_be_revoked_are_explained_and_retried(self) -> None:
         former = replace(GRANTEE, declared={"lake": DECLARED["lake"]}, former={"orders": (DECLARED["orders"],)})
         refused = Refused(Reason.NOT_ALLOWED, "PgServer.spec.databases does not include it")
         answered = replace(ORDERS, digest=former.digest_of("orders"), error=refused)
@@ -114,24 +112,24 @@ class TestTheOutcome:
             "there, or revoke them by hand"
         )
 
-    def test_the_role_s_own_trouble_goes_first(self) -> None:
+    def test_a_problem_of_the_role_itself_takes_precedence(self) -> None:
         for own in (PROGRESSING, of_error(Refused(Reason.CONFLICT, "x"))):
             assert merge(known(), own) is own
 
-    def test_a_drift_that_is_only_reported_is_said_with_its_database(self) -> None:
+    def test_drift_that_is_only_reported_is_described_with_its_database(self) -> None:
         reporting = replace(GRANTEE, report_only=True)
         outcome = merge(known(LAKE, replace(ORDERS, reported=("DELETE on table app.orders",)), grantee=reporting))
         assert (outcome.phase, outcome.reason) == (Phase.PAUSED, Reason.DRIFT_REPORTED)
         assert "spec.drift.policy is Report: DELETE on table app.orders (database orders)" in outcome.message
 
-    def test_a_drift_of_the_role_is_reported_with_that_of_its_privileges(self) -> None:
+    def test_drift_of_privileges_and_of_the_role_is_reported_together(self) -> None:
         own = of_read_back(Plan("app", reported=("login",)))
         outcome = merge(known(LAKE, replace(ORDERS, reported=("DELETE on table app.orders",))), own)
         assert outcome.message.endswith("Report: login; DELETE on table app.orders (database orders)")
         assert merge(known(LAKE, ORDERS), own) == own
 
     @pytest.mark.parametrize("report_only", [False, True])
-    def test_what_cannot_be_declared_is_reported_whatever_the_policy(self, report_only: bool) -> None:
+    def test_undeclarable_privileges_are_reported_under_any_policy(self, report_only: bool) -> None:
         found = replace(ORDERS, reported=("USAGE on type app.mood",), declarable=False)
         outcome = merge(known(LAKE, found, grantee=replace(GRANTEE, report_only=report_only)))
         assert outcome.reason is Reason.DRIFT_REPORTED
@@ -139,12 +137,12 @@ class TestTheOutcome:
 
 
 class TestProblems:
-    def test_only_a_declared_database_is_waited_for(self) -> None:
+    def test_only_a_missing_database_that_is_declared_is_pending(self) -> None:
         grantee = replace(GRANTEE, former={"gone": (DatabasePrivileges("gone"),)})
         problems = find_problems(grantee, frozenset({"orders"}))
         assert {name: error.reason for name, error in problems.items()} == {"lake": Reason.PRIVILEGE_PENDING}
 
-    def test_a_database_without_consent_is_refused_with_the_field(self) -> None:
+    def test_a_database_that_the_policy_excludes_is_refused_with_the_field(self) -> None:
         problems = find_problems(replace(GRANTEE, policy=PrivilegePolicy()), frozenset(DECLARED))
         assert {(type(one), one.reason) for one in problems.values()} == {(Refused, Reason.NOT_ALLOWED)}
         assert all("spec.privileges" in one.message for one in problems.values())
@@ -163,7 +161,7 @@ def build(
 
 
 class TestPrivilegeStatus:
-    def test_it_names_each_database_with_its_state(self) -> None:
+    def test_status_names_each_database_with_its_state(self) -> None:
         error = Refused(Reason.NOT_ALLOWED, "the policy says no")
         assert build(known(LAKE))["privileges"] == [
             {"database": "lake", "ready": True, "reason": "Reconciled"},
@@ -177,13 +175,13 @@ class TestPrivilegeStatus:
         refused = build(known(LAKE, replace(ORDERS, error=error)))["privileges"][1]
         assert (refused["reason"], refused["message"]) == ("NotAllowed", "the policy says no")
 
-    def test_a_database_that_was_given_up_is_named_until_it_confirmed(self) -> None:
+    def test_a_former_database_is_named_until_it_confirms(self) -> None:
         grantee = replace(GRANTEE, declared={}, former={"lake": (DECLARED["lake"],)})
         status = build(GrantedPrivileges(grantee, {"lake": replace(LAKE, digest=grantee.digest_of("lake"))}))
         assert [(one["database"], one["ready"]) for one in status["privileges"]] == [("lake", False)]
         assert "privileges" not in build(GrantedPrivileges())
 
-    def test_it_stays_while_nothing_is_known_and_goes_with_the_field(self) -> None:
+    def test_status_is_kept_while_nothing_is_known_and_removed_with_the_field(self) -> None:
         before = build(known(LAKE, ORDERS))
         assert build(None, before, claim=None)["privileges"] == before["privileges"]
         assert "privileges" not in build(None, before)
@@ -203,7 +201,7 @@ class TestPrivilegeStatus:
         later = replace(earlier, last_drift_at=NOW + timedelta(seconds=5))
         assert build(known(replace(ORDERS, last_drifts=(DRIFT,))), claim=later)["lastDrift"]["fields"] == ["login"]
 
-    def test_all_who_caused_drift_in_one_round_are_named(self) -> None:
+    def test_everyone_who_caused_drift_in_one_round_is_named(self) -> None:
         other = PrivilegeDrift(
             NOW - timedelta(seconds=1),
             tuple(f"INSERT on table app.t{n} was granted" for n in range(9)),
@@ -225,7 +223,7 @@ class TestPrivilegeStatus:
         many = tuple(replace(other, by=replace(BY, login=f"u{n}")) for n in range(30))
         assert len(build(known(replace(ORDERS, last_drifts=many)))["lastDrift"]["details"]) == 10
 
-    def test_a_drift_that_a_restart_forgot_stays(self) -> None:
+    def test_the_last_drift_survives_a_restart(self) -> None:
         before = build(known(replace(ORDERS, last_drifts=(DRIFT,), drift_count=3)))
         claim = replace(CLAIM, last_drift_at=NOW - timedelta(seconds=5), last_drift_fields=("login",))
         after = build(known(ORDERS), before, claim=claim)
@@ -249,7 +247,7 @@ class TestPrivilegeStatus:
 
 
 class TestHistory:
-    def test_every_drift_is_once_in_it_the_newest_first(self) -> None:
+    def test_every_drift_is_in_the_history_once_and_the_newest_comes_first(self) -> None:
         claim = replace(CLAIM, last_drift_at=NOW - timedelta(seconds=5), last_drift_fields=("login",))
         first = build(None, claim=claim)
         assert first["driftHistory"] == [
@@ -261,18 +259,18 @@ class TestHistory:
         assert second["driftHistory"][0]["by"] == {"login": "alice", "proof": "Transaction"}
         assert build(privileges, second, claim=claim)["driftHistory"] == second["driftHistory"]
 
-    def test_a_drift_that_is_reported_is_in_it_once(self) -> None:
+    def test_a_reported_drift_is_in_the_history_once(self) -> None:
         first = build(None, reported=("login",))
         assert [one["corrected"] for one in first["driftHistory"]] == [False]
         assert build(None, first, reported=("login",)) == first
 
-    def test_ten_stay(self) -> None:
+    def test_the_history_keeps_ten_entries(self) -> None:
         records = [DriftRecord(NOW + timedelta(seconds=n), ("login",), True, 1) for n in range(15)]
         history = extend_history(extend_history([], records[:12]), records[12:])
         assert [one["time"][-3:-1] for one in history] == [f"{n:02}" for n in range(23, 13, -1)]
         assert len(history) == MOST
 
-    def test_an_entry_is_bounded(self) -> None:
+    def test_a_history_entry_is_bounded_in_size(self) -> None:
         words = tuple("é" * 300 for _ in range(9))
         record = DriftRecord(NOW, tuple("x" * 60 for _ in range(60)), True, 9, "d" * 63, words, BY)
         (entry,) = extend_history([], [record])

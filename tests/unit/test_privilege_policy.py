@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObjectKind
-from pgrole_controller.core.grantee import Grantee, PrivilegePolicy, PrivilegeRule
-from pgrole_controller.core.privilege_policy import (
+from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
+from pgrole_controller.core.privileges.grantee import Grantee, PrivilegePolicy, PrivilegeRule
+from pgrole_controller.core.privileges.privilege_policy import (
     DatabaseFacts,
     check_database,
     why_not_created_by,
@@ -73,7 +73,7 @@ def test_a_denial_names_the_object_its_owner_and_the_remedy() -> None:
         (PrivilegeRule(owned_by=("team_*",)), False),
     ],
 )
-def test_a_rule_allows_what_all_of_its_parts_match(rule: PrivilegeRule, may: bool) -> None:
+def test_a_rule_allows_a_privilege_only_if_all_its_parts_match(rule: PrivilegeRule, may: bool) -> None:
     assert allowed(ruled(PrivilegeRule(databases=("none",)), rule), make(), "SELECT") is may
 
 
@@ -119,7 +119,7 @@ def test_dangerous_privileges_need_exact_names_on_both_sides(obj: DatabaseObject
 
 
 @pytest.mark.parametrize(("obj", "privilege"), DANGEROUS[:8], ids=lambda one: getattr(one, "label", one))
-def test_they_are_not_dangerous_on_the_namespaces_own_objects(obj: DatabaseObject, privilege: str) -> None:
+def test_dangerous_privileges_are_allowed_on_the_namespaces_own_objects(obj: DatabaseObject, privilege: str) -> None:
     assert allowed(GRANTEE, replace(obj, owner=OWN), privilege)
     assert not allowed(GRANTEE, obj, privilege, literal=True)
 
@@ -140,7 +140,7 @@ def test_create_on_a_database_of_another_owner_needs_its_name_in_a_rule() -> Non
     assert not allowed(ruled(PrivilegeRule(schemas=("app",))), database, "CONNECT", literal=True)
 
 
-def test_nothing_opens_the_controllers_own_schema() -> None:
+def test_no_rule_allows_the_controllers_own_schema() -> None:
     exact = ruled(PrivilegeRule(schemas=("pgrole",)))
     assert not allowed(exact, make(schema="pgrole"), "SELECT", literal=True)
     assert not allowed(exact, make(ObjectKind.SCHEMA, OWN, "pgrole", "pgrole"), "USAGE", literal=True)
@@ -155,13 +155,13 @@ def test_nothing_opens_the_controllers_own_schema() -> None:
         (PrivilegePolicy(databases=("warehouse",)), False),
     ],
 )
-def test_a_database_needs_the_servers_consent(policy: PrivilegePolicy, may: bool) -> None:
+def test_a_database_must_be_included_by_its_pgserver(policy: PrivilegePolicy, may: bool) -> None:
     refused = check_database(policy, "orders")
     assert (refused is None) is may
     assert may or "PgServer.spec.databases" in str(refused)
 
 
-def test_a_refused_database_is_told_which_ones_are_allowed() -> None:
+def test_the_refusal_of_a_database_lists_the_allowed_ones() -> None:
     assert "allowed: a*, except ab*" in str(check_database(PrivilegePolicy((), ("a*",), ("ab*",)), "abc"))
 
 
@@ -169,7 +169,7 @@ def test_a_refused_database_is_told_which_ones_are_allowed() -> None:
     ("databases", "may"),
     [(("*",), False), (("base*",), False), (("base",), True), (("*", "base"), True)],
 )
-def test_a_template_needs_its_exact_name(databases: tuple[str, ...], may: bool) -> None:
+def test_a_template_must_be_included_by_its_exact_name(databases: tuple[str, ...], may: bool) -> None:
     policy = PrivilegePolicy(databases=databases, templates=frozenset({"base"}))
     refused = check_database(policy, "base")
     assert (refused is None) is may

@@ -1,8 +1,14 @@
-"""core.privilege_reach: what declarations can concern; it must never leave out what one matches."""
+"""core.privilege_reach: which objects declarations may concern; it must include everything that one matches."""
 
-from pgrole_controller.core.acl import DatabaseObject, ObjectId, ObjectKind
-from pgrole_controller.core.grantee import Access, DatabasePrivileges, Grantee, ObjectPrivileges, SchemaAccess
-from pgrole_controller.core.privilege_reach import PrivilegeReach
+from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
+from pgrole_controller.core.privileges.grantee import (
+    Access,
+    DatabasePrivileges,
+    Grantee,
+    ObjectPrivileges,
+    SchemaAccess,
+)
+from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.request import Key
 
 PEOPLE = ObjectPrivileges(ObjectKind.TABLE, "hr", ("people",), frozenset({"SELECT"}), ("id",))
@@ -24,14 +30,14 @@ def test_access_touches_relations_or_routines_by_pattern() -> None:
     assert not reach(execute).touches("app", ObjectKind.TABLE)
 
 
-def test_what_was_given_up_counts_and_other_databases_do_not() -> None:
+def test_former_declarations_count_and_other_databases_do_not() -> None:
     read = DatabasePrivileges("orders", schemas=(SchemaAccess("app", frozenset({Access.READ})),))
     assert reach(None, read).touches("app", ObjectKind.TABLE)
     elsewhere = DatabasePrivileges("other", schemas=read.schemas)
     assert not reach(elsewhere).touches("app", ObjectKind.TABLE)
 
 
-def test_columns_and_creators() -> None:
+def test_declared_columns_and_creators_are_in_reach() -> None:
     found = reach(DatabasePrivileges("orders", objects=(PEOPLE,), created_by=("maker",)))
     assert found.creators == {"maker"}
     people = DatabaseObject(ObjectId("pg_class", 1), ObjectKind.TABLE, "hr", "people", 10, "owner")
@@ -39,7 +45,7 @@ def test_columns_and_creators() -> None:
     assert not found.has_columns(DatabaseObject(ObjectId("pg_class", 2), ObjectKind.TABLE, "hr", "pay", 10, "owner"))
 
 
-def test_covers_every_object_that_a_declaration_may_match() -> None:
+def test_reach_covers_every_object_that_a_declaration_may_match() -> None:
     read = reach(DatabasePrivileges("orders", schemas=(SchemaAccess("app*", frozenset({Access.READ})),)))
 
     def made(kind: ObjectKind, schema: str) -> DatabaseObject:

@@ -1,4 +1,4 @@
-"""The queue in a real event loop: who waits is woken by what happens, and by nothing else."""
+"""The queue in a real event loop: a waiter is woken by what concerns it, and by nothing else."""
 
 import anyio
 import anyio.lowlevel
@@ -18,7 +18,7 @@ def request(key: Key, reason: RequestReason = RequestReason.NOTIFY) -> Request:
 
 
 async def delay(queue: Queue, key: Key, seconds: float) -> None:
-    """The key is due again after so many seconds."""
+    """Makes the key due again after this many seconds."""
     queue.put("s", request(key))
     assert [item.key for item in await queue.take("s", 1)] == [key]
     queue.done(key, RetryAfter(seconds))
@@ -43,7 +43,7 @@ async def settle() -> None:
     await anyio.wait_all_tasks_blocked()
 
 
-async def test_take_gives_what_is_ready_as_one_batch() -> None:
+async def test_take_returns_all_ready_keys_as_one_batch() -> None:
     queue = Queue()
     queue.put("s", request(A))
     queue.put("s", request(B))
@@ -78,7 +78,7 @@ async def test_a_request_for_another_server_does_not_end_the_wait() -> None:
     assert taker.items == ()
 
 
-async def test_a_delayed_key_wakes_when_it_is_due_and_not_before() -> None:
+async def test_a_delayed_key_ends_a_wait_when_it_is_due_and_not_before() -> None:
     queue = Queue()
     begun = anyio.current_time()
     await delay(queue, A, 0.05)
@@ -88,7 +88,7 @@ async def test_a_delayed_key_wakes_when_it_is_due_and_not_before() -> None:
     assert anyio.current_time() - begun >= 0.05
 
 
-async def test_a_key_that_is_due_earlier_shortens_a_wait_that_is_under_way() -> None:
+async def test_a_key_that_is_due_earlier_shortens_a_wait_in_progress() -> None:
     queue = Queue()
     await delay(queue, A, 3600.0)
     queue.put("s", request(B))
@@ -105,7 +105,7 @@ async def test_a_key_that_is_due_earlier_shortens_a_wait_that_is_under_way() -> 
     assert [item.key for item in taker.items] == [B]
 
 
-async def test_the_end_of_a_reconcile_wakes_for_what_came_meanwhile() -> None:
+async def test_the_end_of_a_reconcile_wakes_the_waiter_for_a_request_that_came_meanwhile() -> None:
     queue = Queue()
     queue.put("s", request(A, RequestReason.OBJECT))
     await queue.take("s", 10)
@@ -136,7 +136,7 @@ async def test_the_end_of_a_reconcile_wakes_the_server_that_the_key_moved_to() -
     assert [item.reason for item in taker.items] == [RequestReason.SERVER]
 
 
-async def test_a_failed_reconcile_comes_again_by_itself() -> None:
+async def test_a_failed_reconcile_is_retried_without_another_request() -> None:
     queue = Queue(draw=lambda: 0.99)
     queue.put("s", request(A))
     await queue.take("s", 10)
@@ -148,7 +148,7 @@ async def test_a_failed_reconcile_comes_again_by_itself() -> None:
     assert anyio.current_time() - begun >= 1.0
 
 
-async def test_after_comes_again_by_itself() -> None:
+async def test_retry_after_leads_to_another_reconcile_without_another_request() -> None:
     queue = Queue()
     queue.put("s", request(A))
     await queue.take("s", 10)
@@ -169,7 +169,7 @@ async def test_close_ends_every_wait_with_nothing() -> None:
     assert [taker.items for taker in takers] == [(), ()]
 
 
-async def test_a_closed_queue_gives_nothing_and_reconciles_under_way_can_be_ended() -> None:
+async def test_a_closed_queue_returns_nothing_and_running_reconciles_can_end() -> None:
     queue = Queue()
     queue.put("s", request(A))
     await queue.take("s", 10)
@@ -180,7 +180,7 @@ async def test_a_closed_queue_gives_nothing_and_reconciles_under_way_can_be_ende
     queue.done(A, Retry())
 
 
-async def test_a_cancelled_wait_loses_nothing_and_the_server_can_be_waited_for_again() -> None:
+async def test_a_cancelled_wait_loses_no_request_and_another_wait_can_begin() -> None:
     queue = Queue()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(queue.take, "s", 10)
@@ -201,7 +201,7 @@ async def test_a_second_waiter_for_one_server_is_refused() -> None:
         queue.close()
 
 
-async def test_take_lets_others_run_even_when_something_is_always_ready() -> None:
+async def test_take_lets_other_tasks_run_even_if_a_key_is_always_ready() -> None:
     queue = Queue()
     stopped = anyio.Event()
 
@@ -217,7 +217,7 @@ async def test_take_lets_others_run_even_when_something_is_always_ready() -> Non
                 queue.done(item.key, RetryAfter(0.0))
 
 
-async def test_figures_are_those_of_the_server() -> None:
+async def test_figures_count_the_ready_keys_of_the_server() -> None:
     queue = Queue()
     await delay(queue, B, 3600.0)
     queue.put("s", request(A))
@@ -226,7 +226,7 @@ async def test_figures_are_those_of_the_server() -> None:
     assert 0.0 <= oldest < DEADLINE
 
 
-async def test_a_held_queue_gives_nothing_and_everything_when_it_is_released() -> None:
+async def test_a_held_queue_returns_nothing_until_it_is_released() -> None:
     queue = Queue(held=True)
     taker, other = Taker(queue), Taker(queue, "other")
     with anyio.fail_after(DEADLINE):
@@ -247,8 +247,8 @@ async def test_a_held_queue_gives_nothing_and_everything_when_it_is_released() -
 
 
 @in_timelapse
-async def test_a_reconcile_that_was_held_did_not_wait() -> None:
-    """A standby hears of drifts for days that another process repairs."""
+async def test_time_in_a_held_queue_does_not_count_as_waiting() -> None:
+    """A standby is notified for days of drifts that another process repairs."""
     queue = Queue(held=True)
     queue.put("s", request(A))
     await anyio.sleep(3600.0)
@@ -271,7 +271,7 @@ async def test_a_held_queue_that_is_closed_ends_every_wait() -> None:
     assert taker.items == ()
 
 
-async def test_a_lane_that_is_removed_leaves_nothing_of_what_waited_in_it() -> None:
+async def test_removing_a_lane_discards_the_keys_that_waited_in_it() -> None:
     queue = Queue()
     await delay(queue, B, 3600.0)
     queue.put("s", request(A))
@@ -288,11 +288,11 @@ async def test_a_lane_that_is_removed_leaves_nothing_of_what_waited_in_it() -> N
     assert [item.key for item in taker.items] == [B]
 
 
-class TestCalm:
+class TestCalmPeriod:
     """Before `calm_until`, only a drift begins a batch."""
 
     @in_timelapse
-    async def test_what_is_no_drift_waits_until_then(self) -> None:
+    async def test_a_change_waits_until_then(self) -> None:
         queue = Queue()
         queue.put("s", request(A))
         began = anyio.current_time()
@@ -300,7 +300,7 @@ class TestCalm:
         assert anyio.current_time() - began == pytest.approx(5.0, abs=0.1)
 
     @in_timelapse
-    async def test_what_comes_meanwhile_shares_the_batch(self) -> None:
+    async def test_changes_that_come_meanwhile_share_the_batch(self) -> None:
         queue, taken = Queue(), list[WorkItem]()
         calm_until = anyio.current_time() + 5.0
 
@@ -316,7 +316,7 @@ class TestCalm:
         assert anyio.current_time() >= calm_until
 
     @in_timelapse
-    async def test_a_drift_begins_at_once_and_takes_along_what_waits(self) -> None:
+    async def test_a_drift_starts_a_batch_at_once_together_with_waiting_changes(self) -> None:
         queue, taken = Queue(), list[WorkItem]()
         queue.put("s", request(A))
         began = anyio.current_time()
@@ -333,7 +333,7 @@ class TestCalm:
         assert anyio.current_time() - began < 2.0
 
     @in_timelapse
-    async def test_a_change_that_turns_out_to_be_a_drift_waits_no_longer(self) -> None:
+    async def test_a_waiting_change_that_becomes_a_drift_is_taken_at_once(self) -> None:
         queue, taken = Queue(), list[WorkItem]()
         queue.put("s", request(A))
         began = anyio.current_time()
@@ -349,7 +349,7 @@ class TestCalm:
         assert anyio.current_time() - began < 2.0
 
     @in_timelapse
-    async def test_a_closed_queue_is_not_waited_for(self) -> None:
+    async def test_closing_the_queue_ends_the_wait(self) -> None:
         queue, began = Queue(), anyio.current_time()
         queue.put("s", request(A))
         taker = Taker(queue)

@@ -1,4 +1,4 @@
-"""An API server that was away is followed again as soon as it answers anybody, and one that is there is not pressed."""
+"""Watches resume as soon as an API server that was unreachable answers any request, and do not press one that works."""
 
 import json
 from typing import cast
@@ -17,7 +17,7 @@ DEADLINE = 600.0
 
 
 class Away:
-    """An API server that gives no answer until it is there."""
+    """An API server that does not answer until `there` is set."""
 
     def __init__(self) -> None:
         self.reachability = Reachability(anyio.current_time)
@@ -42,7 +42,7 @@ class Away:
 
 
 @in_timelapse
-async def test_one_that_was_away_for_long_is_listed_when_it_answers_anybody() -> None:
+async def test_after_a_long_outage_objects_are_listed_as_soon_as_any_request_is_answered() -> None:
     api, store = Away(), Store()
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
@@ -50,7 +50,7 @@ async def test_one_that_was_away_for_long_is_listed_when_it_answers_anybody() ->
             while len(api.asked) < 9:  # noqa: ASYNC110 -- time passes at once
                 await anyio.sleep(0.1)
             last, now = api.asked[-1], anyio.current_time()
-            assert now - last < DEFAULT.backoff_most / 2  # the least that it waits by itself
+            assert now - last < DEFAULT.backoff_most / 2  # the shortest wait of its own back-off
             await api.answer_another()
             await store.synced.wait()
             assert anyio.current_time() == now
@@ -80,7 +80,7 @@ async def is_back(reachability: Reachability, *statuses: int) -> bool:
     return ended
 
 
-async def test_a_failure_while_others_are_answered_is_nobodys_absence() -> None:
+async def test_a_failure_while_other_requests_are_answered_is_not_an_outage() -> None:
     clock = [0.0]
     reachability = of(clock)
     for clock[0] in (1.0, 3.0, 5.0, 7.0):
@@ -90,11 +90,11 @@ async def test_a_failure_while_others_are_answered_is_nobodys_absence() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_it_is_not_back_when_it_or_a_proxy_only_refuses(status: int) -> None:
+async def test_an_overload_or_server_error_does_not_end_an_outage(status: int) -> None:
     clock = [0.0]
     reachability = of(clock)
     clock[0] = SILENT_SECONDS
     reachability.note_failure()
     assert not await is_back(reachability, status)
     assert await is_back(reachability, status, 404)
-    assert not await is_back(reachability, 200)  # once for each time
+    assert not await is_back(reachability, 200)  # once per outage

@@ -1,4 +1,4 @@
-"""controller/read_back: what follows our own change is compared with it; whatever differs is reconciled in full."""
+"""controller/read_back: after our own change, reconciles only compare; any difference leads to a full reconcile."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -40,7 +40,7 @@ NOBODY_ELSE = ServerPolicy(("other",))
 
 
 class ReadBackSession:
-    """A server that makes the role and the claim that the first plan is about."""
+    """A server that creates the role and the claim of the first plan."""
 
     identity = SimpleNamespace(system_identifier=7, own_roles=frozenset({"keeper"}))
     detection, cluster, fence = Detection(), "c1", None
@@ -128,14 +128,14 @@ class ReadBackWorld:
         return finding
 
     async def made(self) -> "ReadBackWorld":
-        """After the first reconcile, which makes the role."""
+        """Returns the world after the first reconcile, which creates the role."""
         assert (await self.reconcile()).outcome == RECONCILED
         assert [plan.action for plan in self.session.plans] == [Action.CREATED]
         self.session.looks = 0
         return self
 
 
-async def test_what_follows_a_change_is_compared_and_says_the_same() -> None:
+async def test_reconciles_after_a_change_only_compare_and_give_the_same_outcome() -> None:
     world = await ReadBackWorld().made()
     for count in (1, 2, 3):
         finding = await world.reconcile()
@@ -148,7 +148,7 @@ async def test_what_follows_a_change_is_compared_and_says_the_same() -> None:
     assert len(world.session.plans) == 1
 
 
-async def test_the_status_that_was_written_meanwhile_is_that_of_the_object_as_it_is() -> None:
+async def test_a_compared_result_has_the_object_with_the_status_written_meanwhile() -> None:
     world = await ReadBackWorld().made()
     world.put(KEY.name, version=2, status={"observedGeneration": 1})
     finding = await world.reconcile()
@@ -158,14 +158,14 @@ async def test_the_status_that_was_written_meanwhile_is_that_of_the_object_as_it
 
 
 class TestInvariant2ANotifyIsNeverTrusted:
-    async def test_a_foreign_change_that_comes_with_our_own_is_set_back(self) -> None:
+    async def test_a_foreign_change_that_coincides_with_our_own_is_corrected(self) -> None:
         world = await ReadBackWorld().made()
         world.session.store(Role("app", login=False))
         finding = await world.reconcile()
         assert finding.action is Action.CORRECTED
         assert world.session.plans[-1].drift == ("login",)
 
-    async def test_a_role_that_somebody_else_changed_is_read_at_once(self) -> None:
+    async def test_a_role_with_a_notified_drift_is_read_at_once(self) -> None:
         world = await ReadBackWorld().made()
         await world.reconcile(drifted=True)
         assert (world.session.looks, world.session.again) == (1, 0)
@@ -207,7 +207,7 @@ CHANGES = [_change_spec, _share_role, _label_namespace, _change_policy, _change_
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__.strip("_"))
-async def test_whatever_a_decision_depends_on_leads_to_a_full_reconcile(
+async def test_a_change_of_any_input_of_the_decision_leads_to_a_full_reconcile(
     change: Callable[[ReadBackWorld], None],
 ) -> None:
     world = await ReadBackWorld().made()
@@ -219,7 +219,7 @@ async def test_whatever_a_decision_depends_on_leads_to_a_full_reconcile(
         assert finding.outcome.reason is Reason.NOT_ALLOWED
 
 
-async def test_an_object_that_went_is_not_remembered() -> None:
+async def test_a_deleted_object_is_not_compared() -> None:
     world = await ReadBackWorld().made()
     world.objects.store.remove(KEY, "uid-app")
     finding = await world.reconcile()
@@ -228,7 +228,7 @@ async def test_an_object_that_went_is_not_remembered() -> None:
 
 
 @in_timelapse
-async def test_the_last_look_that_is_expected_ends_it() -> None:
+async def test_the_last_expected_reconcile_ends_the_comparison() -> None:
     world = await ReadBackWorld().made()
     await anyio.sleep(LAST_SECONDS)
     await world.reconcile()
@@ -238,7 +238,7 @@ async def test_the_last_look_that_is_expected_ends_it() -> None:
 
 
 @in_timelapse
-async def test_it_is_remembered_for_a_moment() -> None:
+async def test_the_state_to_compare_with_is_kept_only_briefly() -> None:
     world = await ReadBackWorld().made()
     await anyio.sleep(KEPT_SECONDS + 1.0)
     await world.reconcile()

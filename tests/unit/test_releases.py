@@ -1,4 +1,4 @@
-"""PostgreSQL of other versions: fetched once, from the user's registry, and only what was published."""
+"""Other PostgreSQL versions: fetched once, from the user's registry, and only as published."""
 
 import base64
 import hashlib
@@ -35,7 +35,7 @@ def package(files: Mapping[str, str] | None = None, links: object = (LINK,)) -> 
 
 @asynccontextmanager
 async def serving(content: bytes) -> AsyncIterator[tuple[str, list[str]]]:
-    """A registry with this package. Its URL, and the paths that were asked for."""
+    """Serves a registry with this package. Yields its URL and the requested paths."""
     asked: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -59,7 +59,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
-    """What is published of PostgreSQL 17 for this machine is this package."""
+    """Makes this package the published PostgreSQL 17 for this machine."""
     integrity = "sha512-" + base64.b64encode(hashlib.sha512(content).digest()).decode()
     monkeypatch.setattr(releases, "RELEASES", {(releases._platform(), 17): Release(VERSION, integrity)})
 
@@ -87,7 +87,7 @@ async def test_a_release_is_fetched_once_with_its_links(
     assert content_of(environment["PGROLE_CACHE_DIR"]) == {f"postgres-v{VERSION}-{machine}", "postgres.lock"}
 
 
-async def test_what_is_not_what_was_published_is_refused_before_it_is_unpacked(
+async def test_a_package_that_differs_from_the_published_one_is_refused_before_it_is_unpacked(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:
     publish(monkeypatch, package())
@@ -111,7 +111,7 @@ async def test_a_link_that_leads_out_of_the_package_is_refused(
     assert find_present(17, environment) is None
 
 
-async def test_without_a_registry_the_choices_are_named(
+async def test_the_error_names_the_choices_if_no_registry_answers(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:
     publish(monkeypatch, package())
@@ -137,7 +137,7 @@ def test_the_registry_is_the_one_that_npm_would_use(tmp_path: Path, environment:
 
 
 @pytest.mark.parametrize("release", RELEASES.items(), ids=str)
-def test_each_release_is_of_its_major_version_with_a_whole_hash(release: tuple[tuple[str, int], Release]) -> None:
+def test_each_release_has_its_major_version_and_a_complete_hash(release: tuple[tuple[str, int], Release]) -> None:
     (_, major), published = release
     assert published.version.startswith(f"{major}.")
     assert len(base64.b64decode(published.integrity.removeprefix("sha512-"), validate=True)) == 64

@@ -22,6 +22,7 @@ from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.server_side_apply import FINALIZER
 from pgrole_controller.kube.store import Store, Stored, pack
+from pgrole_controller.signals import Signal
 from tests.worker_context import make_context
 
 
@@ -37,7 +38,7 @@ def made(version: int, **more: Any) -> Stored:
 
 
 class StatusApi:
-    """Takes every write, and answers with the object as it is then: with a spec that somebody changed just before."""
+    """Accepts every write and answers with the resulting object, whose spec another client may just have changed."""
 
     may_write = True
 
@@ -56,7 +57,7 @@ class StatusApi:
 
 @pytest.mark.parametrize("write", ["status", "finalizer"])
 @pytest.mark.parametrize("generation", [1, 2])
-async def test_what_the_reporter_writes_causes_no_reconcile_of_its_own_and_hides_nobody_elses_change(
+async def test_the_reporters_writes_cause_no_reconcile_and_hide_no_change_of_others(
     objects: Objects, write: str, generation: int
 ) -> None:
     api, queue = StatusApi(generation), Queue()
@@ -73,7 +74,7 @@ async def test_what_the_reporter_writes_causes_no_reconcile_of_its_own_and_hides
     reporter.close()
     await reporter.run()
     assert api.asked == 1
-    # After a finalizer was set the object is looked at anyway.
+    # After a finalizer is set, the object is reconciled anyway.
     own = 1 if write == "finalizer" else 0
     assert queue.figures("default").depth == max(own, 0 if generation == 1 else 1)
     recorder.close()
@@ -84,14 +85,14 @@ KEY = Key("shop", "app")
 OTHER = Outcome(Phase.STALLED, Reason.CONFLICT, "another has it")
 
 
-async def test_a_status_that_stands_does_not_even_wait_to_be_written(objects: Objects) -> None:
+async def test_a_current_status_is_not_queued_for_writing(objects: Objects) -> None:
     api = StatusApi()
     told: list[Outcome] = []
-    statuses = StatusWriter(cast("Client", api), objects.store, lambda outcome, *_: told.append(outcome))
+    statuses = StatusWriter(cast("Client", api), objects.store, lambda outcome, *_: told.append(outcome), Signal())
     objects.store.put(made(1))
     for _ in range(2):
         statuses.put(PendingStatus(made(1), RECONCILED, None, None, ()))
-    assert set(statuses._waiting) == {KEY}  # not written yet: it does not stand
+    assert set(statuses._waiting) == {KEY}  # not written yet, so not current
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(statuses.run)
         await anyio.wait_all_tasks_blocked()
@@ -106,9 +107,28 @@ async def test_a_status_that_stands_does_not_even_wait_to_be_written(objects: Ob
     assert api.asked == 2
 
 
-async def test_a_status_that_somebody_else_wrote_over_is_written_again(objects: Objects) -> None:
+async def test_events_wait_until_the_last_status_is_written(objects: Objects) -> None:
+    quiet = Signal()
+    quiet.set()
+    statuses = StatusWriter(cast("Client", StatusApi()), objects.store, lambda *_: None, quiet)
+    objects.store.put(made(1))
+    statuses.put(PendingStatus(made(1), RECONCILED, None, None, ()))
+    statuses.put(PendingStatus(made(1), OTHER, None, None, ()))
+    assert not quiet.is_set()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(statuses.run)
+        await quiet.wait()
+        assert (statuses._waiting, statuses._writing) == ({}, set())
+        statuses.put(PendingStatus(made(1), RECONCILED, None, None, ()))
+        assert not quiet.is_set()
+        statuses.forget(KEY)
+        await quiet.wait()
+        statuses.close()
+
+
+async def test_a_status_that_another_client_overwrote_is_written_again(objects: Objects) -> None:
     api = StatusApi()
-    statuses = StatusWriter(cast("Client", api), objects.store, lambda *_: None)
+    statuses = StatusWriter(cast("Client", api), objects.store, lambda *_: None, Signal())
     objects.store.put(made(1))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(statuses.run)

@@ -32,7 +32,7 @@ class FakeObjects:
         return {Key("shop", "app")}
 
 
-async def test_a_shorter_period_holds_at_once() -> None:
+async def test_a_shorter_period_takes_effect_at_once() -> None:
     server = ServerConfig("main", None, ServerPolicy(), Address("", 5432, "", ""), resync_seconds=1e6)
     queue = Queue()
     worker = ServerWorker(server, make_context(queue, cast("Objects", FakeObjects())))

@@ -18,7 +18,7 @@ def test_values_are_those_of_the_fields_that_drifted() -> None:
     assert compare_values(("role",), declared, None) == {}
 
 
-def test_passwords_are_never_among_them_and_parameters_are_cut() -> None:
+def test_values_never_include_passwords_and_parameters_are_cut() -> None:
     password = Password("sha256:geheim", Verifier(SECRET))
     declared = Role("app", password=password)
     observed = Role("app", password=Password("sha256:other"), parameters=(("a.token", "x" * 100),))

@@ -1,4 +1,4 @@
-"""core/scram: passwords as PostgreSQL keeps them, and nothing of them in what is shown."""
+"""core/scram: passwords as PostgreSQL stores them, and never shown."""
 
 import base64
 import hashlib
@@ -37,7 +37,7 @@ def clear_texts() -> st.SearchStrategy[str]:
 
 
 def mutations(text: str) -> st.SearchStrategy[str]:
-    """The text with something put in, taken out, doubled or replaced, once or a few times."""
+    """The text with one or a few insertions, deletions or replacements."""
     characters = st.one_of(st.sampled_from("$:=+/ 0aA\n\t-"), st.characters())
     edits = st.lists(
         st.tuples(st.integers(0, len(text)), st.integers(0, 3), st.text(characters, max_size=3)), min_size=1, max_size=3
@@ -92,7 +92,7 @@ class TestSaslprep:
             ("\u05d0\u00b2\u05d0", "\u05d02\u05d0"),
         ],
     )
-    def test_what_can_be_prepared_is(self, given_text: str, prepared: str) -> None:
+    def test_text_that_can_be_prepared_is_prepared(self, given_text: str, prepared: str) -> None:
         assert saslprep(given_text) == prepared
 
     @pytest.mark.parametrize(
@@ -109,36 +109,36 @@ class TestSaslprep:
             "\u00b2\u05d0",
         ],
     )
-    def test_what_cannot_be_prepared_is_used_as_it_is(self, text: str) -> None:
+    def test_text_that_cannot_be_prepared_is_used_unchanged(self, text: str) -> None:
         assert saslprep(text) == text
 
     @given(st.text(st.characters(max_codepoint=127)))
-    def test_plain_ascii_is_never_touched(self, text: str) -> None:
+    def test_plain_ascii_is_never_changed(self, text: str) -> None:
         assert saslprep(text) == text
 
     @given(st.text())
-    def test_no_text_is_an_error(self, text: str) -> None:
+    def test_no_text_raises_an_error(self, text: str) -> None:
         saslprep(text)
 
 
 class TestVerifiers:
     @given(clear_texts(), clear_texts())
-    def test_a_verifier_is_of_its_password_and_of_no_other(self, password: str, other: str) -> None:
+    def test_a_verifier_matches_its_password_and_no_other(self, password: str, other: str) -> None:
         made = make_verifier(password, SALT, 1)
         assert verifies(password, made)
         assert verifies(other, made) == (saslprep(other) == saslprep(password))
 
-    def test_parts_are_read_as_they_were_made(self) -> None:
+    def test_the_parts_of_a_verifier_are_read_as_they_were_made(self) -> None:
         made = make_verifier("secret", SALT, 4096)
         assert made.scram is not None
         assert (made.scram.iterations, made.scram.salt) == (4096, SALT)
         assert made.text.startswith("SCRAM-SHA-256$4096:AAECAwQFBgcICQoLDA0ODw==$")
 
-    def test_the_digest_is_of_the_text(self) -> None:
+    def test_the_digest_is_computed_from_the_text(self) -> None:
         assert Verifier("abc").digest == "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
     @pytest.mark.parametrize("key", [2, 3])
-    def test_a_verifier_with_one_key_exchanged_is_not_of_the_password(self, key: int) -> None:
+    def test_a_verifier_with_one_replaced_key_does_not_match_the_password(self, key: int) -> None:
         made = make_verifier("secret", SALT, 1)
         parts = made.text.replace("$", ":").split(":")
         changed = Verifier(made.text.replace(parts[key + 1], KEY))
@@ -146,30 +146,30 @@ class TestVerifiers:
         assert not verifies("secret", changed)
 
     @pytest.mark.parametrize("text", [MD5, "", "secret", GOOD + "\n"])
-    def test_what_is_no_scram_verifier_verifies_nothing(self, text: str) -> None:
+    def test_a_text_that_is_not_a_scram_verifier_matches_no_password(self, text: str) -> None:
         assert Verifier(text).scram is None
         assert not verifies("secret", Verifier(text))
 
-    def test_a_verifier_that_would_take_minutes_is_not_hashed_with(self) -> None:
+    def test_a_verifier_with_too_many_iterations_is_not_computed(self) -> None:
         assert not verifies("secret", Verifier(GOOD.replace("4096", "2000000000")))
         made = make_verifier("secret", SALT, 11)
         assert verifies("secret", made, most=11)
         assert not verifies("secret", made, most=10)
 
     @pytest.mark.parametrize("password", ["", "a\0b", "a\ud800b"])
-    def test_what_postgresql_cannot_hold_is_an_error_that_does_not_show_it(self, password: str) -> None:
+    def test_a_password_that_postgresql_cannot_hold_raises_an_error_that_does_not_show_it(self, password: str) -> None:
         with pytest.raises(ValueError, match="password") as caught:
             make_verifier(password, SALT, 1)
         assert repr(password) not in repr(caught.value)
 
     @pytest.mark.parametrize(("salt", "iterations"), [(b"", 1), (SALT, 0), (SALT, -1), (SALT, 2**31)])
-    def test_no_salt_and_impossible_iterations_are_errors(self, salt: bytes, iterations: int) -> None:
+    def test_an_empty_salt_and_impossible_iterations_raise_errors(self, salt: bytes, iterations: int) -> None:
         with pytest.raises(ValueError, match=r"salt|iterations"):
             make_verifier("secret", salt, iterations)
 
 
 class TestParsing:
-    def test_a_good_one_is_read(self) -> None:
+    def test_a_valid_verifier_is_parsed(self) -> None:
         assert parse_verifier(GOOD) == Scram(4096, SALT, bytes(range(32)), bytes(range(32)))
 
     @pytest.mark.parametrize(
@@ -213,10 +213,10 @@ class TestParsing:
             MD5,
         ],
     )
-    def test_what_is_malformed_is_none(self, text: str) -> None:
+    def test_a_malformed_verifier_is_not_parsed(self, text: str) -> None:
         assert parse_verifier(text) is None
 
-    def test_the_longest_is_what_postgresql_18_takes(self) -> None:
+    def test_the_longest_verifier_is_the_longest_that_postgresql_18_accepts(self) -> None:
         empty = len(GOOD) - len("AAECAwQFBgcICQoLDA0ODw==")
         salt = bytes((VERIFIER_BYTES - empty) // 4 * 3)
         longest = GOOD.replace("AAECAwQFBgcICQoLDA0ODw==", base64.b64encode(salt).decode())
@@ -226,7 +226,7 @@ class TestParsing:
         assert parse_verifier(too_long) is None
 
     @given(mutations(GOOD))
-    def test_a_mutation_of_a_good_one_is_good_or_none(self, text: str) -> None:
+    def test_a_mutated_verifier_is_valid_or_not_parsed(self, text: str) -> None:
         scram = parse_verifier(text)
         if scram is not None:
             salt, stored, server = (
@@ -236,28 +236,28 @@ class TestParsing:
             assert len(scram.stored_key) == len(scram.server_key) == 32
 
     @given(st.text())
-    def test_no_text_is_an_error(self, text: str) -> None:
+    def test_no_text_raises_an_error(self, text: str) -> None:
         parse_verifier(text)
         parse_verifier("SCRAM-SHA-256$" + text)
 
 
 class TestScramSecrets:
     @given(clear_texts().filter(lambda text: not text.startswith("SCRAM-SHA-256$")))
-    def test_a_clear_password_is_taken_as_it_is(self, password: str) -> None:
+    def test_a_clear_text_password_is_used_unchanged(self, password: str) -> None:
         assert read_password(password.encode()) == password
 
     @pytest.mark.parametrize(
         "password", ["x" * PASSWORD_BYTES, "ü" * (PASSWORD_BYTES // 2), " ", "secret\n", MD5.upper()]
     )
-    def test_odd_clear_passwords_are_taken_as_they_are(self, password: str) -> None:
+    def test_unusual_clear_text_passwords_are_used_unchanged(self, password: str) -> None:
         assert read_password(password.encode()) == password
 
     @pytest.mark.parametrize("iterations", [LEAST_ITERATIONS, MOST_ITERATIONS])
-    def test_a_ready_verifier_is_taken_within_the_bounds(self, iterations: int) -> None:
+    def test_a_verifier_is_accepted_within_the_bounds_of_iterations(self, iterations: int) -> None:
         made = make_verifier("secret", SALT, iterations)
         assert read_password(made.text.encode()) == made
 
-    def test_an_empty_one_is_waited_for(self) -> None:
+    def test_an_empty_password_is_waited_for(self) -> None:
         with pytest.raises(Waiting, match="is empty") as caught:
             read_password(b"")
         assert caught.value.reason is Reason.SECRET_MISSING
@@ -278,7 +278,9 @@ class TestScramSecrets:
             (GOOD.replace("4096", "2000000000").encode(), "2000000000 iterations"),
         ],
     )
-    def test_what_cannot_be_used_is_refused_in_words_that_do_not_show_it(self, content: bytes, said: str) -> None:
+    def test_an_unusable_password_is_refused_by_a_message_that_does_not_show_it(
+        self, content: bytes, said: str
+    ) -> None:
         with pytest.raises(Refused, match=said) as caught:
             read_password(content)
         assert caught.value.reason is Reason.INVALID_SPEC
@@ -294,7 +296,7 @@ class TestScramSecrets:
             read_password(f"SCRAM-SHA-256${LEAST_ITERATIONS}:{salt_}${stored_}:{server_}".encode())
 
     @given(st.binary(max_size=60) | st.binary(max_size=60).map(lambda some: b"SCRAM-SHA-256$" + some))
-    def test_no_content_is_another_error(self, content: bytes) -> None:
+    def test_no_content_raises_an_unexpected_error(self, content: bytes) -> None:
         with suppress(PgRoleError):
             assert read_password(content) == content.decode()
 

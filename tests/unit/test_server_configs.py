@@ -1,4 +1,4 @@
-"""controller/servers: PgServers that come, change and go while something else is under way."""
+"""controller/servers: PgServers that are created, changed and deleted while other work is in progress."""
 
 import copy
 import json
@@ -39,7 +39,7 @@ def secret(password: str = "p") -> dict[str, Any]:
 
 
 class ServerConfigApi:
-    """Answers with one Secret for all; `closed` lets requests wait."""
+    """Answers every request with the same Secret; requests wait until `opened` is set."""
 
     def __init__(self) -> None:
         self.opened = anyio.Event()
@@ -56,7 +56,7 @@ class ServerConfigApi:
 
 
 class FakeWorker:
-    """Ends, once it is cancelled, when `may_end` is set: as one whose transaction is shielded."""
+    """Once cancelled, ends only when `may_end` is set, like a worker whose transaction is shielded."""
 
     def __init__(self, server: ServerConfig) -> None:
         self.server = server
@@ -134,7 +134,7 @@ class ServerConfigWorld:
         async def is_true() -> bool:
             return true()
 
-        assert await reached(is_true, 5), f"{what} did not come true"
+        assert await reached(is_true, 5), f"timed out waiting for {what}"
 
 
 @asynccontextmanager
@@ -150,7 +150,7 @@ async def running(world: ServerConfigWorld) -> AsyncIterator[None]:
             tasks.cancel_scope.cancel()
 
 
-async def test_a_pgserver_that_goes_while_another_is_read_is_gone() -> None:
+async def test_a_pgserver_deleted_while_another_is_read_gets_no_worker() -> None:
     world = ServerConfigWorld()
     async with running(world):
         world.api.opened = anyio.Event()
@@ -163,20 +163,20 @@ async def test_a_pgserver_that_goes_while_another_is_read_is_gone() -> None:
         assert "b" not in world.servers
 
 
-async def test_a_server_that_went_between_two_terms_of_a_process_leaves_no_series() -> None:
+async def test_a_server_deleted_between_two_terms_leaves_no_series() -> None:
     for name in ("went", "stays"):
-        metrics.expect_server(name)  # by the term before
+        metrics.expect_server(name)  # in the previous term
     world = ServerConfigWorld()
     world.put("stays")
     async with running(world):
-        await world.until(world.servers.settled.is_set, "what is declared now")
+        await world.until(world.servers.settled.is_set, "the declared servers")
         text = metrics.render(None, 0.0).decode()
         assert 'server="went"' not in text
         assert 'pgrole_sessions_total{server="stays"}' in text
     metrics.forget_server("stays")
 
 
-async def test_a_server_that_cannot_be_left_yet_holds_up_no_other() -> None:
+async def test_a_server_whose_worker_cannot_end_yet_does_not_delay_others() -> None:
     world = ServerConfigWorld()
     async with running(world):
         world.put("stuck")
@@ -190,7 +190,7 @@ async def test_a_server_that_cannot_be_left_yet_holds_up_no_other() -> None:
         assert not stuck.ended.is_set()
 
 
-async def test_a_server_that_is_declared_again_waits_for_its_last_worker_to_end() -> None:
+async def test_a_recreated_server_waits_for_its_former_worker_to_end() -> None:
     world = ServerConfigWorld()
     async with running(world):
         world.put("a")
@@ -213,7 +213,7 @@ async def test_a_server_that_is_declared_again_waits_for_its_last_worker_to_end(
         assert world.moved[-1] == "a"
 
 
-async def test_what_waits_for_a_server_that_is_gone_is_forgotten_when_its_objects_have_moved_on() -> None:
+async def test_the_worker_of_a_deleted_server_is_removed_after_its_objects_have_moved() -> None:
     world = ServerConfigWorld()
     async with running(world):
         world.put("a")
@@ -228,7 +228,7 @@ async def test_what_waits_for_a_server_that_is_gone_is_forgotten_when_its_object
 
 
 @pytest.mark.parametrize("failure", [Unreachable("no route"), ApiError(503, "Unavailable", "later")])
-async def test_an_api_server_that_does_not_answer_ends_no_session(failure: Exception) -> None:
+async def test_an_unreachable_api_server_does_not_end_a_session(failure: Exception) -> None:
     world = ServerConfigWorld()
     async with running(world):
         world.put("a")
@@ -240,7 +240,7 @@ async def test_an_api_server_that_does_not_answer_ends_no_session(failure: Excep
         assert world.worker("a").server.access == before.access
 
 
-async def test_what_connects_elsewhere_is_not_used_for_what_cannot_be_read() -> None:
+async def test_former_access_is_not_used_for_a_changed_connection_with_an_unreadable_secret() -> None:
     world = ServerConfigWorld()
     async with running(world):
         world.put("a")
@@ -258,11 +258,11 @@ async def until_lapsed(world: ServerConfigWorld) -> None:
     world.api.failure = GONE
     world.observed.secrets.put(pack_metadata(secret()))
     world.observed.secrets.remove(Key("default", "any"), "s")
-    world.put("a", adopt=True)  # whatever makes it be read again
-    await world.until(lambda: world.worker("a").server.problem is not None, "that the Secret is missing")
+    world.put("a", adopt=True)  # any change that causes another read
+    await world.until(lambda: world.worker("a").server.problem is not None, "the missing Secret to be noticed")
 
 
-async def test_a_session_goes_on_when_its_credentials_secret_is_deleted() -> None:
+async def test_a_session_continues_when_its_credentials_secret_is_deleted() -> None:
     world = ServerConfigWorld()
     async with running(world):
         world.put("a")
@@ -285,10 +285,10 @@ async def test_credentials_of_a_deleted_secret_are_forgotten_with_the_session(mo
         worker.keeper.state = SessionState.ACTIVE
         await until_lapsed(world)
         worker.keeper.state = SessionState.CONNECTING
-        await world.until(lambda: worker.server.endpoint is None, "that they are forgotten")
+        await world.until(lambda: worker.server.endpoint is None, "the credentials to be forgotten")
         assert all(declared.endpoint is None for _, declared in world.servers._read.values())
         world.api.failure = None
-        await world.until(lambda: worker.server.endpoint is not None, "that the Secret is there again")
+        await world.until(lambda: worker.server.endpoint is not None, "the restored Secret")
         assert not worker.server.lapsed
         assert worker.server.problem is None
 
@@ -305,8 +305,8 @@ async def test_a_server_whose_secret_never_existed_is_not_connected_to() -> None
         assert server.problem.reason is Reason.SERVER_NOT_READY
 
 
-async def test_a_pgserver_that_changed_just_before_it_was_written_to_has_its_new_policy() -> None:
-    """The answer to the write tells of the change; nobody else does, since the store has it then."""
+async def test_a_change_that_arrives_with_the_answer_to_an_own_write_takes_effect() -> None:
+    """Only the answer to the write reveals the change, since the store has it from then on."""
     world = ServerConfigWorld()
     async with running(world):
         world.put("a")
@@ -315,7 +315,7 @@ async def test_a_pgserver_that_changed_just_before_it_was_written_to_has_its_new
         await world.until(lambda: world.worker("a").server.server_policy.adopt, "the other policy")
 
 
-async def test_a_status_of_its_own_has_no_pgserver_read_again() -> None:
+async def test_the_controllers_own_status_does_not_cause_a_pgserver_to_be_read_again() -> None:
     world = ServerConfigWorld()
     world.put("a")
     before = world.observed.pgservers.get(Key("", "a"))
@@ -330,7 +330,7 @@ async def test_a_status_of_its_own_has_no_pgserver_read_again() -> None:
     assert changed.is_set()
 
 
-async def test_a_pgserver_that_breaks_what_reads_it_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_in_reading_one_pgserver_does_not_affect_others(monkeypatch: pytest.MonkeyPatch) -> None:
     real = read_declaration
 
     async def poisoned(client: Any, stored: Any, controller_config: Any) -> ServerConfig:
@@ -352,7 +352,7 @@ async def test_a_pgserver_that_breaks_what_reads_it_is_the_only_one(monkeypatch:
 
 
 @pytest.mark.parametrize("spec", [None, [], {"connection": None}, {"connection": {"caRef": [1]}}, "text"])
-async def test_a_pgserver_of_any_shape_is_one_servers_error(spec: Any) -> None:
+async def test_a_malformed_pgserver_does_not_affect_others(spec: Any) -> None:
     world = ServerConfigWorld()
     async with running(world):
         metadata = {"name": "odd", "uid": "o", "resourceVersion": "1", "creationTimestamp": "2027-01-01T00:00:00Z"}

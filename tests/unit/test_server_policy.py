@@ -1,4 +1,4 @@
-"""core/policy: what a server's owner allows, and what of that holds for one namespace."""
+"""core/policy: what a server's owner allows, and how it applies to one namespace."""
 
 import pytest
 
@@ -8,14 +8,14 @@ PROD = {"env": "prod", "team": "a"}
 
 
 class TestNamespaces:
-    def test_nobody_is_admitted_where_nothing_is_said(self) -> None:
+    def test_no_namespace_is_admitted_by_default(self) -> None:
         assert not ServerPolicy().policy("team-a", {}).admitted
 
     @pytest.mark.parametrize(
         ("patterns", "admitted"),
         [(("*",), True), (("team-*",), True), (("team-?",), True), (("team",), False), (("TEAM-A",), False)],
     )
-    def test_by_patterns_of_names(self, patterns: tuple[str, ...], admitted: bool) -> None:
+    def test_namespaces_are_admitted_by_patterns_of_names(self, patterns: tuple[str, ...], admitted: bool) -> None:
         assert ServerPolicy(namespaces=patterns).policy("team-a", {}).admitted is admitted
 
     @pytest.mark.parametrize(
@@ -32,25 +32,27 @@ class TestNamespaces:
             (Requirement("other", "DoesNotExist"), True),
         ],
     )
-    def test_by_requirements_of_labels_as_in_kubernetes(self, requirement: Requirement, met: bool) -> None:
+    def test_namespaces_are_admitted_by_label_requirements_as_in_kubernetes(
+        self, requirement: Requirement, met: bool
+    ) -> None:
         assert ServerPolicy(labels=(requirement,)).policy("team-a", PROD).admitted is met
 
     def test_all_requirements_have_to_be_met(self) -> None:
         both = (Requirement("env", "Exists"), Requirement("team", "In", frozenset({"b"})))
         assert not ServerPolicy(labels=both).policy("team-a", PROD).admitted
 
-    def test_where_labels_are_required_names_do_not_help(self) -> None:
+    def test_a_matching_name_does_not_replace_required_labels(self) -> None:
         server_policy = ServerPolicy(namespaces=("*",), labels=(Requirement("env", "In", frozenset({"stage"})),))
         assert not server_policy.policy("team-a", PROD).admitted
 
-    def test_an_unknown_operator_is_an_error_and_no_admission(self) -> None:
+    def test_an_unknown_operator_raises_an_error(self) -> None:
         with pytest.raises(ValueError, match="operator"):
             Requirement("env", "Like").is_met(PROD)
 
 
 class TestPatterns:
     @pytest.mark.parametrize("namespace", ["team-a", "a", "team-a-b"])
-    def test_the_namespace_stands_in_names_memberships_and_heirs_and_nowhere_else(self, namespace: str) -> None:
+    def test_the_namespace_is_inserted_only_into_names_memberships_and_new_owners(self, namespace: str) -> None:
         own = ("{namespace}_*",)
         server_policy = ServerPolicy(role_names=own, member_of=own, reassign_to=own, protected=own)
         policy = server_policy.policy(namespace, {})
@@ -58,14 +60,14 @@ class TestPatterns:
         assert policy.protected == own
 
     @pytest.mark.parametrize("other", ["team", "team-b", "team-a-b", "a", "eam-a"])
-    def test_no_namespace_has_names_that_are_anothers(self, other: str) -> None:
+    def test_no_namespace_may_use_names_of_another(self, other: str) -> None:
         server_policy = ServerPolicy(role_names=("{namespace}_*",))
         ours, theirs = (server_policy.policy(namespace, {}).role_names for namespace in ("team-a", other))
         assert matches("team-a_app", ours)
         assert not matches("team-a_app", theirs)
         assert not matches(f"{other}_app", ours)
 
-    def test_everything_else_is_the_same_for_all(self) -> None:
+    def test_everything_else_is_the_same_for_all_namespaces(self) -> None:
         server_policy = ServerPolicy(
             attributes=frozenset({"createdb"}),
             parameters=frozenset({"log_statement"}),

@@ -34,7 +34,7 @@ PATIENCE = 30.0
 
 
 class ServerStatusApi:
-    """Takes every status; `requests` counts them."""
+    """Accepts every status; `requests` counts them."""
 
     def __init__(self) -> None:
         self.statuses: list[dict[str, Any]] = []
@@ -105,7 +105,7 @@ async def running(world: ServerReporterWorld) -> AsyncIterator[None]:
         tasks.cancel_scope.cancel()
 
 
-async def test_a_pgserver_that_was_made_again_is_not_told_what_was_found_out_of_the_one_before() -> None:
+async def test_a_recreated_pgserver_does_not_get_the_status_of_its_predecessor() -> None:
     world = ServerReporterWorld()
     world.worker.keeper.state = SessionState.ACTIVE
     world.store.put(stored(2, "second"))
@@ -119,7 +119,7 @@ async def test_a_pgserver_that_was_made_again_is_not_told_what_was_found_out_of_
     assert world.api.statuses[0]["observedGeneration"] == 2
 
 
-async def test_what_is_said_is_said_of_the_generation_that_was_read() -> None:
+async def test_a_status_has_the_generation_that_it_describes() -> None:
     world = ServerReporterWorld()
     world.worker.keeper.state, world.worker.keeper.server = SessionState.ACTIVE, declared(1, "second")
     world.store.put(stored(2, "second"))
@@ -131,7 +131,7 @@ async def test_what_is_said_is_said_of_the_generation_that_was_read() -> None:
     assert {one["observedGeneration"] for one in status["conditions"]} == {1}
 
 
-async def test_a_server_that_cannot_go_yet_says_what_it_waits_for() -> None:
+async def test_a_pgserver_that_cannot_be_deleted_yet_reports_what_it_waits_for() -> None:
     world = ServerReporterWorld()
     world.worker.keeper.state, world.worker.keeper.server = SessionState.ACTIVE, declared(2, "second")
     about = {"name": "app", "namespace": "shop", "uid": "u", "resourceVersion": "1", "generation": 1}
@@ -147,7 +147,7 @@ async def test_a_server_that_cannot_go_yet_says_what_it_waits_for() -> None:
     assert ready["message"].endswith("it is being deleted, and remains until no PgRole references it")
 
 
-async def test_a_server_that_is_connected_to_anew_is_not_ready_meanwhile() -> None:
+async def test_a_server_that_reconnects_is_connecting_and_not_active() -> None:
     world = ServerReporterWorld()
     world.worker.keeper.state = SessionState.ACTIVE
     world.worker.keeper.reconnect("another host")
@@ -155,7 +155,7 @@ async def test_a_server_that_is_connected_to_anew_is_not_ready_meanwhile() -> No
 
 
 @in_timelapse
-async def test_a_write_that_is_refused_is_not_repeated_at_each_check() -> None:
+async def test_a_refused_write_is_not_repeated_at_each_check() -> None:
     world = ServerReporterWorld()
     world.api.refuses = True
     world.worker.keeper.server = declared(2, "second")
@@ -166,7 +166,7 @@ async def test_a_write_that_is_refused_is_not_repeated_at_each_check() -> None:
     assert 2 <= world.api.requests <= 7
 
 
-async def test_an_answer_that_is_no_object_ends_nothing() -> None:
+async def test_an_answer_that_is_not_an_object_does_not_stop_the_reporter() -> None:
     world = ServerReporterWorld()
     world.api.babbles = True
     world.worker.keeper.server = declared(2, "second")
@@ -182,7 +182,7 @@ async def test_an_answer_that_is_no_object_ends_nothing() -> None:
         assert await reached(is_written, PATIENCE)
 
 
-async def test_a_session_that_outlives_its_secret_says_so_and_no_longer_than_that() -> None:
+async def test_a_session_without_its_secret_is_reported_until_the_secret_exists_again() -> None:
     world = ServerReporterWorld()
     missing = Waiting(Reason.SERVER_NOT_READY, 'Secret "pg-admin" in namespace x is not there')
     well = declared(2, "second")
@@ -206,7 +206,7 @@ async def test_a_session_that_outlives_its_secret_says_so_and_no_longer_than_tha
     assert missing.message not in said[2]
 
 
-async def test_what_breaks_while_one_pgserver_is_written_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_in_reporting_a_pgserver_does_not_stop_the_reporter(monkeypatch: pytest.MonkeyPatch) -> None:
     world = ServerReporterWorld()
     world.worker.keeper.state, world.worker.keeper.server = SessionState.ACTIVE, declared(2, "second")
     world.store.put(stored(2, "second"))
@@ -226,7 +226,7 @@ async def test_what_breaks_while_one_pgserver_is_written_ends_nothing(monkeypatc
     assert broken
 
 
-#: One moment, so that no hour ends in between.
+#: A fixed time, so that the hour does not change during a test.
 DRIFTED_AT = datetime.now(UTC)
 HOUR = f"{DRIFTED_AT:%Y-%m-%dT%H}:00:00Z"
 
@@ -237,7 +237,7 @@ def drifted(world: ServerReporterWorld, corrected: int) -> None:
 
 
 async def status_with(world: ServerReporterWorld, status: dict[str, Any]) -> list[dict[str, Any]]:
-    """The statuses that are written after the PgServer had this one."""
+    """Returns the statuses written to a PgServer that had this one before."""
     world.worker.keeper.state, world.worker.keeper.server = SessionState.ACTIVE, declared(2, "second")
     world.store.put(pack({"kind": "PgServer", "metadata": metadata(2, "second"), "spec": {}, "status": status}))
     async with running(world):
@@ -246,7 +246,7 @@ async def status_with(world: ServerReporterWorld, status: dict[str, Any]) -> lis
     return world.api.statuses
 
 
-async def test_drifts_are_added_to_those_that_the_process_before_counted() -> None:
+async def test_drifts_are_added_to_those_that_an_earlier_process_counted() -> None:
     world = ServerReporterWorld()
     drifted(world, 2)
     before = {"hour": HOUR, "corrected": 5, "reported": 1}
@@ -255,7 +255,7 @@ async def test_drifts_are_added_to_those_that_the_process_before_counted() -> No
     assert status["driftsPerHour"] == [{"hour": HOUR, "corrected": 7, "reported": 1}]
 
 
-async def test_drifts_are_written_with_another_change_at_once_and_otherwise_once_a_minute() -> None:
+async def test_a_new_drift_alone_is_not_written_at_once() -> None:
     world = ServerReporterWorld()
     world.worker.keeper.state, world.worker.keeper.server = SessionState.ACTIVE, declared(2, "second")
     world.store.put(stored(2, "second"))

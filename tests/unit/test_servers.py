@@ -1,4 +1,4 @@
-"""Which PostgreSQL the tests run against: what --postgres says, what Docker is asked for, and the table of all."""
+"""Which PostgreSQL the tests run against: --postgres, the requested container, and the table of all versions."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ REPORT = (
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The containers that testcontainers was asked for; none is started."""
+    """The containers requested from testcontainers; none is started."""
     made: list[Any] = []
     container = testcontainers_postgres.PostgresContainer
     monkeypatch.setattr(testcontainers_container, "DockerClient", lambda **_: None)
@@ -33,7 +33,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.parametrize(("text", "desired"), [("14", Servers(14)), ("docker:17", Servers(17, docker=True))])
-def test_a_version_is_of_this_machine_unless_docker_is_named(text: str, desired: Servers) -> None:
+def test_a_version_means_a_local_server_unless_docker_is_named(text: str, desired: Servers) -> None:
     assert read_choice(text) == desired
 
 
@@ -59,7 +59,7 @@ async def test_docker_is_asked_for_the_official_image_of_the_version(asked: list
     assert asked == []
 
 
-async def test_a_container_that_did_not_come_up_is_removed(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_container_that_failed_to_start_is_removed(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def start(one: Any) -> None:
         one._container = object()
         asked.append(one)
@@ -72,7 +72,7 @@ async def test_a_container_that_did_not_come_up_is_removed(asked: list[Any], mon
     assert asked == []
 
 
-async def test_the_error_of_a_container_that_was_never_made_is_told(
+async def test_the_error_of_a_container_that_was_never_created_is_raised(
     asked: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(_one: Any) -> None:
@@ -84,7 +84,7 @@ async def test_the_error_of_a_container_that_was_never_made_is_told(
             pass
 
 
-async def test_what_would_break_a_container_skips_the_test_with_the_reason() -> None:
+async def test_operations_that_would_break_a_container_skip_the_test_with_the_reason() -> None:
     server = ContainerServer("127.0.0.1", 5432, "p")
     for breaking in (server.start, server.stop, server.restart, server.kill):
         with pytest.raises(pytest.skip.Exception, match=r"PostgreSQL.* on this machine only"):

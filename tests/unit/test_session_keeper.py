@@ -38,7 +38,7 @@ Seconds = float | None
 
 
 class FakeServer:
-    """In place of `run_session`: each attempt is one of `sessions`, the seconds it lasts, None for none at all."""
+    """Replaces `run_session`: each attempt takes the seconds it lasts from `sessions`; None means it fails."""
 
     def __init__(self, *sessions: Seconds) -> None:
         self.sessions = list(sessions)
@@ -89,7 +89,7 @@ class KeeperWorld:
 
 
 @in_timelapse
-async def test_a_session_that_lasted_and_ended_is_followed_by_another_and_nothing_is_reported(
+async def test_a_long_session_that_ends_is_followed_by_another_without_a_report(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = FakeServer(2 * HEALTHY_SECONDS, 1000.0)
@@ -108,7 +108,7 @@ async def test_a_session_that_lasted_and_ended_is_followed_by_another_and_nothin
 
 
 @in_timelapse
-async def test_an_outage_is_the_servers_trouble_at_once_and_reported_on_every_object_when_it_lasts(
+async def test_an_outage_is_the_servers_trouble_at_once_and_reported_on_every_object_if_it_lasts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = FakeServer()
@@ -131,7 +131,7 @@ async def test_an_outage_is_the_servers_trouble_at_once_and_reported_on_every_ob
 
 
 @in_timelapse
-async def test_a_change_of_the_declaration_reconnects_at_once_also_during_a_pause(
+async def test_a_changed_declaration_reconnects_at_once_even_during_a_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = FakeServer()
@@ -168,7 +168,7 @@ async def test_suspension_counts_only_while_active_and_each_change_of_it_reconci
 
 
 @in_timelapse
-async def test_one_that_stands_by_has_a_session_and_does_not_reconcile(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_standby_has_a_session_but_does_not_reconcile(monkeypatch: pytest.MonkeyPatch) -> None:
     world = KeeperWorld(FakeServer(1000.0), monkeypatch)
     leads = anyio.Event()
     leadership = SimpleNamespace(candidate=lambda stand_by: SimpleNamespace(stand_by=stand_by), stand_by=leads.wait)
@@ -200,7 +200,7 @@ def _leading_by(world: KeeperWorld, leadership: Leadership) -> Any:
 
 
 @in_timelapse
-async def test_credentials_that_are_missing_serve_a_session_to_its_end_and_no_other(
+async def test_a_session_outlasts_its_missing_credentials_but_no_other_session_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = FakeServer(50.0, 1000.0)

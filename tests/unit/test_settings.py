@@ -5,8 +5,8 @@ import pytest
 from pgrole_controller.cli import config_of
 from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.grantee import PrivilegePolicy, PrivilegeRule
-from pgrole_controller.core.privilege_policy import check_database
+from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
+from pgrole_controller.core.privileges.privilege_policy import check_database
 from pgrole_controller.dsn import split_methods, verifies_by_default
 from pgrole_controller.settings import SETTINGS, TEMPLATES, Settings, WrongSetting, read_settings, server_policy_of
 
@@ -15,7 +15,7 @@ def read(environment: dict[str, str] | None = None, **flags: str) -> Settings:
     return read_settings(flags, environment or {})
 
 
-#: What every release since the first one has taken.
+#: The settings that every release since the first has accepted.
 CONTRACT: dict[str, tuple[str | None, object]] = {
     "PGROLE_DSN": (None, None),
     "PGROLE_KUBECONFIG": ("--kubeconfig", None),
@@ -43,11 +43,11 @@ CONTRACT: dict[str, tuple[str | None, object]] = {
 }
 
 
-def test_flags_variables_and_defaults_are_those_that_installations_use() -> None:
+def test_flags_variables_and_defaults_stay_as_installations_use_them() -> None:
     assert {one.variable: (one.flag, getattr(read(), one.name)) for one in SETTINGS} == CONTRACT
 
 
-def test_a_number_has_a_unit_and_a_secret_neither_a_flag_nor_a_place_in_the_representation() -> None:
+def test_a_duration_has_a_unit_and_a_secret_has_no_flag_and_is_not_in_the_representation() -> None:
     values = read({"PGROLE_DSN": "postgresql://admin:hunter2@host/db"})
     assert "hunter2" not in repr(values)
     assert [one.name for one in SETTINGS if one.flag is None] == ["dsn"]
@@ -55,7 +55,7 @@ def test_a_number_has_a_unit_and_a_secret_neither_a_flag_nor_a_place_in_the_repr
         assert (setting.unit == "seconds") == isinstance(getattr(values, setting.name), float), setting.name
 
 
-def test_only_what_is_asked_for_is_read() -> None:
+def test_only_requested_settings_are_read() -> None:
     values = read_settings({}, {"PGROLE_LEASE": "Leader!", "PGROLE_CONTEXT": "here"}, only=("context",))
     assert (values.context, values.lease) == ("here", "pgrole-controller")
 
@@ -101,7 +101,7 @@ def test_a_wrong_value_is_refused_by_name(variable: str, value: str) -> None:
         read({variable: value})
 
 
-def test_a_flag_is_refused_as_a_flag() -> None:
+def test_a_wrong_flag_is_refused_by_the_name_of_the_flag() -> None:
     with pytest.raises(WrongSetting, match="--health-port"):
         read(health_port="none")
 
@@ -120,7 +120,7 @@ def test_a_secret_is_not_in_the_message(dsn: str) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_name_is_one_that_kubernetes_takes() -> None:
+def test_names_that_kubernetes_accepts_are_accepted() -> None:
     values = read({"PGROLE_LEASE": "pgrole-controller.shop", "PGROLE_NAMESPACE": "team-a"})
     assert (values.lease, values.namespace) == ("pgrole-controller.shop", "team-a")
 
@@ -132,13 +132,13 @@ def test_durations_are_written_as_in_go(text: str, seconds: float) -> None:
     assert read(resync_interval=text).resync_interval == seconds
 
 
-def test_what_is_allowed_comes_beside_createdb() -> None:
+def test_allowed_attributes_are_added_to_createdb() -> None:
     policy = server_policy_of(read({"PGROLE_ALLOW": "createrole, bypassrls", "PGROLE_PROTECTED": "rds_*,cloudsql*"}))
     assert policy.attributes == {"createdb", "createrole", "bypassrls"}
     assert policy.protected == ("rds_*", "cloudsql*")
 
 
-def test_the_server_of_the_dsn_has_all_databases_by_poll_and_one_rule_that_leaves_everything_open() -> None:
+def test_the_server_of_the_dsn_polls_all_databases_and_has_one_rule_that_allows_everything() -> None:
     privileges = server_policy_of(read()).policy("shop", {}).privileges
     assert privileges == PrivilegePolicy((PrivilegeRule(),), ("*",), TEMPLATES)
     dsn = {"PGROLE_DSN": "postgresql://admin:x@127.0.0.1/postgres"}
@@ -149,7 +149,7 @@ def test_the_server_of_the_dsn_has_all_databases_by_poll_and_one_rule_that_leave
 
 
 @pytest.mark.parametrize("database", ["template0", "template1"])
-def test_the_server_of_the_dsn_leaves_the_templates_alone_that_create_database_copies(database: str) -> None:
+def test_the_server_of_the_dsn_excludes_the_template_databases(database: str) -> None:
     refused = check_database(server_policy_of(read()).policy("shop", {}).privileges, database)
     assert refused is not None
     assert refused.reason is Reason.NOT_ALLOWED
@@ -171,7 +171,7 @@ def test_the_server_of_the_dsn_leaves_the_templates_alone_that_create_database_c
         ("postgresql://u:p@/postgres?host=127.0.0.1,db.example.com", True),
     ],
 )
-def test_a_dsn_that_leaves_the_machine_and_says_nothing_of_tls_is_verified(dsn: str, verifies: bool) -> None:
+def test_a_dsn_of_another_machine_without_an_sslmode_is_verified(dsn: str, verifies: bool) -> None:
     assert verifies_by_default(dsn) is verifies
 
 

@@ -1,4 +1,4 @@
-"""A signal can be used again, and wakes whoever waits."""
+"""A signal can be used again, and wakes every waiter."""
 
 import anyio
 import pytest
@@ -13,7 +13,7 @@ async def count_wakes(signal: Signal, wakes: list[int], name: int) -> None:
     wakes.append(name)
 
 
-async def test_a_pulse_wakes_all_that_wait_and_no_one_who_comes_later() -> None:
+async def test_a_pulse_wakes_all_present_waiters_and_no_later_ones() -> None:
     signal, wakes = Signal(), list[int]()
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
@@ -31,7 +31,7 @@ async def test_a_pulse_wakes_all_that_wait_and_no_one_who_comes_later() -> None:
     assert wakes[-1] == 3
 
 
-async def test_what_is_set_before_anyone_waits_lasts_until_it_is_cleared() -> None:
+async def test_a_signal_set_before_anyone_waits_stays_set_until_it_is_cleared() -> None:
     signal = Signal()
     signal.set()
     with anyio.fail_after(DEADLINE):
@@ -43,7 +43,7 @@ async def test_what_is_set_before_anyone_waits_lasts_until_it_is_cleared() -> No
         await signal.wait()
 
 
-async def test_a_clear_leaves_no_one_behind_who_waits_already() -> None:
+async def test_clearing_a_signal_does_not_strand_a_waiter() -> None:
     signal, wakes = Signal(), list[int]()
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:

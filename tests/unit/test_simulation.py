@@ -1,4 +1,4 @@
-"""core/simulation.py: what one object creates is there for the others."""
+"""core/simulation.py: a role that one object creates exists for the others."""
 
 from dataclasses import replace
 
@@ -30,14 +30,14 @@ def joined(simulation: Simulation, place: int) -> list[str]:
     return [change.membership.role for change in plan.changes if isinstance(change, GrantMembership)]
 
 
-def test_a_chain_is_joined_in_any_order() -> None:
+def test_a_chain_of_memberships_is_joined_in_any_order() -> None:
     for objects in ([one("a", "b"), one("b", "c"), one("c")], [one("c"), one("b", "c"), one("a", "b")]):
         found = simulate(objects, SERVER, internal_error)
         assert set(found.created) == {"a", "b", "c"}
         assert sorted(group for place in range(3) for group in joined(found, place)) == ["b", "c"]
 
 
-def test_what_nobody_creates_is_still_waited_for() -> None:
+def test_a_group_that_no_object_creates_is_still_pending() -> None:
     found = simulate([one("a", "b", "nowhere"), one("b")], SERVER, internal_error)
     assert joined(found, 0) == ["b"]
     plan = found.decisions[0]
@@ -55,7 +55,7 @@ def test_a_new_superuser_cannot_be_joined_by_a_pattern() -> None:
     assert joined(simulate([one("a", "b", policy=named), one("b", superuser=True)], SERVER, internal_error), 0) == ["b"]
 
 
-def test_what_a_new_role_reaches_in_existing_ones_counts() -> None:
+def test_existing_roles_that_a_new_role_reaches_count() -> None:
     references = References(groups={"files": ("pg_read_server_files",)}, reached={"files": (Reached("files"),)})
     low = one("a", "b")
     middle = one("b", "files", policy=replace(POLICY, member_of=("*", "files", "pg_read_server_files")))
@@ -65,14 +65,16 @@ def test_what_a_new_role_reaches_in_existing_ones_counts() -> None:
     assert "pg_read_server_files" in plan.pending[0].message
 
 
-def test_an_error_of_one_object_is_its_own() -> None:
+def test_an_error_of_one_object_does_not_affect_others() -> None:
     error = Transient(Reason.DATABASE_ERROR, "not readable")
     found = simulate([replace(one("a"), observed=error), one("b")], SERVER, internal_error)
     assert found.decisions[0] is error
     assert isinstance(found.decisions[1], Plan)
 
 
-def test_an_unexpected_error_is_worded_by_the_caller_and_is_its_objects_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_worded_by_the_caller_and_does_not_affect_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def decide(desired: Desired, observed: Observed, server: Server, policy: Policy) -> Plan | PgRoleError:
         if desired.role.name == "a":
             raise ZeroDivisionError
@@ -85,7 +87,7 @@ def test_an_unexpected_error_is_worded_by_the_caller_and_is_its_objects_own(monk
     assert isinstance(found.decisions[1], Plan)
 
 
-def test_memberships_in_new_roles_come_late() -> None:
+def test_memberships_in_new_roles_are_late_changes() -> None:
     found = simulate([one("a", "b"), one("b")], SERVER, internal_error)
     plan = found.decisions[0]
     assert isinstance(plan, Plan)
@@ -94,7 +96,7 @@ def test_memberships_in_new_roles_come_late() -> None:
     assert [type(change) for change in late] == [GrantMembership]
 
 
-def test_the_last_membership_of_a_circle_among_new_roles_is_refused() -> None:
+def test_the_last_membership_of_a_cycle_among_new_roles_is_refused() -> None:
     found = simulate([one("a", "b"), one("b", "c"), one("c", "a")], SERVER, internal_error)
     assert [joined(found, place) for place in range(3)] == [["b"], ["c"], []]
     last = found.decisions[2]
@@ -106,7 +108,7 @@ def test_the_last_membership_of_a_circle_among_new_roles_is_refused() -> None:
     )
 
 
-def test_a_circle_through_an_existing_membership_is_refused_unless_the_plan_may_end_it() -> None:
+def test_a_cycle_through_an_existing_membership_is_refused_unless_the_plan_may_end_it() -> None:
     references = References(reached={"group": (Reached("group"), Reached("app"))})
     joins = Plan("app", changes=(GrantMembership("app", Membership("group")),))
     (refused,) = refuse_circles([joins], references, {})

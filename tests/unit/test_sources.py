@@ -1,4 +1,4 @@
-"""controller/sources with the stores that tell them: who is woken by a change, also by one of the controller's own."""
+"""controller/sources with their stores: which objects a change wakes, including changes by the controller itself."""
 
 from typing import Any, cast
 
@@ -104,7 +104,7 @@ async def test_a_secret_that_the_controller_deletes_for_one_object_wakes_the_oth
     [{"status": {"conditions": [{"type": "Ready", "status": "True"}]}}, {"finalizers": [FINALIZER]}],
     ids=["status", "finalizer"],
 )
-async def test_what_the_controller_writes_onto_an_object_causes_no_reconcile_of_it(
+async def test_the_controllers_own_write_to_an_object_causes_no_reconcile_of_it(
     world: SourcesWorld, written: dict[str, Any]
 ) -> None:
     world.put("app", 1)
@@ -122,7 +122,7 @@ async def test_a_spec_that_changed_just_before_its_finalizer_was_set_is_reconcil
     assert await world.requested() == {APP: (RequestReason.OBJECT, Rank.CHANGE)}
 
 
-async def test_a_status_that_somebody_else_wrote_is_reconciled_in_no_hurry(world: SourcesWorld) -> None:
+async def test_a_status_written_by_another_client_is_reconciled_with_low_priority(world: SourcesWorld) -> None:
     world.put("app", 1)
     await world.requested()
     world.queue.done(APP, Done())
@@ -143,7 +143,7 @@ async def test_a_namespace_that_appears_wakes_the_objects_that_waited_for_it(wor
 
 
 @in_timelapse
-async def test_an_object_that_is_to_be_dropped_waits_for_its_namespace_as_any_other() -> None:
+async def test_an_object_to_be_dropped_waits_for_its_namespace_like_any_other() -> None:
     world, key = SourcesWorld(), Key("new", "app")
     going: dict[str, Any] = {"deletionTimestamp": "2027-01-01T00:00:00Z", "finalizers": [FINALIZER]}
     world.store.put(made("app", 1, namespace="new", spec={"deletionPolicy": "Drop"}, **going))

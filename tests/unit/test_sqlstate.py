@@ -1,4 +1,4 @@
-"""postgres/errors: what PostgreSQL's errors mean here."""
+"""postgres/errors: how PostgreSQL's errors are classified."""
 
 import pytest
 
@@ -36,7 +36,7 @@ from pgrole_controller.postgres.errors import classify
         ("42939", Refused, Reason.INVALID_SPEC),
     ],
 )
-def test_each_class_of_error_has_its_meaning(code: str, kind: type[PgRoleError], reason: Reason) -> None:
+def test_each_sqlstate_has_its_kind_of_error_and_its_reason(code: str, kind: type[PgRoleError], reason: Reason) -> None:
     error = classify(code, "the words of the server")
     assert type(error) is kind
     assert error.reason is reason
@@ -44,12 +44,12 @@ def test_each_class_of_error_has_its_meaning(code: str, kind: type[PgRoleError],
 
 
 @pytest.mark.parametrize("code", [None, "", "99999"])
-def test_what_is_not_known_is_retried(code: str | None) -> None:
+def test_an_unknown_sqlstate_is_retried(code: str | None) -> None:
     assert isinstance(classify(code, "x"), Transient)
 
 
 @pytest.mark.parametrize("text", ["tuple concurrently updated", "tuple concurrently deleted"])
-def test_of_the_internal_errors_only_two_are_concurrent_changes(text: str) -> None:
+def test_two_internal_errors_are_concurrent_changes(text: str) -> None:
     assert classify("XX000", text).reason is Reason.PROGRESSING
 
 
@@ -67,5 +67,5 @@ def test_every_other_internal_error_is_named(code: str) -> None:
         ("53300", "raise max_connections or the CONNECTION LIMIT"),
     ],
 )
-def test_what_the_server_is_short_of_is_said_with_the_remedy(code: str, words: str) -> None:
+def test_a_shortage_of_the_server_is_reported_with_its_remedy(code: str, words: str) -> None:
     assert words in classify(code, "x").message

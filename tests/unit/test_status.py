@@ -1,4 +1,4 @@
-"""core/status and core/status: how a look ended, as the object says it."""
+"""core/status: the result of a reconcile, as the object's status describes it."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -8,10 +8,10 @@ import pytest
 
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
-from pgrole_controller.core.granted_privileges import GrantedPrivileges
-from pgrole_controller.core.grantee import Grantee
 from pgrole_controller.core.plan import Plan
-from pgrole_controller.core.privilege_result import Culprit, Evidence, PrivilegeDrift, PrivilegeResult
+from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
+from pgrole_controller.core.privileges.grantee import Grantee
+from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence, PrivilegeDrift, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role_drift import FoundCause, RoleDrift
 from pgrole_controller.core.status import (
@@ -63,7 +63,7 @@ def build(
         ),
     ],
 )
-def test_conditions_beside_ready_stand_only_while_they_are_true(
+def test_conditions_other_than_ready_exist_only_while_they_are_true(
     outcome: Outcome, expected: dict[str, tuple[str, str]]
 ) -> None:
     assert said(build(outcome)) == expected
@@ -80,7 +80,7 @@ def test_the_transition_time_changes_only_with_the_status() -> None:
     assert again["conditions"][0]["message"] == "still away"
 
 
-def test_what_is_known_of_the_role_comes_from_the_claim() -> None:
+def test_the_status_of_the_role_comes_from_the_claim() -> None:
     status = build(RECONCILED, claim=CLAIM)
     assert status["role"] == {"name": "app", "oid": 20_000, "applied": "sha256:x"}
     assert status["server"] == {"name": "default", "systemIdentifier": "7"}
@@ -88,19 +88,19 @@ def test_what_is_known_of_the_role_comes_from_the_claim() -> None:
     assert status["lastDrift"] == {"time": "2026-05-06T07:08:09Z", "fields": ["login"], "corrected": True}
 
 
-def test_without_a_read_of_the_database_what_status_said_of_the_role_stays() -> None:
+def test_without_a_read_of_the_database_the_status_of_the_role_is_kept() -> None:
     before = build(RECONCILED, claim=CLAIM)
     after = build(of_error(Transient(Reason.SERVER_NOT_READY, "away")), before)
     for name in ("role", "server", "driftCount", "lastDrift"):
         assert after[name] == before[name]
 
 
-def test_a_claim_written_anew_does_not_take_back_counted_drifts() -> None:
+def test_a_rewritten_claim_does_not_reset_the_drift_count() -> None:
     before = build(RECONCILED, claim=CLAIM)
     assert build(RECONCILED, before, claim=replace(CLAIM, drift_count=0))["driftCount"] == 2
 
 
-def test_reported_drift_keeps_the_time_at_which_it_was_first_seen() -> None:
+def test_reported_drift_keeps_the_time_of_its_first_report() -> None:
     outcome = of_read_back(Plan("app", reported=("createdb",)))
     first = build(outcome, claim=CLAIM, reported=("createdb",))
     assert first["lastDrift"] == {"time": "2026-05-06T07:08:09Z", "fields": ["createdb"], "corrected": False}
@@ -123,7 +123,7 @@ def test_a_long_message_is_cut() -> None:
         (Refused(Reason.SUSPENDED, ""), Phase.PAUSED),
     ],
 )
-def test_what_is_refused_is_not_retried_and_what_waits_is(error: PgRoleError, phase: Phase) -> None:
+def test_each_kind_of_error_has_its_phase(error: PgRoleError, phase: Phase) -> None:
     assert of_error(error).phase is phase
 
 

@@ -1,4 +1,4 @@
-"""core/template: a text with fields, and nothing that it could reach but them."""
+"""core/template: a text with fields, which can reach nothing else."""
 
 from urllib.parse import unquote
 
@@ -39,7 +39,7 @@ def test_every_field_has_a_value() -> None:
         ("{sslmode}\n{database}\n", "verify-full\norders\n"),
     ],
 )
-def test_fields_are_filled_in_and_doubled_braces_are_braces(template: str, text: str) -> None:
+def test_fields_are_filled_in_and_doubled_braces_become_literal_braces(template: str, text: str) -> None:
     assert fill(parse(template), VALUES) == text
 
 
@@ -71,17 +71,17 @@ def test_a_template_reaches_nothing_but_its_fields(template: str) -> None:
 
 
 @pytest.mark.parametrize("template", ["{", "}", "{{}", "{username", "username}", "{user{name}", "{a[}"])
-def test_a_lone_brace_is_told_with_what_to_write(template: str) -> None:
+def test_the_error_about_a_lone_brace_says_what_to_write(template: str) -> None:
     with pytest.raises(ValueError, match=r"write \{field\} for a value, \{\{ or \}\} for a literal brace"):
         parse(template)
 
 
-def test_an_unknown_field_is_named_together_with_those_that_there_are() -> None:
+def test_the_error_about_an_unknown_field_lists_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"\{dbname\} is not a field: write one of database, .*username_url"):
         parse("{dbname}")
 
 
-def test_half_of_a_surrogate_pair_is_refused() -> None:
+def test_a_lone_surrogate_is_refused() -> None:
     with pytest.raises(ValueError, match="UTF-8"):
         parse("\ud800")
 
@@ -97,12 +97,12 @@ def test_any_text_is_a_template_of_known_fields_or_is_refused(text: str) -> None
 
 
 @given(texts())
-def test_any_text_with_its_braces_doubled_is_itself(text: str) -> None:
+def test_any_text_with_doubled_braces_is_filled_in_as_the_text_itself(text: str) -> None:
     assert fill(parse(text.replace("{", "{{").replace("}", "}}")), VALUES) == text
 
 
 @given(st.lists(st.sampled_from(sorted(FIELDS)).map("{{{}}}".format) | st.just("{{") | st.just("é "), max_size=9))
-def test_what_is_found_is_the_value_and_what_is_measured_is_the_size(pieces: list[str]) -> None:
+def test_find_locates_the_value_and_measure_gives_the_size(pieces: list[str]) -> None:
     template = parse("".join(pieces))
     text = fill(template, VALUES)
     assert measure(template, {name: len(value.encode()) for name, value in VALUES.items()}) == len(text.encode())
@@ -130,7 +130,7 @@ def test_a_host_in_a_url_is_percent_encoded_and_an_ipv6_address_in_brackets(host
 
 
 @given(texts())
-def test_a_value_in_a_url_has_no_letter_that_means_something_there(value: str) -> None:
+def test_a_value_in_a_url_has_no_reserved_character(value: str) -> None:
     quoted = vary({"password": value})["password_url"]
     assert unquote(quoted) == value
     assert not set(quoted) & set(":/?#[]@!$&'()*+,;= \n\\\"<>")

@@ -1,4 +1,4 @@
-"""transport: what a kubeconfig and the environment say about the way to the API server."""
+"""transport: how a kubeconfig and the environment determine the connection to the API server."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"HTTPS_PROXY": "https://proxy:3128"}, "https://api.example.com", None),
     ],
 )
-def test_the_proxy_is_that_of_the_environment(
+def test_the_proxy_is_taken_from_the_environment(
     environment: dict[str, str], address: str, proxy: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():
@@ -52,7 +52,7 @@ def test_the_proxy_is_that_of_the_environment(
 async def listening(
     answered: list[bytes], context: ssl.SSLContext | None = None, names: list[str | None] | None = None
 ) -> AsyncIterator[int]:
-    """The port of a server that answers each request with `{}`, and notes it."""
+    """Runs a server that records each request and answers it with `{}`. Yields its port."""
     if context is not None and names is not None:
         context.sni_callback = lambda _socket, name, _context: names.append(name)
 
@@ -89,7 +89,7 @@ async def test_requests_go_through_the_proxy_of_the_environment_with_its_passwor
     assert b"Proxy-Authorization: Basic bWU6c2VjcmV0\r\n" in proxied[0]
 
 
-async def test_the_proxy_of_the_kubeconfig_comes_before_that_of_the_environment(
+async def test_the_proxy_of_the_kubeconfig_takes_precedence_over_that_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxied: list[bytes] = []
@@ -130,7 +130,7 @@ def serving(certificate: Certificate, *, clients_of: Certificate | None = None) 
     return context
 
 
-async def test_certificates_of_both_sides_are_those_of_the_kubeconfig(tmp_path: Path) -> None:
+async def test_client_certificate_and_authority_are_taken_from_the_kubeconfig(tmp_path: Path) -> None:
     made = Certificates(tmp_path)
     authority = made.authority("authority")
     user = made.server("user", authority)
@@ -152,7 +152,7 @@ async def test_certificates_of_both_sides_are_those_of_the_kubeconfig(tmp_path: 
     assert b"authorization" not in answered[0].lower()
 
 
-async def test_the_name_that_a_kubeconfig_gives_the_server_is_asked_for_and_verified(tmp_path: Path) -> None:
+async def test_the_tls_server_name_of_a_kubeconfig_is_requested_and_verified(tmp_path: Path) -> None:
     made = Certificates(tmp_path)
     authority = made.authority("authority")
     asked: list[str | None] = []
@@ -168,7 +168,7 @@ async def test_the_name_that_a_kubeconfig_gives_the_server_is_asked_for_and_veri
     assert asked[0] == "kubernetes"
 
 
-async def test_a_kubeconfig_may_ask_for_no_verification(tmp_path: Path) -> None:
+async def test_a_kubeconfig_may_disable_verification(tmp_path: Path) -> None:
     context = serving(Certificates(tmp_path).self_signed("server", "DNS:elsewhere"))
     async with listening([], context) as port:
         config = write(tmp_path, f"https://127.0.0.1:{port}", {"insecure-skip-tls-verify": True})

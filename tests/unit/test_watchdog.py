@@ -1,4 +1,4 @@
-"""controller/watchdog: what keeps the event loop is named, while it does. Judged from outside: a process of its own."""
+"""controller/watchdog: a call that blocks the event loop is logged while it does. Each test runs its own process."""
 
 import json
 import subprocess
@@ -35,7 +35,7 @@ anyio.run(main, backend_options={{"loop_factory": watchdog.watched_loop}})
 
 
 def run(body: str) -> tuple[list[dict[str, Any]], int]:
-    """What was logged, and how often the loop was blocked."""
+    """Returns the logged lines, and how often the loop was blocked."""
     text = dedent(PROGRAM).format(body=body.replace("\n", "\n    "))
     ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=120)
     lines = [json.loads(line) for line in ended.stderr.splitlines()]
@@ -43,8 +43,8 @@ def run(body: str) -> tuple[list[dict[str, Any]], int]:
 
 
 @pytest.mark.parametrize("before", ["await anyio.sleep(0.3)", "for _ in range(500): await anyio.sleep(0)"])
-def test_what_blocks_the_loop_is_named_with_its_stack_and_no_values(before: str) -> None:
-    """From rest, and from the midst of work."""
+def test_a_call_that_blocks_the_loop_is_logged_with_its_stack_and_without_values(before: str) -> None:
+    """After rest, and in the middle of work."""
     lines, blocks = run(f"{before}\nawait parse('hunter2', 1.5)\nawait anyio.sleep(0)")
     stacks = [line["stack"] for line in lines if "parse" in line["stack"]]
     assert stacks
@@ -58,7 +58,7 @@ def test_a_loop_that_waits_is_not_blocked() -> None:
     assert [line for line in lines if " main" in line["stack"]] == []
 
 
-def test_a_call_that_gives_no_other_thread_a_turn_is_told_of_all_the_same() -> None:
+def test_a_call_that_lets_no_other_thread_run_is_logged_as_well() -> None:
     lines, blocks = run("await anyio.sleep(0.2)\nsum(range(30_000_000))\nawait anyio.sleep(0)")
     assert blocks >= 1
     assert lines
@@ -69,4 +69,4 @@ def test_the_log_is_not_flooded() -> None:
     text = dedent(PROGRAM).replace("watchdog.LINE_SECONDS = 0.0", "").format(body=body.replace("\n", "\n    "))
     ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=120)
     assert ended.stderr.count("event loop blocked") == 1
-    assert int(ended.stdout) >= 4  # the last one still goes on
+    assert int(ended.stdout) >= 4  # the last block may still last

@@ -71,7 +71,7 @@ def test_a_request_leads_to_one_reconcile_with_its_reason() -> None:
     assert schedule.next_at("s") is None
 
 
-def test_requests_for_a_key_that_waits_lead_to_one_reconcile_with_the_best_rank_and_its_reason() -> None:
+def test_requests_for_a_waiting_key_lead_to_one_reconcile_with_the_best_rank_and_its_reason() -> None:
     schedule = without_jitter()
     for request in (resync(A), change(A, RequestReason.NOTIFY), change(A, RequestReason.OBJECT), dependency(A)):
         schedule.add("s", request, 1.0)
@@ -79,7 +79,7 @@ def test_requests_for_a_key_that_waits_lead_to_one_reconcile_with_the_best_rank_
     assert (item.rank, item.reason) == (Rank.CHANGE, RequestReason.NOTIFY)
 
 
-def test_a_key_that_is_ready_moves_up_when_its_rank_gets_better() -> None:
+def test_a_ready_key_moves_up_when_its_rank_improves() -> None:
     schedule = without_jitter()
     for key in (A, B, C):
         schedule.add("s", resync(key), 1.0)
@@ -101,7 +101,7 @@ def test_requests_during_a_reconcile_lead_to_exactly_one_more_after_it() -> None
     assert schedule.done(A, 5.0, Done()) is None
 
 
-def test_a_reconcile_cannot_be_ended_twice_nor_before_it_began() -> None:
+def test_a_reconcile_cannot_end_twice_or_before_it_began() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     with pytest.raises(LookupError, match="shop/a"):
@@ -112,7 +112,7 @@ def test_a_reconcile_cannot_be_ended_twice_nor_before_it_began() -> None:
         schedule.done(A, 1.0, Done())
 
 
-def test_of_several_times_the_earliest_counts() -> None:
+def test_the_earliest_of_several_due_times_counts() -> None:
     schedule = without_jitter()
     for at in (30.0, 10.0, 20.0):
         schedule.add("s", change(A), at)
@@ -131,7 +131,7 @@ def test_a_request_now_beats_a_delayed_one() -> None:
     assert item.rank is Rank.CHANGE
 
 
-def test_better_ranks_go_first_and_equal_ones_in_their_order() -> None:
+def test_better_ranks_come_first_and_equal_ranks_in_order_of_arrival() -> None:
     schedule = without_jitter()
     keys = [Key("shop", str(number)) for number in range(6)]
     for key, request in zip(keys, [resync, dependency, change, change, dependency, resync], strict=True):
@@ -166,7 +166,7 @@ def test_changes_keep_their_places_while_ten_thousand_others_have_waited_too_lon
     assert A in keys_of(schedule.take("s", 60.0, 2))
 
 
-def test_drifts_and_changes_have_every_other_place_while_both_wait() -> None:
+def test_drifts_and_changes_alternate_while_both_wait() -> None:
     schedule = without_jitter()
     changes = [Key("new", str(number)) for number in range(1_000)]
     drifts = [Key("drifted", str(number)) for number in range(3)]
@@ -206,7 +206,7 @@ def test_failures_back_off_from_two_seconds_doubling_to_five_minutes() -> None:
     assert delays == [2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0, 300.0]
 
 
-def test_failures_that_were_the_servers_are_forgiven() -> None:
+def test_failures_are_reset_only_for_the_named_server() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 0.0)
     now = fail(schedule, A, 0.0, times=6)
@@ -231,7 +231,7 @@ def test_jitter_shortens_a_back_off_by_up_to_half() -> None:
     assert halfway + len(schedule.take("s", FIRST_BACKOFF, MANY)) == 500
 
 
-def test_success_makes_the_next_failure_the_first() -> None:
+def test_success_resets_the_count_of_failures() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 0.0)
     now = fail(schedule, A, 0.0, times=5)
@@ -243,7 +243,7 @@ def test_success_makes_the_next_failure_the_first() -> None:
 
 
 @pytest.mark.parametrize("urgent", [change(A), dependency(A)])
-def test_a_change_ends_a_back_off_at_once_and_the_count_of_failures_stays(urgent: Request) -> None:
+def test_a_change_ends_a_back_off_at_once_but_keeps_the_count_of_failures(urgent: Request) -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 0.0)
     fail(schedule, A, 0.0, times=3)
@@ -269,7 +269,7 @@ def test_a_resync_does_not_end_a_back_off() -> None:
     assert schedule.next_at("s") is None
 
 
-def test_a_resync_counts_while_what_waits_is_due_before_the_end_of_the_back_off() -> None:
+def test_a_resync_counts_if_the_waiting_request_is_due_before_the_end_of_the_back_off() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 0.0)
     schedule.take("s", 0.0, MANY)
@@ -289,7 +289,7 @@ def test_a_change_during_a_reconcile_that_fails_is_reconciled_without_back_off()
     assert (item.rank, item.failures) == (Rank.CHANGE, 1)
 
 
-def test_after_comes_again_in_its_time_and_counts_as_neither_failure_nor_success() -> None:
+def test_retry_after_comes_at_its_time_and_counts_as_neither_failure_nor_success() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A, RequestReason.NOTIFY), 0.0)
     now = fail(schedule, A, 0.0, times=2)
@@ -300,7 +300,7 @@ def test_after_comes_again_in_its_time_and_counts_as_neither_failure_nor_success
     assert item.failures == 2
 
 
-def test_after_nothing_is_ready_at_once_with_the_rank_of_its_reconcile() -> None:
+def test_retry_after_zero_is_ready_at_once_with_the_rank_of_its_reconcile() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A, RequestReason.NOTIFY), 0.0)
     schedule.take("s", 0.0, MANY)
@@ -308,7 +308,7 @@ def test_after_nothing_is_ready_at_once_with_the_rank_of_its_reconcile() -> None
     assert schedule.take("s", 1.0, MANY) == (WorkItem(A, RequestReason.NOTIFY, Rank.CHANGE, 0.0, 0),)
 
 
-def test_servers_do_not_see_each_other() -> None:
+def test_each_server_takes_only_its_own_keys() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     schedule.add("t", change(B), 2.0)
@@ -344,7 +344,7 @@ def test_a_key_that_is_reconciled_for_one_server_is_not_reconciled_for_another()
     assert keys_of(schedule.take("t", 3.0, MANY)) == [A]
 
 
-def test_what_failed_for_another_server_is_forgotten() -> None:
+def test_failures_for_another_server_are_forgotten() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 0.0)
     fail(schedule, A, 0.0, times=4)
@@ -375,7 +375,7 @@ def test_a_key_of_a_removed_lane_that_is_requested_during_its_reconcile_is_recon
     assert keys_of(schedule.take("s", 2.0, MANY)) == [A]
 
 
-def test_a_lane_of_the_name_of_a_removed_one_begins_empty() -> None:
+def test_a_lane_with_the_name_of_a_removed_one_starts_empty() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     schedule.add("s", change(B), 9.0)
@@ -386,7 +386,7 @@ def test_a_lane_of_the_name_of_a_removed_one_begins_empty() -> None:
     assert keys_of(schedule.take("s", 9.0, MANY)) == [A]
 
 
-def test_a_removed_server_takes_its_keys_along() -> None:
+def test_removing_a_server_removes_its_keys() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     schedule.take("s", 1.0, MANY)
@@ -398,10 +398,10 @@ def test_a_removed_server_takes_its_keys_along() -> None:
     assert keys_of(schedule.take("t", 2.0, MANY)) == [C]
 
 
-def test_what_was_due_before_a_restart_waits_since_then_and_what_is_due_later_stays_so() -> None:
+def test_a_restart_resets_the_waiting_time_of_due_keys_and_keeps_later_ones() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 100.0)
-    assert schedule.figures("s", 150.0) == Backlog(1, 50.0)  # looked at, as a scrape does
+    assert schedule.figures("s", 150.0) == Backlog(1, 50.0)  # read, as by a scrape
     schedule.add("s", change(B), 160.0)
     schedule.add("s", change(C), 900.0)
     schedule.restart(500.0)
@@ -411,7 +411,7 @@ def test_what_was_due_before_a_restart_waits_since_then_and_what_is_due_later_st
     assert [item.waited for item in schedule.take("s", 900.0, 10)] == [0.0]
 
 
-def test_figures_say_how_many_wait_and_for_how_long() -> None:
+def test_figures_give_the_number_of_due_keys_and_the_longest_wait() -> None:
     schedule = without_jitter()
     assert schedule.figures("s", 1.0) == Backlog(0, 0.0)
     schedule.add("s", resync(A), 1.0)
@@ -435,7 +435,7 @@ def test_keys_at_rest_cost_nothing() -> None:
     assert schedule._queues["s"].delayed == []
 
 
-def test_a_key_that_fails_and_is_requested_for_ever_leaves_nothing_behind() -> None:
+def test_a_key_that_keeps_failing_and_being_requested_accumulates_nothing() -> None:
     schedule = without_jitter()
     for round_ in range(10_000):
         schedule.add("s", change(A), round_ / 100)
@@ -446,7 +446,7 @@ def test_a_key_that_fails_and_is_requested_for_ever_leaves_nothing_behind() -> N
 
 @dataclass
 class Expected:
-    """What the plainest model says of one key."""
+    """The state of one key in the simplest model."""
 
     server: str = ""
     due: float | None = None  # None: it does not wait
@@ -528,7 +528,7 @@ class Interleavings(RuleBasedStateMachine):
         assert len(items) == min(limit, len(due))
         impatient = any(self.now - self._due(name) > PATIENCE for name in due)
         for item in items:
-            assert item.key in due, "not due, of another server, or under way already"
+            assert item.key in due, "not due, of another server, or already in progress"
             expected = self.model.keys[item.key]
             assert (item.rank, item.failures) == (expected.rank, expected.failures)
             assert 0.0 <= item.waited <= self.now - self._due(item.key)
@@ -609,8 +609,8 @@ TestInterleavings.settings = settings(max_examples=200, stateful_step_count=40, 
 
 
 @pytest.mark.parametrize("batch", [1, 100])
-def test_who_is_requested_again_and_again_goes_after_all_that_were_requested_before(batch: int) -> None:
-    """Anybody may announce every declared role at any rate: each is queued once, and waits behind everybody else."""
+def test_a_key_requested_repeatedly_comes_after_all_that_were_requested_before(batch: int) -> None:
+    """Anyone may announce every declared role at any rate: each is queued once, and waits behind all others."""
     schedule, now = without_jitter(), 0.0
     forged = [Key("shop", f"forged-{number}") for number in range(MANY)]
     for key in forged:
@@ -626,4 +626,4 @@ def test_who_is_requested_again_and_again_goes_after_all_that_were_requested_bef
         now += 0.001
         items = schedule.take("s", now, batch)
         taken += len(items)
-        assert taken <= MANY + 1 + batch, "one that was announced once waits for no other to be reconciled twice"
+        assert taken <= MANY + 1 + batch, "a key announced once must not wait for another to be reconciled twice"

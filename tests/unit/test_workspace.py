@@ -7,16 +7,16 @@ import pytest
 
 from pgrole_controller.local.workspace import free_port
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only there a port is kept that a server can bind")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux reserves a port that a server can bind")
 
 
-def test_what_was_picked_is_not_given_to_another() -> None:
+def test_a_chosen_port_is_not_given_to_another_socket() -> None:
     port = free_port()
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("127.0.0.1", port))
 
 
-def test_nobody_answers_there_until_its_server_does() -> None:
+def test_a_chosen_port_refuses_connections_until_its_server_listens() -> None:
     port = free_port()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), 5.0)
@@ -24,12 +24,12 @@ def test_nobody_answers_there_until_its_server_does() -> None:
         socket.create_connection(("127.0.0.1", port), 5.0).close()
 
 
-def test_the_one_that_is_wanted_is_given_while_no_server_has_it() -> None:
+def test_a_preferred_port_is_chosen_unless_a_server_uses_it() -> None:
     port = free_port()
     assert free_port(port) == port
     with socket.create_server(("127.0.0.1", port)):
         assert free_port(port) != port
 
 
-def test_many_are_picked_and_no_two_alike() -> None:
+def test_all_chosen_ports_are_different() -> None:
     assert len({free_port() for _ in range(100)}) == 100

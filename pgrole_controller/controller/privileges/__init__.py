@@ -1,0 +1,1 @@
+"""The workers that keep the privileges in each database."""

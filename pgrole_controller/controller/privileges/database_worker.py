@@ -1,0 +1,316 @@
+"""The worker of one database: keeps the privileges of published roles there as declared.
+
+Expected flow: with each session it reads everything, decides, applies, reads back and reports. Then it waits for an
+event, a changed role, a retry or the resync, reads what that asks for, and does the same again.
+
+Guarantees: whatever goes wrong with this database is reported on the objects that name it, and delays nothing else; a
+role whose privileges cannot be read or decided delays no other role; after every reconnect everything is read.
+"""
+
+import logging
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import anyio
+
+from pgrole_controller import metrics
+from pgrole_controller.controller.leadership import Leadership
+from pgrole_controller.controller.privileges.grantees import Grantees
+from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
+from pgrole_controller.controller.privileges.privilege_round import run_round
+from pgrole_controller.controller.server_config import ServerConfig
+from pgrole_controller.core.backoff import Backoff
+from pgrole_controller.core.database_options import DatabaseMode
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.privileges.grantee import Grantee
+from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
+from pgrole_controller.core.request import Key
+from pgrole_controller.logs import describe_error
+from pgrole_controller.postgres.capabilities import Identity
+from pgrole_controller.postgres.connection import first_error
+from pgrole_controller.postgres.database_connection import DatabaseMissing
+from pgrole_controller.postgres.errors import UnexpectedError
+from pgrole_controller.postgres.privileges.database_opening import open_database
+from pgrole_controller.postgres.privileges.database_session import DatabaseSession
+from pgrole_controller.postgres.privileges.ddl_events import EVERYTHING, Look, Scope
+from pgrole_controller.signals import Signal
+
+log = logging.getLogger(__name__)
+
+#: Minimum time between the beginnings of two reads, in seconds: changes in between are read together.
+COALESCE_SECONDS = 0.005
+#: Maximum pause after a read that found nothing, in seconds: any role can send notifications.
+LONGEST_REST = 0.1
+_FIRST_REST = 0.001
+
+#: Pause between two attempts to begin a session, in seconds.
+_RECONNECT = Backoff(0.25, 15.0)
+#: A session that lasted this long does not count as a failure, in seconds.
+_HEALTHY_SECONDS = 10.0
+#: Pause after a failure to apply a role's privileges, in seconds.
+_RETRY = Backoff(1.0, 300.0)
+#: The same while another session holds a lock, since nothing announces its release.
+_LOCK_RETRY = Backoff(1.0, 15.0)
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseContext:
+    """What the workers of one server's databases share. `server`: identity of the server of the home session, whose
+    database is `home`. `suspended`: whether changes are suspended there.
+    """
+
+    config: Callable[[], ServerConfig]
+    grantees: Grantees
+    leadership: Leadership
+    cluster: str
+    server: Identity
+    home: str
+    suspended: Callable[[], bool]
+
+
+class DatabaseWorker:
+    """`mode` None: no session. `trouble`: why there is none. `why`: why the session does not use Events. `stores`: it
+    has a session, and the database has its part of schema pgrole.
+    """
+
+    def __init__(self, database: str, context: DatabaseContext) -> None:
+        self.database = database
+        self.mode: DatabaseMode | None = None
+        self.trouble: PgRoleError | None = None
+        self.why = ""
+        self.stores = False
+        self._context = context
+        self._wake = Signal()
+        self._noticed = False
+        self._noticed_at = math.inf
+        self._changed: set[Key] = set()
+        self._everything = False
+        self._database_changed = False
+        self._retry_now = Signal()
+        self._failures = 0
+        self._access: object = None
+        self._scope: anyio.CancelScope | None = None
+        self._memory = PrivilegeMemory()
+        self._retries: dict[Key, tuple[int, float]] = {}  # failures in a row, and the time of the next attempt
+
+    def note_grantee(self, key: Key) -> None:
+        """The role was published, changed or withdrawn."""
+        self._changed.add(key)
+        self._retries.pop(key, None)
+        self._wake.set()
+        if self.mode is None and self.trouble is not None:
+            self._report_trouble(self.trouble)
+
+    def take_recorded(self) -> bool:
+        """Whether drifts were recorded since the last call."""
+        recorded, self._memory.recorded = self._memory.recorded, False
+        return recorded
+
+    def note_everything(self) -> None:
+        self._everything = True
+        self._wake.set()
+
+    def note_config(self) -> None:
+        """The server's declaration changed. Begins another session if it changes how to connect or to detect
+        changes.
+        """
+        if self._access is not None and self._access != self._describe_access() and self._scope is not None:
+            self._scope.cancel()
+        self._retry_now.pulse()
+        self.note_everything()
+
+    def note_database(self) -> None:
+        """The database was created, or changed its name, owner or ACL. The cause of a failed session may be gone."""
+        self._retry_now.pulse()
+        self._database_changed = True
+        self._wake.set()
+
+    @property
+    def _grantees(self) -> tuple[Grantee, ...]:
+        return self._context.grantees.of_database(self._context.config().name, self.database)
+
+    def _describe_access(self) -> object:
+        config = self._context.config()
+        detection = config.databases.detection if config.databases else None
+        return config.endpoint, config.may_install, config.interval, detection
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        while True:
+            began = anyio.current_time()
+            try:
+                with anyio.CancelScope() as self._scope:
+                    await self._run_session()
+                self._failures = 0
+                continue  # to connect in another way
+            except PgRoleError as error:
+                failure = error
+            except Exception as error:  # noqa: BLE001 -- this database's error
+                failure = UnexpectedError(error)
+            finally:
+                self.mode, self.stores = None, False
+            if anyio.current_time() - began >= _HEALTHY_SECONDS:
+                self._failures = 0
+            self._failures += 1
+            metrics.DATABASE_SESSION_FAILURES.labels(self._context.config().name).inc()
+            self._fail(failure)
+            with anyio.move_on_after(_RECONNECT.delay(self._failures, random.random())):  # noqa: S311 -- no secret
+                await self._retry_now.wait()
+
+    def _fail(self, error: PgRoleError) -> None:
+        extra = {"server": self._context.config().name, "database": self.database, "error": error.message}
+        if isinstance(error, UnexpectedError):
+            metrics.INTERNAL_ERRORS.labels("session").inc()
+            extra |= describe_error(error.__cause__ or error)
+        news = self.trouble is None or self.trouble.message != error.message
+        log.log(logging.WARNING if news else logging.DEBUG, "no session with a database", extra=extra)
+        if self._failures > 1 or error.reason is not Reason.SERVER_NOT_READY:
+            self.trouble = error
+            self._report_trouble(error)
+
+    def _report_trouble(self, error: PgRoleError) -> None:
+        """Reports the trouble on every object that names the database. A missing database holds nothing to revoke."""
+        gone = isinstance(error, DatabaseMissing)
+        for grantee in self._grantees:
+            former = gone and self.database not in grantee.declared
+            before = self._context.grantees.results(self._context.config().name, grantee.key).get(self.database)
+            self.report(
+                PrivilegeResult(
+                    grantee.key,
+                    grantee.uid,
+                    self.database,
+                    grantee.digest_of(self.database),
+                    None if former else error,
+                    confirmed=former,
+                    drift_count=before.drift_count if before else 0,
+                    last_drifts=before.last_drifts if before else (),
+                )
+            )
+
+    def report(self, result: PrivilegeResult) -> None:
+        """Reports a result. An error with the same text is no news."""
+        server = self._context.config().name
+        before = self._context.grantees.results(server, result.key).get(self.database)
+        if before is not None and _are_equal(before.error, result.error):
+            result = replace(result, error=before.error)
+        self._context.grantees.report(server, result)
+
+    async def _run_session(self) -> None:
+        config = self._context.config()
+        if config.endpoint is None or config.databases is None:
+            raise Transient(Reason.SERVER_NOT_READY, "the controller cannot connect to the server")
+        self._access = self._describe_access()
+        async with open_database(
+            config.endpoint,
+            self.database,
+            self._context.home,
+            self._context.server,
+            detection=config.databases.detection,
+            interval=config.interval,
+            may_install=config.may_install,
+            candidate=self._context.leadership.candidate(_stand_by),
+            on_notice=self._notice,
+        ) as session:
+            await self._serve(session)
+
+    async def _serve(self, session: DatabaseSession) -> None:
+        log.info(
+            "session with a database begins",
+            extra={
+                "server": self._context.config().name,
+                "database": self.database,
+                "detection": session.mode.value,
+                "why": session.why,
+            },
+        )
+        self.mode, self.trouble, self._everything = session.mode, None, True
+        self.stores = session.stores
+        self.why = "" if session.mode is DatabaseMode.EVENTS else session.why
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(session.run)
+                await self._work(session)
+        except BaseExceptionGroup as group:
+            raise first_error(group) from group
+
+    async def _work(self, session: DatabaseSession) -> None:
+        resync_at = -math.inf
+        rest, prepared = 0.0, False
+        while True:
+            self._wake.clear()
+            began = now = anyio.current_time()
+            if now >= resync_at:
+                self._everything = True
+                resync_at = now + self._context.config().resync_seconds
+            look, keys = await self._collect(session, now)
+            if look.asks or keys:
+                rest = 0.0
+                await self._round(session, look, keys)
+                if not prepared:
+                    prepared = True
+                    await session.prepare()
+            else:
+                rest = min(max(2 * rest, _FIRST_REST), LONGEST_REST)
+            due = min([resync_at, self._memory.next_check(), *(at for _, at in self._retries.values())])
+            with anyio.move_on_after(max(due - anyio.current_time(), 0.0)):
+                await self._wake.wait()
+            await anyio.sleep(max(began + max(COALESCE_SECONDS, rest) - anyio.current_time(), 0.0))
+
+    async def _collect(self, session: DatabaseSession, now: float) -> tuple[Look, frozenset[Key]]:
+        """Returns what to read for all roles, and the roles for which to read everything."""
+        noticed, self._noticed = self._noticed, False
+        everything, self._everything = self._everything, False
+        changed, self._changed = self._changed, set()
+        due = {key for key, (_, at) in self._retries.items() if at <= now} | self._memory.due(now)
+        look = EVERYTHING if everything else Look()
+        if noticed or everything:
+            look |= await session.look()
+        if self._database_changed:
+            self._database_changed = False
+            await session.check_accepting()
+            look |= session.own_acl
+        return look, frozenset(changed | due)
+
+    async def _round(self, session: DatabaseSession, look: Look, keys: frozenset[Key]) -> None:
+        grantees = self._grantees
+        context = self._context
+        config = context.config()
+        noticed_at, self._noticed_at = self._noticed_at, math.inf
+        if look.scope is not Scope.NOTHING or keys:
+            metrics.PRIVILEGE_READS.labels(config.name, (look.scope or Scope.FULL).name.lower()).inc()
+        results = await run_round(
+            session, grantees, look, keys, self._memory, config, context.cluster, context.suspended
+        )
+        if self._memory.repaired_at > noticed_at:
+            seconds = self._memory.repaired_at - noticed_at
+            metrics.PRIVILEGE_REPAIR_SECONDS.labels(config.name).observe(seconds)
+        for result in {result.key: result for result in results}.values():  # the last of each role
+            self._note_retry(result)
+        for result in results:
+            self.report(result)
+
+    def _note_retry(self, result: PrivilegeResult) -> None:
+        if result.error is None or result.error.reason in (Reason.CONTESTED, Reason.SUSPENDED):
+            self._retries.pop(result.key, None)
+            return
+        failures = self._retries.get(result.key, (0, 0.0))[0] + 1
+        backoff = _LOCK_RETRY if result.error.reason is Reason.PROGRESSING else _RETRY
+        delay = backoff.delay(failures, random.random())  # noqa: S311 -- no secret
+        self._retries[result.key] = failures, anyio.current_time() + delay
+
+    def _notice(self) -> None:
+        self._noticed = True
+        self._noticed_at = min(self._noticed_at, anyio.current_time())
+        self._wake.set()
+
+
+async def _stand_by() -> None:
+    """Never called: a database's worker exists only while this process leads."""
+
+
+def _are_equal(one: PgRoleError | None, other: PgRoleError | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return (type(one), one.reason, one.message) == (type(other), other.reason, other.message)

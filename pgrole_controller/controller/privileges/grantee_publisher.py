@@ -1,0 +1,185 @@
+"""After a reconcile, publishes the roles whose privileges the databases' workers are to serve, and withdraws others.
+
+A role is published when its object owns it and its claim holds what is declared, so that whatever was granted can be
+revoked, whatever happens to this process. An object that is refused keeps what was published before: drift is still
+repaired, and nothing is added. While Kubernetes cannot be reached, everything stays published as it was.
+
+An existing role that an object may take over is published as an adoptee: the workers only compare it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.objects import Target
+from pgrole_controller.controller.privileges.grantees import Grantees
+from pgrole_controller.controller.result import Attempt
+from pgrole_controller.controller.server_config import ServerConfig
+from pgrole_controller.core.adoption import find_adoptee
+from pgrole_controller.core.decision import find_held
+from pgrole_controller.core.deletion import may_revoke
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused
+from pgrole_controller.core.ownership import find_own_claim
+from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
+from pgrole_controller.core.privileges.grantee import Grantee
+from pgrole_controller.core.privileges.kept_privileges import KeptPrivileges, grantee_of, held_by
+from pgrole_controller.core.privileges.privilege_outcome import find_problems
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.role import ObservedRole
+from pgrole_controller.core.state import Desired, Observed, Server
+from pgrole_controller.postgres.session import Session
+
+
+def add_results(target: Target, grantees: Grantees, server_name: str) -> Target:
+    """Adds the results of the databases' workers, which tell the claim what they have revoked. Results about anything
+    but what is published are left out: a worker may be granting what is published at this moment.
+    """
+    published = grantees.get(server_name, target.key)
+    if target.desired is None or published is None:
+        return target
+    results = {
+        name: one
+        for name, one in grantees.results(server_name, target.key).items()
+        if one.digest == published.digest_of(name)
+    }
+    if not results:
+        return target
+    return replace(target, desired=replace(target.desired, privilege_results=results))
+
+
+def withdraw_unread(target: Target, grantees: Grantees, server_name: str) -> None:
+    """Withdraws the role of an invalid object, whose declaration cannot be read."""
+    if target.error is not None and target.error.reason is Reason.INVALID_SPEC:
+        grantees.withdraw(server_name, target.key)
+
+
+async def publish(
+    attempts: Sequence[Attempt], grantees: Grantees, declared: ServerConfig, server: Server, session: Session
+) -> None:
+    """Publishes or withdraws the role of each, and notes for each what is known of its privileges.
+
+    Raises PgRoleError if the server fails.
+    """
+    if not server.away:
+        await _publish(attempts, grantees, declared.name, server, session)
+    for one in attempts:
+        if one.has_privileges:
+            news = grantees.take_news(declared.name, one.target.key)
+            one.note_privileges(_describe(one, grantees, declared), news)
+
+
+async def _publish(
+    attempts: Sequence[Attempt], grantees: Grantees, server_name: str, server: Server, session: Session
+) -> None:
+    found = {one.target.key: _find(one, grantees.get(server_name, one.target.key), server) for one in attempts}
+    namespaces = _namespaces(attempts, found, grantees, server_name)
+    roles = await session.read_namespace_roles(sorted(namespaces.values())) if namespaces else {}
+    owned = {name: _share(roles[place], name, grantees, server_name) for name, place in namespaces.items()}
+    for key, grantee in found.items():
+        if grantee is None:
+            grantees.withdraw(server_name, key)
+        else:
+            grantees.publish(server_name, replace(grantee, owned=owned[key.namespace]))
+    for grantee in grantees.published(server_name):
+        now = owned.get(grantee.key.namespace)
+        if now is not None and now is not grantee.owned and grantee.key not in found:
+            grantees.publish(server_name, replace(grantee, owned=now))
+
+
+def _share(roles: frozenset[int], namespace: str, grantees: Grantees, server_name: str) -> frozenset[int]:
+    """Returns the set that the namespace's published roles have, if it is equal: a thousand roles with one set each
+    would take 64 MiB, and as long to compare.
+    """
+    known = {id(one.owned): one.owned for one in grantees.published(server_name) if one.key.namespace == namespace}
+    return next((some for some in known.values() if some == roles), roles)
+
+
+def _namespaces(
+    attempts: Sequence[Attempt], found: Mapping[Key, Grantee | None], grantees: Grantees, server_name: str
+) -> dict[str, tuple[str, str]]:
+    """The namespaces whose roles are read, by name: (name, uid). Those of the roles to be published, and those where a
+    claim was taken and others are published.
+    """
+    taken = {one.target.key for one in attempts if one.took_claim}
+    in_use = {one.key.namespace for one in grantees.published(server_name)} if taken else set[str]()
+    return {
+        key.namespace: (key.namespace, desired.owner.namespace_uid)
+        for one in attempts
+        if (desired := one.target.desired) is not None
+        and (found[key := one.target.key] is not None or (key in taken and key.namespace in in_use))
+    }
+
+
+def _find(one: Attempt, before: Grantee | None, server: Server) -> Grantee | None:
+    """Returns the role to publish; None to withdraw it."""
+    try:
+        return _find_grantee(one, before, server)
+    except Exception as error:  # noqa: BLE001 -- this object's error
+        one.decision = contain(error, one.target.key)
+        return before
+
+
+def _find_grantee(one: Attempt, before: Grantee | None, server: Server) -> Grantee | None:
+    desired, observed = one.target.desired, one.observed
+    if desired is None or not (one.has_privileges or before):
+        return None
+    if not one.was_read:
+        return before
+    role = _find_role(desired, observed, server)
+    if role is None:
+        return find_adoptee(desired, observed, server, one.target.policy)
+    if before is not None and (before.uid, before.oid, before.adoptee) != (desired.owner.object_uid, role.oid, None):
+        before = None
+    kept = held_by(observed.claim, desired, server)
+    made = grantee_of(desired, kept, role.oid)
+    # other objects' databases were asked about with these
+    templates = observed.references.templates & frozenset(made.databases)
+    policy = replace(one.target.policy.privileges, templates=templates)
+    made = replace(made, role_name=role.role.name, policy=policy)
+    if desired.terminating:
+        return made if _is_to_be_emptied(one, server) and made.databases else None
+    if desired.suspended:
+        return replace(before, suspended=True) if before else None
+    if _may_be_published(one, made, kept, server):
+        return made if made.databases else None
+    if before is None:
+        return None
+    return replace(
+        before, policy=made.policy, report_only=made.report_only, ignored=made.ignored, approval=made.approval
+    )
+
+
+def _find_role(desired: Desired, observed: Observed, server: Server) -> ObservedRole | None:
+    """Returns the role that certainly belongs to the object."""
+    try:
+        claim = find_own_claim(desired, observed, server)
+    except Refused:
+        return None
+    return find_held(claim, observed, server)
+
+
+def _is_to_be_emptied(one: Attempt, server: Server) -> bool:
+    desired = one.target.desired
+    return desired is not None and may_revoke(desired, one.observed, server, one.target.policy)
+
+
+def _may_be_published(one: Attempt, made: Grantee, kept: KeptPrivileges, server: Server) -> bool:
+    """Whether the claim holds everything that is declared; where claims hold no privileges, whether the object is
+    accepted.
+    """
+    if server.keeps_privileges:
+        return all(declared in kept.get(name, ()) for name, declared in made.declared.items())
+    decision = one.decision
+    return not isinstance(decision, PgRoleError) and not any(isinstance(error, Refused) for error in decision.pending)
+
+
+def _describe(one: Attempt, grantees: Grantees, declared: ServerConfig) -> GrantedPrivileges:
+    key = one.target.key
+    grantee = grantees.get(declared.name, key)
+    if grantee is not None and grantee.adoptee is not None:
+        return GrantedPrivileges()
+    problems = find_problems(grantee, one.observed.references.databases) if grantee and one.was_read else {}
+    if grantee:  # of the others, `Databases` reports once no session there can grant what was given up
+        problems = {name: error for name, error in problems.items() if name in grantee.declared}
+    results = grantees.results(declared.name, key)
+    return GrantedPrivileges(grantee, results, problems, declared.attribution.exposes_all)

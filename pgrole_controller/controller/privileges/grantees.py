@@ -1,0 +1,102 @@
+"""The roles whose privileges are managed, by server, and the latest result of each in each database.
+
+Expected flow: a server's worker publishes a Grantee when the object owns its role and the claim holds the declaration;
+the workers of the databases read it, and report results. A result that differs from the last makes the server's worker
+reconcile the object again, which writes status and Events; one that differs only in its news is announced at once.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from pgrole_controller.core.privileges.grantee import Grantee
+from pgrole_controller.core.privileges.privilege_result import PrivilegeNews, PrivilegeResult
+from pgrole_controller.core.request import Key
+
+
+class Grantees:
+    def __init__(self) -> None:
+        self._published: dict[str, dict[Key, Grantee]] = {}
+        self._results: dict[tuple[str, Key], dict[str, PrivilegeResult]] = {}
+        self._on_change: Callable[[str, Key, frozenset[str]], None] = lambda _server, _key, _databases: None
+        self._on_result: Callable[[str, Key], None] = lambda _server, _key: None
+        self._on_news: Callable[[str, PrivilegeResult], bool] = lambda _server, _result: False
+
+    def connect(
+        self,
+        on_change: Callable[[str, Key, frozenset[str]], None],
+        on_result: Callable[[str, Key], None],
+        on_news: Callable[[str, PrivilegeResult], bool],
+    ) -> None:
+        """`on_change(server, key, databases)`: was published or withdrawn, with its databases before and now.
+        `on_result(server, key)`: a database's worker has something new about it, for status.
+        `on_news(server, result)`: only its news are new. Returns whether they were announced; else `on_result` follows.
+        """
+        self._on_change, self._on_result, self._on_news = on_change, on_result, on_news
+
+    def publish(self, server: str, grantee: Grantee) -> None:
+        """Publishes a Grantee; does nothing if it is unchanged."""
+        known = self._published.setdefault(server, {})
+        before = known.get(grantee.key)
+        if before == grantee:
+            return
+        known[grantee.key] = grantee
+        if before is not None and before.uid != grantee.uid:
+            self._results.pop((server, grantee.key), None)
+        results = self._results.get((server, grantee.key), {})
+        for database in [name for name, one in results.items() if name not in grantee.databases and not one.news]:
+            del results[database]
+        self._on_change(server, grantee.key, grantee.databases | (before.databases if before else frozenset()))
+
+    def withdraw(self, server: str, key: Key) -> None:
+        """Withdraws the role: the object no longer owns one, or its declaration cannot be read."""
+        before = self._published.get(server, {}).pop(key, None)
+        self._results.pop((server, key), None)
+        if before is not None:
+            self._on_change(server, key, before.databases)
+
+    def get(self, server: str, key: Key) -> Grantee | None:
+        return self._published.get(server, {}).get(key)
+
+    def published(self, server: str) -> tuple[Grantee, ...]:
+        return tuple(self._published.get(server, {}).values())
+
+    def withdraw_all(self, server: str) -> None:
+        """Withdraws all roles of a server that is no longer declared."""
+        for key in tuple(self._published.get(server, ())):
+            self.withdraw(server, key)
+
+    def of_database(self, server: str, database: str) -> tuple[Grantee, ...]:
+        published = self._published.get(server, {}).values()
+        return tuple(one for one in published if database in one.declared or database in one.former)
+
+    def databases(self, server: str) -> frozenset[str]:
+        """Every database that a published Grantee names."""
+        return frozenset[str]().union(*(one.databases for one in self._published.get(server, {}).values()))
+
+    def report(self, server: str, result: PrivilegeResult) -> None:
+        """Stores a result. News that no caller took yet remain. Ignores a result about a role that is not published."""
+        published = self.get(server, result.key)
+        if published is None or published.uid != result.uid:
+            return
+        results = self._results.setdefault((server, result.key), {})
+        before = results.get(result.database)
+        if before is not None and before.news:
+            result = replace(result, news=(*before.news, *result.news))
+        if before == result:
+            return
+        if before is not None and before == replace(result, news=()) and self._on_news(server, result):
+            return
+        results[result.database] = result
+        self._on_result(server, result.key)
+
+    def results(self, server: str, key: Key) -> dict[str, PrivilegeResult]:
+        """The results of one key, by database."""
+        return dict(self._results.get((server, key), {}))
+
+    def take_news(self, server: str, key: Key) -> tuple[PrivilegeNews, ...]:
+        """Returns the news of one key, each once."""
+        results = self._results.get((server, key), {})
+        taken = tuple(one for result in results.values() for one in result.news)
+        for database, result in results.items():
+            results[database] = replace(result, news=())
+        return taken

@@ -1,0 +1,105 @@
+"""Finds who caused the drift of a round in one database, before it is repaired.
+
+Guarantees: what no event explains has a Culprit without a login; one question is asked for all roles.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from pgrole_controller.controller.privileges import large_rounds
+from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress
+from pgrole_controller.core.privileges.acl import ObjectId, ObservedAcl
+from pgrole_controller.core.privileges.attribution import DEFAULTS, GRANTED, REVOKED, ChangedRow
+from pgrole_controller.core.privileges.default_acl_decision import label_default
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
+from pgrole_controller.core.privileges.privilege_result import Culprit
+from pgrole_controller.postgres.privileges.database_session import DatabaseSession
+
+_LONGEST_STATEMENT = 1000
+
+#: So many culprits are told apart in one round; the rest of the drift is told with the last one.
+_MOST_CULPRITS = 10
+
+#: What one culprit did.
+CulpritDifferences = tuple[Culprit, tuple[PrivilegeDifference, ...]]
+
+
+async def find_culprits(
+    some: Sequence[tuple[PrivilegeProgress, Sequence[PrivilegeDifference]]],
+    observed: ObservedDatabase,
+    session: DatabaseSession,
+) -> list[list[CulpritDifferences]]:
+    """By culprit, the given differences of each role; the latest culprit last. Raises PgRoleError."""
+    number = sum(len(differences) for _, differences in some)
+    rows = await large_rounds.run_aside(number, _find_rows, some, observed)
+    # All differences of a table, of its columns, too, can have the same.
+    distinct = dict.fromkeys(row for by_one in rows for row in by_one.values() if row is not None)
+    culprits = await session.read_culprits(list(distinct))
+    return [
+        await large_rounds.run_aside(len(differences), group_by_culprit, differences, found, culprits)
+        for (_, differences), found in zip(some, rows, strict=True)
+    ]
+
+
+def _find_rows(
+    some: Sequence[tuple[PrivilegeProgress, Sequence[PrivilegeDifference]]], observed: ObservedDatabase
+) -> list[dict[PrivilegeDifference, ChangedRow | None]]:
+    acls = {one.object.id: one for one in observed.acls}
+    defaults = {label_default(one): one.xmin for one in observed.defaults or ()}
+    return [
+        {each: _changed_row(each, acls, defaults, one.grantee.role_name) for each in differences}
+        for one, differences in some
+    ]
+
+
+def _changed_row(
+    difference: PrivilegeDifference,
+    acls: Mapping[ObjectId, ObservedAcl],
+    defaults: Mapping[str, int],
+    role_name: str,
+) -> ChangedRow | None:
+    """The row that shows who changed this privilege. None: unknown.
+
+    Of missing default privileges, none shows it: the row is gone, or others changed it since.
+    """
+    if difference.object is None:
+        xmin = defaults.get(difference.place, 0) if difference.held else 0
+        return ChangedRow(xmin, DEFAULTS, (role_name,))
+    found = acls.get(difference.object.id)
+    if found is None or not found.xmin:
+        return None
+    tags = GRANTED if difference.held else REVOKED
+    xmin = found.column_xmins.get(difference.column, found.xmin)
+    return ChangedRow(xmin, tags, (difference.object.name, role_name), difference.object.id.oid)
+
+
+def sum_up(commands: Sequence[Culprit]) -> Culprit:
+    """What one culprit did, with all its statements and the time of the first."""
+    times = [one.time for one in commands if one.time is not None]
+    statements = "; ".join(dict.fromkeys(one.statement for one in commands if one.statement))
+    return replace(commands[0], time=min(times, default=None), statement=statements[:_LONGEST_STATEMENT])
+
+
+def group_by_culprit(
+    drift: Iterable[PrivilegeDifference],
+    rows: Mapping[PrivilegeDifference, ChangedRow | None],
+    culprits: Mapping[ChangedRow, Culprit],
+) -> list[CulpritDifferences]:
+    """Who caused which differences, the latest last; beyond a limit, the last one found stands for the rest."""
+    by_row: dict[ChangedRow | None, Culprit] = {}
+    grouped: dict[Culprit, list[PrivilegeDifference]] = {}
+    commands: dict[Culprit, list[Culprit]] = {}
+    for difference in drift:
+        row = rows[difference]
+        who = by_row.get(row)
+        if who is None:
+            by = culprits.get(row, Culprit()) if row is not None else Culprit()
+            who = replace(by, time=None, statement="")
+            if who not in grouped and len(grouped) >= _MOST_CULPRITS:
+                who = next(reversed(grouped))
+            by_row[row] = who
+            commands.setdefault(who, []).append(by)
+        grouped.setdefault(who, []).append(difference)
+    found = [(sum_up(commands[who]), tuple(differences)) for who, differences in grouped.items()]
+    return sorted(found, key=lambda one: one[0].time.timestamp() if one[0].time else 0.0)

@@ -1,0 +1,280 @@
+"""What one database's worker remembers between rounds.
+
+Losing it with the process only makes it less exact which difference counts as drift.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pgrole_controller.core.approval import PrivilegeOffer
+from pgrole_controller.core.contest import FieldContest, Moment, notice, repair
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObservedAcl
+from pgrole_controller.core.privileges.acl_screening import PrivilegeTerms
+from pgrole_controller.core.privileges.grantee import Grantee
+from pgrole_controller.core.privileges.grantee_index import GranteeIndex
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
+from pgrole_controller.core.privileges.privilege_result import PrivilegeDrift
+from pgrole_controller.core.request import Key
+from pgrole_controller.postgres.drift_history import RecordedDrift
+
+#: The pause after a further read, as a multiple of the time it took, and at most this many seconds.
+_REST_TIMES = 9.0
+_LONGEST_REST = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedState:
+    """What was last applied for one role. `declaration`: the text of an AppliedDeclaration, empty if nothing was."""
+
+    declaration: str = ""
+    drift_count: int = 0
+    approve_handled: str = ""
+
+
+@dataclass(slots=True)
+class RoleMemory:
+    """What is known of one role. `generation`: of the spec. `contests`: by the role in whose name privileges are
+    granted (`PrivilegeDifference.granted_by`), so that a role that keeps reverting repairs delays no other repair.
+    `pending`, `reported`, `declarable` (some of `reported` is), `confirmed`: from the last complete read. `failure`:
+    the last other error, until a complete read ends without one. `told`: what was announced as reported. `last_drifts`:
+    as in PrivilegeResult. `offer`: what can be approved.
+
+    `missed`: objects that were new when the role was granted nothing on them: it was suspended or ignored, or the grant
+    failed. None: not known, as before the role's first complete read.
+    """
+
+    uid: str
+    digest: str = ""
+    generation: int = 0
+    contests: dict[str, FieldContest] = field(default_factory=dict)
+    pending: tuple[PgRoleError, ...] = ()
+    reported: tuple[str, ...] = ()
+    declarable: bool = True
+    confirmed: bool = False
+    failure: PgRoleError | None = None
+    told: frozenset[str] = frozenset()
+    last_drifts: tuple[PrivilegeDrift, ...] = ()
+    offer: PrivilegeOffer | None = None
+    missed: frozenset[ObjectId] | None = None
+
+    def new_for(self, fresh: frozenset[ObjectId] | None) -> frozenset[ObjectId] | None:
+        """Objects that are new to this role. `fresh`: to the database. None: not known."""
+        return None if fresh is None or self.missed is None else fresh | self.missed
+
+
+@dataclass(slots=True)
+class FurtherReads:
+    """Complete reads for roles for which the read after an event does not suffice.
+
+    They take at most a tenth of the time, and wait their turn beyond that: whoever keeps one role from being as
+    declared would otherwise make every change in the database expensive.
+    """
+
+    _due: float = -math.inf  # on the loop's clock
+    _put_off: frozenset[Key] = frozenset()
+
+    def admit(self, keys: frozenset[Key], now: float) -> frozenset[Key]:
+        """Returns these roles if a read may begin; otherwise none, and they wait for the next one."""
+        if now >= self._due:
+            return keys
+        self._put_off |= keys
+        return frozenset()
+
+    def note(self, began: float, ended: float) -> None:
+        """There was one."""
+        self._due = ended + min(_REST_TIMES * (ended - began), _LONGEST_REST)
+
+    def finish(self, keys: frozenset[Key]) -> None:
+        """Everything was read for these."""
+        self._put_off -= keys
+
+    def put_off(self, keys: frozenset[Key]) -> None:
+        """These wait for the next one."""
+        self._put_off |= keys
+
+    def keep_only(self, keys: frozenset[Key]) -> None:
+        """Everything was read for the others, or they are no longer published."""
+        self._put_off &= keys
+
+    @property
+    def next(self) -> float:
+        """When one that was put off is due, on the loop's clock."""
+        return self._due if self._put_off else math.inf
+
+    def due(self, now: float) -> frozenset[Key]:
+        return self._put_off if now >= self.next else frozenset()
+
+
+@dataclass(slots=True)
+class PrivilegeMemory:
+    """`applied`: by oid of the role, where the database stores nothing. `repaired_at`: when the last correction of a
+    drift was committed, on the loop's clock. `recorded`: drifts were written that the home database lacks.
+    `unrecorded`: reported drifts that are not yet written. `with_columns`: oids of tables with declared columns.
+    `adoptees`: reads for these.
+    """
+
+    applied: dict[int, AppliedState] = field(default_factory=dict)
+    further: FurtherReads = field(default_factory=FurtherReads)
+    adoptees: FurtherReads = field(default_factory=FurtherReads)
+    repaired_at: float = -math.inf
+    recorded: bool = False
+    unrecorded: list[RecordedDrift] = field(default_factory=list)
+    with_columns: frozenset[int] = frozenset()
+    _roles: dict[Key, RoleMemory] = field(default_factory=dict)
+    _kept: tuple[Grantee, ...] = ()
+    _resting: frozenset[Key] = frozenset()  # suspended or ignored: nothing is granted to these
+    _reach: tuple[tuple[Grantee, ...], PrivilegeReach] | None = None
+    _index: GranteeIndex | None = None
+    _terms: dict[Key, tuple[Grantee, PrivilegeTerms]] = field(default_factory=dict)
+    _equal: dict[PrivilegeTerms, PrivilegeTerms] = field(default_factory=dict)
+    _known: dict[ObjectId, int] | None = None
+    _fresh: set[ObjectId] = field(default_factory=set)
+
+    def role(self, key: Key, uid: str, digest: str, generation: int = 0) -> RoleMemory:
+        """Returns the memory of a role. Any changed spec ends its contests, as it does for those of the role itself."""
+        known = self._roles.get(key)
+        if known is None or known.uid != uid:
+            known = self._roles[key] = RoleMemory(uid)
+        if (known.digest, known.generation) != (digest, generation):
+            known.generation, known.contests = generation, {}
+        if known.digest != digest:
+            known.digest = digest
+            known.pending, known.reported, known.confirmed, known.offer = (), (), False, None
+            known.failure = None
+        return known
+
+    def keep_only(self, grantees: Iterable[Grantee]) -> None:
+        """Roles that are no longer published are forgotten."""
+        some = tuple(grantees)
+        if some == self._kept:
+            return
+        self._kept, self._index = some, None
+        self._resting = frozenset(one.key for one in some if one.rests)
+        kept, roles = {one.key for one in some}, {one.oid for one in some}
+        self._roles = {key: one for key, one in self._roles.items() if key in kept}
+        self.applied = {oid: one for oid, one in self.applied.items() if oid in roles}
+        self._terms = {key: one for key, one in self._terms.items() if key in kept}
+        if len(self._equal) > len(self._terms):
+            self._equal = {terms: terms for _, terms in self._terms.values()}
+
+    def reach(self, grantees: Sequence[Grantee], database: str) -> PrivilegeReach:
+        """What of the database these roles' declarations can concern."""
+        some = tuple(grantees)
+        if self._reach is None or self._reach[0] != some:
+            self._reach = some, PrivilegeReach.of(database, some)
+        return self._reach[1]
+
+    def concerned(self, observed: ObservedDatabase) -> set[Key]:
+        """The roles that may hold something on an object that was read, or declare something for it."""
+        if self._index is None:
+            self._index = GranteeIndex(observed.facts, self._kept)
+        return self._index.concerned(observed)
+
+    def terms(self, grantee: Grantee, database: str) -> PrivilegeTerms:
+        """The same for all roles with equal ones."""
+        known = self._terms.get(grantee.key)
+        if known is None or known[0] is not grantee:
+            terms = PrivilegeTerms.of(grantee, database)
+            known = self._terms[grantee.key] = grantee, self._equal.setdefault(terms, terms)
+        return known[1]
+
+    def is_contested(self, key: Key) -> bool:
+        known = self._roles.get(key)
+        return known is not None and any(contest.contested for contest in known.contests.values())
+
+    def unsettled(self) -> frozenset[Key]:
+        """Returns the roles for which a partial read does not suffice."""
+        return frozenset(
+            key for key, one in self._roles.items() if one.reported or one.failure is not None or self.is_contested(key)
+        )
+
+    def waiting(self) -> frozenset[Key]:
+        """Returns the roles for which something is pending. They need a complete read only after a change that can end
+        it, so that nobody makes every change expensive with a declaration that is never fulfilled.
+        """
+        return frozenset(key for key, one in self._roles.items() if one.pending)
+
+    def note_objects(self, acls: Iterable[ObservedAcl], *, complete: bool) -> frozenset[ObjectId] | None:
+        """Returns the objects that did not exist, or had another name or owner, at the last complete read; None if
+        there was none.
+
+        `complete`: `acls` has every object that any role reaches.
+        """
+        found = {one.object.id: _identify(one.object) for one in acls}
+        if self._known is None:
+            self._known = found if complete else None
+            return None
+        self._fresh.update(oid for oid, name in found.items() if self._known.get(oid) != name)
+        if complete:
+            self._known = found
+            self._fresh &= found.keys()
+        else:
+            self._known.update(found)
+        for key in self._resting:
+            role = self._roles.get(key)
+            if role is not None and role.missed is not None:
+                role.missed = frozenset((role.missed | self._fresh) & self._known.keys())
+        return frozenset(self._fresh)
+
+    def note_columns(self, observed: ObservedDatabase, *, complete: bool) -> None:
+        """`complete`: as in `note_objects`."""
+        found = frozenset(one.oid for one in observed.columns)
+        self.with_columns = found if complete else self.with_columns | found
+
+    def begin_noting(self, key: Key, missed: frozenset[ObjectId]) -> None:
+        """After the role's first complete read: what it misses from now on is known. `missed`: objects that may have
+        appeared since its declaration was applied.
+        """
+        if key not in self._resting:
+            self._roles[key].missed = missed
+
+    def settle(self, unfinished: Mapping[Key, frozenset[ObjectId]], *, everyone: bool) -> None:
+        """At the end of a round: these roles were granted what new objects need, except on these objects.
+        `everyone`: no other role needs anything on new objects.
+        """
+        for key, objects in unfinished.items():
+            role = self._roles[key]
+            if role.missed is not None and key not in self._resting:
+                role.missed = (role.missed | self._fresh) & objects
+        if everyone:
+            self._fresh.clear()
+
+    def next_check(self) -> float:
+        """When a contested role, or a read that was put off, is due, on the loop's clock."""
+        contested = min((due for one in self._roles.values() for due in _due(one)), default=math.inf)
+        return min(contested, self.further.next, self.adoptees.next)
+
+    def due(self, now: float) -> frozenset[Key]:
+        contested = frozenset(key for key, one in self._roles.items() if any(due <= now for due in _due(one)))
+        return contested | self.further.due(now) | self.adoptees.due(now)
+
+
+def _identify(obj: DatabaseObject) -> int:
+    """Whoever owned an object held everything on it, and another owner may be one whose objects policy denied."""
+    return hash((obj.schema, obj.name, obj.arguments, obj.owner))
+
+
+def _due(role: RoleMemory) -> Iterator[float]:
+    return (contest.next_check.seconds for contest in role.contests.values() if contest.contested)
+
+
+def hold(role: RoleMemory, now: Moment, drifting: Collection[str], *, complete: bool) -> frozenset[str]:
+    """Returns the grantors whose changes are not repaired now, since they recur. `drifting`: the grantors with drift.
+    `complete`: no other grantor has any.
+    """
+    for name, contest in list(role.contests.items()):
+        if complete or name in drifting:
+            noticed = notice(contest, now, drifts=name in drifting)
+            if noticed is None:
+                del role.contests[name]
+            else:
+                role.contests[name] = noticed
+    return frozenset(name for name, contest in role.contests.items() if contest.holds(now))
+
+
+def note_repair(role: RoleMemory, now: Moment, drifted: Iterable[str]) -> None:
+    for name in drifted:
+        role.contests[name] = repair(role.contests.get(name), now)

@@ -1,0 +1,190 @@
+"""What is known of one role during a round in one database, and how its drift is summarized, stored and restored."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from pgrole_controller.controller.privileges.privilege_memory import AppliedState, RoleMemory
+from pgrole_controller.core.approval import Approval
+from pgrole_controller.core.contest import describe_field
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
+from pgrole_controller.core.privileges.acl import AclChange, DefaultAclChange, ObjectId
+from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision
+from pgrole_controller.core.privileges.grantee import Grantee
+from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
+from pgrole_controller.core.privileges.privilege_result import (
+    Culprit,
+    Evidence,
+    PrivilegeDrift,
+    PrivilegeNews,
+    PrivilegeResult,
+)
+from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
+from pgrole_controller.postgres.privileges.ddl_events import Look, Scope
+from pgrole_controller.postgres.privileges.stored_state import StoredState
+
+#: What one culprit did: the drift as it is reported, its differences, and the culprit with everything that is known.
+CulpritDrift = tuple[PrivilegeDrift, tuple[PrivilegeDifference, ...], Culprit]
+#: The object, None for default privileges, and the role in whose name they are granted there.
+Place = tuple[ObjectId | None, str]
+
+
+@dataclass(slots=True)
+class PrivilegeProgress:
+    """One role during a round. `changes`: without those that are held back. `told`: drift that the changes correct.
+    `reported`: new drift that is left as it is, by culprit. `corrected`: drift that was corrected in this round.
+    `approval`: which the changes are made for.
+    """
+
+    grantee: Grantee
+    role: RoleMemory
+    applied: AppliedState = field(default_factory=AppliedState)
+    decision: PrivilegeDecision = field(default_factory=PrivilegeDecision)
+    changes: tuple[AclChange, ...] = ()
+    default_changes: tuple[DefaultAclChange, ...] = ()
+    told: tuple[CulpritDrift, ...] = ()
+    reported: tuple[tuple[Culprit, tuple[PrivilegeDifference, ...]], ...] = ()
+    corrected: list[PrivilegeDrift] = field(default_factory=list)
+    error: PgRoleError | None = None
+    held: frozenset[str] = frozenset()
+    held_places: frozenset[Place] = frozenset()
+    touched: bool = False
+    news: list[PrivilegeNews] = field(default_factory=list)
+    approval: Approval | None = None
+
+    @property
+    def needs_storing(self) -> bool:
+        return self.declaration != self.applied.declaration and self.error is None
+
+    @property
+    def declaration(self) -> str:
+        """What to store as applied with the changes. What waits for its first grant may be among what is held back."""
+        return self.applied.declaration if self.held else self.decision.applied or self.applied.declaration
+
+    @property
+    def drift(self) -> list[PrivilegeDifference]:
+        """What is repaired now."""
+        left = set(self.decision.reported)
+        return [one for one in self.decision.drift if place_of(one) not in self.held_places and one not in left]
+
+    @property
+    def newly_reported(self) -> list[PrivilegeDifference]:
+        """What is left as it is, and was not announced yet."""
+        return [one for one in self.decision.reported if one.words not in self.role.told]
+
+    @property
+    def has_changes(self) -> bool:
+        return bool(self.changes or self.default_changes)
+
+
+def is_verified(some: Iterable[PrivilegeProgress]) -> bool:
+    """Whether the transactions that changed these roles' privileges read all of them back."""
+    return not any(one.error is not None or one.default_changes for one in some)
+
+
+def where_changed(some: Iterable[PrivilegeProgress]) -> Look:
+    """What to read to see whether the changes of these roles were made."""
+    changed = list(some)
+    objects = frozenset(change.object.id for one in changed for change in one.changes)
+    return Look(Scope.NAMED, objects=objects, defaults=any(one.default_changes for one in changed))
+
+
+def report_unfinished(some: Iterable[PrivilegeProgress], database: str) -> None:
+    for one in some:
+        if one.has_changes and one.error is None:
+            one.error = Transient(
+                Reason.PROGRESSING, f'privileges in database "{database}" keep changing while they are applied'
+            )
+
+
+def is_done(difference: PrivilegeDifference, grantee: int, applied: AppliedAcls) -> bool:
+    """Whether it was removed. `grantee`: oid of the role."""
+    if difference.object is None:
+        creator = difference.granted_by
+        return not any(one.grantee == grantee and one.creator_name == creator for one in applied.default_errors)
+    delegated = difference.held and difference.granted_by != difference.object.owner_name
+    return applied.find_error(difference.object.id, grantee, (delegated,)) is None
+
+
+def place_of(difference: PrivilegeDifference) -> Place:
+    return None if difference.object is None else difference.object.id, difference.granted_by
+
+
+def place_of_change(change: AclChange) -> Place:
+    return change.object.id, change.grantor or change.object.owner_name
+
+
+def restore_applied(one: PrivilegeProgress, stored: StoredState, remembered: Mapping[int, AppliedState]) -> None:
+    """Takes over what was last applied. `remembered`, by oid: where the database stores nothing."""
+    oid = one.grantee.oid
+    if not stored.stores:
+        one.applied = remembered.get(oid, AppliedState())
+        return
+    found = stored.find(oid)
+    if found is None or found.holder != one.grantee.uid:
+        one.applied = AppliedState()
+        return
+    one.applied = AppliedState(found.digest, found.drift_count, found.approve_handled)
+    if not one.role.last_drifts:
+        one.role.last_drifts = _restore_drift(found.last_drift)
+
+
+def _restore_drift(stored: Mapping[str, object] | None) -> tuple[PrivilegeDrift, ...]:
+    """The drift that `shorten_drift` stored; none if another version stored it."""
+    match stored:
+        case {"time": str(time), "words": [*words], "count": int(count), "login": str(login), "proof": str(proof)}:
+            try:
+                at = datetime.fromisoformat(time)
+                by = Culprit(Evidence(proof), login, time=at)
+            except ValueError:
+                return ()
+            return (PrivilegeDrift(at, tuple(map(str, words)), count, corrected=True, by=by),)
+    return ()
+
+
+def shorten_drift(drift: PrivilegeDrift) -> dict[str, object]:
+    return {
+        "time": drift.time.isoformat(),
+        "words": [words[:120] for words in drift.words[:5]],
+        "count": drift.count,
+        "login": drift.by.login,
+        "proof": drift.by.proof.value,
+    }
+
+
+def find_error(one: PrivilegeProgress, database: str) -> PgRoleError | None:
+    """Returns why the role's privileges are not as declared: a contest, a failure, or what is pending."""
+    for name in sorted(one.held):
+        where = f'privileges in database "{database}"'
+        told = describe_field(f'{where}, granted by "{name}"', one.role.contests[name])
+        return Transient(Reason.CONTESTED, told)
+    if one.error is not None:
+        return one.error
+    refused = [error for error in one.role.pending if isinstance(error, Refused)]
+    return next(iter([*refused, *one.role.pending]), None)
+
+
+def build_result(one: PrivilegeProgress, database: str, *, complete: bool) -> PrivilegeResult:
+    """Returns what to report about the role, and notes its failure. Unless the read was `complete`, an earlier one is
+    not over.
+    """
+    role = one.role
+    if complete or one.error is not None:
+        role.failure = one.error
+    error = find_error(one, database) or role.failure
+    return PrivilegeResult(
+        one.grantee.key,
+        one.grantee.uid,
+        database,
+        role.digest,
+        error,
+        confirmed=role.confirmed and error is None,
+        drift_count=one.applied.drift_count,
+        last_drifts=role.last_drifts,
+        reported=role.reported,
+        declarable=role.declarable,
+        news=tuple(one.news),
+        offer=role.offer,
+        approve_handled=one.applied.approve_handled,
+        unfit=role.offer is not None and one.grantee.approval.is_open(one.applied.approve_handled),
+    )

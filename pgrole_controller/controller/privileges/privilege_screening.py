@@ -1,0 +1,77 @@
+"""Which roles, and which objects of each, a round in one database has to decide about."""
+
+from collections.abc import Collection, Iterable, Sequence
+
+from pgrole_controller.controller.privileges import large_rounds
+from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
+from pgrole_controller.core.privileges.acl import ObservedAcl
+from pgrole_controller.core.privileges.acl_screening import AclScreening
+from pgrole_controller.core.privileges.grantee import Grantee
+from pgrole_controller.core.privileges.object_patterns import compile_privileges
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.request import Key
+from pgrole_controller.postgres.privileges.ddl_events import SCHEMA
+
+
+def find_dependent(grantees: Iterable[Grantee], database: str, dropped: Collection[str]) -> frozenset[Key]:
+    """Returns the roles that may declare something which exists no longer. `dropped`: as in Look."""
+    found = set[Key]()
+    for one in grantees:
+        declared = one.declared.get(database)
+        if declared is not None and (declared.objects or (SCHEMA in dropped and declared.schemas)):
+            found.add(one.key)
+    return frozenset(found)
+
+
+class RoundScreening:
+    """Keeps the screening of the last read, since most roles have equal terms."""
+
+    def __init__(self, memory: PrivilegeMemory, database: str) -> None:
+        self._memory = memory
+        self._database = database
+        self._last: AclScreening | None = None
+
+    async def choose(self, grantees: Sequence[Grantee], observed: ObservedDatabase) -> Sequence[Grantee]:
+        """Returns the roles that need a decision after this read."""
+        if observed.complete or observed.defaults is not None:
+            return grantees
+        comparisons = observed.size + len(observed.acls) * len(grantees)
+        keys = await large_rounds.run_aside(comparisons, self._find_differing, grantees, observed)
+        return [one for one in grantees if one.key in keys or self._memory.is_contested(one.key)]
+
+    async def find_awaited(self, grantees: Sequence[Grantee], observed: ObservedDatabase) -> set[Key]:
+        """Returns the roles that declare an object of this read by its name."""
+        if not grantees:
+            return set()
+        return await large_rounds.run_aside(len(observed.acls) * len(grantees), self._find_named, grantees, observed)
+
+    def select(self, grantee: Grantee, observed: ObservedDatabase) -> Sequence[ObservedAcl]:
+        """Returns the objects on which the role may differ from its declaration."""
+        if self._last is None or self._last.observed is not observed:
+            self._last = AclScreening(observed)
+        return self._last.select(grantee, self._memory.terms(grantee, self._database))
+
+    def forget(self) -> None:
+        """Frees the last screening, with what was read for it."""
+        self._last = None
+
+    def _find_named(self, grantees: Iterable[Grantee], observed: ObservedDatabase) -> set[Key]:
+        concerned = self._memory.concerned(observed)
+        return {one.key for one in grantees if one.key in concerned and self._names_any(one, observed)}
+
+    def _names_any(self, grantee: Grantee, observed: ObservedDatabase) -> bool:
+        declared = grantee.declared.get(self._database)
+        if declared is None:
+            return False
+        compiled = compile_privileges(declared, observed.facts.version)
+        return any(compiled.wanted(acl.object).is_by_name for acl in observed.acls)
+
+    def _find_differing(self, grantees: Iterable[Grantee], observed: ObservedDatabase) -> set[Key]:
+        concerned = self._memory.concerned(observed)
+        return {one.key for one in grantees if one.key in concerned and self._differs(one, observed)}
+
+    def _differs(self, grantee: Grantee, observed: ObservedDatabase) -> bool:
+        try:
+            return bool(self.select(grantee, observed))
+        except Exception:  # noqa: BLE001 -- the decision meets it again, as this role's error
+            return True

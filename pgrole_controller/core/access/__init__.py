@@ -1,0 +1,1 @@
+"""What a role may do, and through what: the answers of `access`."""

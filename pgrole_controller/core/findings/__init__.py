@@ -1,0 +1,1 @@
+"""What `doctor` finds, and the facts that it judges."""

@@ -1,0 +1,83 @@
+"""Judges which source names who changes roles: pure decisions of `doctor` about logs and statistics."""
+
+from pgrole_controller.core.database_options import AuditSource
+from pgrole_controller.core.findings.finding import Finding, FindingState, sql
+from pgrole_controller.core.findings.server_facts import RoleFacts, ServerFacts
+from pgrole_controller.core.findings.server_findings import alter_system
+
+OK, WARNING, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.UNKNOWN
+
+_JSONLOG = 150_000
+
+
+def judge_attribution(area: str, facts: ServerFacts, role: RoleFacts, audit: AuditSource) -> list[Finding]:
+    """Which source names who changes roles. `audit`: what the PgServer allows."""
+    check, settings = "attribution", facts.settings
+    libraries = settings.get("shared_preload_libraries")
+    if libraries is None:
+        text = "shared_preload_libraries is hidden from this login: connect as a member of pg_monitor"
+        return [Finding(area, check, UNKNOWN, text)]
+    logs = "jsonlog" in settings.get("log_destination", "") and settings.get("logging_collector") == "on"
+    if audit is not AuditSource.NEVER and facts.version_number < _JSONLOG:
+        return [Finding(area, check, WARNING, f"auditLog is {audit.value}, but PostgreSQL 14 writes no jsonlog")]
+    findings = []
+    if audit is not AuditSource.NEVER:
+        findings = _judge_log(area, facts, role, audit, logs=logs, pgaudit="pgaudit" in libraries)
+    if findings:
+        return findings
+    if audit is not AuditSource.NEVER:
+        return [Finding(area, check, OK, f"{audit.value}: the log names who changes roles")]
+    better = (
+        "pgaudit is loaded: set attribution.auditLog of the PgServer to Pgaudit, " if "pgaudit" in libraries else ""
+    )
+    tier = "pg_stat_statements and sessions" if "pg_stat_statements" in libraries else "sessions only"
+    size = settings.get("track_activity_query_size", "")
+    small = size.isdecimal() and int(size) < 1024
+    findings = [Finding(area, check, OK, f"{tier}; logs are not read ({better}see docs/attribution.md)")]
+    if small:
+        text = f"track_activity_query_size is {size}: long statements are cut. Restart the server after this"
+        remedy = alter_system(facts, "track_activity_query_size", "4096")
+        findings.append(Finding(area, check, WARNING, text, remedy))
+    return findings
+
+
+def _judge_log(
+    area: str, facts: ServerFacts, role: RoleFacts, audit: AuditSource, *, logs: bool, pgaudit: bool
+) -> list[Finding]:
+    check, findings = "attribution", []
+    if not logs:
+        text = f"auditLog is {audit.value}, but the server writes no jsonlog. Restart it after this"
+        remedies = (
+            *alter_system(facts, "logging_collector", "on"),
+            *alter_system(facts, "log_destination", "'jsonlog'"),
+        )
+        findings.append(Finding(area, check, WARNING, text, remedies))
+    if audit is AuditSource.PGAUDIT and not pgaudit:
+        text = "auditLog is Pgaudit, but shared_preload_libraries does not name pgaudit"
+        findings.append(Finding(area, check, WARNING, f"{text}: install it, add it there, and restart the server"))
+    elif audit is AuditSource.PGAUDIT and not {"role", "all", "ddl"} & _words(facts.settings.get("pgaudit.log", "")):
+        remedies = alter_system(facts, "pgaudit.log", "'role'", reload=True)
+        findings.append(Finding(area, check, WARNING, "pgaudit.log does not include role", remedies))
+    if audit is AuditSource.STATEMENTS and facts.settings.get("log_statement") not in ("ddl", "mod", "all"):
+        remedies = alter_system(facts, "log_statement", "'ddl'", reload=True)
+        findings.append(Finding(area, check, WARNING, "auditLog is Statements, but log_statement is none", remedies))
+    if not role.superuser and not role.reads_logs:
+        remedies = (
+            *sql("GRANT pg_monitor TO {}", role.name),
+            *sql(
+                "GRANT EXECUTE ON FUNCTION pg_catalog.pg_read_binary_file(text, bigint, bigint, boolean) TO {}",
+                role.name,
+                database=facts.database,
+            ),
+            *sql(
+                "GRANT EXECUTE ON FUNCTION pg_catalog.pg_stat_file(text, boolean) TO {}",
+                role.name,
+                database=facts.database,
+            ),
+        )
+        findings.append(Finding(area, check, WARNING, f'role "{role.name}" may not read the log', remedies))
+    return findings
+
+
+def _words(text: str) -> set[str]:
+    return {word.strip().lower() for word in text.split(",")}

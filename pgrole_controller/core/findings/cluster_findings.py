@@ -1,0 +1,263 @@
+"""Judges what was read from the API server: pure decisions of `doctor`. Objects may have any shape."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from shlex import quote
+from typing import Any
+
+from pgrole_controller.core.findings.finding import Finding, FindingState, Remedy, shell
+from pgrole_controller.core.listed_drift import read_moment
+
+OK, WARNING, PROBLEM, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.PROBLEM, FindingState.UNKNOWN
+
+CLUSTER = "cluster"
+APPLY_CRDS = "pgrole-controller crds | kubectl apply --server-side -f -"
+
+_CLOCK_SECONDS = 5.0
+_LEASE_SECONDS = 60.0
+_NAMED = 5
+_MESSAGE = 300
+
+
+@dataclass(frozen=True, slots=True)
+class RequiredRight:
+    """One action. `where`: `own` namespace, `watched` namespaces, or the `cluster`."""
+
+    verb: str
+    group: str
+    resource: str
+    where: str = "watched"
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}" + (f".{self.group}" if self.group else "")
+
+
+def _permissions(verbs: str, group: str, resource: str, where: str = "watched", name: str = "") -> list[RequiredRight]:
+    return [RequiredRight(verb, group, resource, where, name) for verb in verbs.split()]
+
+
+#: What the controller needs; deploy/kustomize grants it. Without `secrets` writes, PgRoles have no connection Secrets.
+NEEDED = (
+    *_permissions("get list watch patch", "pgrole.dev", "pgroles"),
+    *_permissions("patch", "pgrole.dev", "pgroles/status"),
+    *_permissions("get list watch", "", "secrets"),
+    *_permissions("create patch", "events.k8s.io", "events"),
+    *_permissions("get list watch patch", "pgrole.dev", "pgservers", "cluster"),
+    *_permissions("patch", "pgrole.dev", "pgservers/status", "cluster"),
+    *_permissions("create", "coordination.k8s.io", "leases", "own"),
+    *_permissions("get update", "coordination.k8s.io", "leases", "own", "{lease}"),
+    *_permissions("get list watch", "", "configmaps", "own"),
+)
+
+#: What this command reads.
+READ = (
+    *_permissions("list", "pgrole.dev", "pgroles"),
+    *_permissions("list", "pgrole.dev", "pgservers", "cluster"),
+    *_permissions("get", "apiextensions.k8s.io", "customresourcedefinitions", "cluster"),
+    *_permissions("list", "apps", "deployments", "own"),
+    *_permissions("get", "coordination.k8s.io", "leases", "own"),
+)
+
+
+def judge_definition(name: str, expected: Mapping[str, Any], found: Mapping[str, Any] | None) -> Finding:
+    """`found` None: there is no such CustomResourceDefinition."""
+    check = f"CRD {name}"
+    if found is None:
+        return Finding(CLUSTER, check, PROBLEM, "not installed", shell(APPLY_CRDS))
+    established = _condition(found, "Established")
+    if established.get("status") != "True":
+        text = f"not established: {_text(established, 'message') or 'no condition yet'}"
+        return Finding(CLUSTER, check, PROBLEM, text, shell(f"kubectl describe crd {quote(name)}"))
+    (wanted,) = expected["spec"]["versions"]
+    versions = [one for one in _list(_map(found, "spec"), "versions") if isinstance(one, dict)]
+    same = [one for one in versions if one.get("name") == wanted["name"]]
+    if not same or same[0].get("served") is not True:
+        return Finding(CLUSTER, check, PROBLEM, f"version {wanted['name']} is not served", shell(APPLY_CRDS))
+    if same[0].get("schema") != wanted["schema"]:
+        text = "its schema differs from this program's: it belongs to another version, with other fields"
+        return Finding(CLUSTER, check, WARNING, text, shell(APPLY_CRDS))
+    return Finding(CLUSTER, check, OK, "installed, with this program's schema")
+
+
+def judge_caller(user: str, missing: Sequence[RequiredRight]) -> Finding:
+    """`missing`: of READ."""
+    if not missing:
+        return Finding(CLUSTER, "your rights", OK, f"{user} may read everything that is checked")
+    grouped = ",".join(dict.fromkeys(f"{one.resource}.{one.group}" for one in missing))
+    remedies = shell(
+        f"kubectl create clusterrole pgrole-doctor --verb=get,list --resource={grouped}",
+        f"kubectl create clusterrolebinding pgrole-doctor --clusterrole=pgrole-doctor --user={quote(user)}",
+    )
+    text = f"{user} may not {', '.join(map(str, missing))}: what this would show is not checked"
+    return Finding(CLUSTER, "your rights", WARNING, text, remedies)
+
+
+def judge_controller_rights(account: str, watched: str, missing: Sequence[RequiredRight]) -> Finding:
+    """`account`: system:serviceaccount:…; `watched`: its only namespace, or empty; `missing`: of NEEDED."""
+    check = "the controller's rights"
+    where = f" in namespace {watched}" if watched else ""
+    if not missing:
+        return Finding(CLUSTER, check, OK, f"{account} may do what the controller needs{where}")
+    text = f"{account} may not {', '.join(map(str, missing))}{where}: apply its rights again, as in the installation"
+    overlay = "namespace" if watched else "cluster"
+    remedy = f"kubectl apply --server-side -k deploy/kustomize/overlays/{overlay}"
+    return Finding(CLUSTER, check, PROBLEM, text, shell(remedy))
+
+
+def judge_clock(server_time: datetime, now: datetime) -> Finding:
+    """The API server's time has whole seconds."""
+    behind = (now - server_time).total_seconds()
+    if abs(behind) <= _CLOCK_SECONDS:
+        return Finding(CLUSTER, "clock", OK, "the API server's differs from this machine's by less than 5 s")
+    way = "behind" if behind > 0 else "ahead of"
+    text = f"the API server is {abs(behind):.0f} s {way} this machine"
+    return Finding(CLUSTER, "clock", WARNING, text, shell("chronyc makestep"))
+
+
+def judge_deployment(deployments: Sequence[Mapping[str, Any]], namespace: str, version: str) -> list[Finding]:
+    """Those with the controller's label in its namespace. `version`: of this program."""
+    check = "deployment"
+    if not deployments:
+        text = f"no Deployment with label app.kubernetes.io/name=pgrole-controller in namespace {namespace}"
+        return [Finding(CLUSTER, check, WARNING, f"{text}: name the controller's with --own-namespace")]
+    findings = []
+    for deployment in deployments:
+        name = _text(_map(deployment, "metadata"), "name")
+        wanted, ready = (
+            _number(_map(deployment, "spec"), "replicas"),
+            _number(_map(deployment, "status"), "readyReplicas"),
+        )
+        image = find_image(deployment)
+        text = f"{name}: {ready} of {wanted} replicas ready, image {image or 'unknown'}"
+        logs = f"kubectl -n {quote(namespace)} describe deployment {quote(name)}"
+        if wanted == 0:
+            scale = f"kubectl -n {quote(namespace)} scale deployment {quote(name)} --replicas=2"
+            findings.append(Finding(CLUSTER, check, PROBLEM, text, shell(scale)))
+        elif ready < wanted:
+            findings.append(Finding(CLUSTER, check, PROBLEM if ready == 0 else WARNING, text, shell(logs)))
+        elif image.rpartition(":")[2] != version:
+            findings.append(Finding(CLUSTER, check, WARNING, f"{text}; this program is {version}"))
+        else:
+            findings.append(Finding(CLUSTER, check, OK, text))
+    return findings
+
+
+def find_image(deployment: Mapping[str, Any]) -> str:
+    containers = _list(_map(_map(_map(deployment, "spec"), "template"), "spec"), "containers")
+    return _text(containers[0], "image") if containers and isinstance(containers[0], dict) else ""
+
+
+def find_account(deployment: Mapping[str, Any]) -> str:
+    """The name of its ServiceAccount."""
+    return _text(_map(_map(_map(deployment, "spec"), "template"), "spec"), "serviceAccountName") or "default"
+
+
+def find_environment(deployment: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Variables of its first container that have a literal value, and the ConfigMaps that set others."""
+    containers = _list(_map(_map(_map(deployment, "spec"), "template"), "spec"), "containers")
+    container = containers[0] if containers and isinstance(containers[0], dict) else {}
+    variables = [one for one in _list(container, "env") if isinstance(one, dict)]
+    sources = [one for one in _list(container, "envFrom") if isinstance(one, dict)]
+    names = (_text(_map(one, "configMapRef"), "name") for one in sources)
+    return {_text(one, "name"): _text(one, "value") for one in variables}, tuple(name for name in names if name)
+
+
+def judge_lease(name: str, namespace: str, lease: Mapping[str, Any] | None, now: datetime) -> Finding:
+    """`now`: by the API server's clock. `lease` None: there is none."""
+    check, logs = (
+        "lease",
+        shell(f"kubectl -n {quote(namespace)} logs -l app.kubernetes.io/name=pgrole-controller --tail=50"),
+    )
+    if lease is None:
+        text = f"Lease {name} does not exist in namespace {namespace}: no controller has led"
+        return Finding(CLUSTER, check, WARNING, text, logs)
+    spec = _map(lease, "spec")
+    holder, renewed = _text(spec, "holderIdentity"), read_moment(spec.get("renewTime"))
+    if not holder:
+        return Finding(CLUSTER, check, PROBLEM, f"no process holds Lease {name}: no controller runs", logs)
+    if renewed is None:
+        return Finding(CLUSTER, check, PROBLEM, f"Lease {name} of {holder} was never renewed", logs)
+    age = (now - renewed).total_seconds()
+    if age > _LEASE_SECONDS:
+        return Finding(
+            CLUSTER, check, PROBLEM, f"{holder} renewed Lease {name} {age:.0f} s ago: no process leads", logs
+        )
+    return Finding(CLUSTER, check, OK, f"{holder} leads, renewed {max(age, 0):.0f} s ago")
+
+
+def judge_server(obj: Mapping[str, Any]) -> Finding:
+    """One PgServer, by its condition Ready."""
+    name = _text(_map(obj, "metadata"), "name")
+    check, describe = f"PgServer {name}", shell(f"kubectl describe pgservers.pgrole.dev {quote(name)}")
+    ready = _condition(obj, "Ready")
+    if not ready:
+        return Finding(CLUSTER, check, WARNING, "no controller has reported on it yet", describe)
+    text = f"{_text(ready, 'reason')}: {_text(ready, 'message')[:_MESSAGE]}"
+    if ready.get("status") != "True":
+        return Finding(CLUSTER, check, PROBLEM, text, describe)
+    mode = _text(_map(_map(obj, "status"), "detection"), "mode")
+    return Finding(CLUSTER, check, OK, f"Ready, mode {mode or 'unknown'}")
+
+
+def judge_roles(objects: Iterable[Mapping[str, Any]]) -> list[Finding]:
+    """PgRoles that are not Ready, by reason."""
+    waiting: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    number = 0
+    for obj in objects:
+        number += 1
+        ready = _condition(obj, "Ready")
+        if ready.get("status") != "True":
+            waiting[_text(ready, "reason") or "no status"].append(obj)
+    if not waiting:
+        return [Finding(CLUSTER, "PgRoles", OK, f"{number}, all Ready")]
+    findings = []
+    for reason, objs in sorted(waiting.items(), key=lambda item: (-len(item[1]), item[0])):
+        names = [f"{_text(_map(obj, 'metadata'), 'namespace')}/{_text(_map(obj, 'metadata'), 'name')}" for obj in objs]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        namespace, _, name = names[0].partition("/")
+        remedy = shell(f"kubectl -n {quote(namespace)} describe pgroles.pgrole.dev {quote(name)}")
+        text = f"{len(names)} of {number} not Ready, {reason}: {', '.join(names[:_NAMED])}{more}"
+        message = _text(_condition(objs[0], "Ready"), "message")[:_MESSAGE]
+        state = WARNING if reason in _EXPECTED else PROBLEM
+        findings.append(Finding(CLUSTER, "PgRoles", state, text + (f". {message}" if message else ""), remedy))
+    return findings
+
+
+#: Reasons that are someone's decision, or that pass.
+_EXPECTED = frozenset(
+    {"Progressing", "Suspended", "DriftReported", "MembershipPending", "PrivilegePending", "no status"}
+)
+
+
+def not_checked(what: str, why: str, remedies: tuple[Remedy, ...] = (), area: str = CLUSTER) -> Finding:
+    return Finding(area, what, UNKNOWN, f"not checked: {why}", remedies)
+
+
+def _condition(obj: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    for one in _list(_map(obj, "status"), "conditions"):
+        if isinstance(one, dict) and one.get("type") == kind:
+            return one
+    return {}
+
+
+def _map(obj: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = obj.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _list(obj: Mapping[str, Any], name: str) -> list[Any]:
+    value = obj.get(name)
+    return value if isinstance(value, list) else []
+
+
+def _text(obj: Mapping[str, Any], name: str) -> str:
+    value = obj.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _number(obj: Mapping[str, Any], name: str) -> int:
+    value = obj.get(name)
+    return value if isinstance(value, int) else 0

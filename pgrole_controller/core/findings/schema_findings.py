@@ -1,0 +1,185 @@
+"""Judges schema pgrole, what it stores, and how changes are noticed: pure decisions of `doctor`."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from pgrole_controller.core.database_options import HistoryConfig
+from pgrole_controller.core.findings.finding import Finding, FindingState, Remedy, RemedyKind, count_things, shell, sql
+from pgrole_controller.core.findings.server_facts import (
+    ClaimCount,
+    EventTriggerFacts,
+    HistoryFacts,
+    RoleFacts,
+    SchemaFacts,
+)
+
+OK, WARNING, PROBLEM, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.PROBLEM, FindingState.UNKNOWN
+
+
+def judge_schema(area: str, schema: SchemaFacts, role: RoleFacts, database: str, version: int) -> list[Finding]:
+    """`version`: the one that this controller installs."""
+    install = shell('pgrole-controller sql | psql -v ON_ERROR_STOP=1 "$ADMIN_DSN"')
+    if schema.elsewhere:
+        text = f"another database of this server is recorded as the home: {', '.join(schema.elsewhere)}"
+        return [Finding(area, "schema pgrole", PROBLEM, text)]
+    if schema.owner is None:
+        text = f'schema pgrole does not exist in database "{database}"'
+        if role.superuser or role.creates:
+            return [Finding(area, "schema pgrole", OK, f"{text}; the controller may create it")]
+        remedy = sql("GRANT CREATE ON DATABASE {} TO {}", database, role.name)
+        return [Finding(area, "schema pgrole", WARNING, f"{text}, and the controller may not create it", remedy)]
+    only_looks = not (role.superuser or role.createrole) and role.monitors
+    if schema.foreign_parts and not only_looks:
+        text = f"roles that are not trusted own parts of it, and the controller calls nothing: {schema.foreign_parts}"
+        remedy = sql("DROP SCHEMA pgrole CASCADE", database=database)
+        return [Finding(area, "schema pgrole", PROBLEM, f"{text}. Inspect it before you drop it", remedy)]
+    findings = [_judge_schema_version(area, schema, role, version, install)]
+    if schema.home and not schema.recorded:
+        remedy = sql("ALTER DATABASE {} SET pgrole.home = 'on'", database)
+        text = f'database "{database}" is not recorded as the home: a second one would not be noticed'
+        findings.append(Finding(area, "home database", WARNING, text, remedy))
+    return findings
+
+
+def _judge_schema_version(
+    area: str, schema: SchemaFacts, role: RoleFacts, version: int, install: tuple[Remedy, ...]
+) -> Finding:
+    check = "schema pgrole"
+    if schema.version is None:
+        if not schema.home:
+            return Finding(area, check, PROBLEM, "it has no claims, so this is not the home database: name that one")
+        known = "it keeps a history, so it has version 4 or later" if schema.keeps_history else "it is older than 4"
+        state = UNKNOWN if schema.keeps_history else WARNING
+        return Finding(
+            area, check, state, f"its version cannot be read by this login; {known}", install[: state is WARNING]
+        )
+    if schema.version > version + 1:
+        text = f"version {schema.version} is newer than this program knows ({version}): upgrade the program"
+        return Finding(area, check, PROBLEM, text)
+    if schema.version < version - 1:
+        text = f"version {schema.version} is too old for this controller, which needs {version - 1} or later"
+        return Finding(area, check, WARNING if role.owns else PROBLEM, text, install)
+    if schema.version < version:
+        who = "the controller updates it when it connects" if role.owns else "an administrator must update it"
+        return Finding(area, check, WARNING, f"version {schema.version} is older than {version}; {who}", install)
+    return Finding(area, check, OK, f'version {schema.version}, owner "{schema.owner}"')
+
+
+def judge_detection(area: str, role: RoleFacts, schema: SchemaFacts, database: str) -> list[Finding]:
+    """Which mode Auto chooses, and why not a better one."""
+    check, may_watch = "detection", "Auto chooses Watch"
+    if not (role.superuser or role.createrole) and role.monitors:
+        return [Finding(area, check, UNKNOWN, "it depends on the controller's role: name it with --login")]
+    if role.superuser:
+        return [Finding(area, check, OK, may_watch)]
+    present = schema.owner is not None
+    see = sql("GRANT SELECT (oid, xmin) ON pg_catalog.pg_authid TO {}", role.name, database=database)
+    if not present and not role.creates:
+        remedies = (
+            *sql("GRANT CREATE ON DATABASE {} TO {}", database, role.name),
+            *(() if role.sees_versions else see),
+        )
+        text = "Auto chooses Poll, with claims in status: schema pgrole does not exist and may not be created"
+        return [Finding(area, check, WARNING, text, remedies)]
+    if present and not role.owns:
+        if role.uses:
+            return [Finding(area, check, OK, f"{may_watch}, with the schema of an administrator")]
+        remedies = (
+            *sql("GRANT USAGE ON SCHEMA pgrole TO {}", role.name, database=database),
+            *sql(
+                "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgrole TO {}",
+                role.name,
+                database=database,
+            ),
+            *sql("GRANT EXECUTE ON ALL ROUTINES IN SCHEMA pgrole TO {}", role.name, database=database),
+        )
+        text = f'role "{role.name}" may not use schema pgrole, which holds the claims: no session begins'
+        return [Finding(area, check, PROBLEM, text, remedies)]
+    if not role.sees_versions:
+        text = f'Auto chooses Poll: role "{role.name}" may not read oid and xmin of pg_authid'
+        return [Finding(area, check, WARNING, text, see)]
+    seen = "passwords too" if role.sees_passwords else "changed passwords are not seen"
+    return [Finding(area, check, OK, f"{may_watch}; {seen}")]
+
+
+def report_missing_database(area: str, database: str) -> Finding:
+    """For a database in which PgRoles declare privileges."""
+    text = f'database "{database}" does not exist: PgRoles that declare privileges there are PrivilegePending'
+    return Finding(area, _event_triggers_of(database), WARNING, text, sql("CREATE DATABASE {}", database))
+
+
+def _event_triggers_of(database: str) -> str:
+    return f'event triggers of "{database}"'
+
+
+def judge_event_triggers(area: str, triggers: EventTriggerFacts, role: RoleFacts) -> list[Finding]:
+    check = _event_triggers_of(triggers.database)
+    database = triggers.database
+    findings = []
+    if triggers.installed < 2:
+        install = shell('pgrole-controller sql --database | psql -v ON_ERROR_STOP=1 "$ADMIN_DSN_OF_THIS_DATABASE"')
+        if role.superuser or role.administers:
+            text = "not installed; the controller installs them when a PgRole declares privileges there"
+        else:
+            text = "not installed, and the controller may not create them: privileges are polled"
+        findings.append(Finding(area, check, OK if role.superuser or role.administers else WARNING, text, install))
+    for name in triggers.disabled:
+        text = f'"{name}" does not fire in every session, so changes are missed'
+        remedy = sql("ALTER EVENT TRIGGER {} ENABLE ALWAYS", name, database=database)
+        findings.append(Finding(area, check, PROBLEM, text, remedy))
+    if triggers.switched_off:
+        remedy = sql("ALTER DATABASE {} SET event_triggers = on", database)
+        text = "event_triggers is off for the database or for all roles, so changes are missed"
+        findings.append(Finding(area, check, PROBLEM, text, remedy))
+    if triggers.others:
+        remedies = tuple(
+            one for name in triggers.others for one in sql("ALTER EVENT TRIGGER {} DISABLE", name, database=database)
+        )
+        text = "roles that are not trusted own event triggers, and the controller changes nothing there: "
+        findings.append(Finding(area, check, PROBLEM, text + ", ".join(triggers.others), remedies))
+    return findings or [Finding(area, check, OK, "installed and enabled")]
+
+
+def judge_history(area: str, history: HistoryFacts, config: HistoryConfig, now: datetime) -> Finding:
+    kept = f"{history.bytes / 2**20:.1f} MiB, kept for {config.retention_seconds / 86400:.0f} days"
+    size = f"{count_things(history.rows, 'drift')}, {kept}"
+    if history.rows > config.max_rows * 1.1:
+        return Finding(area, "history", WARNING, f"{size}: more than history.maxRows ({config.max_rows}) are kept")
+    # partitions of whole months are emptied
+    limit = timedelta(seconds=config.retention_seconds) + timedelta(days=63)
+    if history.oldest is not None and now - history.oldest > limit:
+        return Finding(area, "history", WARNING, f"{size}: the oldest is of {history.oldest:%Y-%m-%d}, not pruned")
+    return Finding(area, "history", OK, size)
+
+
+def judge_suspension(area: str, settings: Sequence[tuple[bool, bool]], role: RoleFacts, database: str) -> Finding:
+    """`settings`: for each that suspends changes, whether it is of the database and whether it is of the role."""
+    if not settings:
+        return Finding(area, "suspended", OK, "changes are not suspended")
+    remedies: tuple[Remedy, ...] = ()
+    for of_database, of_role in settings:
+        if of_role and of_database:
+            remedies += sql("ALTER ROLE {} IN DATABASE {} RESET pgrole.suspend", role.name, database)
+        elif of_role:
+            remedies += sql("ALTER ROLE {} RESET pgrole.suspend", role.name)
+        elif of_database:
+            remedies += sql("ALTER DATABASE {} RESET pgrole.suspend", database)
+        else:
+            remedies += (Remedy(RemedyKind.SQL, "ALTER ROLE ALL RESET pgrole.suspend"),)
+    return Finding(area, "suspended", WARNING, "pgrole.suspend is on: the controller changes nothing", remedies)
+
+
+def judge_claims(area: str, counts: Sequence[ClaimCount], cluster: str | None) -> list[Finding]:
+    """`cluster`: id of the cluster that was asked; None if none was."""
+    check = "claims"
+    total = sum(count.claims for count in counts)
+    released = sum(count.released for count in counts)
+    others = [count for count in counts if count.cluster != cluster and count.claims > count.released]
+    text = f"{count_things(total, 'claim')} of {count_things(len(counts), 'cluster')}, {released} released"
+    findings = [Finding(area, check, OK, text)]
+    if cluster is not None and others:
+        names = ", ".join(f"{count.cluster} ({count.claims - count.released})" for count in others[:5])
+        text = f"other clusters hold claims: {names}. If one no longer exists, release its claims: docs/claims.md"
+        remedy = shell("pgrole-controller claims list")
+        findings.append(Finding(area, check, WARNING, text, remedy))
+    return findings

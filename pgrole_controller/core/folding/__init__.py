@@ -1,0 +1,1 @@
+"""Folds existing privileges into the shortest declaration: for `export`."""

@@ -1,0 +1,382 @@
+"""Folds what roles hold in one database into declarations: the shortest ones whose application changes nothing.
+
+What a declaration cannot express exactly stays unmanaged, schema by schema. Every result is verified with the
+controller's own decision: no returned declaration would grant or revoke anything.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pgrole_controller.core.errors import NOT_UTF8, Waiting
+from pgrole_controller.core.folding.schema_folding import (
+    NOTHING_HELD,
+    FoldedSchema,
+    HeldGroup,
+    HeldPrivileges,
+    HeldSchema,
+    access_of,
+    fold_schema,
+    without_access,
+)
+from pgrole_controller.core.folding.schema_sharing import share_schemas
+from pgrole_controller.core.privileges.acl import AclEntry, DatabaseObject, DefaultAcl, ObjectKind, ObservedAcl
+from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.privileges.default_acl_decision import DEFAULT_KINDS
+from pgrole_controller.core.privileges.grantee import (
+    Access,
+    DatabasePrivileges,
+    Grantee,
+    ObjectPrivileges,
+    PrivilegePolicy,
+)
+from pgrole_controller.core.privileges.object_patterns import ACCESS, TEMPORARY_SCHEMAS
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.request import Key
+
+#: Limits of one database, as in api/privileges.py.
+MOST_SCHEMAS = 64
+MOST_OBJECTS = 32
+_MOST_CREATORS = 32
+_MOST_UNMANAGED = 32
+
+_EVERYWHERE = ("*",)
+
+#: Maximum number of names in one note.
+_NAMED = 5
+
+_SCHEMA_KINDS = frozenset({ObjectKind.DATABASE, ObjectKind.SCHEMA})
+
+#: Kinds on which nothing can be declared.
+_UNDECLARABLE = frozenset(
+    {
+        ObjectKind.TYPE,
+        ObjectKind.LANGUAGE,
+        ObjectKind.FOREIGN_DATA_WRAPPER,
+        ObjectKind.FOREIGN_SERVER,
+        ObjectKind.LARGE_OBJECT,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedDatabase:
+    """`declared` None: nothing can or need be declared. `notes`: what is not declared, for people."""
+
+    declared: DatabasePrivileges | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Contents:
+    """One schema, with its objects grouped by everything that a decision about them depends on."""
+
+    schema: ObservedAcl | None = None
+    groups: dict[tuple[object, ...], list[ObservedAcl]] = field(default_factory=dict)
+    overloads: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A declaration in progress. `unmanaged`: reasons by schema; "" stands for what belongs to no schema."""
+
+    on_database: frozenset[str]
+    schemas: dict[str, FoldedSchema] = field(default_factory=dict)
+    creators: list[str] = field(default_factory=list)
+    unmanaged: dict[str, str] = field(default_factory=dict)
+
+
+class PrivilegeFolder:
+    """Folds the privileges of many roles in one database.
+
+    `observed` must be a complete read with default privileges. `exact`: lists objects by name, so that no declaration
+    extends to objects that are created later.
+    """
+
+    def __init__(self, observed: ObservedDatabase, *, exact: bool = False) -> None:
+        self._observed = observed
+        self._exact = exact
+        self._facts = observed.facts
+        self._contents: dict[str, _Contents] = defaultdict(_Contents)
+        self._database: ObservedAcl | None = None
+        self._others: dict[int, list[ObservedAcl]] = defaultdict(list)
+        self._held: dict[int, dict[int, HeldPrivileges]] = {}
+        self._places: dict[int, set[str]] = defaultdict(set)
+        self._defaults: dict[int, list[DefaultAcl]] = defaultdict(list)
+        self._creators = {one.creator_name: one.creator for one in observed.defaults or ()}
+        owners = {one.object.owner for one in observed.acls}
+        self._owned = frozenset(owners | set(self._creators.values()))
+        for acl in observed.acls:
+            self._add(acl)
+        for one in observed.defaults or ():
+            for grantee in {entry.grantee for entry in one.entries}:
+                self._defaults[grantee].append(one)
+
+    def fold(self, oid: int, role_name: str) -> FoldedDatabase:
+        """Folds what the role with this oid holds here."""
+        notes = self._note_undeclarable(oid)
+        on_database = self._on_database(oid)
+        if not self._places[oid] and not self._defaults[oid] and on_database == NOTHING_HELD:
+            return FoldedDatabase(notes=notes)
+        draft = _Draft(on_database.privileges)
+        if on_database.grantable:
+            draft.unmanaged[""] = "grant options on the database cannot be declared"
+        defaults = self._default_places(oid)
+        for name in sorted(self._places[oid] | {schema for _, schema in defaults if schema}):
+            folded = fold_schema(self._held_schema(oid, name, defaults), exact=self._exact)
+            draft.schemas[name] = folded
+            if folded.problem:
+                draft.unmanaged[name] = folded.problem
+        _choose_creators(draft, defaults)
+        return self._settle(oid, role_name, draft, notes)
+
+    def _add(self, acl: ObservedAcl) -> None:
+        obj = acl.object
+        held = self._held.get(id(acl.entries))
+        if held is None:
+            held = self._held[id(acl.entries)] = _by_grantee(acl.entries)
+        if obj.kind in _UNDECLARABLE:
+            for grantee in held:
+                self._others[grantee].append(acl)
+            return
+        if obj.kind is ObjectKind.DATABASE:
+            if obj.name == self._facts.database:
+                self._database = acl
+            return
+        if obj.schema.startswith(TEMPORARY_SCHEMAS):
+            return
+        contents = self._contents[obj.schema]
+        if obj.kind is ObjectKind.SCHEMA:
+            contents.schema = acl
+        else:
+            same = (obj.kind, obj.owner, obj.extension, obj.security_definer, id(acl.entries))
+            contents.groups.setdefault(same, []).append(acl)
+            if obj.kind is ObjectKind.ROUTINE:
+                contents.overloads[obj.name] += 1
+        for grantee in held:
+            if grantee != obj.owner and not self._is_left(obj):
+                self._places[grantee].add(obj.schema)
+
+    def _is_left(self, obj: DatabaseObject) -> bool:
+        """Tells whether the controller does not revoke undeclared privileges on it; must match acl_decision."""
+        return obj.extension and (obj.owner in self._facts.superusers or obj.owner in self._facts.own_roles)
+
+    def _on_database(self, oid: int) -> HeldPrivileges:
+        database = self._database
+        if database is None or database.object.owner == oid:
+            return NOTHING_HELD
+        return self._held[id(database.entries)].get(oid, NOTHING_HELD)
+
+    def _held_schema(
+        self, oid: int, name: str, defaults: Mapping[tuple[str, str], Mapping[str, frozenset[str]]]
+    ) -> HeldSchema:
+        contents = self._contents[name]
+        groups: list[HeldGroup] = []
+        literal: list[HeldGroup] = []
+        for acls in contents.groups.values():
+            first = acls[0].object
+            if first.owner == oid or self._is_left(first):
+                continue
+            held = self._held[id(acls[0].entries)].get(oid, NOTHING_HELD)
+            some = HeldGroup(first.kind, [acl.object for acl in acls], held)
+            (literal if first.extension else groups).append(some)
+        schema, on_schema = contents.schema, NOTHING_HELD
+        if schema is not None and schema.object.owner != oid:
+            on_schema = self._held[id(schema.entries)].get(oid, NOTHING_HELD)
+        own = schema is not None and schema.object.owner == oid
+        backed = frozenset(
+            access for (_, place), held in defaults.items() if place == name for access in access_of(held)
+        )
+        return HeldSchema(name, None if own else on_schema, groups, literal, contents.overloads, backed)
+
+    def _default_places(self, oid: int) -> dict[tuple[str, str], dict[str, frozenset[str]]]:
+        """Returns default privileges for the role by (creator, schema) and type of object."""
+        places: dict[tuple[str, str], dict[str, frozenset[str]]] = {}
+        for one in self._defaults[oid]:
+            if one.creator == oid:
+                continue
+            held = frozenset(entry.privilege for entry in one.entries if entry.grantee == oid)
+            places.setdefault((one.creator_name, one.schema), {})[one.object_type] = held
+        return places
+
+    def _settle(self, oid: int, role_name: str, draft: _Draft, notes: tuple[str, ...]) -> FoldedDatabase:
+        """Turns the draft into a declaration that fits the limits and changes nothing."""
+        for _ in range(3):
+            declared = self._declare(draft)
+            faults = self._find_faults(self._decide(oid, role_name, declared))
+            if not faults:
+                return FoldedDatabase(declared, (*notes, *_note_unmanaged(draft.unmanaged)))
+            for schema, (why, granted) in faults.items():
+                draft.unmanaged.setdefault(schema, why)
+                if granted:
+                    draft.schemas.pop(schema, None)
+                    draft.on_database = draft.on_database if schema else frozenset()
+        draft = _Draft(draft.on_database, unmanaged={"": "its privileges cannot be declared exactly"})
+        declared = self._declare(draft)
+        if self._find_faults(self._decide(oid, role_name, declared)):
+            return FoldedDatabase(None, (*notes, "left out: its privileges cannot be declared"))
+        return FoldedDatabase(declared, (*notes, *_note_unmanaged(draft.unmanaged)))
+
+    def _declare(self, draft: _Draft) -> DatabasePrivileges:
+        _limit(draft, self._observed.schemas)
+        if "" in draft.unmanaged or len(draft.unmanaged) > _MOST_UNMANAGED or not _are_valid(draft.unmanaged):
+            unmanaged: tuple[str, ...] = _EVERYWHERE
+        else:
+            unmanaged = tuple(sorted(draft.unmanaged))
+        access, objects = share_schemas(draft.schemas, self._observed.schemas, MOST_SCHEMAS, MOST_OBJECTS)
+        return DatabasePrivileges(
+            database=self._facts.database,
+            on_database=draft.on_database,
+            schemas=tuple(sorted(access, key=lambda one: one.schema)),
+            objects=tuple(sorted(set(objects), key=_order)),
+            created_by=tuple(sorted(draft.creators)[:_MOST_CREATORS]),
+            unmanaged=unmanaged,
+        )
+
+    def _decide(self, oid: int, role_name: str, declared: DatabasePrivileges) -> PrivilegeDecision:
+        """Returns what the controller would do. Of objects with the same decision, only one is decided."""
+        acls: list[ObservedAcl] = [] if self._database is None else [self._database]
+        named = {one.schema for one in declared.objects if one.columns or one.names != _EVERYWHERE}
+        named |= {one.schema for one in declared.schemas if one.exceptions not in ((), _EVERYWHERE)}
+        touched = {one.schema for one in declared.schemas} | {one.schema for one in declared.objects}
+        shared = any(set("*?") & set(schema) for schema in touched)
+        for schema in sorted(self._contents) if shared else sorted(touched | self._places[oid]):
+            contents = self._contents[schema]
+            acls += [] if contents.schema is None else [contents.schema]
+            for same in contents.groups.values():
+                acls += same if schema in named or shared else same[:1]
+        observed = replace(
+            self._observed, acls=acls, roles=self._creators, defaults=tuple(self._defaults[oid]), columns={}
+        )
+        grantee = Grantee(
+            key=Key("", role_name),
+            uid="",
+            generation=0,
+            role_name=role_name,
+            oid=oid,
+            declared={declared.database: declared},
+            policy=PrivilegePolicy(databases=("*",)),
+            owned=self._owned,
+        )
+        return decide_privileges(grantee, observed, "")
+
+    def _find_faults(self, decision: PrivilegeDecision) -> dict[str, tuple[str, bool]]:
+        """Returns, by schema, why the declaration is wrong there, and whether it would grant something."""
+        faults: dict[str, tuple[str, bool]] = {}
+
+        def add(schema: str, why: str, *, granted: bool) -> None:
+            known = faults.get(schema, (why, False))
+            faults[schema] = (known[0], known[1] or granted)
+
+        for change in decision.changes:
+            schema = "" if change.object.kind is ObjectKind.DATABASE else change.object.schema
+            add(schema, "its privileges cannot be declared exactly", granted=not change.revoke)
+        for default in decision.default_changes:
+            what = "default privileges of all schemas" if not default.schema else "default privileges of"
+            why = f"{what} {default.creator_name} differ from what createdBy means"
+            add(default.schema, why, granted=not default.revoke)
+        if not faults and any(isinstance(one, Waiting) for one in decision.pending):
+            add("", "a name in it cannot be declared", granted=True)
+        return faults
+
+    def _note_undeclarable(self, oid: int) -> tuple[str, ...]:
+        notes: list[str] = []
+        some = [acl.object.label for acl in self._others[oid] if acl.object.owner != oid]
+        if some:
+            notes.append(f"not declarable, and left alone: privileges on {_enumerate(sorted(some))}")
+        left = [
+            f"{_KINDS[one.object_type]} of {one.creator_name}"
+            for one in self._defaults[oid]
+            if one.object_type in _KINDS and one.creator != oid
+        ]
+        if left:
+            notes.append(f"not declarable, and left alone: default privileges on {_enumerate(sorted(left))}")
+        return tuple(notes)
+
+
+_KINDS = {"T": "types", "L": "large objects"}
+
+
+def _by_grantee(entries: Sequence[AclEntry]) -> dict[int, HeldPrivileges]:
+    whole: dict[int, set[str]] = defaultdict(set)
+    columns: dict[int, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    grantable = set[int]()
+    for entry in entries:
+        if entry.column:
+            columns[entry.grantee][entry.privilege].add(entry.column)
+        else:
+            whole[entry.grantee].add(entry.privilege)
+        if entry.grantable:
+            grantable.add(entry.grantee)
+    return {
+        grantee: HeldPrivileges(
+            frozenset(whole.get(grantee, ())),
+            tuple(sorted((privilege, frozenset(some)) for privilege, some in columns.get(grantee, {}).items())),
+            grantee in grantable,
+        )
+        for grantee in {entry.grantee for entry in entries}
+    }
+
+
+def _choose_creators(draft: _Draft, defaults: Mapping[tuple[str, str], Mapping[str, frozenset[str]]]) -> None:
+    """Chooses createdBy: creators whose default privileges equal what it means for every access.
+
+    In schemas where these creators have no default privileges, the declaration uses patterns instead of access.
+    """
+    expected = {
+        name: _expected(folded.access.access)
+        for name, folded in draft.schemas.items()
+        if folded.access is not None and not folded.access.exceptions
+    }
+    fitting: dict[str, set[str]] = defaultdict(set)
+    for (creator, schema), held in defaults.items():
+        if schema in expected and expected[schema].items() <= held.items() and not NOT_UTF8.search(creator):
+            fitting[creator].add(schema)
+    if not fitting:
+        return
+    _, first = max(sorted(fitting.items()), key=lambda one: len(one[1]))
+    draft.creators = sorted(creator for creator, schemas in fitting.items() if schemas >= first)
+    for name in expected.keys() - first:
+        draft.schemas[name] = without_access(draft.schemas[name])
+
+
+def _expected(access: Iterable[Access]) -> dict[str, frozenset[str]]:
+    """Returns the default privileges that createdBy means for an access, by type of object."""
+    some = list(access)
+    found = {
+        object_type: frozenset[str]().union(*(ACCESS[one].get(kind, frozenset()) for one in some))
+        for object_type, kind in DEFAULT_KINDS.items()
+    }
+    return {object_type: privileges for object_type, privileges in found.items() if privileges}
+
+
+def _limit(draft: _Draft, existing: frozenset[str]) -> None:
+    """Leaves the schemas with the longest declarations unmanaged, until the rest fits."""
+    while draft.schemas:
+        access, objects = share_schemas(draft.schemas, existing, MOST_SCHEMAS, MOST_OBJECTS)
+        if len(access) <= MOST_SCHEMAS and len(objects) <= MOST_OBJECTS:
+            return
+        many = len(objects) > MOST_OBJECTS
+        largest = max(draft.schemas, key=lambda one: (len(draft.schemas[one].objects) if many else 1, one))
+        del draft.schemas[largest]
+        draft.unmanaged.setdefault(largest, "its privileges take more items than an object can have")
+
+
+def _are_valid(names: Iterable[str]) -> bool:
+    return all(not NOT_UTF8.search(name) and not set("*?") & set(name) for name in names)
+
+
+def _order(one: ObjectPrivileges) -> tuple[object, ...]:
+    return one.schema, one.kind, one.names, one.columns, sorted(one.privileges)
+
+
+def _note_unmanaged(unmanaged: Mapping[str, str]) -> list[str]:
+    by_reason: dict[str, list[str]] = {}
+    for schema, why in sorted(unmanaged.items()):
+        by_reason.setdefault(why, []).append(f"schema {schema}" if schema else "all schemas")
+    return [f"unmanaged: {_enumerate(schemas)}: {why}" for why, schemas in by_reason.items()]
+
+
+def _enumerate(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

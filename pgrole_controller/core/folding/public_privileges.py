@@ -1,0 +1,47 @@
+"""What PUBLIC holds in a database beyond PostgreSQL's defaults, in a few lines for people.
+
+Every role has these privileges, and no PgRole declares them.
+"""
+
+from collections import Counter
+
+from pgrole_controller.core.privileges.acl import TABLE_KINDS, ObjectKind
+from pgrole_controller.core.privileges.object_patterns import SYSTEM_SCHEMAS
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+
+PUBLIC = 0
+
+#: Maximum number of lines about one database.
+_MOST_LINES = 10
+
+_DEFAULTS = {ObjectKind.DATABASE: {"CONNECT", "TEMPORARY"}, ObjectKind.ROUTINE: {"EXECUTE"}}
+
+
+def describe_public(observed: ObservedDatabase) -> tuple[str, ...]:
+    """Returns lines such as `PUBLIC has SELECT on 3 tables and sequences in schema app`."""
+    counts = Counter[tuple[str, str, str]]()
+    for acl in observed.acls:
+        obj = acl.object
+        if obj.extension or obj.schema in SYSTEM_SCHEMAS:
+            continue
+        known = _DEFAULTS.get(obj.kind, {"USAGE"} if obj.name == "public" else set())
+        for privilege in {one.privilege for one in acl.entries if one.grantee == PUBLIC} - known:
+            counts[obj.schema, _noun(obj.kind), privilege] += 1
+    lines = [_line(*key, count) for key, count in sorted(counts.items())]
+    if len(lines) <= _MOST_LINES:
+        return tuple(lines)
+    return (*lines[:_MOST_LINES], f"PUBLIC has {len(lines) - _MOST_LINES} more such privileges")
+
+
+def _noun(kind: ObjectKind) -> str:
+    if kind in TABLE_KINDS:
+        return "tables"
+    return {ObjectKind.SEQUENCE: "sequences", ObjectKind.ROUTINE: "routines"}.get(kind, "")
+
+
+def _line(schema: str, noun: str, privilege: str, count: int) -> str:
+    if not schema:
+        return f"PUBLIC has {privilege} on the database"
+    if not noun:
+        return f"PUBLIC has {privilege} on schema {schema}"
+    return f"PUBLIC has {privilege} on {count} {noun if count > 1 else noun[:-1]} in schema {schema}"

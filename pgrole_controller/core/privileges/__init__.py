@@ -1,0 +1,1 @@
+"""The privileges of roles: what is declared, what is there, and what to change."""

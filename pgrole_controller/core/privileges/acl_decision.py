@@ -1,0 +1,162 @@
+"""Decides which privileges of a role are granted and revoked in one database, and which differences are drift.
+
+A declared database is exact: undeclared privileges of the role are revoked, whoever granted them. Exceptions are what
+the role owns, objects of extensions, schemas that the declaration does not manage, and kinds that cannot be declared.
+In a database that only a former declaration lists, only what that declaration granted is revoked.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.privileges.acl import (
+    TABLE_KINDS,
+    AclChange,
+    DefaultAclChange,
+    ObjectId,
+    ObjectKind,
+    ObservedAcl,
+)
+from pgrole_controller.core.privileges.acl_comparison import AclComparison
+from pgrole_controller.core.privileges.awaited_privileges import AppliedDeclaration, mark_object, mark_schema
+from pgrole_controller.core.privileges.default_acl_decision import DefaultsComparison
+from pgrole_controller.core.privileges.grantee import Grantee
+from pgrole_controller.core.privileges.object_patterns import (
+    POSTGRESQL_SCHEMAS,
+    CompiledPrivileges,
+    check_declarable,
+    compile_privileges,
+)
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.privilege_difference import (
+    DifferenceLedger,
+    PendingNames,
+    PrivilegeDifference,
+    SimilarRoutines,
+    label_of,
+)
+from pgrole_controller.core.privileges.privilege_policy import check_database
+from pgrole_controller.core.privileges.routine_signature import normalize_arguments, split_signature
+
+
+@dataclass(frozen=True, slots=True)
+class PrivilegeDecision:
+    """What to do about one grantee in one database.
+
+    - `changes`, `default_changes`: for each object, revokes come first.
+    - `drift`: the differences that arose after the declaration was applied.
+    - `extended`: privileges missing on new objects.
+    - `pending`: Refused and at most one Waiting; everything else is applied nevertheless.
+    - `reported`: differences that are not corrected.
+    - `confirmed`: nothing is left that only a former declaration granted; False after a partial read.
+    - `current`: what was last applied is what is declared now, or is left to others.
+    - `applied`: the text of the AppliedDeclaration to store with the changes; empty: none, as after a partial read.
+    """
+
+    changes: tuple[AclChange, ...] = ()
+    default_changes: tuple[DefaultAclChange, ...] = ()
+    drift: tuple[PrivilegeDifference, ...] = ()
+    extended: tuple[PrivilegeDifference, ...] = ()
+    pending: tuple[PgRoleError, ...] = ()
+    reported: tuple[PrivilegeDifference, ...] = ()
+    confirmed: bool = False
+    current: bool = True
+    applied: str = ""
+
+
+def decide_privileges(
+    grantee: Grantee,
+    observed: ObservedDatabase,
+    applied: str,
+    *,
+    new_objects: frozenset[ObjectId] | None = None,
+    granted_before: Collection[tuple[ObjectId, str]] = frozenset(),
+    differing: Sequence[ObservedAcl] | None = None,
+) -> PrivilegeDecision:
+    """Compares what is declared with what is held.
+
+    - `applied`: the text of the AppliedDeclaration last stored in this database; empty if nothing was applied.
+    - `new_objects`: objects that appeared since then: privileges missing on them are not drift. The id of a new creator
+      (pg_authid) or schema means the same for its default privileges. None: unknown; then a missing privilege is drift
+      only if `granted_before` has it, as (object, privilege).
+    - `differing`: as `AclScreening.select`; None: every object is compared.
+    """
+    database = observed.facts.database
+    if grantee.suspended or database not in grantee.databases:
+        return PrivilegeDecision(confirmed=not grantee.suspended)
+    refused = check_database(grantee.policy, database, declared=database in grantee.declared)
+    if refused is not None:
+        return PrivilegeDecision(pending=(refused,))
+    digest, last = grantee.digest_of(database), AppliedDeclaration.parse(applied)
+    declared = grantee.declared.get(database)
+    # What the role was granted in a database that is given up is revoked all the same.
+    ignored = grantee.ignored and declared is not None and bool(last.digest)
+    current = ignored or last.digest == digest
+    ledger = DifferenceLedger(
+        current=current,
+        report_only=grantee.report_only,
+        new_objects=new_objects,
+        granted_before=granted_before,
+        applied=last,
+        ignored=ignored,
+    )
+    declaration = None if declared is None else compile_privileges(declared, observed.facts.version)
+    pending = PendingNames(database, only=last if ignored else None)
+    comparison = AclComparison(grantee, observed, declaration, ledger, pending)
+    if differing is None:
+        schemas = frozenset[str]() if declaration is None else declaration.schemas_among(observed.index.schemas)
+        differing = observed.index.concerning(grantee.oid, schemas)
+    for acl in differing:
+        comparison.compare(acl)
+    defaults = DefaultsComparison(grantee, observed.facts, declaration, ledger, pending)
+    if observed.defaults is not None:
+        own = observed.index.defaults_for(grantee.oid)
+        schema_ids = observed.index.schema_ids
+        defaults.compare(own, observed.roles, observed.schemas, schema_ids, complete=observed.complete)
+    former_held = comparison.former_held or defaults.former_held
+    is_whole = observed.complete and observed.defaults is not None
+    if declaration is not None and observed.complete:
+        _find_missing(declaration, observed, pending)
+    undeclarable = None if declared is None else check_declarable(declared, observed.facts.version)
+    return PrivilegeDecision(
+        changes=tuple(comparison.changes),
+        default_changes=tuple(defaults.changes),
+        drift=tuple(ledger.drift),
+        extended=tuple(ledger.extended),
+        pending=(*([undeclarable] if undeclarable else []), *pending.errors()),
+        reported=tuple(ledger.reported),
+        confirmed=is_whole and not former_held,
+        current=current,
+        applied=AppliedDeclaration.of(last.digest if ignored else digest, pending.awaited).text if is_whole else "",
+    )
+
+
+def _find_missing(declaration: CompiledPrivileges, observed: ObservedDatabase, pending: PendingNames) -> None:
+    """Notes schemas and objects that are declared by exact names but do not exist, or are PostgreSQL's own."""
+    names = list(declaration.literal_names())
+    for one in names:
+        if one.kind is ObjectKind.SCHEMA and one.schema not in observed.schemas:
+            pending.add_missing(f"schema {one.schema}", mark_schema(one.schema))
+    names = [one for one in names if one.kind is not ObjectKind.SCHEMA and one.schema in observed.schemas]
+    if not names:
+        return
+    some = [observed.acls[place].object for place in observed.index.in_schemas({one.schema for one in names})]
+    objects = {(one.kind, one.schema, one.name) for one in some}
+    routines: dict[tuple[str, str], set[str]] = {}
+    for obj in some:
+        if obj.kind is ObjectKind.ROUTINE:
+            routines.setdefault((obj.schema, obj.name), set()).add(normalize_arguments(obj.arguments))
+    for one in names:
+        kinds = TABLE_KINDS if one.kind is ObjectKind.TABLE else (one.kind,)
+        found, similar = any((kind, one.schema, one.name) in objects for kind in kinds), None
+        if not found and one.kind is ObjectKind.ROUTINE:
+            ways = [(name, types) for name, types in split_signature(one.name) if (one.schema, name) in routines]
+            found = any(types is not None and types in routines[one.schema, name] for name, types in ways)
+            similar = next((SimilarRoutines(name, routines[one.schema, name]) for name, _ in ways), None)
+        if not found:
+            label = label_of(one.kind, one.schema, one.name)
+            if one.schema in POSTGRESQL_SCHEMAS:
+                pending.add_of_postgresql(label)
+            else:
+                mark = mark_object(one.kind, one.schema, one.name)
+                pending.add_missing(label, mark, mark_schema(one.schema), similar=similar)

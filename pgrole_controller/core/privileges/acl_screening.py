@@ -1,0 +1,107 @@
+"""Finds the objects on which a role's privileges may differ from its declaration. No other object needs a decision.
+
+What is wanted on an object is found once for all roles with equal terms, and what a role holds is looked up once for
+all objects with the same ACL.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pgrole_controller.core.privileges.acl import ObjectKind, ObservedAcl
+from pgrole_controller.core.privileges.acl_comparison import AclComparison
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegePolicy
+from pgrole_controller.core.privileges.object_patterns import compile_privileges
+from pgrole_controller.core.privileges.observed_database import NOTHING_HELD, HeldByRole, ObservedDatabase
+from pgrole_controller.core.privileges.privilege_difference import DifferenceLedger, PendingNames
+
+#: Maximum number of objects remembered for all terms together, of 8 bytes each.
+MOST_PLACES = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class PrivilegeTerms:
+    """What decides which privileges a role may hold in one database, besides its name and oid. Fields as in Grantee."""
+
+    declared: DatabasePrivileges | None
+    policy: PrivilegePolicy
+    owned: frozenset[int]
+
+    @classmethod
+    def of(cls, grantee: Grantee, database: str) -> "PrivilegeTerms":
+        return cls(grantee.declared.get(database), grantee.policy, grantee.owned)
+
+
+class AclScreening:
+    """Of the roles with privileges in one database, after one read. Pass the same PrivilegeTerms for roles with equal
+    ones. Default privileges are not looked at.
+    """
+
+    def __init__(self, observed: ObservedDatabase) -> None:
+        self.observed = observed
+        self._known: dict[int, _EqualTerms] = {}
+        self._places = 0
+
+    def select(self, grantee: Grantee, terms: PrivilegeTerms) -> Sequence[ObservedAcl]:
+        """Returns the objects on which the role may differ from its declaration, or declares what it may not."""
+        expected = self._known.get(id(terms))
+        if expected is None:
+            expected = _find_expected(grantee, terms, self.observed)
+            places = sum(len(one.places) for one in expected.screens)
+            if self._places + places > MOST_PLACES:
+                self._known, self._places = {}, 0
+            self._known[id(terms)] = expected
+            self._places += places
+        return self.observed.index.select(expected.find_differing(grantee.oid, self.observed))
+
+
+@dataclass(frozen=True, slots=True)
+class _Screen:
+    """What a role may hold on objects with the same ACL without being looked at. `exact`: as
+    `AclComparison.find_exact`. `places`: of the objects, in `ObservedDatabase.acls`.
+    """
+
+    owner: int
+    held: HeldByRole
+    exact: frozenset[str] | None
+    places: list[int] = field(default_factory=list)
+
+    def differs(self, role: int) -> bool:
+        return role != self.owner and (self.exact is None or self.held.get(role, NOTHING_HELD)[1] != self.exact)
+
+
+@dataclass(frozen=True, slots=True)
+class _EqualTerms:
+    """What roles with the same terms may hold: `screens` on the database and in `schemas`, nothing elsewhere. `terms`:
+    kept, since their id stands for them.
+    """
+
+    terms: PrivilegeTerms
+    schemas: frozenset[str]
+    screens: Collection[_Screen]
+
+    def find_differing(self, role: int, observed: ObservedDatabase) -> Iterator[Sequence[int]]:
+        """Yields places of objects."""
+        yield from (one.places for one in self.screens if one.differs(role))
+        acls = observed.acls
+        yield [place for place in observed.index.held_outside(role, self.schemas) if acls[place].object.owner != role]
+
+
+def _find_expected(grantee: Grantee, terms: PrivilegeTerms, observed: ObservedDatabase) -> _EqualTerms:
+    facts = observed.facts
+    declaration = None if terms.declared is None else compile_privileges(terms.declared, facts.version)
+    ledger = DifferenceLedger(current=True, report_only=True, new_objects=frozenset(), granted_before=frozenset())
+    comparison = AclComparison(grantee, observed, declaration, ledger, PendingNames(facts.database))
+    schemas = frozenset[str]() if declaration is None else declaration.schemas_among(observed.index.schemas)
+    screens: dict[tuple[int, int, frozenset[str] | None], _Screen] = {}
+    for place in observed.index.in_schemas(schemas):
+        acl = observed.acls[place]
+        obj = acl.object
+        if obj.kind is ObjectKind.DATABASE and obj.name != facts.database:
+            continue
+        exact = comparison.find_exact(obj)
+        key = obj.owner, id(acl.entries), exact
+        screen = screens.get(key)
+        if screen is None:
+            screen = screens[key] = _Screen(obj.owner, observed.held_by_role(acl), exact)
+        screen.places.append(place)
+    return _EqualTerms(terms, schemas, screens.values())

@@ -1,0 +1,246 @@
+"""Decides about default privileges: those that objects get when a declared creator creates them.
+
+They only avoid the delay until the controller has granted the same. So they are set only where PostgreSQL can express
+the declaration: for schemas that are named exactly, without exceptions.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from pgrole_controller.core.policy import FIRST_NORMAL_OID
+from pgrole_controller.core.privileges.acl import DatabaseObject, DefaultAcl, DefaultAclChange, ObjectId, ObjectKind
+from pgrole_controller.core.privileges.awaited_privileges import mark_default, mark_schema
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
+from pgrole_controller.core.privileges.object_patterns import ACCESS, SYSTEM_SCHEMAS, CompiledPrivileges, is_pattern
+from pgrole_controller.core.privileges.privilege_difference import DifferenceLedger, PendingNames, PrivilegeDifference
+from pgrole_controller.core.privileges.privilege_policy import (
+    DatabaseFacts,
+    Denial,
+    why_not_created_by,
+    why_not_granted,
+)
+
+#: Types of objects in pg_default_acl that a declaration covers.
+DEFAULT_KINDS: Mapping[str, ObjectKind] = {
+    "r": ObjectKind.TABLE,
+    "S": ObjectKind.SEQUENCE,
+    "f": ObjectKind.ROUTINE,
+}
+
+#: Types whose undeclared default privileges are revoked; others are of kinds that cannot be declared.
+REVOKED_TYPES = frozenset({*DEFAULT_KINDS, "n"})
+
+_PLURALS = {
+    "r": "tables",
+    "S": "sequences",
+    "f": "routines",
+    "T": "types",
+    "n": "schemas",
+    "L": "large objects",
+}
+
+#: Creator's name, schema (empty: the whole database), type of object.
+_Place = tuple[str, str, str]
+
+
+class DefaultsComparison:
+    """One grantee's default privileges."""
+
+    def __init__(
+        self,
+        grantee: Grantee,
+        facts: DatabaseFacts,
+        declaration: CompiledPrivileges | None,
+        ledger: DifferenceLedger,
+        pending: PendingNames,
+    ) -> None:
+        self._grantee = grantee
+        self._facts = facts
+        self._declaration = declaration
+        self._former = tuple(_places(one) for one in grantee.former.get(facts.database, ()))
+        self._ledger = ledger
+        self._pending = pending
+        self.changes: list[DefaultAclChange] = []
+        self.former_held = False
+
+    def compare(
+        self,
+        observed: Sequence[DefaultAcl],
+        roles: Mapping[str, int],
+        schemas: frozenset[str],
+        schema_ids: Mapping[str, ObjectId],
+        *,
+        complete: bool,
+    ) -> None:
+        """`roles`, `schemas`: existing ones. `schema_ids`: as far as known. `complete`: creators that are not in
+        `roles` do not exist.
+        """
+        allowed: dict[_Place, frozenset[str]] = {}
+        denied: dict[_Place, frozenset[str]] = {}
+        if self._declaration is not None:
+            allowed, denied = self._desired(self._declaration.declared, roles, schemas, complete=complete)
+        held: dict[_Place, set[str]] = {}
+        for acl in observed:
+            if acl.creator != self._grantee.oid:
+                place = (acl.creator_name, acl.schema, acl.object_type)
+                declared, kept = allowed.get(place, frozenset()), denied.get(place, frozenset())
+                held.setdefault(place, set()).update(self._compare_held(acl, declared, kept))
+        for place, privileges in sorted(allowed.items()):
+            creator_name, schema, object_type = place
+            creator = roles[creator_name]
+            where = [ObjectId("pg_default_acl", creator), ObjectId("pg_authid", creator)]
+            where += [schema_ids[schema]] if schema in schema_ids else []
+            missing = tuple(
+                privilege
+                for privilege in sorted(privileges - held.get(place, set()))
+                if self._ledger.note_missing(
+                    PrivilegeDifference(privilege, held=False, grantor_name=creator_name, place=label_place(place)),
+                    *where,
+                )
+            )
+            if missing:
+                self._add(creator, creator_name, schema, object_type, missing)
+
+    def _desired(
+        self, declared: DatabasePrivileges, roles: Mapping[str, int], schemas: frozenset[str], *, complete: bool
+    ) -> tuple[dict[_Place, frozenset[str]], dict[_Place, frozenset[str]]]:
+        """Returns what is declared and allowed, and what is declared but denied."""
+        allowed: dict[_Place, frozenset[str]] = {}
+        denied: dict[_Place, frozenset[str]] = {}
+        barred: dict[str, bool] = {}
+        for name in declared.created_by:
+            if name not in roles:
+                if complete:
+                    self._pending.add_missing(f"role {name} (createdBy)", _mark_creator(name))
+                continue
+            denial = why_not_created_by(self._grantee, roles[name], name, self._facts)
+            barred[name] = denial is not None
+            if denial is not None:
+                self._pending.add_denied(denial, _mark_creator(name))
+        for place, privileges in _places(declared).items():
+            name, schema, _ = place
+            if name not in roles or schema not in schemas:
+                if complete:
+                    self._pending.add_mark(mark_default(label_place(place)), mark_schema(schema), _mark_creator(name))
+                continue
+            if roles[name] == self._grantee.oid:
+                continue
+            if barred[name]:
+                self._pending.add_mark(mark_default(label_place(place)), mark_schema(schema))
+                denied[place] = privileges
+                continue
+            refused = {one for one in privileges if self._is_denied(roles[name], place, one)}
+            for one in refused:
+                self._pending.add_mark(mark_default(label_place(place), one), mark_default(label_place(place)))
+            allowed[place], denied[place] = privileges - refused, frozenset(refused)
+        return allowed, denied
+
+    def _is_denied(self, creator: int, place: _Place, privilege: str) -> bool:
+        creator_name, schema, object_type = place
+        if object_type == "f" and creator not in self._grantee.owned:
+            # Whether a future routine will be SECURITY DEFINER is unknown: it is judged once it exists.
+            return True
+        kind = DEFAULT_KINDS[object_type]
+        future = DatabaseObject(ObjectId("", FIRST_NORMAL_OID), kind, schema, "", creator, creator_name)
+        denial = why_not_granted(self._grantee, future, privilege, self._facts, literal=False)
+        if denial is not None:
+            label = label_place(place)
+            mark = mark_default(label, privilege)
+            self._pending.add_denied(Denial(f"{privilege} on {label}", denial.remedy), mark, mark_default(label))
+        return denial is not None
+
+    def _compare_held(self, acl: DefaultAcl, declared: frozenset[str], denied: frozenset[str]) -> set[str]:
+        """Decides about the existing entries; returns the privileges that are held."""
+        revoked: list[str] = []
+        disarmed: list[str] = []
+        held: set[str] = set()
+        label = label_default(acl)
+        for entry in acl.entries:
+            if entry.grantee != self._grantee.oid:
+                continue
+            held.add(entry.privilege)
+            difference = PrivilegeDifference(entry.privilege, grantor_name=entry.grantor_name, place=label)
+            if entry.privilege in declared:
+                option = PrivilegeDifference(entry.privilege, grantor_name=entry.grantor_name, place=label, option=True)
+                if entry.grantable and self._ledger.note_held(option):
+                    disarmed.append(entry.privilege)
+            elif entry.privilege not in denied and self._is_revoked(acl, difference):
+                revoked.append(entry.privilege)
+        for privileges, option_only in ((revoked, False), (disarmed, True)):
+            if privileges:
+                some = tuple(sorted(set(privileges)))
+                self._add(
+                    acl.creator, acl.creator_name, acl.schema, acl.object_type, some, revoke=True, option=option_only
+                )
+        return held
+
+    def _is_revoked(self, acl: DefaultAcl, difference: PrivilegeDifference) -> bool:
+        """Decides about an undeclared entry, and notes it."""
+        place = (acl.creator_name, acl.schema, acl.object_type)
+        formerly = any(difference.privilege in one.get(place, frozenset()) for one in self._former)
+        self.former_held = self.former_held or formerly
+        exact = self._declaration is not None and not self._declaration.is_unmanaged(acl.schema)
+        if not formerly and not exact:
+            return False
+        if acl.object_type not in REVOKED_TYPES:
+            self._ledger.note_left(difference)
+            return False
+        return self._ledger.note_held(difference)
+
+    def _add(
+        self,
+        creator: int,
+        creator_name: str,
+        schema: str,
+        object_type: str,
+        privileges: tuple[str, ...],
+        *,
+        revoke: bool = False,
+        option: bool = False,
+    ) -> None:
+        self.changes.append(
+            DefaultAclChange(
+                creator,
+                creator_name,
+                schema,
+                object_type,
+                self._grantee.oid,
+                self._grantee.role_name,
+                privileges,
+                revoke=revoke,
+                option_only=option,
+            )
+        )
+
+
+def _places(declared: DatabasePrivileges) -> dict[_Place, frozenset[str]]:
+    """Returns the default privileges that express a declaration, whether or not creators and schemas exist."""
+    places: dict[_Place, frozenset[str]] = {}
+    for access in declared.schemas:
+        if is_pattern(access.schema) or access.exceptions or access.schema in SYSTEM_SCHEMAS:
+            continue
+        for object_type, kind in DEFAULT_KINDS.items():
+            privileges = _union(ACCESS[one].get(kind, frozenset()) for one in access.access)
+            for creator in declared.created_by if privileges else ():
+                place = (creator, access.schema, object_type)
+                places[place] = places.get(place, frozenset()) | privileges
+    return places
+
+
+def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
+    return frozenset[str]().union(*sets)
+
+
+def _mark_creator(name: str) -> str:
+    return mark_default(f"creator {name}")
+
+
+def label_default(acl: DefaultAcl) -> str:
+    """For people, as in `PrivilegeDifference.place`."""
+    return label_place((acl.creator_name, acl.schema, acl.object_type))
+
+
+def label_place(place: _Place) -> str:
+    """Returns a text for people, such as `future tables in schema app created by alice`."""
+    creator_name, schema, object_type = place
+    where = f" in schema {schema}" if schema else ""
+    return f"future {_PLURALS.get(object_type, 'objects')}{where} created by {creator_name}"

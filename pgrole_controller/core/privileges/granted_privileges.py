@@ -1,0 +1,143 @@
+"""What is known of the privileges of one object's role: as published to its databases, and as they have reported."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pgrole_controller.core.approval import RoleOffer, join_parts
+from pgrole_controller.core.errors import PgRoleError, Reason, make_legible
+from pgrole_controller.core.privileges.grantee import Grantee
+from pgrole_controller.core.privileges.kept_privileges import explain_former
+from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
+
+#: Maximum number of findings that a message names; it counts the rest.
+_SHOWN = 5
+
+#: Maximum number of databases in status.privileges: an object declares at most 16, and may have given up others.
+_MOST_DATABASES = 32
+_MESSAGE_LIMIT = 1024
+_LONGEST_CHANGE = 512
+_NAME = 63
+
+
+def name_some(texts: Sequence[str], separator: str) -> str:
+    """Returns the first of these texts, and the number of the others."""
+    more = len(texts) - _SHOWN
+    return separator.join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedPrivileges:
+    """What is known of one object's privileges after a reconcile.
+
+    - `grantee`: as published; None: not published.
+    - `results`: the latest of each database.
+    - `problems`: databases in which nothing can be done, and why; they take precedence over results.
+    - `exposes_all`: status shows everything known about the cause of a drift.
+    """
+
+    grantee: Grantee | None = None
+    results: Mapping[str, PrivilegeResult] = field(default_factory=dict)
+    problems: Mapping[str, PgRoleError] = field(default_factory=dict)
+    exposes_all: bool = False
+
+    def error_in(self, database: str) -> PgRoleError | None:
+        """Returns why the privileges in this database are not as declared; None if they are, or if that is unknown."""
+        result = self.current_result(database)
+        error = self.problems.get(database) or (result.error if result else None)
+        return error if error is None or self.declares(database) else explain_former(database, error)
+
+    def declares(self, database: str) -> bool:
+        """Whether the spec declares privileges there, rather than only former ones."""
+        return self.grantee is None or database in self.grantee.declared
+
+    def current_result(self, database: str) -> PrivilegeResult | None:
+        """Returns the result about the current declaration."""
+        result, grantee = self.results.get(database), self.grantee
+        if result is None or grantee is None:
+            return None
+        known = result.uid, result.digest
+        return result if known == (grantee.uid, grantee.digest_of(database)) else None
+
+    @property
+    def reported(self) -> tuple[str, ...]:
+        """Differences that are not corrected, in words, with the database."""
+        databases = sorted(self.grantee.databases) if self.grantee else ()
+        some = [(database, self.current_result(database)) for database in databases]
+        return tuple(f"{words} (database {database})" for database, one in some if one for words in one.reported)
+
+    @property
+    def unfit(self) -> bool:
+        """Whether the object's annotation approves something other than what some database reports."""
+        databases = self.grantee.databases if self.grantee else ()
+        return any(one.unfit for name in databases if (one := self.current_result(name)))
+
+    @property
+    def current_results(self) -> tuple[PrivilegeResult, ...]:
+        """The results about the current declaration, ordered by database."""
+        databases = sorted(self.grantee.databases) if self.grantee else ()
+        return tuple(one for name in databases if (one := self.current_result(name)))
+
+    @property
+    def last_results(self) -> tuple[PrivilegeResult, ...]:
+        """Every result of this object, current or not, ordered by database."""
+        uid = self.grantee.uid if self.grantee else None
+        return tuple(self.results[name] for name in sorted(self.results) if self.results[name].uid == uid)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Returns status.privileges."""
+        databases = sorted(self.grantee.databases) if self.grantee else []
+        return [self._describe(database) for database in databases[:_MOST_DATABASES]]
+
+    def _describe(self, database: str) -> dict[str, Any]:
+        error, result = self.error_in(database), self.current_result(database)
+        if error is not None:
+            return _entry(database, error.reason, error.message)
+        if result is None:
+            return _entry(database, Reason.PROGRESSING, "the privileges are being applied")
+        if result.reported:
+            return _entry(database, Reason.DRIFT_REPORTED, name_some(result.reported, "; "))
+        if self.grantee is not None and database not in self.grantee.declared:
+            return _entry(
+                database, Reason.PROGRESSING, "privileges that spec.privileges no longer declares are revoked"
+            )
+        return {"database": database, "ready": True, "reason": Reason.RECONCILED.value}
+
+
+def describe_approval(offer: RoleOffer | None, privileges: GrantedPrivileges | None, handled: str) -> dict[str, Any]:
+    """Returns status.approval: what a person can approve, and which annotations were handled; empty if nothing."""
+    some = [one for one in privileges.current_results if one.offer or one.approve_handled] if privileges else []
+    some = some[:_MOST_DATABASES]
+    parts = ([offer.digest] if offer else []) + [one.offer.digest for one in some if one.offer]
+    described: dict[str, Any] = {}
+    if parts:
+        described["digest"] = join_parts(parts)
+    if offer:
+        described["fields"] = [_field(name, offer.values.get(name, {})) for name in offer.fields]
+    if some:
+        described["databases"] = [_database(one) for one in some]
+    if handled:
+        described["handled"] = handled
+    return described
+
+
+def _field(name: str, values: Mapping[str, str]) -> dict[str, str]:
+    return {"name": name, **{kind: make_legible(text, _LONGEST_CHANGE) for kind, text in values.items()}}
+
+
+def _database(result: PrivilegeResult) -> dict[str, Any]:
+    described: dict[str, Any] = {"name": make_legible(result.database, _NAME)}
+    if result.offer:
+        described["changes"] = [make_legible(words, _LONGEST_CHANGE) for words in result.offer.changes]
+    if result.approve_handled:
+        described["handled"] = result.approve_handled
+    return described
+
+
+def _entry(database: str, reason: Reason, message: str) -> dict[str, Any]:
+    return {
+        "database": database,
+        "ready": False,
+        "reason": reason.value,
+        "message": make_legible(message, _MESSAGE_LIMIT),
+    }

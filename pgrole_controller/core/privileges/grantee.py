@@ -1,0 +1,196 @@
+"""What objects declare that their roles may do, by database, and the roles that the databases' workers keep so."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from pgrole_controller.core.approval import Approval
+from pgrole_controller.core.privileges.acl import ObjectKind
+from pgrole_controller.core.request import Key
+
+
+class Access(StrEnum):
+    """A bundle of privileges on everything in a schema; core/privileges/object_patterns.py says which."""
+
+    READ = "Read"
+    WRITE = "Write"
+    EXECUTE = "Execute"
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaAccess:
+    """`schema` is a name or a pattern with * and ?. `exceptions`: patterns of names of tables, sequences, routines."""
+
+    schema: str
+    access: frozenset[Access]
+    exceptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectPrivileges:
+    """Privileges on objects of one kind, by name or pattern. `kind` TABLE includes views and foreign tables.
+
+    Names of routines may have argument types: `close_order(bigint)`; without, every overload matches.
+    """
+
+    kind: ObjectKind
+    schema: str
+    names: tuple[str, ...]
+    privileges: frozenset[str]
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DatabasePrivileges:
+    """Everything that one object declares in one database. It is exact: what is not declared is revoked."""
+
+    database: str
+    on_database: frozenset[str] = frozenset()
+    schemas: tuple[SchemaAccess, ...] = ()
+    objects: tuple[ObjectPrivileges, ...] = ()
+    created_by: tuple[str, ...] = ()
+    unmanaged: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PrivilegeRule:
+    """Privileges that objects may declare. Patterns have * and ?; `{namespace}` is already replaced.
+
+    `kinds`, `privileges` None: all. `owned_by` None: whoever owns the object; else patterns of the owner's name.
+    """
+
+    databases: tuple[str, ...] = ("*",)
+    schemas: tuple[str, ...] = ("*",)
+    kinds: frozenset[ObjectKind] | None = None
+    privileges: frozenset[str] | None = None
+    owned_by: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrivilegePolicy:
+    """What the server's owner allows the objects of one namespace. `rules` None: privileges on objects whose owner is
+    a role that the namespace itself claims, whatever its name.
+
+    `databases`: patterns of databases that the controller connects to; `but`: exceptions from them. None: to no
+    database, since PgServer.spec.databases is absent. `templates`: databases that CREATE DATABASE may copy, which fails
+    while the controller is connected to them; they need their exact names in `databases`.
+    """
+
+    rules: tuple[PrivilegeRule, ...] | None = None
+    databases: tuple[str, ...] | None = None
+    but: tuple[str, ...] = ()
+    templates: frozenset[str] = frozenset()
+
+
+class Takeover(StrEnum):
+    """How an object may take over a role that it does not own."""
+
+    NEW = "New"  # others made it
+    RETAINED = "Retained"  # the object's own claim on it was released
+
+
+@dataclass(frozen=True, slots=True)
+class Grantee:
+    """A role that one object owns, as the home database's worker found it, for the workers of the databases.
+
+    - `declared`: by database. A listed database is exact.
+    - `former`: by database, earlier declarations that the claim still holds: what only they grant is revoked.
+    - `oid`: of the role.
+    - `owned`: oids of the roles that this object's namespace claims on this server.
+    - `report_only`, `ignored`, `suspended`: from the object's spec (`ignored`: drift.ignore lists privileges).
+    - `approval`: of reported drift, by annotation.
+    - `adoptee`: the object does not own the role. The workers only compare it, and write nothing about it anywhere.
+    """
+
+    key: Key
+    uid: str
+    generation: int
+    role_name: str
+    oid: int
+    declared: Mapping[str, DatabasePrivileges] = field(default_factory=dict)
+    former: Mapping[str, tuple[DatabasePrivileges, ...]] = field(default_factory=dict)
+    policy: PrivilegePolicy = field(default_factory=PrivilegePolicy)
+    owned: frozenset[int] = frozenset()
+    report_only: bool = False
+    ignored: bool = False
+    suspended: bool = False
+    approval: Approval = field(default_factory=Approval)
+    adoptee: Takeover | None = None
+    _digests: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def rests(self) -> bool:
+        """Suspended or ignored: the role is granted nothing on new objects."""
+        return self.suspended or self.ignored
+
+    @property
+    def databases(self) -> frozenset[str]:
+        return frozenset(self.declared) | frozenset(self.former)
+
+    def digest_of(self, database: str) -> str:
+        """Returns a digest of everything that decides what the role may do there, except policy and drift options; for
+        an adoptee, the policy counts.
+        """
+        known = self._digests.get(database)
+        if known is None:
+            known = self._digests[database] = self._digest_of(database)
+        return known
+
+    def _digest_of(self, database: str) -> str:
+        declared, former = self.declared.get(database), self.former.get(database, ())
+        held: list[object] = [self.oid, None if declared is None else to_json(declared)]
+        held.append([to_json(one) for one in former])
+        if self.adoptee is not None:
+            held += [self.adoptee, _without_empty(asdict(self.policy)), sorted(self.owned)]
+        return "sha256:" + hashlib.sha256(json.dumps(held, sort_keys=True).encode(errors="surrogatepass")).hexdigest()
+
+
+def to_json(declared: DatabasePrivileges) -> dict[str, Any]:
+    """The declaration in its canonical form: sorted where order has no meaning, without empty parts."""
+    return _without_empty(asdict(declared))
+
+
+def _without_empty(values: Mapping[str, Any]) -> dict[str, Any]:
+    canonical = {name: _canonical(value) for name, value in values.items()}
+    return {name: value for name, value in canonical.items() if value not in ([], "")}
+
+
+def _canonical(value: object) -> object:
+    if isinstance(value, dict):
+        return _without_empty(value)
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, (list, tuple)):
+        return [_canonical(one) for one in value]
+    return value
+
+
+def from_json(stored: Mapping[str, Any]) -> DatabasePrivileges:
+    """The inverse of `to_json`. Raises LookupError, TypeError or ValueError for anything else."""
+    return DatabasePrivileges(
+        database=str(stored["database"]),
+        on_database=frozenset(map(str, stored.get("on_database", ()))),
+        schemas=tuple(
+            SchemaAccess(str(one["schema"]), frozenset(map(Access, one.get("access", ()))), _texts(one, "exceptions"))
+            for one in stored.get("schemas", ())
+        ),
+        objects=tuple(
+            ObjectPrivileges(
+                ObjectKind(one["kind"]),
+                str(one["schema"]),
+                _texts(one, "names"),
+                frozenset(_texts(one, "privileges")),
+                _texts(one, "columns"),
+            )
+            for one in stored.get("objects", ())
+        ),
+        created_by=_texts(stored, "created_by"),
+        unmanaged=_texts(stored, "unmanaged"),
+    )
+
+
+def _texts(stored: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    return tuple(map(str, stored.get(name, ())))

@@ -1,0 +1,95 @@
+"""What declarations can concern in a database, so that the rest need not be read."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from pgrole_controller.core.policy import matches
+from pgrole_controller.core.privileges.acl import TABLE_KINDS, DatabaseObject, ObjectKind
+from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, Grantee
+from pgrole_controller.core.privileges.object_patterns import compile_patterns, is_pattern
+
+#: Maximum number of schemas with a cached answer.
+_MOST_REMEMBERED = 5000
+
+
+@dataclass(slots=True)
+class PrivilegeReach:
+    """`relations`, `routines`: patterns of schemas. `with_columns`: schemas and names of tables with declared columns.
+
+    `creators`: roles whose default privileges are declared.
+    """
+
+    relations: frozenset[str]
+    routines: frozenset[str]
+    with_columns: tuple[tuple[str, tuple[str, ...]], ...]
+    creators: frozenset[str]
+    _known: dict[tuple[str, bool], bool] = field(default_factory=dict)
+    _columns: dict[str, list[tuple[str, ...]]] = field(default_factory=dict, init=False)  # by name of the schema
+    _wide_columns: list[tuple[str, tuple[str, ...]]] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        for schema, names in self.with_columns:
+            if is_pattern(schema):
+                self._wide_columns.append((schema, names))
+            else:
+                self._columns.setdefault(schema, []).append(names)
+
+    @classmethod
+    def of(cls, database: str, grantees: Iterable[Grantee]) -> "PrivilegeReach":
+        """Returns the reach of everything that these declare, or declared, in this database."""
+        some = list(_declarations(database, grantees))
+        access = [one for declared in some for one in declared.schemas]
+        objects = [one for declared in some for one in declared.objects]
+        relations = {one.schema for one in access if one.access - {Access.EXECUTE}}
+        relations |= {one.schema for one in objects if one.kind is not ObjectKind.ROUTINE}
+        routines = {one.schema for one in access if Access.EXECUTE in one.access}
+        routines |= {one.schema for one in objects if one.kind is ObjectKind.ROUTINE}
+        return cls(
+            frozenset(relations),
+            frozenset(routines),
+            tuple({(one.schema, one.names) for one in objects if one.columns}),
+            frozenset(name for declared in some for name in declared.created_by),
+        )
+
+    def touches(self, schema: str, kind: ObjectKind) -> bool:
+        """Whether a declaration may match objects of this kind in the schema: ROUTINE, or TABLE for all kinds of
+        relations.
+        """
+        routine = kind is ObjectKind.ROUTINE
+        known = self._known.get((schema, routine))
+        if known is None:
+            if len(self._known) >= _MOST_REMEMBERED:
+                self._known.clear()
+            patterns = self.routines if routine else self.relations
+            known = schema in patterns or _compile_wide(patterns).fullmatch(schema) is not None
+            self._known[schema, routine] = known
+        return known
+
+    def covers(self, objects: Iterable[DatabaseObject]) -> bool:
+        """Whether a declaration may match one of these objects. The database and its schemas always match."""
+        return any(
+            one.kind in (ObjectKind.DATABASE, ObjectKind.SCHEMA) or self.touches(one.schema, one.kind)
+            for one in objects
+        )
+
+    def has_columns(self, obj: DatabaseObject) -> bool:
+        """Whether a declaration names columns of this object."""
+        if obj.kind not in TABLE_KINDS:
+            return False
+        wide = (names for schema, names in self._wide_columns if matches(obj.schema, (schema,)))
+        return any(matches(obj.name, names) for names in (*self._columns.get(obj.schema, ()), *wide))
+
+
+@lru_cache(maxsize=64)
+def _compile_wide(patterns: frozenset[str]) -> re.Pattern[str]:
+    """Compiles the patterns that are not plain names; thousands take 0.1 s."""
+    return compile_patterns(filter(is_pattern, patterns))
+
+
+def _declarations(database: str, grantees: Iterable[Grantee]) -> Iterable[DatabasePrivileges]:
+    for grantee in grantees:
+        if database in grantee.declared:
+            yield grantee.declared[database]
+        yield from grantee.former.get(database, ())

@@ -1,0 +1,82 @@
+"""Connects to one database of a server, and explains why that database does not accept a connection."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient, Waiting
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.errors import refusing_connections
+
+_DATABASE_MISSING = "3D000"
+_NOT_ACCEPTING = "55000"
+_FORBIDDEN = "42501"
+_FULL = "53300"
+
+
+@asynccontextmanager
+async def connect_to(endpoint: Endpoint, database: str, purpose: str, **settings: str) -> AsyncIterator[Connection]:
+    """As `connect`, to this database of the server. If the database is at fault, the error is about it."""
+    opened = False
+    try:
+        async with connect(endpoint.at(database), purpose, **settings) as connection:
+            opened = True
+            yield connection
+    except PgRoleError as error:
+        if opened:
+            raise
+        raise explain(error, database) from error.__cause__
+
+
+@asynccontextmanager
+async def connect_read_only(endpoint: Endpoint, database: str | None = None) -> AsyncIterator[Connection]:
+    """A connection of a command, whose transactions are READ ONLY. `database`: one other than the endpoint's. Raises
+    PgRoleError.
+    """
+    read_only = {"default_transaction_read_only": "on"}
+    opening = (
+        connect(endpoint, "command", **read_only)
+        if database is None
+        else connect_to(endpoint, database, "command", **read_only)
+    )
+    async with opening as connection:
+        yield connection
+
+
+def explain(error: PgRoleError, database: str) -> PgRoleError:
+    """Returns the error for the objects that declare privileges in a database to which the controller cannot
+    connect.
+    """
+    codes = _codes(error, set())
+    if _DATABASE_MISSING in codes:
+        return DatabaseMissing(database)
+    if _NOT_ACCEPTING in codes:
+        return refusing_connections(database)
+    if _FORBIDDEN in codes:
+        return Transient(
+            Reason.DATABASE_ERROR,
+            f'the controller\'s role may not connect to database "{database}": GRANT CONNECT ON DATABASE "{database}" '
+            "TO the controller's role",
+        )
+    if _FULL in codes:
+        return Transient(
+            Reason.DATABASE_ERROR, f'the controller cannot connect to database "{database}": {error.message}'
+        )
+    return error
+
+
+class DatabaseMissing(Waiting):
+    """The database does not exist: nothing can be granted there, and nothing is left to revoke."""
+
+    def __init__(self, database: str) -> None:
+        super().__init__(Reason.PRIVILEGE_PENDING, f'database "{database}" does not exist')
+
+
+def _codes(error: BaseException | None, within: set[int]) -> set[str]:
+    """SQLSTATEs of an error and its causes."""
+    if error is None or id(error) in within:
+        return set()
+    within.add(id(error))
+    found = {str(getattr(error, "sqlstate", None) or "")}
+    if isinstance(error, BaseExceptionGroup):
+        found |= {code for one in error.exceptions for code in _codes(one, within)}
+    return (found | _codes(error.__cause__, within)) - {""}

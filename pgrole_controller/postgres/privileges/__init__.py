@@ -1,0 +1,1 @@
+"""Privileges in one database: reading, changing and watching them."""

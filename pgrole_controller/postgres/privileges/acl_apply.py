@@ -1,0 +1,211 @@
+"""Applies changes to privileges in one database.
+
+A transaction (`acl_transaction`) changes at most OBJECTS objects, in the order of their oids. `acl_batches` keeps an
+object that is locked, or cannot be changed, from delaying the others.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import anyio
+import anyio.lowlevel
+
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.privileges.acl import AclChange, DefaultAclChange, ObjectId
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.errors import FOREIGN_EVENT_TRIGGER
+from pgrole_controller.postgres.fence import Unconfirmed, is_another_leading
+from pgrole_controller.postgres.privileges.acl_batches import OBJECTS, Batches, Deadlines
+from pgrole_controller.postgres.privileges.acl_checks import prepare_checks
+from pgrole_controller.postgres.privileges.acl_locks import waits_of
+from pgrole_controller.postgres.privileges.acl_refusal import (
+    DEPENDENT,
+    LOCK_NOT_FREE,
+    RETRIED,
+    Ineffective,
+    as_owner,
+    divide,
+    explain,
+    explain_default,
+    sqlstate,
+)
+from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AclTransactions, Statement
+from pgrole_controller.postgres.privileges.acl_verification import AclRepair
+
+#: Pauses in seconds before another attempt for an object that another transaction changed at the same time.
+_PAUSES = (0.01, 0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedAcls:
+    """`errors`: of the objects that were not changed. `grantee_errors`: some of these objects were changed for all
+    grantees except these (oid, and whether it is about what someone other than the owner granted). `default_errors`: of
+    the default privileges that were not changed. `stored`: the transaction of the last change ran the `extra`
+    statements, which it does only without errors.
+    """
+
+    errors: Mapping[ObjectId, PgRoleError] = field(default_factory=dict)
+    grantee_errors: Mapping[ObjectId, Mapping[tuple[int, bool], PgRoleError]] = field(default_factory=dict)
+    default_errors: Mapping[DefaultAclChange, PgRoleError] = field(default_factory=dict)
+    stored: bool = False
+
+    def find_error(self, identity: ObjectId, grantee: int, parts: Sequence[bool] = (False, True)) -> PgRoleError | None:
+        """Returns why the object was not changed for this grantee; None if it was. `parts`: as in `grantee_errors`."""
+        divided = self.grantee_errors.get(identity)
+        if divided is None:
+            return self.errors.get(identity)
+        return next((divided[grantee, part] for part in parts if (grantee, part) in divided), None)
+
+
+async def apply_acls(
+    connection: Connection,
+    repairs: Sequence[AclRepair],
+    defaults: Sequence[DefaultAclChange],
+    grantees: Collection[int],
+    dialect: AclDialect,
+    extra: Sequence[Statement] = (),
+) -> AppliedAcls:
+    """Applies the changes; nothing is sent if there are none. `grantees`: whose entries were read.
+
+    `extra` runs in the transaction of the last change, if there was no error: pass what records that everything is
+    applied. Without changes, it gets a transaction of its own. Raises PgRoleError if the connection is lost, another
+    process leads, changes are suspended, or an event trigger of others would run; what was committed before stays.
+    """
+    due = sorted(
+        (one for one in repairs if one.changes), key=lambda one: (one.observed.object.id.oid, one.observed.object.id)
+    )
+    if not (due or defaults or extra):
+        return AppliedAcls()
+    if dialect.foreign_triggers:
+        return _refused(due, defaults)
+    await prepare_checks(connection)
+    transactions = AclTransactions(connection, grantees, dialect, extra)
+    waits, deadlines = waits_of(connection), Deadlines()
+    objects = Batches(connection, _ObjectSteps(connection, transactions, dialect.version), waits, deadlines)
+    for start in range(0, len(due), OBJECTS):
+        await objects.change(due[start : start + OBJECTS], last=start + OBJECTS >= len(due) and not defaults)
+    await objects.change_busy(last=not defaults)
+    if defaults:
+        batches = Batches(connection, _DefaultSteps(connection, transactions, dialect.version), waits, deadlines)
+        await batches.change(defaults, last=True)
+        await batches.change_busy(last=True)
+    elif not due:
+        await transactions.run((), extra=True)
+    return AppliedAcls(
+        transactions.errors, transactions.grantee_errors, transactions.default_errors, transactions.stored
+    )
+
+
+def _refused(repairs: Iterable[AclRepair], defaults: Iterable[DefaultAclChange]) -> AppliedAcls:
+    error = Transient(
+        Reason.DATABASE_ERROR,
+        "an event trigger of another role would run with the controller's privileges, so the controller changes "
+        "nothing in this database: drop the event trigger, or make a superuser its owner and that of its function",
+    )
+    return AppliedAcls(
+        {one.observed.object.id: error for one in repairs}, default_errors=dict.fromkeys(defaults, error)
+    )
+
+
+class _ObjectSteps:
+    """Changes objects."""
+
+    def __init__(self, connection: Connection, transactions: AclTransactions, version: int) -> None:
+        self._connection = connection
+        self._transactions = transactions
+        self._version = version
+
+    async def change_all(self, some: Sequence[AclRepair], *, last: bool, seconds: float) -> None:
+        await self._transactions.run(some, extra=last, seconds=seconds)
+
+    async def change_one(self, one: AclRepair, *, last: bool, seconds: float) -> PgRoleError | None:
+        read, cascade = one, False
+        pauses = iter(_PAUSES)
+        while True:
+            await anyio.lowlevel.checkpoint()
+            try:
+                await self._transactions.run([one], extra=last, cascade=cascade, seconds=seconds)
+            except PgRoleError as error:
+                self.raise_if_common(error)
+                code = sqlstate(error)
+                if code == LOCK_NOT_FREE:
+                    raise
+                if code == DEPENDENT and not cascade:
+                    cascade = True
+                elif isinstance(error, Ineffective) and (in_turn := as_owner(one)) != one:
+                    one = in_turn
+                elif code in RETRIED and (pause := next(pauses, None)) is not None:
+                    await anyio.sleep(pause)
+                elif code not in RETRIED and len(parts := divide(read)) > 1:
+                    return await self._change_parts(read, parts, last=last, seconds=seconds)
+                else:
+                    return await explain(self._connection, error, one, self._version)
+            else:
+                return None
+
+    async def _change_parts(
+        self, repair: AclRepair, parts: Mapping[tuple[int, bool], list[AclChange]], *, last: bool, seconds: float
+    ) -> PgRoleError | None:
+        """Changes the object for the grantees for which that is possible. Returns an error of the others."""
+        try:
+            errors = await self._transactions.run_parts(repair, list(parts.values()), seconds=seconds)
+        except PgRoleError as error:
+            self.raise_if_common(error)
+            if sqlstate(error) == LOCK_NOT_FREE:
+                raise
+            return await explain(self._connection, error, repair, self._version)
+        failed: dict[tuple[int, bool], PgRoleError] = {}
+        for (key, part), error_of_part in zip(parts.items(), errors, strict=True):
+            if error_of_part is not None:
+                if error_of_part.__cause__ is not None or isinstance(error_of_part, Ineffective):
+                    about = AclRepair(repair.observed, tuple(part))
+                    error_of_part = await explain(self._connection, error_of_part, about, self._version)
+                failed[key] = error_of_part
+        if failed:
+            self._transactions.grantee_errors[repair.observed.object.id] = failed
+        elif last:
+            await self._transactions.run((), extra=True)
+        return next(iter(failed.values()), None)
+
+    def report(self, one: AclRepair, error: PgRoleError) -> None:
+        self._transactions.errors[one.observed.object.id] = error
+
+    def raise_if_common(self, error: PgRoleError) -> None:
+        raise_if_common(self._connection, error)
+
+
+class _DefaultSteps:
+    """Changes default privileges."""
+
+    def __init__(self, connection: Connection, transactions: AclTransactions, version: int) -> None:
+        self._connection = connection
+        self._transactions = transactions
+        self._version = version
+
+    async def change_all(self, some: Sequence[DefaultAclChange], *, last: bool, seconds: float) -> None:
+        await self._transactions.run((), some, extra=last, seconds=seconds)
+
+    async def change_one(self, one: DefaultAclChange, *, last: bool, seconds: float) -> PgRoleError | None:
+        await anyio.lowlevel.checkpoint()
+        try:
+            await self.change_all([one], last=last, seconds=seconds)
+        except PgRoleError as error:
+            self.raise_if_common(error)
+            if sqlstate(error) == LOCK_NOT_FREE:
+                raise
+            return await explain_default(self._connection, error, one, self._version)
+        return None
+
+    def report(self, one: DefaultAclChange, error: PgRoleError) -> None:
+        self._transactions.default_errors[one] = error
+
+    def raise_if_common(self, error: PgRoleError) -> None:
+        raise_if_common(self._connection, error)
+
+
+def raise_if_common(connection: Connection, error: PgRoleError) -> None:
+    """Raises an error that concerns everything."""
+    common = isinstance(error, Unconfirmed) or error.reason is Reason.SUSPENDED or is_another_leading(error)
+    common = common or sqlstate(error) == FOREIGN_EVENT_TRIGGER
+    if common or connection.is_closed():
+        raise error

@@ -1,0 +1,151 @@
+"""Who changed a privilege in this database: reads the DDL events that may have written a row.
+
+What other roles wrote into an event (application name, statement, names in other encodings) is bounded in SQL, sent as
+bytes, and decoded here without errors; control characters become spaces.
+"""
+
+import logging
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import anyio
+
+from pgrole_controller import resources
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.privileges.attribution import (
+    ChangedRow,
+    DdlEvent,
+    find_culprit_of,
+    find_nearest,
+    group_by_row,
+)
+from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.rows import Row, fetch
+
+#: Maximum number of rows asked about at once, of events for each, and of the newest events that are searched for
+#: subtransactions.
+MOST_ROWS = 100
+MOST_EVENTS = 20
+MOST_RECENT = 10_000
+
+#: Seconds that one question may take.
+ATTRIBUTION_SECONDS = 2.0
+#: After a question that failed, seconds until the next one.
+UNANSWERED_SECONDS = 60.0
+
+log = logging.getLogger(__name__)
+
+
+async def read_culprits(connection: Connection, xmins: Collection[int]) -> dict[int, Culprit]:
+    """By xmin of a changed row: who wrote it, with proof; rows that no event explains are left out.
+
+    Raises PgRoleError, also if schema pgrole has no events here. At most MOST_ROWS are looked up, the highest first.
+    """
+    found = await read_culprits_of(connection, [ChangedRow(xmin) for xmin in sorted(set(xmins), reverse=True)])
+    return {changed.xmin: culprit for changed, culprit in found.items()}
+
+
+async def read_culprits_of(connection: Connection, rows: Sequence[ChangedRow]) -> dict[ChangedRow, Culprit]:
+    """As `read_culprits`, for rows about which more is known: several rows can have one xmin and different commands.
+
+    Of rows that are gone (`xmin` 0), and of those that a transaction wrote that did not make the change, the last
+    events with their tags are looked at.
+    """
+    wanted = list(dict.fromkeys(changed.xmin for changed in rows if changed.xmin))[:MOST_ROWS]
+    events = await read_events(connection, wanted) if wanted else {}
+    known = [changed for changed in dict.fromkeys(rows) if changed.xmin in events]
+    found = {changed: find_culprit_of(changed, events[changed.xmin]) for changed in known}
+    unproven = [
+        changed
+        for changed in dict.fromkeys(rows)
+        if not changed.xmin or (changed.tags and changed in found and found[changed].proof is not Evidence.TRANSACTION)
+    ]
+    if unproven:
+        last = await _read_last_events(connection, sorted({tag for changed in unproven for tag in changed.tags}))
+        nearest = {changed: find_nearest(changed, last) for changed in unproven}
+        found |= {changed: culprit for changed, culprit in nearest.items() if culprit.login}
+    return found
+
+
+@dataclass(slots=True)
+class PatientAttribution:
+    """Asks who changed rows in one database, and after a failure not for a while: it must not delay many repairs."""
+
+    _asks_from: float = 0.0
+
+    async def ask(self, connection: Connection, database: str, rows: Sequence[ChangedRow]) -> dict[ChangedRow, Culprit]:
+        """As `read_culprits_of`; without the answer if there is none in time. Raises PgRoleError if the connection is
+        lost.
+        """
+        if anyio.current_time() < self._asks_from:
+            return {}
+        try:
+            return await read_culprits_of(connection, rows)
+        except PgRoleError as error:
+            if connection.is_closed():
+                raise
+            self._asks_from = anyio.current_time() + UNANSWERED_SECONDS
+            log.warning("who changed privileges is unknown", extra={"database": database, "error": error.message})
+            return {}
+
+
+async def _read_last_events(connection: Connection, tags: Sequence[str]) -> list[DdlEvent]:
+    """The last MOST_EVENTS with these tags that other sessions than the controller's caused."""
+    query = resources.text("sql", "attribution", "last_events.sql")
+    rows = await fetch(
+        connection, "attribute", query, list(tags), MOST_EVENTS, MOST_RECENT, seconds=ATTRIBUTION_SECONDS
+    )
+    return [read_event(row) for row in rows]
+
+
+async def read_events(connection: Connection, xmins: Sequence[int]) -> dict[int, tuple[DdlEvent, ...]]:
+    """The events that may have written the rows with these xmins; only those with at least one. Raises PgRoleError."""
+    query = resources.text("sql", "attribution", "events.sql")
+    rows = await fetch(
+        connection, "attribute", query, list(xmins), MOST_EVENTS, MOST_RECENT, seconds=ATTRIBUTION_SECONDS
+    )
+    return group_by_row([(row.get("xmin", int), read_event(row)) for row in rows])
+
+
+def read_event(row: Row) -> DdlEvent:
+    encoding = row.get("encoding", str)
+    return DdlEvent(
+        id=row.get("id", int),
+        xid=row.get("xid", int),
+        login=legible(row.get("login", bytes), encoding),
+        role=legible(row.get("role", bytes), encoding),
+        application=legible(row.get("app", bytes), encoding),
+        address=row.get("address", str),
+        time=row.get("at", datetime),
+        tag=row.get("tag", str),
+        kind=row.get("kind", str),
+        exact=row.get("exact", bool),
+        distance=row.get("distance", int),
+        object=row.get("object", int),
+        statement=legible(row.get("said", bytes), encoding),
+    )
+
+
+#: PostgreSQL's names of encodings that Python knows under others.
+_CODECS = {"UTF8": "utf-8", "SQL_ASCII": "utf-8", "EUC_CN": "gb2312", "UHC": "cp949", "JOHAB": "johab"}
+
+#: Characters that end a line, move the cursor, or reverse the direction of writing.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]+")
+
+
+def legible(value: bytes, encoding: str = "UTF8") -> str:
+    """A text of unknown origin, for people: valid Unicode on one line. Bytes that cannot be decoded become `\\xe9`.
+
+    `encoding`: the database's, as PostgreSQL spells it.
+    """
+    name = _CODECS.get(encoding, encoding)
+    if encoding.startswith("WIN"):
+        name = "cp" + encoding.removeprefix("WIN")
+    try:
+        text = value.decode(name, errors="backslashreplace")
+    except LookupError:  # unknown to Python
+        text = value.decode("ascii", errors="backslashreplace")
+    return _CONTROL.sub(" ", text).strip()

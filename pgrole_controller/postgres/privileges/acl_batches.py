@@ -1,0 +1,199 @@
+"""Changes many objects, or many default privileges, in few transactions, of which one that fails delays no other.
+
+What others have locked is set aside and comes last. A transaction that fails nevertheless is divided into halves, until
+what fails is alone.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.privileges.acl import DefaultAclChange
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.privileges.acl_locks import (
+    PATIENCE_SECONDS,
+    PROBE_SECONDS,
+    LockWaits,
+    find_busy,
+    key_of,
+)
+from pgrole_controller.postgres.privileges.acl_refusal import LOCK_NOT_FREE, postpone, sqlstate, tell_locked
+from pgrole_controller.postgres.privileges.acl_verification import AclRepair
+
+log = logging.getLogger(__name__)
+
+#: Maximum number of objects of one transaction, which then takes about 12 ms.
+OBJECTS = 100
+#: Time limit in seconds for dividing transactions that fail; what is left is postponed.
+DIVIDING_SECONDS = 3.0
+
+T = TypeVar("T", bound=AclRepair | DefaultAclChange)
+T_contra = TypeVar("T_contra", bound=AclRepair | DefaultAclChange, contravariant=True)
+
+
+@dataclass(slots=True)
+class Deadlines:
+    """When transactions that fail are no longer divided: `ends`, and `locks_end` if they fail because of locks."""
+
+    ends: float = float("inf")
+    locks_end: float = float("inf")
+
+    def begin(self) -> None:
+        self.ends = min(self.ends, anyio.current_time() + DIVIDING_SECONDS)
+
+    def note_lock(self) -> None:
+        self.locks_end = min(self.locks_end, anyio.current_time() + PATIENCE_SECONDS)
+
+
+class Steps(Protocol[T_contra]):
+    """How to change one kind of things. `last`: nothing follows. `seconds`: the longest wait for a lock."""
+
+    async def change_all(self, some: Sequence[T_contra], *, last: bool, seconds: float) -> None:
+        """One transaction. Raises PgRoleError; nothing is changed then."""
+        ...
+
+    async def change_one(self, one: T_contra, *, last: bool, seconds: float) -> PgRoleError | None:
+        """Several attempts, each in its own way. Returns the error to report. Raises it as it is if a lock is not
+        free, and errors that concern everything.
+        """
+        ...
+
+    def report(self, one: T_contra, error: PgRoleError) -> None: ...
+
+    def raise_if_common(self, error: PgRoleError) -> None:
+        """Raises an error that concerns everything."""
+        ...
+
+
+class Batches(Generic[T]):
+    """The changes of one kind in one call of `apply_acls`."""
+
+    def __init__(self, connection: Connection, steps: Steps[T], waits: LockWaits, deadlines: Deadlines) -> None:
+        self._connection = connection
+        self._steps = steps
+        self._waits = waits
+        self._deadlines = deadlines
+        self._busy: list[T] = []
+        self._doubtful: list[T] = []  # failed lately, although no lock was found
+
+    async def change(self, some: Sequence[T], *, last: bool) -> None:
+        """`last`: nothing follows, except for what others have locked, which is left to `change_busy`."""
+        if self._waits.met:
+            some = await self._set_aside(some, doubt=True)
+        while some:
+            await anyio.lowlevel.checkpoint()
+            try:
+                await self._change_all(some, last=last and not self._left, seconds=self._waits.seconds)
+            except PgRoleError as error:
+                if sqlstate(error) == LOCK_NOT_FREE:
+                    free = await self._set_aside(some)
+                    if len(free) < len(some):
+                        some = free
+                        continue
+                await self._divide(some, error, last=last and not self._left)
+            return
+
+    async def change_busy(self, *, last: bool) -> None:
+        """Changes what others have or had locked, after everything else."""
+        for start in range(0, len(self._doubtful), OBJECTS):
+            some = self._doubtful[start : start + OBJECTS]
+            await self._change_doubtful(some, last=last and not self._busy and start + OBJECTS >= len(self._doubtful))
+        in_turn = sorted(self._busy, key=lambda one: self._waits.failed_at(key_of(one)))
+        for place, one in enumerate(in_turn):
+            if self._waits.may_wait_for(key_of(one)):
+                await self._try_one(one, last=last and place == len(in_turn) - 1, seconds=self._waits.seconds)
+            else:
+                self._steps.report(one, tell_locked(one))
+
+    @property
+    def _left(self) -> bool:
+        return bool(self._busy or self._doubtful)
+
+    async def _set_aside(self, some: Sequence[T], *, doubt: bool = False) -> Sequence[T]:
+        """Returns what no one has locked. `doubt`: without what failed lately, either."""
+        busy = await find_busy(self._connection, some)
+        free: list[T] = []
+        for one in some:
+            key = key_of(one)
+            if key in busy:
+                self._busy.append(one)
+            elif doubt and self._waits.failed_at(key) > float("-inf"):
+                self._doubtful.append(one)
+            else:
+                free.append(one)
+        return free
+
+    async def _change_all(self, some: Sequence[T], *, last: bool, seconds: float) -> None:
+        try:
+            await self._steps.change_all(some, last=last, seconds=seconds)
+        except PgRoleError as error:
+            self._note(error, some)
+            raise
+        self._waits.forget(map(key_of, some))
+
+    def _note(self, error: PgRoleError, some: Sequence[T]) -> None:
+        self._steps.raise_if_common(error)
+        if sqlstate(error) == LOCK_NOT_FREE:
+            self._waits.note(map(key_of, some) if len(some) == 1 else ())
+            self._deadlines.note_lock()
+
+    async def _change_doubtful(self, some: Sequence[T], *, last: bool) -> None:
+        try:
+            await self._change_all(some, last=last, seconds=PROBE_SECONDS)
+        except PgRoleError as error:
+            if sqlstate(error) == LOCK_NOT_FREE and self._waits.rests:
+                for one in some:
+                    self._steps.report(one, tell_locked(one))
+            else:
+                await self._divide(some, error, last=last)
+
+    async def _divide(self, some: Sequence[T], error: PgRoleError, *, last: bool) -> None:
+        """Changes the halves of what failed, and their halves."""
+        log.debug("dividing a transaction that failed", extra={"changes": len(some), "error": error.message})
+        self._deadlines.begin()
+        pieces = _halves(some)
+        while pieces:
+            piece = pieces.pop()
+            if anyio.current_time() >= self._deadlines.ends:
+                self._postpone(piece)
+            elif len(piece) == 1:
+                await self._try_one(piece[0], last=last and not pieces, seconds=PROBE_SECONDS)
+            else:
+                pieces += await self._try_piece(piece, last=last and not pieces)
+
+    async def _try_piece(self, piece: Sequence[T], *, last: bool) -> list[Sequence[T]]:
+        """Returns the pieces to try instead."""
+        await anyio.lowlevel.checkpoint()
+        try:
+            await self._change_all(piece, last=last, seconds=PROBE_SECONDS)
+        except PgRoleError as error:
+            if sqlstate(error) != LOCK_NOT_FREE or anyio.current_time() < self._deadlines.locks_end:
+                return _halves(piece)
+            self._postpone(piece)
+        return []
+
+    async def _try_one(self, one: T, *, last: bool, seconds: float) -> None:
+        try:
+            error = await self._steps.change_one(one, last=last, seconds=seconds)
+        except PgRoleError as raised:
+            self._note(raised, [one])
+            error = tell_locked(one)
+        if error is not None:
+            self._steps.report(one, error)
+        else:
+            self._waits.forget([key_of(one)])
+
+    def _postpone(self, some: Iterable[T]) -> None:
+        for one in some:
+            self._steps.report(one, postpone())
+
+
+def _halves(some: Sequence[T]) -> list[Sequence[T]]:
+    """The last one is the first half."""
+    middle = (len(some) + 1) // 2
+    return [half for half in (some[middle:], some[:middle]) if half]

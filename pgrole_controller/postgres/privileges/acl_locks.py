@@ -1,0 +1,108 @@
+"""What other transactions keep from being changed in one database, and how long the controller waits for it.
+
+While a transaction waits for a lock, every other repair in the database waits, too. So after the first lock that was
+not free, the controller waits for others during PATIENCE_SECONDS at most, and then for none during REST_SECONDS. What
+it then leaves out is retried later. Nothing here is read or sent unless a lock was not free.
+"""
+
+from collections.abc import Collection, Hashable, Iterable
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import anyio
+
+from pgrole_controller.core.privileges.acl import DefaultAclChange, ObjectId
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.privileges.acl_verification import AclRepair
+from pgrole_controller.postgres.rows import Row, fetch
+
+#: Maximum time in seconds that a transaction waits for one lock.
+LOCK_SECONDS = 0.2
+#: The same for a transaction that only finds out what is locked.
+PROBE_SECONDS = 0.01
+#: Maximum time in seconds from the first lock that is not free until the controller waits for no further one.
+PATIENCE_SECONDS = 0.3
+#: Time in seconds after that until the controller waits again.
+REST_SECONDS = 2.0
+#: Time in seconds during which the controller looks for locks before it changes something.
+_REMEMBERED_SECONDS = 10.0
+
+_DEFAULTS = "pg_default_acl"
+
+
+@dataclass(slots=True)
+class LockWaits:
+    """The waits for locks in one database. Keys: `key_of`."""
+
+    _began: float = float("-inf")  # the last period of PATIENCE_SECONDS and REST_SECONDS
+    _met: float = float("-inf")
+    _failed: dict[Hashable, float] = field(default_factory=dict)
+
+    @property
+    def met(self) -> bool:
+        """Whether locks were not free a moment ago."""
+        return anyio.current_time() < self._met + _REMEMBERED_SECONDS
+
+    @property
+    def rests(self) -> bool:
+        """Whether the controller waits for no lock now."""
+        return PATIENCE_SECONDS <= anyio.current_time() - self._began < PATIENCE_SECONDS + REST_SECONDS
+
+    @property
+    def seconds(self) -> float:
+        """How long a transaction may wait for one lock now."""
+        passed = anyio.current_time() - self._began
+        if passed >= PATIENCE_SECONDS + REST_SECONDS:
+            return LOCK_SECONDS
+        return min(max(PATIENCE_SECONDS - passed, PROBE_SECONDS), LOCK_SECONDS)
+
+    def note(self, keys: Iterable[Hashable] = ()) -> None:
+        """A lock was not free; it was that of these, if they are known."""
+        now = anyio.current_time()
+        if now - self._began >= PATIENCE_SECONDS + REST_SECONDS:
+            self._began = now
+            self._failed = {key: at for key, at in self._failed.items() if now < at + _REMEMBERED_SECONDS}
+        self._met = now
+        self._failed.update(dict.fromkeys(keys, now))
+
+    def forget(self, keys: Iterable[Hashable]) -> None:
+        """These were changed."""
+        for key in keys if self._failed else ():
+            self._failed.pop(key, None)
+
+    def failed_at(self, key: Hashable) -> float:
+        """When the lock of this one was last not free; -inf: not lately."""
+        return self._failed.get(key, float("-inf"))
+
+    def may_wait_for(self, key: Hashable) -> bool:
+        return not self.rests and anyio.current_time() >= self.failed_at(key) + REST_SECONDS
+
+
+_waits: WeakKeyDictionary[Connection, LockWaits] = WeakKeyDictionary()
+
+
+def waits_of(connection: Connection) -> LockWaits:
+    """The same for all calls with one connection."""
+    return _waits.setdefault(connection, LockWaits())
+
+
+def key_of(one: AclRepair | DefaultAclChange) -> Hashable:
+    """Identifies what has one lock: an object, or the default privileges of one row of pg_default_acl."""
+    if isinstance(one, AclRepair):
+        return one.observed.object.id
+    return one.creator, one.schema, one.object_type
+
+
+async def find_busy(connection: Connection, some: Collection[AclRepair | DefaultAclChange]) -> set[Hashable]:
+    """Returns the keys of what other transactions keep from being changed. Raises PgRoleError."""
+    raw = connection.get_settings().server_encoding == "SQL_ASCII"
+    objects = [one.observed.object.id.oid for one in some if isinstance(one, AclRepair)]
+    creators = list({one.creator for one in some if isinstance(one, DefaultAclChange)})
+    rows = await fetch(connection, "", queries.privileges("busy", raw=raw), objects, creators)
+    return {_read_key(row) for row in rows}
+
+
+def _read_key(row: Row) -> Hashable:
+    catalog, oid = row.get("catalog", str), row.get("oid", int)
+    return (oid, row.text("schema"), row.get("object_type", str)) if catalog == _DEFAULTS else ObjectId(catalog, oid)

@@ -1,0 +1,154 @@
+"""Explains why PostgreSQL refused to change privileges, and what people can do."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.privileges import grant_ddl
+from pgrole_controller.core.privileges.acl import AclChange, DefaultAclChange
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.errors import shorten
+from pgrole_controller.postgres.privileges.acl_verification import AclRepair
+from pgrole_controller.postgres.rows import Row, fetch
+
+#: Another transaction changed the same rows.
+RETRIED = ("XX000", "23505", "40P01", "40001")
+LOCK_NOT_FREE = "55P03"
+#: Other grants depend on what is revoked.
+DEPENDENT = "2BP01"
+_ROW_TOO_BIG = "54000"
+_NOT_PERMITTED = "42501"
+#: The object, its schema, the role or the grantor (22023) was dropped or renamed.
+_GONE = ("42P01", "42883", "3F000", "42704", "42703", "22023")
+#: Maximum number of characters of the statements in a message.
+_LONGEST_STATEMENTS = 600
+#: Since this version, a membership says whether it allows to act as the group.
+_MEMBERSHIP_OPTIONS_VERSION = 160_000
+
+
+class Ineffective(Transient):
+    """The statements succeeded, and yet an object does not have the privileges that it should."""
+
+
+def sqlstate(error: PgRoleError) -> str:
+    return getattr(error.__cause__, "sqlstate", None) or ""
+
+
+def as_owner(repair: AclRepair) -> AclRepair:
+    """What the owner granted is revoked in the owner's name: a role with grant options of its own otherwise revokes
+    only what it granted itself, although it may act as the owner.
+    """
+    owner = repair.observed.object.owner_name
+    changes = (replace(one, grantor=one.grantor or owner) if one.revoke else one for one in repair.changes)
+    return replace(repair, changes=tuple(changes))
+
+
+def divide(repair: AclRepair) -> dict[tuple[int, bool], list[AclChange]]:
+    """Returns the changes by grantee, and after them (True) those that revoke what someone other than the owner
+    granted, which may be impossible.
+    """
+    owner = repair.observed.object.owner_name
+    parts: dict[tuple[int, bool], list[AclChange]] = {}
+    for one in repair.changes:
+        delegated = one.revoke and one.grantor not in ("", owner)
+        parts.setdefault((one.grantee, delegated), []).append(one)
+    return dict(sorted(parts.items(), key=lambda item: item[0][1]))
+
+
+def tell_locked(one: AclRepair | DefaultAclChange) -> PgRoleError:
+    if isinstance(one, AclRepair):
+        label = one.observed.object.label
+    else:
+        label = f'default privileges of creator "{one.creator_name}"'
+    return Transient(Reason.PROGRESSING, f"another transaction has locked {label}; the controller tries again")
+
+
+def postpone() -> PgRoleError:
+    return Transient(Reason.PROGRESSING, "postponed, since other objects in its transaction wait for locks")
+
+
+async def explain(connection: Connection, error: PgRoleError, repair: AclRepair, version: int) -> PgRoleError:
+    """Returns the error to report on the object that declares the privileges. `version`: server_version_num. Raises
+    PgRoleError if the connection is lost.
+    """
+    label, code = repair.observed.object.label, sqlstate(error)
+    said = str(getattr(error.__cause__, "message", "")) or error.message
+    if code == LOCK_NOT_FREE:
+        return tell_locked(repair)
+    if code in RETRIED or code in _GONE:
+        return Transient(Reason.PROGRESSING, f"a concurrent transaction changed {label} first: {shorten(said)}")
+    if code == _ROW_TOO_BIG:
+        remedy = "grant it to a group role, and make the roles members of that"
+        return Transient(Reason.DATABASE_ERROR, f"the ACL of {label} has no room for another role: {remedy}")
+    text = error.message if isinstance(error, Ineffective) else f"{label}: {shorten(said)}"
+    if code == _NOT_PERMITTED or isinstance(error, Ineffective):
+        text += await _find_remedy(connection, repair, version)
+    return Transient(Reason.DATABASE_ERROR, text)
+
+
+async def explain_default(
+    connection: Connection, error: PgRoleError, change: DefaultAclChange, version: int
+) -> PgRoleError:
+    """Likewise, of default privileges."""
+    if sqlstate(error) != _NOT_PERMITTED:
+        return error
+    allow = [
+        _allow(row, version)
+        for row in await _read_actors(connection, {change.creator_name})
+        if not (row.get("allowed", bool) or row.get("superuser", bool))
+    ]
+    said = str(getattr(error.__cause__, "message", "")) or error.message
+    text = f'default privileges of creator "{change.creator_name}": {shorten(said)}'
+    return Transient(Reason.DATABASE_ERROR, text + _ask("allow it", allow))
+
+
+async def _find_remedy(connection: Connection, repair: AclRepair, version: int) -> str:
+    """Returns statements that let the controller's role make the changes, or the changes themselves if nothing should
+    let it.
+    """
+    owner = repair.observed.object.owner_name
+    by_actor: dict[str, list[AclChange]] = {}
+    for change in repair.changes:
+        by_actor.setdefault((change.grantor if change.revoke else "") or owner, []).append(change)
+    allow: list[str] = []
+    do: list[str] = []
+    database = ""
+    for row in await _read_actors(connection, by_actor):
+        if row.get("unlimited", bool):
+            return ""
+        name, database = row.text("name"), row.text("database")
+        if row.get("superuser", bool):
+            do += _statements(by_actor[name], version)
+        elif not row.get("allowed", bool):
+            allow.append(_allow(row, version))
+    return _ask("allow it", allow) + _ask(f"do it, in database {_quoted(database)}", do)
+
+
+def _statements(changes: Iterable[AclChange], version: int) -> list[str]:
+    texts: list[str] = []
+    for one in grant_ddl.statements(changes, (), version):
+        if one.acting_as:
+            texts += [f"SET ROLE {_quoted(one.acting_as)}", one.text, "RESET ROLE"]
+        else:
+            texts.append(one.text)
+    return texts
+
+
+def _allow(row: Row, version: int) -> str:
+    options = " WITH INHERIT TRUE, SET TRUE" if version >= _MEMBERSHIP_OPTIONS_VERSION else ""
+    return f"GRANT {_quoted(row.text('name'))} TO {_quoted(row.text('own_role'))}{options}"
+
+
+def _ask(what: str, statements: Collection[str]) -> str:
+    text = "; ".join(statements)
+    return f". A superuser can {what}: {text}" if text and len(text) <= _LONGEST_STATEMENTS else ""
+
+
+async def _read_actors(connection: Connection, names: Iterable[str]) -> list[Row]:
+    encoded = [name.encode(errors="surrogateescape") for name in names]
+    return await fetch(connection, "", queries.privileges("actors"), encoded)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

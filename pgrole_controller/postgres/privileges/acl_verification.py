@@ -1,0 +1,108 @@
+"""Whether the changes to an object's privileges took effect, and nothing else was lost with them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pgrole_controller.core.privileges.acl import AclChange, AclEntry, ObservedAcl
+
+
+@dataclass(frozen=True, slots=True)
+class AclRepair:
+    """All changes of one object, for all grantees, and the ACL that they were decided from.
+
+    Its `entries` are of all `grantees` of `apply_acls`: none of them may lose what no change revokes.
+    """
+
+    observed: ObservedAcl
+    changes: tuple[AclChange, ...]
+
+
+def identity_of(one: ObservedAcl) -> tuple[object, ...]:
+    """Returns what statements refer to an object by, and what policies decide by."""
+    found = one.object
+    return found.kind, found.schema, found.name, found.arguments, found.owner, found.security_definer
+
+
+def _held(one: ObservedAcl | None) -> set[tuple[int, str, str]]:
+    return {(entry.grantee, entry.column, entry.privilege) for entry in one.entries} if one is not None else set()
+
+
+class _Revocation:
+    """What a change revokes. A table may have 1,600 columns."""
+
+    def __init__(self, change: AclChange) -> None:
+        self.change = change
+        self._columns = frozenset(change.columns or ("",))
+
+    def names(self, entry: AclEntry) -> bool:
+        return entry.column in self._columns and self._concerns(entry)
+
+    def takes(self, entry: AclEntry) -> bool:
+        """Whether PostgreSQL revokes the entry with the change: with a table's privilege go those of its columns."""
+        return (not self.change.columns or entry.column in self._columns) and self._concerns(entry)
+
+    def _concerns(self, entry: AclEntry) -> bool:
+        change = self.change
+        by = entry.grantor_name == change.grantor if change.grantor else entry.grantor == change.object.owner
+        return by and entry.grantee == change.grantee and entry.privilege in change.privileges
+
+
+def find_lost(repair: AclRepair, after: ObservedAcl | None) -> list[AclEntry]:
+    """Returns entries that no change revokes and that are missing now. One of several grantors is enough."""
+    held = _held(after)
+    revocations = [_Revocation(one) for one in repair.changes if one.revoke and not one.option_only]
+    kept = [entry for entry in repair.observed.entries if not any(one.takes(entry) for one in revocations)]
+    return [entry for entry in kept if (entry.grantee, entry.column, entry.privilege) not in held]
+
+
+def find_wrong(repair: AclRepair, after: ObservedAcl | None) -> str:
+    """Returns what is wrong after the changes, for people; empty if nothing is."""
+    label = repair.observed.object.label
+    if after is None:
+        return f"{label} was dropped"
+    if identity_of(after) != identity_of(repair.observed):
+        return f"{label} changed while the controller changed its privileges"
+    held = _held(after)
+    for change in repair.changes:
+        if change.revoke:
+            revocation = _Revocation(change)
+            left = [e for e in after.entries if revocation.names(e) and (e.grantable or not change.option_only)]
+            if left and not _granted_too(repair, left[0]):
+                text = f'PostgreSQL did not revoke {left[0].privilege} on {label} from "{change.grantee_name}"'
+                text += f', which "{left[0].grantor_name}" granted'
+                return f"{text}: {_remedy(change)}" if change.grantor else text
+            continue
+        for entry in _entries_of(change):
+            if entry not in held:
+                return f'PostgreSQL did not grant {entry[2]} on {label} to "{change.grantee_name}"'
+    lost = find_lost(repair, after)
+    return f"PostgreSQL revoked {lost[0].privilege} on {label}, too, and did not grant it again" if lost else ""
+
+
+def _remedy(change: AclChange) -> str:
+    """A superuser's REVOKE is always in the owner's name, and CASCADE spares what a superuser granted."""
+    return (
+        f'if "{change.grantor}" is a superuser now, PostgreSQL lets no one revoke what it granted before: an '
+        f'administrator can run ALTER ROLE "{change.grantor}" NOSUPERUSER, and the controller revokes it then'
+    )
+
+
+def _granted_too(repair: AclRepair, entry: AclEntry) -> bool:
+    key = (entry.grantee, entry.column, entry.privilege)
+    return any(key in _entries_of(change) for change in repair.changes if not change.revoke)
+
+
+def _entries_of(change: AclChange) -> set[tuple[int, str, str]]:
+    return {
+        (change.grantee, column, privilege) for column in change.columns or ("",) for privilege in change.privileges
+    }
+
+
+def grant_again(repair: AclRepair, entry: AclEntry, names: Mapping[int, str]) -> AclChange:
+    return AclChange(
+        object=repair.observed.object,
+        grantee=entry.grantee,
+        grantee_name=names[entry.grantee],
+        privileges=(entry.privilege,),
+        columns=(entry.column,) if entry.column else (),
+    )

@@ -1,0 +1,89 @@
+"""Opens a session with one database whose privileges are managed."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from pgrole_controller import resources
+from pgrole_controller.core.database_options import DatabaseMode
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.postgres.capabilities import Identity, identify
+from pgrole_controller.postgres.connection import Connection, Endpoint
+from pgrole_controller.postgres.database_connection import connect_to
+from pgrole_controller.postgres.errors import convert_unexpected, translate_errors
+from pgrole_controller.postgres.fence import Candidate, Fence, lead_while_away, take_lead
+from pgrole_controller.postgres.privileges.database_schema import DatabaseInstallation, install_database
+from pgrole_controller.postgres.privileges.database_session import DatabaseSession
+from pgrole_controller.postgres.rows import fetch_row
+
+
+@asynccontextmanager
+async def open_database(
+    endpoint: Endpoint,
+    database: str,
+    home: str,
+    server: Identity,
+    *,
+    detection: DatabaseMode,
+    interval: float,
+    may_install: bool,
+    candidate: Candidate | None,
+    on_notice: Callable[[], None],
+) -> AsyncIterator[DatabaseSession]:
+    """A session with one database of the server that `server` identifies. `home`: the name of the home database.
+
+    `on_notice` is called when something may have changed. Raises PgRoleError if the session cannot begin; what is wrong
+    with the database itself is Waiting or names the remedy.
+    """
+    with convert_unexpected():
+        # PostgreSQL would plan the large questions of each round again: that takes longer than to answer them
+        async with connect_to(endpoint, database, "database", plan_cache_mode="force_generic_plan") as connection:
+            identity = await _identify(connection, database)
+            if not identity.is_same_server(server):
+                raise Transient(Reason.SERVER_NOT_READY, f'database "{database}" is on a different server')
+            await _silence_triggers(connection, identity)
+            installation = await install_database(connection, allowed=may_install)
+            fence = await _lead(connection, candidate, installation)
+            place = await fetch_row(connection, "", resources.text("sql", "events", "place.sql"))
+            session = DatabaseSession(
+                database,
+                home,
+                connection,
+                identity,
+                installation,
+                fence,
+                place.get("oid", int),
+                interval=interval,
+                on_notice=on_notice,
+            )
+            await session.detect(detection)
+            yield session
+
+
+async def _identify(connection: Connection, database: str) -> Identity:
+    try:
+        return await identify(connection)
+    except PgRoleError as error:
+        if connection.is_closed():
+            raise
+        raise type(error)(error.reason, error.message.replace("the home database", f'database "{database}"')) from error
+
+
+async def _silence_triggers(connection: Connection, identity: Identity) -> None:
+    """Turns off event triggers for the controller's own changes, where its role may do that."""
+    if identity.superuser and identity.version_number >= 170_000:
+        with translate_errors():
+            await connection.execute("SET event_triggers = off")
+
+
+async def _lead(
+    connection: Connection, candidate: Candidate | None, installation: DatabaseInstallation
+) -> Fence | None:
+    if candidate is None:
+        return None
+    guarded = installation.others_may_create
+    if not candidate.is_leading() and installation.present and candidate.away() > 0.0:
+        fence = await lead_while_away(connection, candidate, guarded=guarded)
+        if fence is None:
+            raise Transient(Reason.PROGRESSING, "another process leads in this database")
+        return fence
+    return await take_lead(connection, candidate, guarded=guarded, fencing=installation.present)

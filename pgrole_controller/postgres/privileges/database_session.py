@@ -1,0 +1,400 @@
+"""One connection to one database whose privileges are managed: installs its part of schema pgrole, takes the lead
+there, detects changes, and serves the worker's reads and writes.
+
+The same connection LISTENs and works: notifications that arrive during a transaction are delivered at its end. Without
+the installed part, a fingerprint of all privileges is read every interval.
+
+Guarantees: nothing is written unless this process leads in this database; what was committed while no session existed
+is never missed, since the worker reads everything when a session begins.
+"""
+
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import anyio
+
+from pgrole_controller import resources
+from pgrole_controller.core.database_options import DatabaseMode
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
+from pgrole_controller.core.privileges.acl import DefaultAclChange, ObjectId
+from pgrole_controller.core.privileges.attribution import ChangedRow
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
+from pgrole_controller.core.privileges.privilege_result import Culprit
+from pgrole_controller.postgres.capabilities import Identity
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.errors import refusing_connections, shorten, translate_errors
+from pgrole_controller.postgres.fence import Fence
+from pgrole_controller.postgres.framing import NotificationFilter
+from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls, apply_acls
+from pgrole_controller.postgres.privileges.acl_attribution import PatientAttribution
+from pgrole_controller.postgres.privileges.acl_catalog import (
+    ask_facts,
+    facts_of,
+    read_columns,
+    read_database,
+    read_defaults,
+    read_named_acls_and,
+    read_older,
+    read_recent_acls_and,
+    read_schemas,
+)
+from pgrole_controller.postgres.privileges.acl_checks import prepare_checks
+from pgrole_controller.postgres.privileges.acl_fingerprint import Fingerprints
+from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, Statement
+from pgrole_controller.postgres.privileges.acl_verification import AclRepair
+from pgrole_controller.postgres.privileges.database_schema import DatabaseInstallation, inspect_database
+from pgrole_controller.postgres.privileges.ddl_events import (
+    EVERYTHING,
+    PRUNED_AT_ONCE,
+    EventReader,
+    Look,
+    Scope,
+    UnexplainedWrites,
+    prune_events,
+)
+from pgrole_controller.postgres.privileges.stored_state import StoredState, ask_state
+from pgrole_controller.postgres.protocol import protocol_of, reason_of
+from pgrole_controller.postgres.rows import fetch, fetch_row
+from pgrole_controller.postgres.watch import CHANNEL, NotDelivered, greeting
+
+#: Interval of reads of the events where no notification can be sent, in seconds.
+TICK_SECONDS = 0.05
+#: Interval of heartbeats, and deadline of each, in seconds.
+BEAT_SECONDS = 5.0
+_DEADLINE = 3.0
+_GREETING_SECONDS = 5.0
+#: Where events are in place: seconds between two fingerprints, in case a trigger was disabled.
+BACKSTOP_SECONDS = 60.0
+#: Seconds between two questions for writes that no event tells.
+UNEXPLAINED_SECONDS = 2.0
+#: While nothing may be written, how often to see whether an administrator removed the cause.
+BLOCKED_SECONDS = 5.0
+#: In Poll: how much of the time is spent on fingerprints, and the longest time between two, in seconds: one that was
+#: slow because the machine was busy says little about the next.
+_POLLING_SHARE = 0.02
+LONGEST_PAUSE_SECONDS = 15.0
+#: Between two times that old events are deleted, and between two of these deletions, in seconds.
+PRUNE_SECONDS = 60.0
+_PRUNE_PAUSE = 0.1
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(slots=True)
+class DatabaseSession:
+    """`oid`: of the database. `mode` is never Auto; `why`: why it is not Events, if that was possible to ask for.
+    `fence` None: no other process can lead.
+
+    Hold `lock` while calling `read*` and `apply`.
+    """
+
+    database: str
+    home: str
+    connection: Connection
+    identity: Identity
+    installation: DatabaseInstallation
+    fence: Fence | None
+    oid: int
+    mode: DatabaseMode = DatabaseMode.RESYNC
+    interval: float = 1.0
+    on_notice: Callable[[], None] = _nothing
+    why: str = ""
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    _reader: EventReader | None = None
+    _ticks: bool = False
+    _unexplained: UnexplainedWrites | None = None
+    _fingerprints: Fingerprints | None = None
+    _unread: Look = field(default_factory=Look)
+    _attribution: PatientAttribution = field(default_factory=PatientAttribution)
+
+    @property
+    def stores(self) -> bool:
+        """Whether the database stores what was applied, and the history of drifts."""
+        return self.installation.present
+
+    @property
+    def blocked(self) -> PgRoleError | None:
+        """Why nothing may be written here; None if it may."""
+        if not self.installation.endangered:
+            return None
+        names = ", ".join(self.installation.foreign_event_triggers)
+        return Transient(
+            Reason.DATABASE_ERROR,
+            f'database "{self.database}": event triggers that belong to neither a superuser nor the controller\'s role '
+            f"would run with the controller's privileges: {names}. The controller writes nothing there: disable them "
+            "(ALTER EVENT TRIGGER … DISABLE), or make a superuser the owner of each and of its function",
+        )
+
+    @property
+    def enforcing(self) -> bool:
+        """Whether Kubernetes cannot be reached, and this process only keeps what was applied."""
+        return self.fence is not None and self.fence.enforcing
+
+    @property
+    def own_acl(self) -> Look:
+        """Returns the privileges on the database itself, about which there is no event."""
+        return Look(Scope.NAMED, objects=frozenset({ObjectId("pg_database", self.oid)}))
+
+    async def look(self) -> Look:
+        """Returns what to read after the changes since the last call. Raises PgRoleError."""
+        look, self._unread = self._unread, Look()
+        if self._reader is not None:
+            async with self.lock:
+                look |= await self._reader.read()
+        return look
+
+    async def check_accepting(self) -> None:
+        """Raises PgRoleError if the database accepts no new connections: its administrator wants exclusive access."""
+        async with self.lock:
+            row = await fetch_row(self.connection, "", _query("place"), seconds=_DEADLINE)
+        if not row.get("accepting", bool):
+            raise refusing_connections(self.database)
+
+    async def read(
+        self, grantees: Sequence[int], reach: PrivilegeReach, look: Look, with_columns: Collection[int] = ()
+    ) -> tuple[ObservedDatabase, StoredState]:
+        """The privileges of these roles, as much as `look` asks for, and what is stored about them. `with_columns`:
+        oids of known tables with declared columns. Raises PgRoleError.
+
+        Reads by name and by oid need no common snapshot: each repair verifies the objects that it changes.
+        """
+        connection = self.connection
+        if look.scope is Scope.FULL:
+            _, observed = await read_database(connection, grantees, reach.creators, reach.touches, reach.has_columns)
+            question = ask_state(grantees, self.home, stores=self.stores, drifts=True)
+            row = await fetch_row(connection, "applied", question.question, *question.arguments, seconds=_DEADLINE)
+            return observed, StoredState.of(row, stores=self.stores)
+        question = ask_state(grantees, self.home, stores=self.stores, drifts=False)
+        question = question.and_one(ask_facts(connection, reach.creators))
+        if look.scope is Scope.RECENT:
+            acls, row = await read_recent_acls_and(
+                question,
+                connection,
+                grantees,
+                look.xid,
+                reach.touches,
+                with_columns,
+                database=bool(look.objects & self.own_acl.objects),
+            )
+        else:
+            oids = [identity.oid for identity in look.objects]
+            acls, row = await read_named_acls_and(
+                question, connection, grantees, oids, look.names, look.xid, columns=look.columns
+            )
+        facts, roles = facts_of(row)
+        tables = [
+            one.object.id.oid for one in acls if one.object.id.catalog == "pg_class" and reach.has_columns(one.object)
+        ]
+        observed = ObservedDatabase(
+            facts,
+            acls,
+            await read_defaults(connection, grantees) if look.defaults else None,
+            roles,
+            frozenset((await read_schemas(connection)).values()) if look.defaults else frozenset(),
+            complete=False,
+            columns=await read_columns(connection, tables) if tables else {},
+        )
+        return observed, StoredState.of(row, stores=self.stores)
+
+    async def prepare(self) -> None:
+        """Has PostgreSQL plan what a repair needs: for the first one, that would take longer than running it. Raises
+        PgRoleError.
+        """
+        async with self.lock:
+            await self.read((), PrivilegeReach.of(self.database, ()), self.own_acl)
+            await prepare_checks(self.connection)
+
+    async def read_older(self, asked: Collection[tuple[int, ObjectId]]) -> frozenset[tuple[int, ObjectId]]:
+        """As `acl_catalog.read_older`. Raises PgRoleError."""
+        return await read_older(self.connection, asked) if asked and self.stores else frozenset()
+
+    async def read_culprits(self, rows: Sequence[ChangedRow]) -> dict[ChangedRow, Culprit]:
+        """Who changed these rows, as far as it is known. Raises PgRoleError only if the connection is lost."""
+        if not (rows and self.installation.armed):
+            return {}
+        found = self._reader.find_culprits(rows) if self._reader is not None else {}
+        left = [row for row in rows if row not in found]
+        return found | await self._attribution.ask(self.connection, self.database, left) if left else found
+
+    async def apply(
+        self,
+        repairs: Sequence[AclRepair],
+        defaults: Sequence[DefaultAclChange],
+        grantees: Collection[int],
+        extra: Sequence[Statement],
+    ) -> AppliedAcls:
+        """As `apply_acls`."""
+        dialect = AclDialect(
+            self.identity.version_number,
+            self.fence,
+            self.installation.endangered,
+            self.enforcing,
+            self.installation.spared,
+        )
+        return await apply_acls(self.connection, repairs, defaults, grantees, dialect, extra)
+
+    async def detect(self, detection: DatabaseMode) -> None:
+        """Begins the best possible mode. Raises PgRoleError, also if a requested mode is not possible."""
+        if detection is DatabaseMode.RESYNC:
+            return
+        why = self.installation.remedy
+        if detection in (DatabaseMode.AUTO, DatabaseMode.EVENTS) and self.installation.armed:
+            try:
+                if self.installation.notifies:
+                    await self._listen()
+            except NotDelivered as error:
+                why = error.message
+            else:
+                self._ticks = not self.installation.notifies
+                self._reader = EventReader(self.connection)
+                await self._reader.begin()
+                self._unexplained = UnexplainedWrites(self.connection, self._reader.snapshot)
+                self.mode = DatabaseMode.EVENTS
+        if detection is DatabaseMode.EVENTS and self.mode is not detection:
+            raise Refused(Reason.DATABASE_ERROR, f"PgServer.spec.databases.detection: Events is not possible: {why}")
+        self.why = "" if detection is DatabaseMode.POLL or self.mode is DatabaseMode.EVENTS else why
+        self._fingerprints = Fingerprints(self.connection, self.identity)
+        await self._fingerprints.compare()
+        if self.mode is not DatabaseMode.EVENTS:
+            self.mode = DatabaseMode.POLL
+
+    async def _listen(self) -> None:
+        """LISTENs, and verifies that notifications arrive, which a pooler may prevent. Raises NotDelivered."""
+        greeted, hello = anyio.Event(), greeting(secrets.token_hex(8))
+        row = await fetch_row(self.connection, "", _query("place"))
+        own = row.get("pid", int)
+
+        def receive(noted: list[tuple[int, bytes]], left_out: bool) -> None:
+            if any(payload == hello.encode() for _, payload in noted):
+                greeted.set()
+            if left_out or any(pid != own for pid, _ in noted):
+                self.on_notice()
+
+        with translate_errors():
+            protocol_of(self.connection).listen(NotificationFilter(CHANNEL, own, receive))
+            await self.connection.execute(f"LISTEN {CHANNEL}")
+            await self.connection.execute("SELECT pg_catalog.pg_notify($1, $2)", CHANNEL, hello)
+        with anyio.move_on_after(_GREETING_SECONDS):
+            await greeted.wait()
+            return
+        raise NotDelivered(
+            Reason.SERVER_NOT_READY,
+            "notifications do not arrive: connect to the server itself, not through a pooler in transaction mode",
+        )
+
+    async def run(self) -> None:
+        """Detects changes and keeps the lead, until cancelled. Raises PgRoleError when the session fails."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._await_end)
+            tasks.start_soon(self._beat)
+            tasks.start_soon(self._watch_installation)
+            if self.stores:
+                tasks.start_soon(self._prune)
+            if self._ticks:
+                tasks.start_soon(self._look_often)
+            if self._fingerprints is not None:
+                tasks.start_soon(self._compare, self._fingerprints)
+            if self._unexplained is not None:
+                tasks.start_soon(self._watch_unexplained, self._unexplained)
+
+    async def _await_end(self) -> NoReturn:
+        ended = anyio.Event()
+        self.connection.add_termination_listener(lambda _connection: ended.set())
+        if not self.connection.is_closed():
+            await ended.wait()
+        reason = reason_of(self.connection)
+        why = f": {shorten(str(reason))}" if reason else ""
+        raise Transient(Reason.SERVER_NOT_READY, f"the connection to the database ended{why}")
+
+    async def _beat(self) -> NoReturn:
+        """Detects a lost connection, which receives nothing and raises no error by itself."""
+        while True:
+            async with self.lock:
+                if self.fence is not None and (self.fence.is_leading() or self.fence.enforcing):
+                    await self.fence.beat(self.connection)
+                query = "SELECT channel FROM pg_catalog.pg_listening_channels() AS l (channel)"
+                channels = await fetch(self.connection, "heartbeat", query, seconds=_DEADLINE)
+            listens = self.mode is DatabaseMode.EVENTS and not self._ticks
+            if listens and CHANNEL not in {row.get("channel", str) for row in channels}:
+                raise Transient(Reason.SERVER_NOT_READY, "the connection to the database no longer listens")
+            await anyio.sleep(BEAT_SECONDS)
+
+    async def _watch_installation(self) -> NoReturn:
+        """Ends the session when someone dropped, disabled or installed the event triggers or the schema."""
+        before = _summary(self.installation)
+        while True:
+            await anyio.sleep(BACKSTOP_SECONDS if self.blocked is None else min(BLOCKED_SECONDS, BACKSTOP_SECONDS))
+            async with self.lock:
+                found = await inspect_database(self.connection)
+            if _summary(found) != before:
+                raise Transient(
+                    Reason.SERVER_NOT_READY,
+                    f'what is installed in database "{self.database}" changed: it is read again',
+                )
+
+    async def _prune(self) -> NoReturn:
+        """Deletes old events regularly, since anyone who may run DDL adds to them."""
+        while True:
+            await anyio.sleep(PRUNE_SECONDS)
+            pruned = PRUNED_AT_ONCE
+            while pruned >= PRUNED_AT_ONCE:
+                async with self.lock:
+                    if self.fence is None or self.fence.is_leading() or self.fence.enforcing:
+                        pruned = await prune_events(self.connection, guarded=self.installation.others_may_create)
+                    else:
+                        pruned = 0
+                await anyio.sleep(_PRUNE_PAUSE)
+
+    async def _look_often(self) -> NoReturn:
+        """Reads the events often where a notification would break PREPARE TRANSACTION."""
+        before = ""
+        while True:
+            async with self.lock:
+                row = await fetch_row(self.connection, "", _query("snapshot"), seconds=_DEADLINE)
+            snapshot = row.get("snapshot", str)
+            if snapshot != before:
+                before = snapshot
+                self.on_notice()
+            await anyio.sleep(TICK_SECONDS)
+
+    async def _compare(self, fingerprints: Fingerprints) -> NoReturn:
+        pause = BACKSTOP_SECONDS if self.mode is DatabaseMode.EVENTS else self.interval
+        while True:
+            await anyio.sleep(pause)
+            async with self.lock:
+                began = anyio.current_time()  # without the wait for a round, which may take long
+                changed = await fingerprints.compare()
+                took = anyio.current_time() - began
+            if changed:
+                self._unread |= EVERYTHING
+                self.on_notice()
+            if self.mode is DatabaseMode.POLL:
+                pause = self._pause_after(took)
+
+    async def _watch_unexplained(self, writes: UnexplainedWrites) -> NoReturn:
+        while True:
+            async with self.lock:
+                began = anyio.current_time()
+                look = await writes.ask()
+                took = anyio.current_time() - began
+            if look.scope is not Scope.NOTHING:
+                self._unread |= look
+                self.on_notice()
+            await anyio.sleep(max(UNEXPLAINED_SECONDS, took / _POLLING_SHARE))
+
+    def _pause_after(self, took: float) -> float:
+        """Limits fingerprints to about 2 % of the time, however large the catalog is."""
+        return min(max(self.interval, took / _POLLING_SHARE), max(self.interval, LONGEST_PAUSE_SECONDS))
+
+
+def _summary(installation: DatabaseInstallation) -> tuple[object, ...]:
+    return installation.present, installation.armed, installation.endangered, installation.foreign_parts
+
+
+def _query(name: str) -> str:
+    return resources.text("sql", "events", f"{name}.sql")
