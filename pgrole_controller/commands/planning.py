@@ -8,11 +8,12 @@ namespaces, whose privileges on their own objects others there may declare.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from heapq import nsmallest
 
 from pgrole_controller.commands.output import make_unexpected
+from pgrole_controller.commands.plan_adoption import compare_adoptees
 from pgrole_controller.commands.plan_case import PlanCase, Subject
 from pgrole_controller.commands.plan_conclusion import PlanConclusion
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport
@@ -21,6 +22,7 @@ from pgrole_controller.commands.server_reading import reading
 from pgrole_controller.controller.objects import RIVALS, Target
 from pgrole_controller.controller.observation import read_observed
 from pgrole_controller.controller.server_config import ServerConfig
+from pgrole_controller.core.adoption import find_adoptee
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.desired import desired_of, proof_of
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
@@ -28,6 +30,7 @@ from pgrole_controller.core.ownership import find_own_claim, proves
 from pgrole_controller.core.password import DesiredPassword, PasswordOrigin
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy
+from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.kept_privileges import find_former, grantee_of, unite
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole
@@ -72,6 +75,7 @@ async def plan_server(
             plan = _ServerPlan(config, view)
             await plan.read(subjects)
             plan.decide()
+            await plan.compare_adoptees()
             await plan.add_privileges()
         return plan.report(asked)
     except PgRoleError as error:
@@ -270,6 +274,39 @@ class _ServerPlan:
             applied,
             privileges=unite(desired.privileges or {}, {}),
         )
+
+    async def compare_adoptees(self) -> None:
+        """Decides about existing roles again, with what they hold in the databases that their objects list. Repeats it
+        while more are adopted: what these own may be declared by others of their namespaces. Raises PgRoleError.
+        """
+        for _ in self._cases:
+            before = {case.subject.key for case in self._cases if isinstance(case.decision, Plan)}
+            owned = await self._read_owned()
+            some = [(case, one) for case in self._cases if (one := self._adoptee(case, owned)) is not None]
+            if not some or self._config.endpoint is None:
+                return
+            results = await compare_adoptees(self._config.endpoint, [one for _, one in some])
+            for case, one in some:
+                if case.target is not None and case.target.desired is not None and isinstance(case.observed, Observed):
+                    desired = replace(case.target.desired, privilege_results=results[one.key])
+                    case.target = replace(case.target, desired=desired)
+                    case.observed = replace(case.observed, owned=one.owned)
+            self.decide()
+            if {case.subject.key for case in self._cases if isinstance(case.decision, Plan)} <= before:
+                return
+
+    def _adoptee(self, case: PlanCase, owned: Mapping[str, frozenset[int]]) -> Grantee | None:
+        target, observed = case.target, case.observed
+        if target is None or target.desired is None or not isinstance(observed, Observed):
+            return None
+        if isinstance(case.decision, Plan):
+            return None
+        observed = replace(observed, owned=owned.get(case.subject.key.namespace, frozenset()))
+        found = find_adoptee(target.desired, observed, self._server, target.policy)
+        if found is None:
+            return None
+        declared = {name: one for name, one in found.declared.items() if name not in observed.unheld}
+        return replace(found, declared=declared) if declared else None
 
     async def add_privileges(self) -> None:
         """Raises PgRoleError if the home database fails."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pgrole_controller.controller.objects import Target
+from pgrole_controller.core.adoption import find_adoptee
 from pgrole_controller.core.decision import find_held
 from pgrole_controller.core.deletion import find_role_to_drop
 from pgrole_controller.core.errors import PgRoleError
@@ -21,6 +22,7 @@ async def read_observed(targets: Sequence[Target], session: Session, server: Ser
     observations = await session.read_roles([(target.key, target.role_name) for target in targets])
     await _add_references(targets, observations, session)
     await _add_unheld(targets, observations, session, server)
+    await _add_owned(targets, observations, session, server)
     ends = {
         place: (oid, target.desired.new_owner)
         for place, (target, observed) in enumerate(zip(targets, observations, strict=True))
@@ -100,6 +102,24 @@ def _to_look_for(desired: Desired, observed: Observed, server: Server) -> HeldQu
     if observed.named is not None and desired.privileges and not desired.terminating:
         return HeldQuestion(observed.named.oid, frozenset(desired.privileges), served=True)
     return None
+
+
+async def _add_owned(
+    targets: Sequence[Target], observations: list[Observed | PgRoleError], session: Session, server: Server
+) -> None:
+    """Reads whose privileges the namespaces may declare, for the objects that may take over an existing role."""
+    asked = {
+        place: (target.desired.owner.namespace, target.desired.owner.namespace_uid)
+        for place, (target, observed) in enumerate(zip(targets, observations, strict=True))
+        if target.desired
+        and isinstance(observed, Observed)
+        and find_adoptee(target.desired, observed, server, target.policy)
+    }
+    roles = await session.read_namespace_roles(sorted(set(asked.values()))) if asked else {}
+    for place, namespace in asked.items():
+        observed = observations[place]
+        if isinstance(observed, Observed):
+            observations[place] = replace(observed, owned=roles[namespace])
 
 
 def _is_illegible(name: str) -> bool:

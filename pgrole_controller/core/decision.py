@@ -15,6 +15,7 @@ While Kubernetes is unreachable, only what was applied before is maintained: see
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pgrole_controller.core.adoption import check_adoption, check_retained
 from pgrole_controller.core.approval import Approval, digest_role_drift
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.deletion import decide_deletion
@@ -72,6 +73,8 @@ def _decide(desired: Desired, observed: Observed, server: Server, policy: Policy
     adjusted = desired if desired_role is desired.role else replace(desired, role=desired_role)
     claim = find_own_claim(adjusted, observed, server)
     target = find_target(claim, observed, server, policy) if claim else observed.named
+    if claim and claim.released:
+        check_retained(adjusted, observed, server, policy)
     decided = decide_password(adjusted, claim, target, observed, server, policy)
     if decided.left:
         adjusted = replace(adjusted, ignore=adjusted.ignore | {"password"})
@@ -237,22 +240,7 @@ def _check_adoption(
         and not decided.record.source
     ):
         names = (*names, "password")
-    what = f"would change {', '.join(names)}" if names else "would change nothing"
-    if exact_in := sorted(frozenset(desired.privileges or ()) - observed.unheld):
-        exact = f"would revoke undeclared privileges in {_name_some(exact_in)}"
-        what = f"{what}, and {exact}" if names else exact
-    if not desired.adopt:
-        raise Refused(
-            Reason.ROLE_EXISTS,
-            f'role "{named.role.name}" already exists and this object has no claim to it; adoption {what}. '
-            f"To take the role over, set spec.adopt: true; otherwise choose another spec.name",
-        )
-    if not policy.adopt:
-        raise Refused(
-            Reason.NOT_ALLOWED,
-            "the server's policy does not allow adoption: ask the server's administrator for allow.adopt",
-        )
-    check_holds(policy, named, action="adoption", references=observed.references)
+    check_adoption(desired, named, names, observed, policy)
 
 
 def _plan_owned(

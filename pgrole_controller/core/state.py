@@ -150,6 +150,7 @@ class Observed:
     - `former`: claims of this namespace and name on other roles, as (role name, uid of the object).
     - `unheld`: of the databases that only former specs declare, and of those that adoption would make exact: where
       the role has no privileges at all.
+    - `owned`: oids of the roles that the object's namespace claims, if the object may take over an existing role.
     - `at`: the server's time.
     - `iterations`: what the server would use for a new verifier.
     - `row`: everything this was read from, except the time; empty if it was not exactly one row.
@@ -164,6 +165,7 @@ class Observed:
     new_owner: NewOwner | None = None
     references: References = field(default_factory=References)
     unheld: frozenset[str] = frozenset()
+    owned: frozenset[int] = frozenset()
     at: datetime = _BEFORE
     iterations: int = LEAST_ITERATIONS
     row: tuple[object, ...] = field(default=(), compare=False, repr=False)

@@ -227,6 +227,39 @@ async def test_a_rule_with_patterns_allows_no_escalation(attacked: AttackedDatab
     assert await attacked.may("@a_x_allowed", "SELECT", "theirs.payroll")
 
 
+async def test_adoption_brings_nothing_of_what_others_own(attacked: AttackedDatabase) -> None:
+    team, database = attacked.teams.teams[0], attacked.teams.database
+    names = ("kept", "declared", "by-mate", "owner", "reads-it")
+    roles = {name: attacked.fill(f'"@a_x_{name}"') for name in names}
+    await database.execute("; ".join(f"CREATE ROLE {role}" for role in roles.values()))
+    await attacked.inside.execute(
+        attacked.fill(
+            f"GRANT SELECT ON theirs.payroll TO {roles['kept']}, {roles['declared']};"
+            f"GRANT DELETE ON ours.own TO {roles['by-mate']};"
+            f"CREATE TABLE ours.of_owner (id int); ALTER TABLE ours.of_owner OWNER TO {roles['owner']};"
+            f"GRANT SELECT ON ours.of_owner TO {roles['reads-it']}"
+        )
+    )
+    await attacked.declare("kept", {"unmanaged": ["*"]}, adopt=True, login=True)
+    await attacked.declare("declared", on("theirs", "payroll", "SELECT"), adopt=True, login=True)
+    words = attacked.fill("SELECT on table theirs.payroll (database @db)")
+    for name in ("kept", "declared"):
+        await team.wait_for(
+            name, lambda obj: says(obj, "NotAllowed", "adoption is denied", f"could not declare ({words}): ask"), name
+        )
+        assert not await database.fetchval(
+            "SELECT rolcanlogin FROM pg_roles WHERE rolname = $1", roles[name].strip('"')
+        )
+    await attacked.declare("by-mate", on("ours", "own", "SELECT"), adopt=True)
+    await team.wait_ready("by-mate")
+    await attacked.declare("reads-it", on("ours", "of_owner", "SELECT"), adopt=True)
+    await team.wait_for("reads-it", lambda obj: says(obj, "NotAllowed", "ours.of_owner"), "its owner is no one's yet")
+    await attacked.declare("owner", adopt=True)
+    await team.wait_ready("owner")
+    await team.wait_ready("reads-it")
+    await attacked.inside.execute(f"DROP TABLE ours.of_owner; DROP OWNED BY {roles['kept']}, {roles['declared']}")
+
+
 async def test_create_on_objects_of_a_schema_is_refused_at_admission(attacked: AttackedDatabase) -> None:
     for declared in (
         on("theirs", "theirs", "CREATE", kind="Schema"),

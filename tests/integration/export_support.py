@@ -139,7 +139,8 @@ async def check_unchanged(server: PostgresServer, objects: Sequence[ExportedObje
             ignored = one.document["spec"].get("drift", {}).get("ignore", ())
             assert [change for change in changes if change.field not in ignored] == []
             continue
-        plan = decide(desired, Observed(named=one.found, references=references), here, policy)
+        listed = frozenset(desired.privileges or ())  # privileges: below
+        plan = decide(desired, Observed(named=one.found, references=references, unheld=listed), here, policy)
         assert (plan.changes, plan.pending, plan.action) == ((), (), Action.ADOPTED), one.document
     for _, decision, document in await decide_everywhere(server, roles, [one.oid for one in every]):
         assert (decision.changes, decision.default_changes) == ((), ()), document

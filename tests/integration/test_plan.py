@@ -30,6 +30,16 @@ from tests.servers import Servers
 
 SPEC: dict[str, Any] = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole"}
 PASSWORD = "for-tests"
+#: Its namespaces may declare privileges on what their own roles own.
+PGSERVER = """
+apiVersion: pgrole.dev/v1alpha1
+kind: PgServer
+metadata: {name: default}
+spec:
+  connection: {hosts: [pg.example], credentialsSecretRef: {name: pg}}
+  allow: {namespaces: {matchNames: ["*"]}, roleNames: ["*"]}
+  databases: {matchNames: ["*"]}
+"""
 CLUSTER, NAMESPACE_UID = "c-1", "ns-uid"
 
 
@@ -231,6 +241,57 @@ async def test_an_adoption_that_changes_nothing_is_only_a_claim(trial: PlanTrial
         assert (await trial.plan_one({**spec, **change})).action is PlannedAction.ADOPT, what
 
 
+async def test_adoption_is_listed_and_denied_in_the_controllers_words(trial: PlanTrial, place: Connection) -> None:
+    old, where = trial.name("old"), f"(database {trial.prefix})"
+    await trial.home.execute(f"CREATE ROLE {old}")
+    await place.execute(f"GRANT TRIGGER ON app.other TO {old}; GRANT DELETE ON app.orders TO {old}")
+    spec: dict[str, Any] = {"name": old, "privileges": [{"database": trial.prefix}]}
+    listed = f"would revoke DELETE on table app.orders {where}, TRIGGER on table app.other {where}. To take"
+    assert listed in (await trial.plan_one(spec)).refusals[0].message
+    denied = await trial.plan_one({**spec, "adopt": True})
+    assert denied.action is PlannedAction.REFUSE
+    words_of_it = f'"{old}" has privileges that this object could not declare (TRIGGER on table app.other {where}): ask'
+    assert words_of_it in denied.refusals[0].message
+    await place.execute(f"REVOKE TRIGGER ON app.other FROM {old}")
+    adopted = await trial.plan_one({**spec, "adopt": True})
+    assert (adopted.action, words(adopted)) == (PlannedAction.ADOPT, ["-DELETE on table app.orders"])
+
+
+async def test_adoption_waits_for_a_database_that_cannot_be_read(trial: PlanTrial, place: Connection) -> None:
+    old = trial.name("old")
+    await trial.home.execute(f"CREATE ROLE {old}; GRANT TEMPORARY ON DATABASE {trial.prefix} TO {old}")
+    await place.close()
+    await trial.home.execute(f"ALTER DATABASE {trial.prefix} ALLOW_CONNECTIONS false")
+    spec = {"name": old, "adopt": True, "privileges": [{"database": trial.prefix}]}
+    one = await trial.plan_one(spec)
+    assert one.action is PlannedAction.FAIL
+    assert (
+        f'adoption waits for database "{trial.prefix}", in which role "{old}" has privileges' in one.errors[0].message
+    )
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_what_an_owner_that_is_adopted_as_well_has_may_be_declared(
+    trial: PlanTrial, place: Connection, *, together: bool
+) -> None:
+    owner, reader = trial.name("owner"), trial.name("a_reader")
+    await trial.home.execute(f"CREATE ROLE {owner}; CREATE ROLE {reader}")
+    await place.execute(
+        f"DROP TABLE app.other; ALTER SCHEMA app OWNER TO {owner}; ALTER TABLE app.orders OWNER TO {owner};"
+        f"GRANT SELECT ON app.orders TO {reader}; GRANT USAGE ON SCHEMA app TO {reader}"
+    )
+    server: dict[str, Any] = yaml.safe_load(PGSERVER)
+    server["spec"]["allow"]["adopt"] = True
+    declared = [{"database": trial.prefix, "schemas": [{"name": "app", "access": ["Read"]}]}]
+    specs: list[dict[str, Any]] = [{"name": reader, "adopt": True, "privileges": declared}]
+    specs += [{"name": owner, "adopt": True, "privileges": [{"database": trial.prefix}]}] if together else []
+    report = await trial.plan(*specs, text=yaml.safe_dump(server))
+    if together:
+        assert [one.action for one in report.objects] == [PlannedAction.CLAIM, PlannedAction.CLAIM]
+    else:
+        assert "SELECT on table app.orders" in report.objects[0].refusals[0].message
+
+
 async def test_a_refused_object_has_its_reason_and_no_statements_and_stops_no_other(trial: PlanTrial) -> None:
     report = await trial.plan(
         {"name": "postgres", "object": "initial"},
@@ -350,16 +411,6 @@ async def test_privileges_of_a_new_and_of_an_existing_role_are_planned_and_appli
 async def test_owners_of_objects_must_be_roles_that_the_namespace_claims(
     trial: PlanTrial, place: Connection, elsewhere: bool
 ) -> None:
-    server = {
-        "apiVersion": "pgrole.dev/v1alpha1",
-        "kind": "PgServer",
-        "metadata": {"name": "default"},
-        "spec": {
-            "connection": {"hosts": ["pg.example"], "credentialsSecretRef": {"name": "pg"}},
-            "allow": {"namespaces": {"matchNames": ["*"]}, "roleNames": ["*"]},
-            "databases": {"matchNames": ["*"]},
-        },
-    }
     owner, reader = trial.name("owner"), trial.name("reader")
     await trial.home.execute(f"CREATE ROLE {owner}")
     await place.execute(
@@ -370,7 +421,7 @@ async def test_owners_of_objects_must_be_roles_that_the_namespace_claims(
     else:
         await trial.claim({"name": owner})
     declared = [{"database": trial.prefix, "schemas": [{"name": "app", "access": ["Read"]}]}]
-    one = await trial.plan_one({"name": reader, "privileges": declared}, text=yaml.safe_dump(server))
+    one = await trial.plan_one({"name": reader, "privileges": declared}, text=PGSERVER)
     if elsewhere:
         assert "its owner must be a role of a PgRole in this namespace" in one.refusals[0].message
     else:

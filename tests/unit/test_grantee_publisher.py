@@ -18,8 +18,9 @@ from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.errors import Reason, Refused, Transient
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy, References, ServerPolicy
-from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegePolicy
-from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews, PrivilegeResult
+from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegePolicy, Takeover
+from pgrole_controller.core.privileges.privilege_result import AdoptionFindings, News, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole, Role, digest
 from pgrole_controller.core.state import Desired, Observed, Server
@@ -132,7 +133,6 @@ async def test_a_renamed_role_is_published_under_its_current_name(scene: Grantee
     "observed",
     [
         see({"orders": (ORDERS,)}, claim=Claim("app", OID, 7, owner(OTHER), "sha256:x")),
-        see({"orders": (ORDERS,)}, claim=Claim("app", OID, 7, owner(), "sha256:x", released=True)),
         see({"orders": (ORDERS,)}, named=None),
         see({"orders": (ORDERS,)}, named=ObservedRole(OID + 1, ROLE)),
         Observed(),
@@ -141,6 +141,47 @@ async def test_a_renamed_role_is_published_under_its_current_name(scene: Grantee
 async def test_a_role_that_the_object_does_not_own_is_withdrawn(scene: GranteeScene, observed: Observed) -> None:
     await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
     await scene.reconcile(target(ORDERS), observed)
+    assert scene.grantees.published("main") == ()
+
+
+@pytest.mark.parametrize(
+    ("claim", "kind"),
+    [
+        (None, Takeover.NEW),
+        (Claim("app", OID, 7, owner(OTHER), "sha256:x", released=True), Takeover.NEW),
+        (Claim("app", OID, 7, owner(), "sha256:x", released=True), Takeover.RETAINED),
+    ],
+)
+async def test_a_role_that_the_object_may_take_over_is_published_to_be_compared_only(
+    scene: GranteeScene, claim: Claim | None, kind: Takeover
+) -> None:
+    existing = see({}, claim=claim, owned=frozenset({OID}))
+    attempt = await scene.reconcile(target(ORDERS), existing)
+    (grantee,) = scene.grantees.published("main")
+    assert (grantee.adoptee, grantee.oid, grantee.declared) == (kind, OID, {"orders": ORDERS})
+    assert attempt.conclude().privileges == GrantedPrivileges(), "status says nothing of another's privileges"
+    scene.report("orders", adoption=AdoptionFindings(("DELETE on table app.orders",), 1))
+    refused = await scene.reconcile(target(ORDERS), existing)
+    expected = "DELETE on table app.orders (database orders)"
+    assert kind is Takeover.RETAINED or expected in cast("Refused", refused.decision).message
+
+
+async def test_an_adoptee_is_replaced_once_the_object_owns_the_role(scene: GranteeScene) -> None:
+    await scene.reconcile(target(ORDERS), see({}, claim=None))
+    scene.report("orders", adoption=AdoptionFindings())
+    await scene.reconcile(target(ORDERS, LAKE), see({"orders": (ORDERS,)}))
+    assert scene.grantees.published("main") == (), "the claim does not hold everything yet"
+    await scene.reconcile(target(ORDERS), see({}, claim=None))
+    scene.report("orders", adoption=AdoptionFindings())
+    attempt = await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
+    (grantee,) = scene.grantees.published("main")
+    assert grantee.adoptee is None
+    assert not attempt.conclude().outcome.ready, "what it was compared with confirms nothing"  # type: ignore[union-attr]
+
+
+async def test_an_object_that_may_not_adopt_has_nothing_compared(scene: GranteeScene) -> None:
+    barred = replace(target(ORDERS), policy=replace(POLICY, adopt=False))
+    await scene.reconcile(barred, see({}, claim=None))
     assert scene.grantees.published("main") == ()
 
 

@@ -15,7 +15,13 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transien
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy, References
 from pgrole_controller.core.privileges.acl import DECLARABLE, ObjectKind
-from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
+from pgrole_controller.core.privileges.grantee import (
+    Access,
+    DatabasePrivileges,
+    ObjectPrivileges,
+    PrivilegePolicy,
+    SchemaAccess,
+)
 from pgrole_controller.core.privileges.kept_privileges import (
     LARGEST,
     former_of,
@@ -201,7 +207,8 @@ class TestTheClaim:
     def test_an_object_that_takes_over_a_claim_inherits_pending_revocations(self) -> None:
         other = replace(ME, object="other", object_uid="uid-9")
         claim = Claim("app", OID, 7, other, "sha256:x", released=True, privileges={"lake": (LAKE,)})
-        plan = decide(desired(READ, adopt=True), see({}, claim=claim), SERVER, Policy())
+        observed = see({}, claim=claim, unheld=frozenset({"orders"}))
+        plan = decide(desired(READ, adopt=True), observed, SERVER, Policy())
         assert plan.owner == ME
         assert read_kept(plan.privileges or "") == {"orders": (READ,), "lake": (LAKE,)}
 
@@ -233,6 +240,10 @@ class TestTheClaim:
         assert keep_privileges(Plan("app"), desired(READ), see({}, claim=claim), SERVER).privileges is None
 
 
+EXISTING = Observed(named=ObservedRole(OID, ROLE), references=References(databases=frozenset({"orders", "lake"})))
+SERVED = Policy(privileges=PrivilegePolicy(databases=("*",)))
+
+
 class TestAdoption:
     @pytest.mark.parametrize(
         ("named", "words"),
@@ -243,15 +254,15 @@ class TestAdoption:
     )
     def test_the_message_names_the_databases_where_privileges_would_become_exact(self, named: Role, words: str) -> None:
         with pytest.raises(PgRoleError) as caught:
-            decide(desired(READ, LAKE), Observed(named=ObservedRole(OID, named)), SERVER, Policy())
+            decide(desired(READ, LAKE), replace(EXISTING, named=ObservedRole(OID, named)), SERVER, SERVED)
         assert caught.value.reason is Reason.ROLE_EXISTS
         assert words in caught.value.message
 
     def test_the_message_names_no_database_where_the_role_has_no_privileges(self) -> None:
         def adopt(*unheld: str) -> str:
-            observed = Observed(named=ObservedRole(OID, ROLE), unheld=frozenset(unheld))
+            observed = replace(EXISTING, unheld=frozenset(unheld))
             with pytest.raises(PgRoleError) as caught:
-                decide(desired(READ, LAKE), observed, SERVER, Policy())
+                decide(desired(READ, LAKE), observed, SERVER, SERVED)
             return caught.value.message
 
         assert 'would revoke undeclared privileges in "orders". To take' in adopt("lake")

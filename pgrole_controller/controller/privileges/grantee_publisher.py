@@ -3,6 +3,8 @@
 A role is published when its object owns it and its claim holds what is declared, so that whatever was granted can be
 revoked, whatever happens to this process. An object that is refused keeps what was published before: drift is still
 repaired, and nothing is added. While Kubernetes cannot be reached, everything stays published as it was.
+
+An existing role that an object may take over is published as an adoptee: the workers only compare it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +15,7 @@ from pgrole_controller.controller.objects import Target
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.result import Attempt
 from pgrole_controller.controller.server_config import ServerConfig
+from pgrole_controller.core.adoption import find_adoptee
 from pgrole_controller.core.decision import find_held
 from pgrole_controller.core.deletion import may_revoke
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
@@ -124,8 +127,8 @@ def _find_grantee(one: Attempt, before: Grantee | None, server: Server) -> Grant
         return before
     role = _find_role(desired, observed, server)
     if role is None:
-        return None
-    if before is not None and (before.uid, before.oid) != (desired.owner.object_uid, role.oid):
+        return find_adoptee(desired, observed, server, one.target.policy)
+    if before is not None and (before.uid, before.oid, before.adoptee) != (desired.owner.object_uid, role.oid, None):
         before = None
     kept = held_by(observed.claim, desired, server)
     made = grantee_of(desired, kept, role.oid)
@@ -173,6 +176,8 @@ def _may_be_published(one: Attempt, made: Grantee, kept: KeptPrivileges, server:
 def _describe(one: Attempt, grantees: Grantees, declared: ServerConfig) -> GrantedPrivileges:
     key = one.target.key
     grantee = grantees.get(declared.name, key)
+    if grantee is not None and grantee.adoptee is not None:
+        return GrantedPrivileges()
     problems = find_problems(grantee, one.observed.references.databases) if grantee and one.was_read else {}
     if grantee:  # of the others, `Databases` reports once no session there can grant what was given up
         problems = {name: error for name, error in problems.items() if name in grantee.declared}

@@ -91,6 +91,14 @@ class FurtherReads:
         """Everything was read for these."""
         self._put_off -= keys
 
+    def put_off(self, keys: frozenset[Key]) -> None:
+        """These wait for the next one."""
+        self._put_off |= keys
+
+    def keep_only(self, keys: frozenset[Key]) -> None:
+        """Everything was read for the others, or they are no longer published."""
+        self._put_off &= keys
+
     @property
     def next(self) -> float:
         """When one that was put off is due, on the loop's clock."""
@@ -105,10 +113,12 @@ class PrivilegeMemory:
     """`applied`: by oid of the role, where the database stores nothing. `repaired_at`: when the last correction of a
     drift was committed, on the loop's clock. `recorded`: drifts were written that the home database lacks.
     `unrecorded`: reported drifts that are not yet written. `with_columns`: oids of tables with declared columns.
+    `adoptees`: reads for these.
     """
 
     applied: dict[int, AppliedState] = field(default_factory=dict)
     further: FurtherReads = field(default_factory=FurtherReads)
+    adoptees: FurtherReads = field(default_factory=FurtherReads)
     repaired_at: float = -math.inf
     recorded: bool = False
     unrecorded: list[RecordedDrift] = field(default_factory=list)
@@ -235,11 +245,11 @@ class PrivilegeMemory:
     def next_check(self) -> float:
         """When a contested role, or a read that was put off, is due, on the loop's clock."""
         contested = min((due for one in self._roles.values() for due in _due(one)), default=math.inf)
-        return min(contested, self.further.next)
+        return min(contested, self.further.next, self.adoptees.next)
 
     def due(self, now: float) -> frozenset[Key]:
         contested = frozenset(key for key, one in self._roles.items() if any(due <= now for due in _due(one)))
-        return contested | self.further.due(now)
+        return contested | self.further.due(now) | self.adoptees.due(now)
 
 
 def _identify(obj: DatabaseObject) -> int:

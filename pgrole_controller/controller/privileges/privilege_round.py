@@ -15,6 +15,7 @@ import anyio
 
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.privileges import large_rounds
+from pgrole_controller.controller.privileges.adoptee_comparison import compare_adoptees
 from pgrole_controller.controller.privileges.privilege_approval import (
     consider_approval,
     mention_approval,
@@ -74,6 +75,9 @@ async def run_round(
     """Reads what `look` asks for, for all roles, and everything for the roles of `keys`. Raises PgRoleError if the
     session fails.
     """
+    adoptees, due = [one for one in grantees if one.adoptee is not None], keys
+    grantees = [one for one in grantees if one.adoptee is None]
+    keys -= {one.key for one in adoptees}
     memory.keep_only(grantees)
     everyone = frozenset(one.key for one in grantees)
     now = anyio.current_time()
@@ -103,7 +107,7 @@ async def run_round(
         memory.further.finish(complete)
         memory.settle(one_round.unfinished, everyone=complete | partial >= everyone)
         await one_round.record_reported()
-    return results
+    return results + await compare_adoptees(session, adoptees, look, due, memory.adoptees)
 
 
 class _Round:

@@ -93,7 +93,8 @@ class DefaultsComparison:
                 privilege
                 for privilege in sorted(privileges - held.get(place, set()))
                 if self._ledger.note_missing(
-                    PrivilegeDifference(privilege, held=False, grantor_name=creator_name, place=_label(place)), *where
+                    PrivilegeDifference(privilege, held=False, grantor_name=creator_name, place=label_place(place)),
+                    *where,
                 )
             )
             if missing:
@@ -119,17 +120,17 @@ class DefaultsComparison:
             name, schema, _ = place
             if name not in roles or schema not in schemas:
                 if complete:
-                    self._pending.add_mark(mark_default(_label(place)), mark_schema(schema), _mark_creator(name))
+                    self._pending.add_mark(mark_default(label_place(place)), mark_schema(schema), _mark_creator(name))
                 continue
             if roles[name] == self._grantee.oid:
                 continue
             if barred[name]:
-                self._pending.add_mark(mark_default(_label(place)), mark_schema(schema))
+                self._pending.add_mark(mark_default(label_place(place)), mark_schema(schema))
                 denied[place] = privileges
                 continue
             refused = {one for one in privileges if self._is_denied(roles[name], place, one)}
             for one in refused:
-                self._pending.add_mark(mark_default(_label(place), one), mark_default(_label(place)))
+                self._pending.add_mark(mark_default(label_place(place), one), mark_default(label_place(place)))
             allowed[place], denied[place] = privileges - refused, frozenset(refused)
         return allowed, denied
 
@@ -142,7 +143,7 @@ class DefaultsComparison:
         future = DatabaseObject(ObjectId("", FIRST_NORMAL_OID), kind, schema, "", creator, creator_name)
         denial = why_not_granted(self._grantee, future, privilege, self._facts, literal=False)
         if denial is not None:
-            label = _label(place)
+            label = label_place(place)
             mark = mark_default(label, privilege)
             self._pending.add_denied(Denial(f"{privilege} on {label}", denial.remedy), mark, mark_default(label))
         return denial is not None
@@ -235,10 +236,10 @@ def _mark_creator(name: str) -> str:
 
 def label_default(acl: DefaultAcl) -> str:
     """For people, as in `PrivilegeDifference.place`."""
-    return _label((acl.creator_name, acl.schema, acl.object_type))
+    return label_place((acl.creator_name, acl.schema, acl.object_type))
 
 
-def _label(place: _Place) -> str:
+def label_place(place: _Place) -> str:
     """Returns a text for people, such as `future tables in schema app created by alice`."""
     creator_name, schema, object_type = place
     where = f" in schema {schema}" if schema else ""

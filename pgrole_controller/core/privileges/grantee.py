@@ -85,6 +85,13 @@ class PrivilegePolicy:
     templates: frozenset[str] = frozenset()
 
 
+class Takeover(StrEnum):
+    """How an object may take over a role that it does not own."""
+
+    NEW = "New"  # others made it
+    RETAINED = "Retained"  # the object's own claim on it was released
+
+
 @dataclass(frozen=True, slots=True)
 class Grantee:
     """A role that one object owns, as the home database's worker found it, for the workers of the databases.
@@ -95,6 +102,7 @@ class Grantee:
     - `owned`: oids of the roles that this object's namespace claims on this server.
     - `report_only`, `ignored`, `suspended`: from the object's spec (`ignored`: drift.ignore lists privileges).
     - `approval`: of reported drift, by annotation.
+    - `adoptee`: the object does not own the role. The workers only compare it, and write nothing about it anywhere.
     """
 
     key: Key
@@ -110,6 +118,7 @@ class Grantee:
     ignored: bool = False
     suspended: bool = False
     approval: Approval = field(default_factory=Approval)
+    adoptee: Takeover | None = None
     _digests: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -122,7 +131,9 @@ class Grantee:
         return frozenset(self.declared) | frozenset(self.former)
 
     def digest_of(self, database: str) -> str:
-        """Returns a digest of everything that decides what the role may do there, except policy and drift options."""
+        """Returns a digest of everything that decides what the role may do there, except policy and drift options; for
+        an adoptee, the policy counts.
+        """
         known = self._digests.get(database)
         if known is None:
             known = self._digests[database] = self._digest_of(database)
@@ -130,7 +141,10 @@ class Grantee:
 
     def _digest_of(self, database: str) -> str:
         declared, former = self.declared.get(database), self.former.get(database, ())
-        held = [self.oid, None if declared is None else to_json(declared), [to_json(one) for one in former]]
+        held: list[object] = [self.oid, None if declared is None else to_json(declared)]
+        held.append([to_json(one) for one in former])
+        if self.adoptee is not None:
+            held += [self.adoptee, _without_empty(asdict(self.policy)), sorted(self.owned)]
         return "sha256:" + hashlib.sha256(json.dumps(held, sort_keys=True).encode(errors="surrogatepass")).hexdigest()
 
 

@@ -66,6 +66,20 @@ class PrivilegeNews:
 
 
 @dataclass(frozen=True, slots=True)
+class AdoptionFindings:
+    """What the adoption of a role would mean in one database; of each kind the first few by name, in words such as
+    `DELETE on table app.orders`, and the number of all.
+
+    `revoked`: what the role would lose. `beyond`: what its object could not declare.
+    """
+
+    revoked: tuple[str, ...] = ()
+    revoked_count: int = 0
+    beyond: tuple[str, ...] = ()
+    beyond_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PrivilegeResult:
     """The result for one key in one database.
 
@@ -78,6 +92,7 @@ class PrivilegeResult:
     - `news`: since the last result of this key, to be announced once.
     - `offer`: what of `reported` a person can approve. `approve_handled`: the approval by which drift was corrected
       last. `unfit`: the object's annotation approves something else.
+    - `adoption`: of an adoptee; None: not compared.
     """
 
     key: Key
@@ -94,6 +109,7 @@ class PrivilegeResult:
     offer: PrivilegeOffer | None = None
     approve_handled: str = ""
     unfit: bool = False
+    adoption: AdoptionFindings | None = None
 
     @property
     def last_drift(self) -> PrivilegeDrift | None:
