@@ -112,6 +112,8 @@ def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     run = commands.add_parser(
         "run",
         help="run the controller",
+        description="Keeps PostgreSQL roles as the PgRoles in the cluster declare them, until it is asked to stop "
+        "(SIGTERM, Ctrl-C). Each setting is also an environment variable; the flag wins.",
         epilog=f"{DSN.variable} (environment only): {_plain(DSN.help)}\n\n"
         + show_examples("pgrole-controller run --log-level debug --log-format text"),
         allow_abbrev=False,  # an abbreviation that is unique today may be ambiguous in the next version
@@ -128,6 +130,8 @@ def _add_dev(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     dev = commands.add_parser(
         "dev",
         help="run everything on this machine: API server, PostgreSQL, controller, samples",
+        description="Runs a real API server, a real PostgreSQL and the controller on this machine, applies the samples "
+        "and prints commands to try. Ctrl-C stops everything.",
         epilog=show_examples("pgrole-controller dev --state .dev"),
     )
     dev.add_argument("--state", type=Path, metavar="DIR", help="keep the state of both servers in DIR between runs")
@@ -139,6 +143,7 @@ def _add_crds(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     crds = commands.add_parser(
         "crds",
         help="print the CustomResourceDefinitions",
+        description="Prints the CustomResourceDefinitions of PgRole and PgServer for this version of the controller.",
         epilog=show_examples("pgrole-controller crds | kubectl apply --server-side -f -"),
     )
     where = crds.add_mutually_exclusive_group()
@@ -151,6 +156,8 @@ def _add_sql(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     sql = commands.add_parser(
         "sql",
         help="print the SQL that installs schema pgrole, for an administrator to run",
+        description="Prints the SQL that installs schema pgrole in the home database. Running it again updates the "
+        "schema. Only a controller without the right to install needs it.",
         epilog=show_examples(
             "pgrole-controller sql | psql -v ON_ERROR_STOP=1 $ADMIN_DSN",
             "pgrole-controller sql --database | psql -v ON_ERROR_STOP=1 $ADMIN_DSN",
