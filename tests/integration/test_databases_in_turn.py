@@ -86,6 +86,15 @@ async def test_all_are_served_though_one_has_a_connection(
     assert (record.most, record.most_in) == (3, 1)
 
 
+async def test_first_turns_do_not_wait_for_the_interval(three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_rotation, "LONGEST_WAIT", 3600.0)
+    three.config = replace(three.config, interval=3600.0)
+    three.declare(*three.names)
+    async with three.serving() as served:
+        await three.wait_settled(*three.names)
+        assert len(in_turn(served)) == 2
+
+
 async def test_drift_is_set_back_and_attributed_in_a_later_turn(three: DatabasesWorld) -> None:
     three.declare(*three.names)
     async with three.serving() as served:

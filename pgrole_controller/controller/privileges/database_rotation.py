@@ -28,6 +28,8 @@ from pgrole_controller.signals import Signal
 
 #: Maximum pause before a turn that was asked for, in seconds.
 LONGEST_WAIT = 1.0
+#: While a database waits for its first turn, maximum pause as a multiple of the time that the last turn took.
+_FIRST_TIMES = 4.0
 #: Pause of one database after a turn that failed, in seconds, and at least this multiple of the time it took.
 _RETRY = Backoff(1.0, 60.0)
 _REST_TIMES = 4.0
@@ -111,7 +113,7 @@ class DatabaseRotation:
     def _note(self, polled: _Polled, kind: TurnKind, took: float) -> None:
         now, config = anyio.current_time(), self._config()
         self._last[kind] = polled.served_at = now
-        self._asked_from = now + min(config.interval, LONGEST_WAIT)
+        self._asked_from = now + min(config.interval, LONGEST_WAIT, self._first_pause(took))
         if kind is not TurnKind.ASKED:
             self._others_from = now + pause_after(took, config.interval)
         self._others_from = max(self._others_from, self._asked_from)
@@ -124,3 +126,7 @@ class DatabaseRotation:
             polled.due = now + config.resync_seconds
         else:
             polled.due = now
+
+    def _first_pause(self, took: float) -> float:
+        waiting = any(one.served_at == -math.inf for one in self._polled.values())
+        return _FIRST_TIMES * took if waiting else math.inf

@@ -178,6 +178,7 @@ class Databases:
             if served.scope is not None and name not in chosen:
                 served.scope.cancel()
                 served.scope = None
+                log.debug("database polled in turn", extra={"server": config.name, "database": name})
                 self._exchange_from = now + EXCHANGE_SECONDS
             if name not in chosen:
                 self._rotation.add(served.worker, served.busy)
