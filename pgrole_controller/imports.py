@@ -58,19 +58,6 @@ def _complete(module: ModuleType, name: str) -> Any:  # noqa: ANN401 - a name of
     return getattr(module, name)
 
 
-def import_plain(package: str, extension: str) -> None:
-    """Imports a package in pure Python, without an optional extension, or as usual if that fails."""
-    if package in sys.modules:
-        return
-    sys.modules[extension] = None  # type: ignore[assignment] # ImportError for whoever imports it
-    try:
-        import_module(package)
-    except ImportError:
-        return  # a later import loads it with its extension, or reports the error
-    finally:
-        del sys.modules[extension]
-
-
 @contextmanager
 def gc_paused() -> Iterator[None]:
     """Pauses garbage collection during imports, and excludes the modules from later collections: they are never
@@ -90,7 +77,7 @@ def gc_paused() -> Iterator[None]:
 def startup_imports() -> Iterator[None]:
     """Wraps the imports of a start in `gc_paused`.
 
-    Any TLS context made meanwhile (aiohttp makes two) loads this machine's CAs on its first connection.
+    Any TLS context made meanwhile loads this machine's CAs on its first connection.
     """
     ssl.SSLContext.set_default_verify_paths = _read_later  # type: ignore[assignment,method-assign]
     try:
@@ -120,6 +107,7 @@ def _read(context: ssl.SSLContext) -> ssl.SSLContext:
 
 KUBERNETES_ROOT = "kubernetes_asyncio"
 KUBERNETES_CLIENT = f"{KUBERNETES_ROOT}.client"
+OPENID = f"{KUBERNETES_ROOT}.config.openid"
 KUBERNETES_PACKAGES = ("urllib3", KUBERNETES_ROOT, KUBERNETES_CLIENT, f"{KUBERNETES_ROOT}.config")
 
 
@@ -133,6 +121,29 @@ def register_kubernetes() -> None:
         vars(sys.modules[KUBERNETES_CLIENT]).setdefault("ApiClient", _make_api_client)
     except (ImportError, AttributeError, KeyError):
         return  # another layout: the packages' `__init__` provides these names
+
+
+def read_kubeconfig_module() -> ModuleType:
+    """Returns `kubernetes_asyncio.config.kube_config`, imported without aiohttp.
+
+    Only its renewal of OIDC tokens needs aiohttp, which is imported then. Any other importer of
+    `kubernetes_asyncio.config.openid` gets that module as usual.
+    """
+    name = f"{KUBERNETES_ROOT}.config.kube_config"
+    if name in sys.modules or OPENID in sys.modules:
+        return import_module(name)
+    stand_in = ModuleType(OPENID)
+    vars(stand_in)["OpenIDRequestor"] = _make_openid_requestor
+    sys.modules[OPENID] = stand_in
+    try:
+        return import_module(name)
+    finally:
+        del sys.modules[OPENID]
+        vars(sys.modules[f"{KUBERNETES_ROOT}.config"]).pop("openid", None)
+
+
+def _make_openid_requestor(*arguments: object, **named: object) -> Any:  # noqa: ANN401 - kubernetes_asyncio's
+    return import_module(OPENID).OpenIDRequestor(*arguments, **named)
 
 
 def _make_api_client(*arguments: object, **named: object) -> Any:  # noqa: ANN401 - kubernetes_asyncio's
