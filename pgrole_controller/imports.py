@@ -146,6 +146,19 @@ def _make_openid_requestor(*arguments: object, **named: object) -> Any:  # noqa:
     return import_module(OPENID).OpenIDRequestor(*arguments, **named)
 
 
+def skip_pydantic_plugins() -> None:
+    """Lets pydantic find no plugins: otherwise it reads the entry points of all installed distributions, for which it
+    imports importlib.metadata, zipfile and email. Harmless if it is already imported, or has another layout.
+
+    In place of PYDANTIC_DISABLE_PLUGINS, which programs that the controller starts would inherit.
+    """
+    name = "pydantic.plugin._loader"
+    if "pydantic" not in sys.modules:
+        no_plugins = ModuleType(name)
+        vars(no_plugins)["get_plugins"] = tuple
+        sys.modules[name] = no_plugins
+
+
 def _make_api_client(*arguments: object, **named: object) -> Any:  # noqa: ANN401 - kubernetes_asyncio's
     """Replaces the class ApiClient where `config` imports it, for functions that we do not call."""
     return import_module(f"{KUBERNETES_CLIENT}.api_client").ApiClient(*arguments, **named)

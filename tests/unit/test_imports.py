@@ -237,6 +237,20 @@ assert gc.isenabled()
     assert run(code).split() == ["spec.name", "spec.connection"]
 
 
+def test_the_models_are_loaded_without_a_search_for_plugins_of_pydantic() -> None:
+    code = """
+import os, sys
+from pgrole_controller.api import reading
+reading.load()
+obj = {"kind": "PgServer", "apiVersion": "pgrole.dev/v1alpha1", "metadata": {"name": "a", "namespace": "b"}}
+try:
+    reading.read_pgserver(obj)
+except reading.Invalid:
+    print(sorted(sys.modules.keys() & {"importlib.metadata", "zipfile"}), "PYDANTIC_DISABLE_PLUGINS" in os.environ)
+"""
+    assert run(code) == "[] False"
+
+
 def test_certificate_authorities_are_loaded_with_the_first_connection_that_needs_them(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     authority = certificates.authority("authority")
