@@ -23,6 +23,8 @@ HELD_BYTES = 256 * 1024
 
 #: Maximum number of bytes that one chunk of a compressed body becomes.
 _INFLATED_BYTES = 1024 * 1024
+#: Size of the buffer for encrypted bytes, and of each read of decrypted ones. A record of TLS has at most 16 KiB.
+TLS_BUFFER_BYTES = 32 * 1024
 _GZIP = 31  # zlib's number for this format
 
 
@@ -343,6 +345,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
+        _shrink_tls_buffer(transport)
 
     def data_received(self, data: bytes) -> None:
         if self._answer is None:
@@ -355,3 +358,14 @@ class HttpConnection(asyncio.Protocol):
         self._is_lost = True
         if self._answer is not None:
             self._answer.end(error)
+
+
+def _shrink_tls_buffer(transport: asyncio.BaseTransport) -> None:
+    """Only for this connection: asyncio's own buffer has 256 KiB, and so has each bytes object that it reads into.
+
+    Harmless without TLS, or if asyncio names these attributes differently: then its own size stays.
+    """
+    protocol = getattr(transport, "_ssl_protocol", None)
+    if protocol is not None and hasattr(protocol, "max_size") and hasattr(protocol, "_ssl_buffer"):
+        protocol.max_size = TLS_BUFFER_BYTES
+        protocol._ssl_buffer = bytearray()  # noqa: SLF001 - replaced by one of the size above at the next read

@@ -4,13 +4,14 @@ import asyncio
 import base64
 import socket
 import ssl
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pgrole_controller.kube.errors import NotConfigured
-from pgrole_controller.kube.http_connection import Limits
+from pgrole_controller.kube.http_connection import TLS_BUFFER_BYTES, Limits
 from pgrole_controller.kube.route import HttpAddress
 from pgrole_controller.kube.transport import Transport
 from tests.certificates import Certificate, Certificates
@@ -89,6 +90,24 @@ async def test_tls_goes_through_a_tunnel_of_the_proxy(authority: Authority, prox
     assert b"\r\nProxy-Authorization: Basic " + base64.b64encode(b"me:s@y") + b"\r\n" in proxy.requests[0]
     assert server.requests[0].startswith(b"GET /version HTTP/1.1\r\nHost: api.invalid:6443\r\n")
     assert b"proxy-authorization" not in server.requests[0].lower()
+
+
+async def test_a_connection_with_tls_has_a_small_buffer_of_its_own(authority: Authority) -> None:
+    body = b"x" * 1_000_000
+    context = of_this_machine(authority)
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    async with (
+        raw_server(keep_saying(answer, answer), context) as server,
+        raw_server(tunnel(server.port)) as proxy,
+    ):
+        address = server.url.replace("http:", "https:")
+        for through in (None, f"http://127.0.0.1:{proxy.port}"):
+            async with transport_to(address, through, trusting(authority)) as made:
+                assert await get(made) == body
+                ((_, connection),) = made._idle
+                held = connection.transport._ssl_protocol  # type: ignore[attr-defined]
+                assert (held.max_size, len(held._ssl_buffer)) == (TLS_BUFFER_BYTES, TLS_BUFFER_BYTES)
+    assert SSLProtocol.max_size == 256 * 1024
 
 
 async def test_the_certificate_behind_a_proxy_is_verified_by_the_name_of_the_api_server(authority: Authority) -> None:
