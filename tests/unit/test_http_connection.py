@@ -274,6 +274,15 @@ class TestPool:
             with anyio.fail_after(PATIENCE):
                 await server.left.wait()
 
+    async def test_an_answer_that_is_released_before_its_end_closes_its_connection(self) -> None:
+        async with raw_server(keep_saying(OK, OK)) as server, transport_to(server.url) as made:
+            answer = await ask(made)
+            while not answer.complete:  # noqa: ASYNC110 - seen from outside only
+                await anyio.sleep(0)
+            answer.release()
+            assert await read_all(await ask(made)) == b"{}"
+            assert server.connections == 2
+
     async def test_an_idle_connection_that_the_server_closed_is_replaced(self) -> None:
         for method, repeated in (("GET", True), ("PUT", True), ("DELETE", True), ("PATCH", False), ("POST", False)):
             async with raw_server(keep_saying(OK)) as server, transport_to(server.url) as made:
