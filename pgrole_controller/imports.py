@@ -116,11 +116,36 @@ def register_kubernetes() -> None:
     for name in KUBERNETES_PACKAGES:
         register(name)
     try:
-        configuration = import_module(f"{KUBERNETES_CLIENT}.configuration").Configuration
+        with _without_http_client():
+            configuration = import_module(f"{KUBERNETES_CLIENT}.configuration").Configuration
         vars(sys.modules[KUBERNETES_CLIENT]).setdefault("Configuration", configuration)
         vars(sys.modules[KUBERNETES_CLIENT]).setdefault("ApiClient", _make_api_client)
     except (ImportError, AttributeError, KeyError):
         return  # another layout: the packages' `__init__` provides these names
+
+
+@contextmanager
+def _without_http_client() -> Iterator[None]:
+    """`six.moves` without http.client, of which `client.configuration` sets one attribute for its option `debug`."""
+    moves = import_module("six").moves if find_spec("six") else None
+    if moves is None or "http_client" in vars(moves) or "http.client" in sys.modules:
+        yield
+        return
+    stand_in = ModuleType("http.client")
+    vars(stand_in)["HTTPConnection"] = _HttpConnections()
+    moves.http_client = stand_in
+    try:
+        yield
+    finally:
+        del moves.http_client
+
+
+class _HttpConnections:
+    """Stands for the class HTTPConnection, which is imported once `debuglevel` is not 0."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if value or "http.client" in sys.modules:
+            setattr(import_module("http.client").HTTPConnection, name, value)
 
 
 def read_kubeconfig_module() -> ModuleType:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from pgrole_controller.kube import http_connection, transport
@@ -278,7 +279,7 @@ class TestPool:
         async with raw_server(keep_saying(OK, OK)) as server, transport_to(server.url) as made:
             answer = await ask(made)
             while not answer.complete:  # noqa: ASYNC110 - seen from outside only
-                await anyio.sleep(0)
+                await anyio.lowlevel.checkpoint()
             answer.release()
             assert await read_all(await ask(made)) == b"{}"
             assert server.connections == 2

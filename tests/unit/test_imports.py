@@ -47,6 +47,8 @@ def test_run_imports_nothing_that_it_does_not_need() -> None:
         "aiohttp",
         "argcomplete",
         "dateutil",
+        "email",
+        "http.client",
         "http.server",
         "jinja2",
         "kubernetes_asyncio.client.api",
@@ -139,6 +141,11 @@ assert client.Configuration is credentials.Configuration
 assert client.ApiClient is ApiClient
 assert config.ConfigException is credentials.ConfigException
 assert callable(watch.Watch) and callable(config.load_kube_config)
+import http.client, six
+assert six.moves.http_client is http.client
+for on in (True, False):
+    client.Configuration().debug = on
+    assert http.client.HTTPConnection.debuglevel == int(on)
 import urllib3
 assert urllib3.PoolManager and urllib3.util.make_headers(basic_auth="a:b")
 assert not hasattr(client, "NoSuchName")
