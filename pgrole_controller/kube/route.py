@@ -124,7 +124,7 @@ class ApiRoute:
                 return connection
         except TimeoutError:
             raise TimeoutError(f"no connection to {first.named} within {seconds:.3g} s") from None
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name that neither DNS nor TLS can have
             raise ConnectionError(f"cannot connect to {first.named}: {str(error) or type(error).__name__}") from error
 
     async def _open(self, address: HttpAddress) -> HttpConnection:

@@ -278,7 +278,7 @@ class TestPool:
     async def test_an_answer_that_is_released_before_its_end_closes_its_connection(self) -> None:
         async with raw_server(keep_saying(OK, OK)) as server, transport_to(server.url) as made:
             answer = await ask(made)
-            while not answer.complete:  # noqa: ASYNC110 - seen from outside only
+            while not answer.complete:
                 await anyio.lowlevel.checkpoint()
             answer.release()
             assert await read_all(await ask(made)) == b"{}"

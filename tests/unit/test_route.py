@@ -199,6 +199,13 @@ async def test_a_port_where_nothing_listens_is_named() -> None:
             await made.send("GET", "/", query=None, headers={}, limits=LIMITS, body=None)
 
 
+@pytest.mark.parametrize("name", ["a..b", "a" * 64, ".a"])
+async def test_a_name_that_no_host_can_have_is_an_error_of_the_request(name: str, authority: Authority) -> None:
+    async with transport_to(f"https://{name}", None, trusting(authority)) as made:
+        with pytest.raises(ConnectionError, match=f"cannot connect to {name}:443"):
+            await get(made)
+
+
 async def test_an_ipv6_address_is_reached_and_named_in_brackets() -> None:
     requests: list[bytes] = []
 
