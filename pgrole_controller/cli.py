@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgrole_controller import __version__
-from pgrole_controller.imports import import_plain, startup_imports
+from pgrole_controller.imports import startup_imports
 
 with startup_imports():
     from pgrole_controller.dsn import address_of
@@ -217,8 +217,6 @@ def _run(options: argparse.Namespace) -> int:
     settings = read_settings(vars(options), os.environ)
     # Imported late because it is slow: `--help` and wrong settings answer at once.
     with startup_imports():
-        # Its extension loads libstdc++, 1 MiB, for lists that aiohttp reads at most once per request.
-        import_plain("frozenlist", "frozenlist._frozenlist")
         import anyio
 
         from pgrole_controller.controller.app import run

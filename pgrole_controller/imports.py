@@ -58,19 +58,6 @@ def _complete(module: ModuleType, name: str) -> Any:  # noqa: ANN401 - a name of
     return getattr(module, name)
 
 
-def import_plain(package: str, extension: str) -> None:
-    """Imports a package in pure Python, without an optional extension, or as usual if that fails."""
-    if package in sys.modules:
-        return
-    sys.modules[extension] = None  # type: ignore[assignment] # ImportError for whoever imports it
-    try:
-        import_module(package)
-    except ImportError:
-        return  # a later import loads it with its extension, or reports the error
-    finally:
-        del sys.modules[extension]
-
-
 @contextmanager
 def gc_paused() -> Iterator[None]:
     """Pauses garbage collection during imports, and excludes the modules from later collections: they are never
@@ -90,7 +77,7 @@ def gc_paused() -> Iterator[None]:
 def startup_imports() -> Iterator[None]:
     """Wraps the imports of a start in `gc_paused`.
 
-    Any TLS context made meanwhile (aiohttp makes two) loads this machine's CAs on its first connection.
+    Any TLS context made meanwhile loads this machine's CAs on its first connection.
     """
     ssl.SSLContext.set_default_verify_paths = _read_later  # type: ignore[assignment,method-assign]
     try:
@@ -120,6 +107,7 @@ def _read(context: ssl.SSLContext) -> ssl.SSLContext:
 
 KUBERNETES_ROOT = "kubernetes_asyncio"
 KUBERNETES_CLIENT = f"{KUBERNETES_ROOT}.client"
+OPENID = f"{KUBERNETES_ROOT}.config.openid"
 KUBERNETES_PACKAGES = ("urllib3", KUBERNETES_ROOT, KUBERNETES_CLIENT, f"{KUBERNETES_ROOT}.config")
 
 
@@ -128,11 +116,72 @@ def register_kubernetes() -> None:
     for name in KUBERNETES_PACKAGES:
         register(name)
     try:
-        configuration = import_module(f"{KUBERNETES_CLIENT}.configuration").Configuration
+        with _without_http_client():
+            configuration = import_module(f"{KUBERNETES_CLIENT}.configuration").Configuration
         vars(sys.modules[KUBERNETES_CLIENT]).setdefault("Configuration", configuration)
         vars(sys.modules[KUBERNETES_CLIENT]).setdefault("ApiClient", _make_api_client)
     except (ImportError, AttributeError, KeyError):
         return  # another layout: the packages' `__init__` provides these names
+
+
+@contextmanager
+def _without_http_client() -> Iterator[None]:
+    """`six.moves` without http.client, of which `client.configuration` sets one attribute for its option `debug`."""
+    moves = import_module("six").moves if find_spec("six") else None
+    if moves is None or "http_client" in vars(moves) or "http.client" in sys.modules:
+        yield
+        return
+    stand_in = ModuleType("http.client")
+    vars(stand_in)["HTTPConnection"] = _HttpConnections()
+    moves.http_client = stand_in
+    try:
+        yield
+    finally:
+        del moves.http_client
+
+
+class _HttpConnections:
+    """Stands for the class HTTPConnection, which is imported once `debuglevel` is not 0."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if value or "http.client" in sys.modules:
+            setattr(import_module("http.client").HTTPConnection, name, value)
+
+
+def read_kubeconfig_module() -> ModuleType:
+    """Returns `kubernetes_asyncio.config.kube_config`, imported without aiohttp.
+
+    Only its renewal of OIDC tokens needs aiohttp, which is imported then. Any other importer of
+    `kubernetes_asyncio.config.openid` gets that module as usual.
+    """
+    name = f"{KUBERNETES_ROOT}.config.kube_config"
+    if name in sys.modules or OPENID in sys.modules:
+        return import_module(name)
+    stand_in = ModuleType(OPENID)
+    vars(stand_in)["OpenIDRequestor"] = _make_openid_requestor
+    sys.modules[OPENID] = stand_in
+    try:
+        return import_module(name)
+    finally:
+        del sys.modules[OPENID]
+        vars(sys.modules[f"{KUBERNETES_ROOT}.config"]).pop("openid", None)
+
+
+def _make_openid_requestor(*arguments: object, **named: object) -> Any:  # noqa: ANN401 - kubernetes_asyncio's
+    return import_module(OPENID).OpenIDRequestor(*arguments, **named)
+
+
+def skip_pydantic_plugins() -> None:
+    """Lets pydantic find no plugins: otherwise it reads the entry points of all installed distributions, for which it
+    imports importlib.metadata, zipfile and email. Harmless if it is already imported, or has another layout.
+
+    In place of PYDANTIC_DISABLE_PLUGINS, which programs that the controller starts would inherit.
+    """
+    name = "pydantic.plugin._loader"
+    if "pydantic" not in sys.modules:
+        no_plugins = ModuleType(name)
+        vars(no_plugins)["get_plugins"] = tuple
+        sys.modules[name] = no_plugins
 
 
 def _make_api_client(*arguments: object, **named: object) -> Any:  # noqa: ANN401 - kubernetes_asyncio's

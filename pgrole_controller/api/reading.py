@@ -8,7 +8,7 @@ from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pgrole_controller.imports import gc_paused
+from pgrole_controller.imports import gc_paused, skip_pydantic_plugins
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -56,6 +56,7 @@ def read_pgserver(obj: dict[str, Any]) -> "PgServer":
 @cache
 def _models() -> _Models:
     with _loading, gc_paused():
+        skip_pydantic_plugins()
         from pydantic import ValidationError
 
         from pgrole_controller.api.pgrole import PgRole

@@ -20,13 +20,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Generic, NoReturn, TypeVar
 
 import anyio
-from aiohttp.web_request import BaseRequest  # not aiohttp.web: its routes and files are a tenth of a start
-from aiohttp.web_response import Response
-from aiohttp.web_server import Server
+from anyio.abc import TaskStatus
 from anyio.from_thread import start_blocking_portal
 
 from pgrole_controller import metrics
 from pgrole_controller.controller.errors import CannotStart
+from pgrole_controller.controller.health_port import HealthPage, HealthPort, NoAnswer
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.objects import Objects
 from pgrole_controller.controller.queue import Queue
@@ -68,17 +67,8 @@ class Heartbeat:
 
 log = logging.getLogger(__name__)
 
-# Of aiohttp: that a client sends what is no request is nothing to log, or whoever reaches the port fills the log.
-_quiet = logging.getLogger(f"{__name__}.requests")
-_quiet.setLevel(logging.CRITICAL)
-
 #: How long the controller's loop may take to answer, in seconds. The shortest timeout of a probe is one second.
 ANSWER_SECONDS = 0.8
-
-#: Maximum number of connections, and of further ones that wait to be accepted. A new one beyond the maximum closes the
-#: oldest.
-CONNECTIONS = 64
-AT_ONCE = 100
 
 #: After an answer that several requests shared, the pause before the next one, as a multiple of the time it took, and
 #: at most this many seconds.
@@ -94,11 +84,9 @@ EVERY_ADDRESS = "::"
 _PORT_REFUSED = (errno.EADDRINUSE, errno.EACCES)
 _NO_IPV6 = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
+_JSON = "application/json; charset=utf-8"
+
 Answer = TypeVar("Answer")
-
-
-class NoAnswer(Exception):
-    """There is no answer; the reason has been logged."""
 
 
 class Shared(Generic[Answer]):
@@ -176,47 +164,29 @@ class Health:
         """Serves until cancelled. `host` is one address, or EVERY_ADDRESS. Raises CannotStart if the port is taken."""
         self._loop = asyncio.get_running_loop()
         with start_blocking_portal() as portal:
-            server, listening = portal.call(self._start, _bind(host, port))
+            ended, _ = portal.start_task(self._serve, _bind(host, port))
             try:
                 log.info("health served", extra={"host": host, "port": port})
                 await self._heartbeat.beat()
             finally:
-                portal.call(_end, server, listening)
+                ended.cancel()
 
-    async def _start(self, port: socket.socket) -> tuple[Server, asyncio.AbstractServer]:
-        server = Server(self._handle, access_log=None, logger=_quiet)
-
-        def connect() -> asyncio.Protocol:
-            for oldest in server.connections[: 1 - CONNECTIONS]:
-                if oldest.transport is not None:
-                    oldest.transport.abort()
-            return server()
-
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(_SparseLog())
-        listening = await loop.create_server(connect, sock=port, backlog=AT_ONCE)
-        return server, listening
-
-    async def _handle(self, request: BaseRequest) -> Response:
+    async def _serve(self, listener: socket.socket, *, task_status: TaskStatus[None]) -> None:
+        asyncio.get_running_loop().set_exception_handler(_SparseLog())
         pages = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics}
-        page = pages.get(request.path)
-        if page is None:
-            return Response(text="404: Not Found", status=404)
-        if request.method not in ("GET", "HEAD"):
-            return Response(text="405: Method Not Allowed", status=405, headers={"Allow": "GET,HEAD"})
-        return await page()
+        await HealthPort(pages).serve(listener, task_status=task_status)
 
-    async def _healthz(self) -> Response:
+    async def _healthz(self) -> HealthPage:
         if self._heartbeat.alive:
-            return Response(text="ok\n")
-        return Response(text=f"the event loop has been blocked for {self._heartbeat.age:.1f} s\n", status=503)
+            return HealthPage(b"ok\n")
+        return HealthPage(f"the event loop has been blocked for {self._heartbeat.age:.1f} s\n".encode(), 503)
 
-    async def _readyz(self) -> Response:
+    async def _readyz(self) -> HealthPage:
         ready, body = await self._ready.get() or (False, {"ready": False, "error": "the event loop does not answer"})
-        return Response(text=json.dumps(body) + "\n", status=200 if ready else 503, content_type="application/json")
+        return HealthPage(json.dumps(body).encode() + b"\n", 200 if ready else 503, _JSON)
 
-    async def _metrics(self) -> Response:
-        return Response(body=await self._figures.get(), headers={"Content-Type": metrics.CONTENT_TYPE})
+    async def _metrics(self) -> HealthPage:
+        return HealthPage(await self._figures.get(), content_type=metrics.CONTENT_TYPE)
 
     async def _render(self) -> bytes:
         """Renders the metrics. While the loop does not answer, leaves out what only it knows, but not the heartbeat's
@@ -249,12 +219,6 @@ class Health:
         leading = self._leadership is not None and self._leadership.leading
         ready = synced and known and not self.stopping
         return ready, {"ready": ready, "synced": synced, "leading": leading, "servers": servers}
-
-
-async def _end(server: Server, listening: asyncio.AbstractServer) -> None:
-    listening.close()
-    server.pre_shutdown()
-    await server.shutdown(timeout=1.0)
 
 
 def _bind(host: str, port: int) -> socket.socket:

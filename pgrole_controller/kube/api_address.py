@@ -9,7 +9,8 @@ from pgrole_controller import __version__
 from pgrole_controller.kube import credentials
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import NotConfigured
-from pgrole_controller.kube.transport import Reachability, Transport, read_trust
+from pgrole_controller.kube.route import read_trust
+from pgrole_controller.kube.transport import Reachability, Transport
 
 
 class ApiAddress:

@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
-import aiohttp
 import anyio
 
 from pgrole_controller import __version__
 from pgrole_controller.kube import credentials
 from pgrole_controller.kube.credentials import ConfigException
 from pgrole_controller.kube.errors import AnswerTooLong, ApiError, BadStream, NotConfigured, Unreachable
+from pgrole_controller.kube.http_connection import HttpAnswer, Limits
 from pgrole_controller.kube.nesting import limit_depth, read_json
 from pgrole_controller.kube.resource import (
     CONFIGMAPS,
@@ -82,8 +82,9 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 10.0  # seconds
 REQUEST_TIMEOUT = 30.0
+_REFUSAL_BYTES = 65_536
 
-_TRANSPORT = (aiohttp.ClientError, OSError, ConfigException)
+_TRANSPORT = (OSError, ConfigException)
 _REASONS = {
     400: "BadRequest",
     401: "Unauthorized",
@@ -101,10 +102,11 @@ _REASONS = {
 class Lines:
     """The lines of one watch, as bytes. An async iterator that ends when the server ends the watch."""
 
-    __slots__ = ("_ready", "_response", "_splitter")
+    __slots__ = ("_answer", "_path", "_ready", "_splitter")
 
-    def __init__(self, response: aiohttp.ClientResponse, limit: int = LIMIT) -> None:
-        self._response = response
+    def __init__(self, answer: HttpAnswer, path: str, limit: int = LIMIT) -> None:
+        self._answer = answer
+        self._path = path
         self._splitter = LineSplitter(limit)
         self._ready: deque[bytes] = deque()
 
@@ -115,9 +117,9 @@ class Lines:
         """Raises Unreachable (connection reset, or silence for too long) and LineTooLong."""
         while not self._ready:
             try:
-                chunk = await self._response.content.readany()
+                chunk = await self._answer.read_chunk()
             except _TRANSPORT as error:
-                raise _unreachable("WATCH", self._response.url.path, error) from error
+                raise _unreachable("WATCH", self._path, error) from error
             if not chunk:
                 raise StopAsyncIteration
             self._ready.extend(self._splitter.feed(chunk))
@@ -185,7 +187,7 @@ class Client:
         body: dict[str, Any] | list[Any] | None = None,
         content_type: str | None = None,
         accept: str = JSON,
-        timeout: float = REQUEST_TIMEOUT,  # noqa: ASYNC109 - aiohttp's own: it closes the connection, too
+        timeout: float = REQUEST_TIMEOUT,  # noqa: ASYNC109 - the connection's own: it closes it, too
         most: int = LIMIT,
     ) -> bytes:
         """Returns the body of a successful answer, of `most` bytes. `timeout` is in seconds, for the whole request.
@@ -194,7 +196,7 @@ class Client:
         """
         if method != "GET" and not self._may_write():
             raise Unreachable(f"{method} {path}: not sent, another process leads")
-        limits = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_TIMEOUT)
+        limits = Limits(CONNECT_TIMEOUT, total=timeout)
         headers = {"Accept": accept, "Content-Type": content_type or JSON}
         with RequestTimer(method, path) as latency:
             response = await self._send(method, path, query, headers, limits, body)
@@ -217,14 +219,14 @@ class Client:
 
         Raises ApiError for any status but 200, and Unreachable.
         """
-        limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=inactivity)
+        limits = Limits(CONNECT_TIMEOUT, silence=inactivity)
         with RequestTimer("GET", path, watch=True) as latency:
             response = await self._send("GET", path, query, {"Accept": accept}, limits, None)
             latency.status = response.status
         async with _Released(response):
             if response.status != 200:
                 raise await _refusal(response, "WATCH", path)
-            yield Lines(response, line_limit)
+            yield Lines(response, path, line_limit)
 
     async def _send(
         self,
@@ -232,9 +234,9 @@ class Client:
         path: str,
         query: Mapping[str, str] | None,
         headers: dict[str, str],
-        limits: aiohttp.ClientTimeout,
+        limits: Limits,
         body: dict[str, Any] | list[Any] | None,
-    ) -> aiohttp.ClientResponse:
+    ) -> HttpAnswer:
         """Sends a request. Renews credentials once if the server no longer accepts them."""
         before = self._renewals
         response = await self._call(method, path, query, headers, limits, body)
@@ -250,9 +252,9 @@ class Client:
         path: str,
         query: Mapping[str, str] | None,
         headers: dict[str, str],
-        limits: aiohttp.ClientTimeout,
+        limits: Limits,
         body: dict[str, Any] | list[Any] | None,
-    ) -> aiohttp.ClientResponse:
+    ) -> HttpAnswer:
         try:
             token = await self._credentials.token()
             sent = headers if token is None else {**headers, "Authorization": token}
@@ -279,7 +281,7 @@ class Client:
 class _Released:
     """Returns the connection to the pool if the answer was read to its end, and closes it otherwise."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, response: HttpAnswer) -> None:
         self._response = response
 
     async def __aenter__(self) -> None:
@@ -288,19 +290,19 @@ class _Released:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._response.content.at_eof():
+        if self._response.at_end:
             self._response.release()
         else:
             self._response.close()
 
 
-async def _read(response: aiohttp.ClientResponse, method: str, path: str, most: int) -> bytes:
+async def _read(response: HttpAnswer, method: str, path: str, most: int) -> bytes:
     if not 200 <= response.status <= 299:
         raise await _refusal(response, method, path)
     chunks: list[bytes] = []
     size = 0
     try:
-        while chunk := await response.content.readany():
+        while chunk := await response.read_chunk():
             chunks.append(chunk)
             size += len(chunk)
             if size > most:
@@ -311,10 +313,10 @@ async def _read(response: aiohttp.ClientResponse, method: str, path: str, most: 
     return b"".join(chunks)
 
 
-async def _refusal(response: aiohttp.ClientResponse, method: str, path: str) -> ApiError:
+async def _refusal(response: HttpAnswer, method: str, path: str) -> ApiError:
     """Converts an answer into an error. A body that is not a Status (from a proxy) becomes the message, truncated."""
     try:
-        text = await response.content.read(65_536)
+        text = await _read_start(response)
     except _TRANSPORT as error:
         raise _unreachable(method, path, error) from error
     try:
@@ -324,8 +326,16 @@ async def _refusal(response: aiohttp.ClientResponse, method: str, path: str) -> 
     return read_status(
         status if isinstance(status, dict) else {"message": text.decode(errors="replace").strip()[:500]},
         code=response.status,
-        retry_after=_seconds(response.headers.get("Retry-After")),
+        retry_after=_seconds(response.headers.get("retry-after")),
     )
+
+
+async def _read_start(response: HttpAnswer) -> bytes:
+    """Returns as much of a body as a message needs."""
+    text = b""
+    while len(text) < _REFUSAL_BYTES and (chunk := await response.read_chunk()):
+        text += chunk
+    return text[:_REFUSAL_BYTES]
 
 
 def read_status(status: Mapping[str, Any], *, code: int | None = None, retry_after: float | None = None) -> ApiError:

@@ -3,7 +3,8 @@
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,21 +113,23 @@ def _find(kubeconfig: str | None) -> str | None:
 
 async def _load_files(files: str, context: str | None) -> Credentials:
     import yaml
-    from kubernetes_asyncio.config.kube_config import load_kube_config
 
+    module = imports.read_kubeconfig_module()
     configuration = Configuration()
     try:
         # Nothing is written back: the loader calls its writer with an argument that the writer does not accept.
-        loader = await load_kube_config(
-            config_file=files, context=context, client_configuration=configuration, persist_config=False
-        )
+        with _loading():
+            loader = await module.load_kube_config(
+                config_file=files, context=context, client_configuration=configuration, persist_config=False
+            )
     except (*_UNUSABLE, yaml.YAMLError, RecursionError) as error:
         message = f"kubeconfig {files} is not usable: {error or type(error).__name__}"
         raise NotConfigured(message) from error
 
     async def load_again() -> None:
         # `load_and_set` would write the certificates to files again, and leaks a descriptor each time.
-        await loader._load_authentication()  # noqa: SLF001
+        with _loading():
+            await loader._load_authentication()  # noqa: SLF001
         if hasattr(loader, "token"):
             configuration.api_key["BearerToken"] = loader.token
 
@@ -135,6 +138,22 @@ async def _load_files(files: str, context: str | None) -> Credentials:
         await load_again()
 
     return _renewing(configuration, files, load_again, renew)
+
+
+@contextmanager
+def _loading() -> Iterator[None]:
+    """Converts what loading credentials raises into ConfigException, except OSError: malformed tokens and answers, and
+    errors of aiohttp, with which kubernetes_asyncio asks an OIDC provider.
+    """
+    try:
+        yield
+    except (ConfigException, OSError):
+        raise
+    except Exception as error:
+        if isinstance(error, _UNUSABLE) or type(error).__module__.partition(".")[0] == "aiohttp":
+            message = f"the credentials are not usable: {type(error).__name__}: {error}"
+            raise ConfigException(message) from error
+        raise
 
 
 def in_cluster_namespace() -> str | None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pgrole_controller.kube.client import Client
 
 #: Objects of one answer.
-PAGE = 500
+PAGE = 200
 
 
 async def list_pages(

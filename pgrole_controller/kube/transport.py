@@ -1,22 +1,23 @@
-"""HTTP connections to the API server as the kubeconfig describes them: TLS, proxy, one connection pool.
+"""Requests to the API server over a pool of connections, and whether it answers.
 
-The proxy is determined once, and ~/.netrc is not read: aiohttp's `trust_env` does both for every request, in a thread.
 Metrics time requests by verb, resource and class of status code; no label contains an object's name.
 """
 
+import asyncio
 import json
 import ssl
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlencode, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import urlencode
 
-import aiohttp
+import anyio
 
 from pgrole_controller import metrics
 from pgrole_controller.kube.errors import Unreachable
+from pgrole_controller.kube.http_connection import ConnectionLost, HttpAnswer, HttpConnection, Limits
+from pgrole_controller.kube.route import ApiRoute, encode_head, read_trust
 from pgrole_controller.signals import Signal
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
@@ -99,8 +100,15 @@ class Reachability:
         await self._back.wait()
 
 
-_CONNECTIONS = 100
-_READ_BUFFER = 2**21  # bytes; a watch sends each object as one line
+#: Maximum number of connections, watches included. Further requests wait.
+CONNECTIONS = 100
+
+#: Seconds after which a connection without a request is closed.
+IDLE_SECONDS = 15.0
+
+#: Sent once more if the server closed the connection that it kept open before it answered: it may have been idle too
+#: long. Another request might have been executed.
+_REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -116,24 +124,25 @@ class Transport:
     ) -> None:
         """`trust`: what `read_trust` returned for this configuration, to read no certificate again.
 
-        Raises OSError (including ssl.SSLError) if the certificates cannot be used.
+        Raises OSError (including ssl.SSLError) if the certificates cannot be used, NotConfigured for addresses.
         """
-        self._host = configuration.host
-        self._server_name = configuration.tls_server_name or None
-        verified = read_trust(configuration) if trust is None else trust
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=_CONNECTIONS, ssl=verified),
-            headers={"User-Agent": user_agent},
-            proxy=configuration.proxy or find_proxy(self._host),
-            read_bufsize=_READ_BUFFER,
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        self._route = ApiRoute(configuration, read_trust(configuration) if trust is None else trust, user_agent)
+        self._slots = anyio.Semaphore(CONNECTIONS, fast_acquire=True)
+        self._idle: list[tuple[float, HttpConnection]] = []  # with the time of its last request; the latest last
+        self._tidying: asyncio.TimerHandle | None = None
+        self._open = True
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._session.close()
+        self._open = False
+        if self._tidying is not None:
+            self._tidying.cancel()
+        for _since, connection in self._idle:
+            connection.abort()
+        self._idle.clear()
+        await asyncio.sleep(0)  # the loop closes their sockets
 
     async def send(
         self,
@@ -142,43 +151,71 @@ class Transport:
         *,
         query: Mapping[str, str] | None,
         headers: Mapping[str, str],
-        limits: aiohttp.ClientTimeout,
+        limits: Limits,
         body: dict[str, Any] | list[Any] | None,
-    ) -> aiohttp.ClientResponse:
-        """Returns the answer once its headers have arrived."""
-        target = f"{self._host}{path}?{urlencode(query)}" if query else f"{self._host}{path}"
-        return await self._session.request(
-            method,
-            target,
-            headers=headers,
-            data=None if body is None else _encode(body).encode(),
-            timeout=limits,
-            server_hostname=self._server_name,
-        )
+    ) -> HttpAnswer:
+        """Returns the answer once its headers have arrived. Release or close it. Raises OSError."""
+        content = b"" if body is None else _encode(body).encode()
+        sent = {**self._route.headers, **headers, "Accept-Encoding": "gzip"}
+        if content or method in ("POST", "PUT", "PATCH"):
+            sent["Content-Length"] = str(len(content))
+        target = self._route.target(f"{path}?{urlencode(query)}" if query else path)
+        request = encode_head(method, target, sent) + content
+        deadline = None if limits.total is None else asyncio.get_running_loop().time() + limits.total
+        await self._wait_for_slot(limits)
+        try:
+            return await self._exchange(request, limits, deadline, repeatable=method in _REPEATABLE)
+        except BaseException:
+            self._slots.release()
+            raise
 
+    async def _wait_for_slot(self, limits: Limits) -> None:
+        try:
+            self._slots.acquire_nowait()
+        except anyio.WouldBlock:
+            with anyio.move_on_after(limits.total):
+                await self._slots.acquire()
+                return
+            raise TimeoutError(f"no free connection within {limits.total:g} s") from None
 
-def find_proxy(address: str) -> str | None:
-    """Returns the proxy from the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY) for an address, as aiohttp finds it.
+    async def _exchange(
+        self, request: bytes, limits: Limits, deadline: float | None, *, repeatable: bool
+    ) -> HttpAnswer:
+        connection = self._take()
+        if connection is not None:
+            try:
+                return await connection.exchange(request, limits, deadline)
+            except ConnectionLost:
+                if not repeatable or connection.answered:
+                    raise
+        connection = await self._route.connect(limits, deadline)
+        connection.on_end = self._keep
+        return await connection.exchange(request, limits, deadline)
 
-    A proxy with a TLS address is ignored: only `proxy-url` in a kubeconfig can name one.
-    """
-    parts = urlsplit(address)
-    if parts.hostname and proxy_bypass(parts.hostname):
+    def _take(self) -> HttpConnection | None:
+        while self._idle:
+            since, connection = self._idle.pop()
+            if connection.usable and time.monotonic() - since < IDLE_SECONDS:
+                return connection
+            connection.abort()
         return None
-    proxy = getproxies().get(parts.scheme)
-    return None if proxy is None or proxy.startswith(("https:", "wss:")) else proxy
 
+    def _keep(self, connection: HttpConnection) -> None:
+        self._slots.release()
+        if not connection.usable:
+            return
+        if not self._open:
+            connection.abort()
+            return
+        self._idle.append((time.monotonic(), connection))
+        if self._tidying is None:
+            self._tidying = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._tidy)
 
-def read_trust(configuration: Any) -> ssl.SSLContext | bool:  # noqa: ANN401 - kubernetes_asyncio's
-    """Reads the CAs, and the client certificate if there is one. Raises OSError (including ssl.SSLError)."""
-    if not configuration.host.startswith("https"):
-        return bool(configuration.verify_ssl)
-    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
-    if configuration.cert_file:
-        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
-    if not configuration.verify_ssl:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    if configuration.disable_strict_ssl_verification:
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    return context
+    def _tidy(self) -> None:
+        now = time.monotonic()
+        for since, connection in self._idle:
+            if now - since >= IDLE_SECONDS:
+                connection.abort()
+        self._idle = [one for one in self._idle if now - one[0] < IDLE_SECONDS]
+        due = IDLE_SECONDS - (now - self._idle[0][0]) if self._idle else 0.0
+        self._tidying = asyncio.get_running_loop().call_later(due, self._tidy) if self._idle else None

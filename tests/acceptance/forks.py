@@ -194,11 +194,10 @@ def _become(request: _ForkStart) -> NoReturn:
 def _import_all() -> None:
     """Imports what `run` imports, in the same way, and the models."""
     from pgrole_controller.api import reading
-    from pgrole_controller.imports import import_plain, startup_imports
+    from pgrole_controller.imports import startup_imports
 
     import_module("pgrole_controller.cli")
     with startup_imports():
-        import_plain("frozenlist", "frozenlist._frozenlist")
         import_module("pgrole_controller.controller.app")
     reading.load()
 

@@ -4,15 +4,18 @@ import base64
 import json
 import shutil
 import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from aiohttp import web
 
 from pgrole_controller.kube import credentials
 from pgrole_controller.kube.api_address import ApiAddress
-from pgrole_controller.kube.client import ApiError, Client, Unreachable
+from pgrole_controller.kube.client import ApiError, Client, NotConfigured, Unreachable
 from pgrole_controller.local.apiserver import ApiServer
 from tests.fake_apiserver import WIDGETS, FakeApiServer, refuse
 
@@ -85,6 +88,99 @@ async def test_an_exec_plugin_runs_again_when_its_token_is_refused(tmp_path: Pat
         with pytest.raises(Unreachable, match="exec: process returned 1"):
             await client.request("GET", WIDGETS.path())
     assert tokens(fake) == ["Bearer first", "Bearer first", "Bearer second", "Bearer second"]
+
+
+def identity(expires: int) -> str:
+    """A token of OIDC, unsigned."""
+    return f"e30.{base64.b64encode(json.dumps({'exp': expires}).encode()).decode().rstrip('=')}.e30"
+
+
+class Issuer:
+    """An OIDC provider. `renewals`: what it answers to each."""
+
+    def __init__(self) -> None:
+        self.renewals: list[web.Response | None] = []
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[str]:
+        app = web.Application()
+        app.router.add_get("/.well-known/openid-configuration", self._describe)
+        app.router.add_post("/token", self._renew)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        try:
+            self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            yield self.url
+        finally:
+            await runner.cleanup()
+
+    async def _describe(self, _: web.Request) -> web.Response:
+        return web.json_response({"token_endpoint": f"{self.url}/token"})
+
+    async def _renew(self, request: web.Request) -> web.Response:
+        answer = self.renewals.pop(0)
+        if answer is None:
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        return answer
+
+
+def renewed(token: str) -> web.Response:
+    return web.json_response({"id_token": token, "refresh_token": "again"})
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda: web.Response(status=400), "oidc: failed to refresh access token"),
+        (lambda: None, "ServerDisconnectedError"),
+        (lambda: web.json_response({}), "KeyError: 'id_token'"),
+        (lambda: web.Response(text="{", content_type="application/json"), "JSONDecodeError"),
+        (lambda: web.Response(text="no JSON"), "ContentTypeError|failed to refresh"),
+        (lambda: renewed("no token"), "JWT tokens should contain 3"),
+        (lambda: renewed("a.%.c"), "not usable"),
+    ],
+    ids=["refused", "closed", "without a token", "not JSON", "another type", "no token", "malformed token"],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of kubernetes_asyncio
+async def test_an_oidc_token_is_renewed_and_a_renewal_that_fails_is_an_error_of_the_request(
+    tmp_path: Path, answer: Callable[[], web.Response | None], message: str
+) -> None:
+    fake, issuer, expired, second = FakeApiServer(), Issuer(), identity(1), identity(2)
+    async with fake.serve(tmp_path / "k"), issuer.serve() as url:
+        user = {
+            "client-id": "c",
+            "client-secret": "s",
+            "idp-issuer-url": url,
+            "id-token": expired,
+            "refresh-token": "first",
+        }
+        issuer.renewals = [renewed(second), answer(), renewed(identity(3))]
+        config = as_user(tmp_path / "k", {"auth-provider": {"name": "oidc", "config": user}})
+        async with Client.connect(config) as client:
+            await client.request("GET", WIDGETS.path())
+            fake.faults["list"].append(refuse(401, "Unauthorized"))
+            if message.startswith(("JWT", "not usable")):  # found at the renewal after it
+                await client.request("GET", WIDGETS.path())
+                fake.faults["list"].append(refuse(401, "Unauthorized"))
+            with pytest.raises(Unreachable, match=message):
+                await client.request("GET", WIDGETS.path())
+    assert tokens(fake)[:2] == [f"Bearer {second}"] * 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of kubernetes_asyncio
+async def test_a_kubeconfig_whose_oidc_token_cannot_be_renewed_is_not_usable(tmp_path: Path) -> None:
+    fake, issuer = FakeApiServer(), Issuer()
+    issuer.renewals = [None]
+    async with fake.serve(tmp_path / "k"), issuer.serve() as url:
+        user = {"client-id": "c", "client-secret": "s", "idp-issuer-url": url, "refresh-token": "first"}
+        config = as_user(tmp_path / "k", {"auth-provider": {"name": "oidc", "config": user}})
+        with pytest.raises(NotConfigured, match="ServerDisconnectedError"):
+            async with Client.connect(config):
+                pass
 
 
 async def test_certificates_given_as_data_leave_no_file_once_connected(

@@ -14,17 +14,15 @@ import pytest
 
 from pgrole_controller.controller.errors import CannotStart
 from pgrole_controller.controller.health import (
-    AT_ONCE,
     BEAT_SECONDS,
-    CONNECTIONS,
     EVERY_ADDRESS,
     REST_TIMES,
     STILL_SECONDS,
     Health,
     Heartbeat,
-    NoAnswer,
     Shared,
 )
+from pgrole_controller.controller.health_port import AT_ONCE, CONNECTIONS, NoAnswer
 from pgrole_controller.local.process import reached
 from pgrole_controller.local.workspace import free_port
 from pgrole_controller.metrics import Scrape

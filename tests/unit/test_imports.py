@@ -1,5 +1,6 @@
 """What a start imports, each test in a new process, since imported modules stay loaded."""
 
+import json
 import os
 import signal
 import subprocess
@@ -43,9 +44,11 @@ def run(code: str, **environment: str) -> str:
 
 def test_run_imports_nothing_that_it_does_not_need() -> None:
     unneeded = (
-        "aiohttp.web_urldispatcher",
+        "aiohttp",
         "argcomplete",
         "dateutil",
+        "email",
+        "http.client",
         "http.server",
         "jinja2",
         "kubernetes_asyncio.client.api",
@@ -53,6 +56,7 @@ def test_run_imports_nothing_that_it_does_not_need() -> None:
         "kubernetes_asyncio.client.models",
         "kubernetes_asyncio.config.kube_config",
         "kubernetes_asyncio.dynamic",
+        "multidict",
         "multiprocessing",
         "pgrole_controller.api.meta",
         "pgrole_controller.api.pgrole",
@@ -67,6 +71,7 @@ def test_run_imports_nothing_that_it_does_not_need() -> None:
         "rich",
         "urllib3.connection",
         "yaml",
+        "yarl",
     )
     code = f"""
 import sys
@@ -75,6 +80,33 @@ pgrole_controller.cli.make_parser(only_run=True).parse_args(["run"])
 print(*(name for name in {unneeded} if name in sys.modules))
 """
     assert run(code) == ""
+
+
+def test_connecting_by_a_kubeconfig_imports_no_other_http_client(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(
+        json.dumps(
+            {
+                "current-context": "c",
+                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+                "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
+                "users": [{"name": "u", "user": {"token": "t"}}],
+            }
+        )
+    )
+    code = f"""
+import asyncio, sys
+from pgrole_controller.kube.client import Client, Unreachable
+async def main():
+    async with Client.connect({str(tmp_path / "config")!r}) as client:
+        try:
+            await client.request("GET", "/version")
+        except Unreachable:
+            print(sorted(sys.modules.keys() & {{"aiohttp", "yarl", "multidict", "urllib.request"}}))
+asyncio.run(main())
+import kubernetes_asyncio.config.openid, aiohttp
+assert kubernetes_asyncio.config.openid.aiohttp is aiohttp
+"""
+    assert run(code) == "[]"
 
 
 def test_a_command_with_a_dsn_imports_no_http_client() -> None:
@@ -109,6 +141,11 @@ assert client.Configuration is credentials.Configuration
 assert client.ApiClient is ApiClient
 assert config.ConfigException is credentials.ConfigException
 assert callable(watch.Watch) and callable(config.load_kube_config)
+import http.client, six
+assert six.moves.http_client is http.client
+for on in (True, False):
+    client.Configuration().debug = on
+    assert http.client.HTTPConnection.debuglevel == int(on)
 import urllib3
 assert urllib3.PoolManager and urllib3.util.make_headers(basic_auth="a:b")
 assert not hasattr(client, "NoSuchName")
@@ -182,28 +219,6 @@ print(Other, Thing)
     assert run(code, PYTHONPATH=f"{tmp_path}{os.pathsep}{Path.cwd()}").split() == ["3", "1", "runs", "2", "1"]
 
 
-def test_a_package_is_imported_without_its_extension_unless_it_needs_it(tmp_path: Path) -> None:
-    able = "try:\n    from able import fast\nexcept ImportError:\n    fast = None\n"
-    for name, text in (("able", able), ("unable", "from unable import fast\n")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text(text)
-        (tmp_path / name / "fast.py").write_text("")
-    code = """
-import sys
-from pgrole_controller.imports import import_plain
-import_plain("frozenlist", "frozenlist._frozenlist")
-import frozenlist
-assert frozenlist.FrozenList is frozenlist.PyFrozenList
-import aiohttp, aiohttp.web
-assert "frozenlist._frozenlist" not in sys.modules
-for name in ("able", "unable", "not_installed_at_all"):
-    import_plain(name, f"{name}.fast")
-import able, unable
-print(able.fast, unable.fast is not None)
-"""
-    assert run(code, PYTHONPATH=f"{tmp_path}{os.pathsep}{Path.cwd()}") == "None True"
-
-
 def test_models_can_be_loaded_by_several_threads_and_reject_invalid_objects() -> None:
     code = """
 import gc, sys
@@ -227,6 +242,20 @@ for read, kind in ((reading.read_pgrole, "PgRole"), (reading.read_pgserver, "PgS
 assert gc.isenabled()
 """
     assert run(code).split() == ["spec.name", "spec.connection"]
+
+
+def test_the_models_are_loaded_without_a_search_for_plugins_of_pydantic() -> None:
+    code = """
+import os, sys
+from pgrole_controller.api import reading
+reading.load()
+obj = {"kind": "PgServer", "apiVersion": "pgrole.dev/v1alpha1", "metadata": {"name": "a", "namespace": "b"}}
+try:
+    reading.read_pgserver(obj)
+except reading.Invalid:
+    print(sorted(sys.modules.keys() & {"importlib.metadata", "zipfile"}), "PYDANTIC_DISABLE_PLUGINS" in os.environ)
+"""
+    assert run(code) == "[] False"
 
 
 def test_certificate_authorities_are_loaded_with_the_first_connection_that_needs_them(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pgrole_controller.kube.client import Client, Unreachable
-from pgrole_controller.kube.transport import find_proxy
+from pgrole_controller.kube.route import find_proxy
 from tests.certificates import Certificate, Certificates
 from tests.fake_apiserver import WIDGETS, FakeApiServer
 
