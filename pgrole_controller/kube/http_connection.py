@@ -57,6 +57,7 @@ class HttpAnswer:
         "_connection",
         "_delimited",
         "_error",
+        "_head",
         "_headed",
         "_held",
         "_inflate",
@@ -84,6 +85,7 @@ class HttpAnswer:
         self._parser: HttpResponseParser | None = HttpResponseParser(self)
         self._chunks: deque[bytes] = deque()
         self._held = 0
+        self._head = 0  # bytes of headers
         self._headed = False
         self._delimited = False  # the end of the body is not that of the connection
         self._is_compressed = False
@@ -246,7 +248,8 @@ class HttpAnswer:
             return  # a trailer
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
-        if sum(len(key) + len(text) for key, text in self.headers.items()) > HEAD_BYTES:
+        self._head += len(name) + len(value)
+        if self._head > HEAD_BYTES:
             raise _too_long()
 
     def on_headers_complete(self) -> None:
