@@ -60,6 +60,11 @@ class HttpAddress:
         return f"{self._scheme}://{self.header}"
 
     @property
+    def is_literal(self) -> bool:
+        """Whether the host is an IP address."""
+        return ":" in self.host or self.host.replace(".", "").isdigit()
+
+    @property
     def tls_name(self) -> str:
         return self.host.rstrip(".")
 
@@ -135,7 +140,8 @@ class ApiRoute:
             address.port,
             ssl=self._tls if address.is_tls else None,
             server_hostname=(self._tls_name if address is self._api else address.tls_name) if address.is_tls else None,
-            happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS,
+            # Not for an address: what it needs loses a socket if it is cancelled just when that is connected.
+            happy_eyeballs_delay=None if address.is_literal else _NEXT_ADDRESS_SECONDS,
         )
         return connection
 

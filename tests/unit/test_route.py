@@ -2,12 +2,14 @@
 
 import asyncio
 import base64
+import gc
 import socket
 import ssl
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from pathlib import Path
 
+import anyio.lowlevel
 import pytest
 
 from pgrole_controller.kube.errors import NotConfigured
@@ -197,6 +199,21 @@ async def test_a_port_where_nothing_listens_is_named() -> None:
     async with transport_to(f"http://127.0.0.1:{port}") as made:
         with pytest.raises(ConnectionError, match=rf"cannot connect to 127\.0\.0\.1:{port}: .*Connect"):
             await made.send("GET", "/", query=None, headers={}, limits=LIMITS, body=None)
+
+
+async def test_a_request_that_is_cancelled_while_it_connects_leaves_no_socket(authority: Authority) -> None:
+    """A socket that is left is a warning, and that an error here."""
+    loop = asyncio.get_running_loop()
+    async with raw_server(keep_saying(OK), of_this_machine(authority)) as server:
+        for turns in range(30):
+            async with transport_to(server.url.replace("http:", "https:"), None, trusting(authority)) as made:
+                request = loop.create_task(get(made))
+                for _ in range(turns):
+                    await anyio.lowlevel.checkpoint()
+                request.cancel()
+                await asyncio.gather(request, return_exceptions=True)
+                del request
+    gc.collect()
 
 
 @pytest.mark.parametrize("name", ["a..b", "a" * 64, ".a"])
