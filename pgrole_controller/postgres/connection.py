@@ -14,6 +14,7 @@ import asyncpg
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.dsn import split_methods, verifies_by_default
 from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.array_types import register_array_types
 from pgrole_controller.postgres.authentication import Unacceptable
 from pgrole_controller.postgres.errors import LOST, StandbyError, shorten, translate, translate_errors
 from pgrole_controller.postgres.framing import VOLUME, NotPostgres
@@ -283,6 +284,7 @@ async def _enter(
             if isinstance(error, asyncpg.InterfaceError) or not (limits.answered or isinstance(error, AttributeError)):
                 raise
             raise NotPostgres from error
+        register_array_types(connection)
         try:
             row = await connection.fetchrow(queries.inspect("connection"))
             if row is None:
