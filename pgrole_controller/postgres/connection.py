@@ -21,6 +21,7 @@ from pgrole_controller.postgres.framing import VOLUME, NotPostgres
 from pgrole_controller.postgres.protocol import ConnectionLimits, check_messages, limiting, own_limits, reason_of
 from pgrole_controller.postgres.session_settings import PINNED, OptionalSettings, check_identity
 from pgrole_controller.postgres.tls import Mode, make_context
+from pgrole_controller.postgres.unnamed_statements import fetch_record, forgetting
 
 check_messages()
 
@@ -286,7 +287,8 @@ async def _enter(
             raise NotPostgres from error
         register_array_types(connection)
         try:
-            row = await connection.fetchrow(queries.inspect("connection"))
+            with forgetting():
+                row = await fetch_record(connection, queries.inspect("connection"))
             if row is None:
                 raise NotPostgres
         except BaseException:
