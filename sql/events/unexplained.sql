@@ -1,7 +1,8 @@
 -- Which transactions without an event wrote the row of a relation, a routine, a schema or default privileges since the oldest one
 -- that ran at the last question? REASSIGN OWNED does, which fires no event trigger, and so does a GRANT while event triggers are
 -- off. One row: at most 100 ids (xmin, 32 bits), the last ones; none if no transaction with an id has ended. Commands that change
--- no privilege, e.g. TRUNCATE, count as well, and so do subtransactions, whose events have another id.
+-- no privilege, e.g. TRUNCATE, count as well, and so do subtransactions, whose events have another id. Not those of this session
+-- that verified what they wrote (acl_transaction.py), whether their events were recorded or not.
 -- The age of a row that was frozen long ago can be negative.
 -- $1 text the snapshot of the last question
 SELECT now.snapshot, ARRAY(
@@ -26,7 +27,11 @@ SELECT now.snapshot, ARRAY(
         SELECT
         FROM pgrole.ddl_event AS e
         WHERE e.xid = (now.next - ((now.next - w.xmin::text::bigint) & 4294967295))::text::xid8
+          AND e.pid <> pg_catalog.pg_backend_pid()
         OFFSET 0
+    )
+    AND w.xmin::text <> ALL (
+        pg_catalog.string_to_array(coalesce(pg_catalog.current_setting('pgrole.own_transactions', true), ''), ',')
     )
     ORDER BY xmin DESC
     LIMIT 100

@@ -37,7 +37,6 @@ from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, St
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.database_schema import DatabaseInstallation, inspect_database
 from pgrole_controller.postgres.privileges.ddl_events import (
-    EVERYTHING,
     PRUNED_AT_ONCE,
     EventReader,
     Look,
@@ -46,6 +45,7 @@ from pgrole_controller.postgres.privileges.ddl_events import (
     prune_events,
 )
 from pgrole_controller.postgres.privileges.look_reading import read_look
+from pgrole_controller.postgres.privileges.own_transactions import forget_own_transactions
 from pgrole_controller.postgres.privileges.stored_state import StoredState
 from pgrole_controller.postgres.protocol import protocol_of, reason_of
 from pgrole_controller.postgres.rows import fetch, fetch_row
@@ -186,14 +186,17 @@ class DatabaseSession:
         defaults: Sequence[DefaultAclChange],
         grantees: Collection[int],
         extra: Sequence[Statement],
+        *,
+        whole: bool = False,
     ) -> AppliedAcls:
-        """As `apply_acls`."""
+        """As `apply_acls`. `whole`: as in AclDialect."""
         dialect = AclDialect(
             self.identity.version_number,
             self.fence,
             self.installation.endangered,
             self.enforcing,
             self.installation.spared,
+            whole,
         )
         return await apply_acls(self.connection, repairs, defaults, grantees, dialect, extra)
 
@@ -210,6 +213,7 @@ class DatabaseSession:
                 why = error.message
             else:
                 self._ticks = not self.installation.notifies
+                await forget_own_transactions(self.connection)
                 self._reader = EventReader(self.connection)
                 await self._reader.begin()
                 self._unexplained = UnexplainedWrites(self.connection, self._reader.snapshot)
@@ -218,9 +222,10 @@ class DatabaseSession:
             raise Refused(Reason.DATABASE_ERROR, f"PgServer.spec.databases.detection: Events is not possible: {why}")
         self.why = "" if detection is DatabaseMode.POLL or self.mode is DatabaseMode.EVENTS else why
         self._fingerprints = Fingerprints(self.connection, self.identity)
+        self._fingerprints.events = self.mode is DatabaseMode.EVENTS
         await self._fingerprints.compare()
         if self.mode is not DatabaseMode.EVENTS:
-            self.mode, self._fingerprints.often = DatabaseMode.POLL, True
+            self.mode = DatabaseMode.POLL
 
     async def _listen(self) -> None:
         """LISTENs, and verifies that notifications arrive, which a pooler may prevent. Raises NotDelivered."""
@@ -328,10 +333,10 @@ class DatabaseSession:
             await anyio.sleep(pause)
             async with self.lock:
                 began = anyio.current_time()  # without the wait for a round, which may take long
-                changed = await fingerprints.compare()
+                look = await fingerprints.compare()
                 took = anyio.current_time() - began
-            if changed:
-                self._unread |= EVERYTHING
+            if look.asks:
+                self._unread |= look
                 self.on_notice()
             if self.mode is DatabaseMode.POLL:
                 pause = pause_after(took, self.interval)
