@@ -5,6 +5,8 @@ from typing import Any
 import anyio
 import pytest
 
+from pgrole_controller import resources
+from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Endpoint, connect
@@ -13,7 +15,7 @@ from pgrole_controller.postgres.privileges.acl_fingerprint import Fingerprints
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import Look, Scope, UnexplainedWrites
 from pgrole_controller.postgres.privileges.own_transactions import NOTE_OWN_TRANSACTION, forget_own_transactions
-from tests.integration.database_world import DEADLINE, KEY, READ, DatabaseWorkerWorld
+from tests.integration.database_world import DEADLINE, KEY, READ, DatabaseWorkerWorld, make_world
 
 #: Writes an ACL as a superuser can without any event. {r}: a role; {t}: a table.
 SILENT = """
@@ -217,3 +219,14 @@ async def test_the_backstop_notices_a_dropped_object_that_no_event_tells(
         look = await fingerprints.compare()
     assert look.defaults
     assert look.dropped
+
+
+async def test_writes_are_not_searched_while_no_transaction_ends(own_postgres: PostgresServer) -> None:
+    async with make_world(own_postgres) as world:
+        query = resources.text("sql", "events", "unexplained.sql")
+        snapshot = await world.hand.fetchval("SELECT pg_current_snapshot()::text")
+        await world.hand.execute(f"PREPARE search AS {query}")
+        lines = await world.hand.fetch(f"EXPLAIN (ANALYZE, COSTS OFF) EXECUTE search ('{snapshot}')")
+    scans = [row[0] for row in lines if "Scan on pg_class" in row[0] or "on pg_class" in row[0]]
+    assert scans
+    assert all("never executed" in scan for scan in scans)
