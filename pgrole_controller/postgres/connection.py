@@ -14,12 +14,14 @@ import asyncpg
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.dsn import split_methods, verifies_by_default
 from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.array_types import register_array_types
 from pgrole_controller.postgres.authentication import Unacceptable
 from pgrole_controller.postgres.errors import LOST, StandbyError, shorten, translate, translate_errors
 from pgrole_controller.postgres.framing import VOLUME, NotPostgres
 from pgrole_controller.postgres.protocol import ConnectionLimits, check_messages, limiting, own_limits, reason_of
 from pgrole_controller.postgres.session_settings import PINNED, OptionalSettings, check_identity
 from pgrole_controller.postgres.tls import Mode, make_context
+from pgrole_controller.postgres.unnamed_statements import fetch_record, forgetting
 
 check_messages()
 
@@ -283,8 +285,10 @@ async def _enter(
             if isinstance(error, asyncpg.InterfaceError) or not (limits.answered or isinstance(error, AttributeError)):
                 raise
             raise NotPostgres from error
+        register_array_types(connection)
         try:
-            row = await connection.fetchrow(queries.inspect("connection"))
+            with forgetting():
+                row = await fetch_record(connection, queries.inspect("connection"))
             if row is None:
                 raise NotPostgres
         except BaseException:

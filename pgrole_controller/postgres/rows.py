@@ -20,6 +20,7 @@ import asyncpg
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import is_lacking, translate_errors
+from pgrole_controller.postgres.unnamed_statements import fetch_record, fetch_records
 
 T = TypeVar("T")
 
@@ -141,7 +142,7 @@ async def fetch(
     reading a column raises later.
     """
     with _decoding(statement):
-        records: Sequence[asyncpg.Record] = await connection.fetch(query, *arguments, timeout=seconds)
+        records = await fetch_records(connection, query, *arguments, seconds=seconds)
     return [Row(record, reason) for record in records]
 
 
@@ -150,7 +151,7 @@ async def fetch_row(
 ) -> Row:
     """The single row of a query about the server. Raises PgRoleError; any error in the row is the server's fault."""
     with _decoding(statement):
-        record = await connection.fetchrow(query, *arguments, timeout=seconds)
+        record = await fetch_record(connection, query, *arguments, seconds=seconds)
     return first([] if record is None else [Row(record, Reason.SERVER_NOT_READY)])
 
 

@@ -196,7 +196,7 @@ async def work(session: Session) -> None:
 
 
 async def test_a_session_raises_only_its_own_errors(
-    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, unknown_types: list[int]
 ) -> None:
     monkeypatch.setattr(connection_module, "COMMAND_SECONDS", 2.0)
     monkeypatch.setattr(connection_module, "CONNECT_SECONDS", 3.0)
@@ -228,6 +228,7 @@ async def test_a_session_raises_only_its_own_errors(
         async with anyio.create_task_group() as tasks:
             for number in range(TRIALS):
                 tasks.start_soon(attempt, number)
+    unknown_types.clear()  # a damaged answer can name any type
     assert escaped == []
     assert results.get("in time", 0) > 0
     assert sum(results.values()) - results.get("in time", 0) > TRIALS // 10, results

@@ -123,6 +123,6 @@ def test_combined_looks_read_all_their_names_and_objects_since_the_first_transac
 
 @pytest.mark.parametrize("snapshot", ["", "x:8:", "-7:8:", f"{'9' * 5000}:8:"])
 def test_an_invalid_snapshot_is_reported_as_unreadable(snapshot: str) -> None:
-    assert ddl_events._oldest_running("7:9:8") == 7
+    assert ddl_events.oldest_running("7:9:8") == 7
     with pytest.raises(Unreadable):
-        ddl_events._oldest_running(snapshot)
+        ddl_events.oldest_running(snapshot)

@@ -128,6 +128,7 @@ class _Round:
         self._suspended = suspended
         self._now = Moment(anyio.current_time(), datetime.now(UTC))
         self._is_suspended = False
+        self._whole = False  # the last read was for every role
         self._screening = RoundScreening(memory, session.database)
         self._records = RoundRecords(session.database, cluster, config.history)
         self.left: list[Grantee] = []  # of the last `settle`: not decided about, because of MOST_CHANGES
@@ -206,6 +207,7 @@ class _Round:
         with_columns = self._memory.with_columns
         observed, stored = await self._session.read([one.oid for one in grantees], reach, look, with_columns)
         self._is_suspended = stored.suspended
+        self._whole = len(grantees) == self._everyone
         return observed, stored
 
     async def _decide(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase, most_changes: int) -> int:
@@ -318,7 +320,7 @@ class _Round:
         grantees = [one.grantee.oid for one in some]
         for one in some:
             one.error = None if one.has_changes else one.error
-        applied = await session.apply(repairs, defaults, grantees, self._build_records(some))
+        applied = await session.apply(repairs, defaults, grantees, self._build_records(some), whole=self._whole)
         if applied.stored and any(one.told for one in some):
             self._memory.repaired_at = anyio.current_time()
             self._memory.recorded = True

@@ -1,45 +1,75 @@
-"""A fingerprint of all privileges in one database, which differs whenever one of them was changed."""
+"""A fingerprint of all privileges in one database, which differs whenever one of them was changed.
+
+Where events announce changes, it finds what they missed, e.g. while a trigger was disabled. Most differences then come
+from changes that events explain, and that were read: they are no reason to read everything again.
+"""
 
 import secrets
+from contextlib import nullcontext
 from datetime import datetime
 
 from pgrole_controller import resources
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.privileges.ddl_events import (
+    EVERYTHING,
+    SCHEMA,
+    WITH_PRIVILEGES,
+    Look,
+    Scope,
+    UnexplainedWrites,
+    oldest_running,
+)
 from pgrole_controller.postgres.rows import fetch, first
+from pgrole_controller.postgres.unnamed_statements import forgetting
 
 _SECONDS = 15.0
+#: Kinds of objects of which a row may be gone without an event.
+_DROPPED = WITH_PRIVILEGES - {SCHEMA}
 
 
 class Fingerprints:
-    """Compares each fingerprint of all privileges with the previous one."""
+    """Compares each fingerprint of all privileges with the previous one. `events`: events announce changes."""
 
     def __init__(self, connection: Connection, identity: Identity) -> None:
+        self.events = False
         self._connection = connection
         self._started_at = identity.started_at
         self._key = secrets.randbits(64) - 2**63
         self._snapshot: str | None = None
-        self._fingerprint: int | None = None
+        self._objects: int | None = None
+        self._others: int | None = None
 
-    async def compare(self) -> bool:
-        """Whether it differs from the last one; False the first time. Raises PgRoleError."""
-        rows = await fetch(
-            self._connection,
-            "fingerprint",
-            resources.text("sql", "events", "fingerprint.sql"),
-            self._snapshot,
-            self._key,
-            seconds=_SECONDS,
-            reason=Reason.SERVER_NOT_READY,
-        )
+    async def compare(self) -> Look:
+        """Returns what to read because it differs from the last one; nothing the first time. Raises PgRoleError.
+
+        With events: the recent rows, if events explain every row written since, and only relations, routines, columns,
+        default privileges and the database differ. A row that was deleted leaves none.
+        """
+        with forgetting() if self.events else nullcontext():
+            rows = await fetch(
+                self._connection,
+                "fingerprint",
+                resources.text("sql", "events", "fingerprint.sql"),
+                self._snapshot,
+                self._key,
+                seconds=_SECONDS,
+                reason=Reason.SERVER_NOT_READY,
+            )
         row = first(rows)
         if row.get("in_recovery", bool) or row.get("started_at", datetime) != self._started_at:
             raise Transient(Reason.SERVER_NOT_READY, "a different server answers on the same address")
-        before, known = self._fingerprint, self._snapshot is not None
-        self._snapshot = row.get("snapshot", str)
-        found = row.find("fingerprint", int)
-        if found is None:
-            return False
-        self._fingerprint = found
-        return known and found != before
+        snapshot, self._snapshot = self._snapshot, row.get("snapshot", str)
+        if not row.find("computed", bool):
+            return Look()
+        before = self._objects, self._others
+        self._objects, self._others = row.find("objects", int), row.find("others", int)
+        if snapshot is None or before == (self._objects, self._others):
+            return Look()
+        if not self.events or before[1] != self._others:
+            return EVERYTHING
+        unexplained = await UnexplainedWrites(self._connection, snapshot).ask()
+        if unexplained.scope is not Scope.NOTHING:
+            return EVERYTHING
+        return Look(Scope.RECENT, xid=oldest_running(snapshot), defaults=True, dropped=_DROPPED)

@@ -54,6 +54,7 @@ from pgrole_controller.postgres.privileges.acl_verification import (
     grant_again,
     identity_of,
 )
+from pgrole_controller.postgres.privileges.own_transactions import NOTE_OWN_TRANSACTION
 from pgrole_controller.postgres.rows import fetch
 
 _STATEMENT_TIMEOUT = "3500ms"
@@ -75,7 +76,8 @@ class AclDialect:
     `version`: server_version_num. `fence`: this process's lead in this database; None: nothing is installed there.
     `foreign_triggers`: an event trigger that is not ours and that the session cannot disable would run: nothing is
     changed. `enforcing`: this process leads only according to the database, since Kubernetes cannot be reached.
-    `spared`: no event trigger fires in this session.
+    `spared`: no event trigger fires in this session. `whole`: the objects were read for every role, so that what a
+    transaction reads back is not read again.
     """
 
     version: int
@@ -83,6 +85,7 @@ class AclDialect:
     foreign_triggers: bool = False
     enforcing: bool = False
     spared: bool = False
+    whole: bool = False
 
     def opening(self) -> list[str]:
         statements = [CHECK_SUSPENDED]
@@ -201,9 +204,10 @@ class AclTransactions:
         ending = self._extra if storing else ()
         if any(arguments for _, arguments in ending):
             return False
-        text = render_repairs(
-            repairs, self._dialect.version, self._opening(repairs, seconds), (statement for statement, _ in ending)
-        )
+        last = [statement for statement, _ in ending]
+        if repairs and self._dialect.whole:
+            last.append(NOTE_OWN_TRANSACTION)
+        text = render_repairs(repairs, self._dialect.version, self._opening(repairs, seconds), last)
         if not text:
             return False
         try:

@@ -15,6 +15,7 @@ from pgrole_controller.postgres.fence import Candidate, Fence, NotLeading, lead_
 from pgrole_controller.postgres.privileges.database_schema import DatabaseInstallation, install_database
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.rows import fetch_row
+from pgrole_controller.postgres.unnamed_statements import forgetting
 
 
 @asynccontextmanager
@@ -40,25 +41,26 @@ async def open_database(
     with convert_unexpected():
         # PostgreSQL would plan the large questions of each round again: that takes longer than to answer them
         async with connect_to(endpoint, database, "database", plan_cache_mode="force_generic_plan") as connection:
-            identity = await _identify(connection, database)
-            if not identity.is_same_server(server):
-                raise Transient(Reason.SERVER_NOT_READY, f'database "{database}" is on a different server')
-            await _silence_triggers(connection, identity)
-            installation = await install_database(connection, allowed=may_install)
-            fence = await _lead(connection, candidate, installation, known)
-            place = await fetch_row(connection, "", resources.text("sql", "events", "place.sql"))
-            session = DatabaseSession(
-                database,
-                home,
-                connection,
-                identity,
-                installation,
-                fence,
-                place.get("oid", int),
-                interval=interval,
-                on_notice=on_notice,
-            )
-            await session.detect(detection)
+            with forgetting():
+                identity = await _identify(connection, database)
+                if not identity.is_same_server(server):
+                    raise Transient(Reason.SERVER_NOT_READY, f'database "{database}" is on a different server')
+                await _silence_triggers(connection, identity)
+                installation = await install_database(connection, allowed=may_install)
+                fence = await _lead(connection, candidate, installation, known)
+                place = await fetch_row(connection, "", resources.text("sql", "events", "place.sql"))
+                session = DatabaseSession(
+                    database,
+                    home,
+                    connection,
+                    identity,
+                    installation,
+                    fence,
+                    place.get("oid", int),
+                    interval=interval,
+                    on_notice=on_notice,
+                )
+                await session.detect(detection)
             yield session
 
 

@@ -30,24 +30,13 @@ from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.framing import NotificationFilter
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls, apply_acls
 from pgrole_controller.postgres.privileges.acl_attribution import PatientAttribution
-from pgrole_controller.postgres.privileges.acl_catalog import (
-    ask_facts,
-    facts_of,
-    read_columns,
-    read_database,
-    read_defaults,
-    read_named_acls_and,
-    read_older,
-    read_recent_acls_and,
-    read_schemas,
-)
+from pgrole_controller.postgres.privileges.acl_catalog import read_older
 from pgrole_controller.postgres.privileges.acl_checks import prepare_checks
 from pgrole_controller.postgres.privileges.acl_fingerprint import Fingerprints
 from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, Statement
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.database_schema import DatabaseInstallation, inspect_database
 from pgrole_controller.postgres.privileges.ddl_events import (
-    EVERYTHING,
     PRUNED_AT_ONCE,
     EventReader,
     Look,
@@ -55,9 +44,12 @@ from pgrole_controller.postgres.privileges.ddl_events import (
     UnexplainedWrites,
     prune_events,
 )
-from pgrole_controller.postgres.privileges.stored_state import StoredState, ask_state
+from pgrole_controller.postgres.privileges.look_reading import read_look
+from pgrole_controller.postgres.privileges.own_transactions import forget_own_transactions
+from pgrole_controller.postgres.privileges.stored_state import StoredState
 from pgrole_controller.postgres.protocol import protocol_of, reason_of
 from pgrole_controller.postgres.rows import fetch, fetch_row
+from pgrole_controller.postgres.unnamed_statements import forgetting
 from pgrole_controller.postgres.watch import CHANNEL, NotDelivered, greeting
 
 #: Interval of reads of the events where no notification can be sent, in seconds.
@@ -150,7 +142,8 @@ class DatabaseSession:
     async def check_accepting(self) -> None:
         """Raises PgRoleError if the database accepts no new connections: its administrator wants exclusive access."""
         async with self.lock:
-            row = await fetch_row(self.connection, "", _query("place"), seconds=_DEADLINE)
+            with forgetting():
+                row = await fetch_row(self.connection, "", _query("place"), seconds=_DEADLINE)
         if not row.get("accepting", bool):
             raise refusing_connections(self.database)
 
@@ -162,43 +155,9 @@ class DatabaseSession:
 
         Reads by name and by oid need no common snapshot: each repair verifies the objects that it changes.
         """
-        connection = self.connection
-        if look.scope is Scope.FULL:
-            _, observed = await read_database(connection, grantees, reach.creators, reach.touches, reach.has_columns)
-            question = ask_state(grantees, self.home, stores=self.stores, drifts=True)
-            row = await fetch_row(connection, "applied", question.question, *question.arguments, seconds=_DEADLINE)
-            return observed, StoredState.of(row, stores=self.stores)
-        question = ask_state(grantees, self.home, stores=self.stores, drifts=False)
-        question = question.and_one(ask_facts(connection, reach.creators))
-        if look.scope is Scope.RECENT:
-            acls, row = await read_recent_acls_and(
-                question,
-                connection,
-                grantees,
-                look.xid,
-                reach.touches,
-                with_columns,
-                database=bool(look.objects & self.own_acl.objects),
-            )
-        else:
-            oids = [identity.oid for identity in look.objects]
-            acls, row = await read_named_acls_and(
-                question, connection, grantees, oids, look.names, look.xid, columns=look.columns
-            )
-        facts, roles = facts_of(row)
-        tables = [
-            one.object.id.oid for one in acls if one.object.id.catalog == "pg_class" and reach.has_columns(one.object)
-        ]
-        observed = ObservedDatabase(
-            facts,
-            acls,
-            await read_defaults(connection, grantees) if look.defaults else None,
-            roles,
-            frozenset((await read_schemas(connection)).values()) if look.defaults else frozenset(),
-            complete=False,
-            columns=await read_columns(connection, tables) if tables else {},
+        return await read_look(
+            self.connection, self.oid, grantees, reach, look, with_columns, home=self.home, stores=self.stores
         )
-        return observed, StoredState.of(row, stores=self.stores)
 
     async def prepare(self) -> None:
         """Has PostgreSQL plan what a repair needs: for the first one, that would take longer than running it. Raises
@@ -210,7 +169,8 @@ class DatabaseSession:
 
     async def read_older(self, asked: Collection[tuple[int, ObjectId]]) -> frozenset[tuple[int, ObjectId]]:
         """As `acl_catalog.read_older`. Raises PgRoleError."""
-        return await read_older(self.connection, asked) if asked and self.stores else frozenset()
+        with forgetting():
+            return await read_older(self.connection, asked) if asked and self.stores else frozenset()
 
     async def read_culprits(self, rows: Sequence[ChangedRow]) -> dict[ChangedRow, Culprit]:
         """Who changed these rows, as far as it is known. Raises PgRoleError only if the connection is lost."""
@@ -226,14 +186,17 @@ class DatabaseSession:
         defaults: Sequence[DefaultAclChange],
         grantees: Collection[int],
         extra: Sequence[Statement],
+        *,
+        whole: bool = False,
     ) -> AppliedAcls:
-        """As `apply_acls`."""
+        """As `apply_acls`. `whole`: as in AclDialect."""
         dialect = AclDialect(
             self.identity.version_number,
             self.fence,
             self.installation.endangered,
             self.enforcing,
             self.installation.spared,
+            whole,
         )
         return await apply_acls(self.connection, repairs, defaults, grantees, dialect, extra)
 
@@ -250,6 +213,7 @@ class DatabaseSession:
                 why = error.message
             else:
                 self._ticks = not self.installation.notifies
+                await forget_own_transactions(self.connection)
                 self._reader = EventReader(self.connection)
                 await self._reader.begin()
                 self._unexplained = UnexplainedWrites(self.connection, self._reader.snapshot)
@@ -258,6 +222,7 @@ class DatabaseSession:
             raise Refused(Reason.DATABASE_ERROR, f"PgServer.spec.databases.detection: Events is not possible: {why}")
         self.why = "" if detection is DatabaseMode.POLL or self.mode is DatabaseMode.EVENTS else why
         self._fingerprints = Fingerprints(self.connection, self.identity)
+        self._fingerprints.events = self.mode is DatabaseMode.EVENTS
         await self._fingerprints.compare()
         if self.mode is not DatabaseMode.EVENTS:
             self.mode = DatabaseMode.POLL
@@ -329,7 +294,8 @@ class DatabaseSession:
         while True:
             await anyio.sleep(BACKSTOP_SECONDS if self.blocked is None else min(BLOCKED_SECONDS, BACKSTOP_SECONDS))
             async with self.lock:
-                found = await inspect_database(self.connection)
+                with forgetting():
+                    found = await inspect_database(self.connection)
             if _summary(found) != before:
                 raise Transient(
                     Reason.SERVER_NOT_READY,
@@ -367,10 +333,10 @@ class DatabaseSession:
             await anyio.sleep(pause)
             async with self.lock:
                 began = anyio.current_time()  # without the wait for a round, which may take long
-                changed = await fingerprints.compare()
+                look = await fingerprints.compare()
                 took = anyio.current_time() - began
-            if changed:
-                self._unread |= EVERYTHING
+            if look.asks:
+                self._unread |= look
                 self.on_notice()
             if self.mode is DatabaseMode.POLL:
                 pause = pause_after(took, self.interval)

@@ -125,7 +125,7 @@ SCHEMA = "schema"
 #: Kinds in events of GRANT and REVOKE that cannot be declared, and that only a full read finds.
 _ONLY_REPORTED = frozenset({"TYPE", "DOMAIN", "LANGUAGE", "FOREIGN DATA WRAPPER", "FOREIGN SERVER", "LARGE OBJECT"})
 #: Kinds of what PostgreSQL lists as dropped that can have privileges; of all columns, the last word.
-_WITH_PRIVILEGES = frozenset(
+WITH_PRIVILEGES = frozenset(
     {
         *(SCHEMA, "table", "view", "materialized view", "foreign table", "sequence", "column"),
         *("function", "procedure", "aggregate", "type", "domain", "language", "foreign-data wrapper", "server"),
@@ -198,7 +198,7 @@ def _choose_after_drop(event: CommittedCommand) -> Look:
     if event.tag.upper() in (_DROP_OWNED, "DROP EXTENSION"):
         return Look(Scope.FULL, xid=event.xid)
     kind = "column" if event.kind.endswith(" column") else event.kind
-    return Look(dropped=frozenset({kind}) & _WITH_PRIVILEGES)
+    return Look(dropped=frozenset({kind}) & WITH_PRIVILEGES)
 
 
 @dataclass(slots=True)
@@ -233,7 +233,7 @@ class EventReader:
         look = choose(map(_read_command, self._rows))
         if look.xid:
             # An older transaction that was still running may have overwritten a row since, without an event of its own.
-            look = replace(look, xid=_oldest_running(self.snapshot))
+            look = replace(look, xid=oldest_running(self.snapshot))
         self.snapshot = first(rows).get("snapshot", str)
         return EVERYTHING | look if len(self._rows) >= MOST_EVENTS else look
 
@@ -276,10 +276,10 @@ class UnexplainedWrites:
         found, told = frozenset(row.some("found", int)), self._told
         if before != self.snapshot:
             self._told = found
-        return Look() if found <= told else Look(Scope.RECENT, xid=_oldest_running(before), defaults=True)
+        return Look() if found <= told else Look(Scope.RECENT, xid=oldest_running(before), defaults=True)
 
 
-def _oldest_running(snapshot: str) -> int:
+def oldest_running(snapshot: str) -> int:
     """Returns the id of the oldest transaction that had not ended when the snapshot was taken, at most that of any
     event since. Raises Unreadable.
     """

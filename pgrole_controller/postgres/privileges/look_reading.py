@@ -1,0 +1,82 @@
+"""Reads as much of a database as a look asks for: everything, or the few objects that an event may have changed.
+
+Everything is read rarely, so PostgreSQL keeps none of these queries prepared. Those about few objects run with each
+event, in one round trip, and are kept.
+"""
+
+from collections.abc import Collection, Sequence
+
+from pgrole_controller.core.privileges.acl import ObjectId
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.privileges.acl_catalog import (
+    ask_facts,
+    facts_of,
+    read_columns,
+    read_database,
+    read_defaults,
+    read_named_acls_and,
+    read_recent_acls_and,
+    read_schemas,
+)
+from pgrole_controller.postgres.privileges.ddl_events import Look, Scope
+from pgrole_controller.postgres.privileges.stored_state import StoredState, ask_state
+from pgrole_controller.postgres.rows import fetch_row
+from pgrole_controller.postgres.unnamed_statements import forgetting
+
+_SECONDS = 3.0
+
+
+async def read_look(
+    connection: Connection,
+    database: int,
+    grantees: Sequence[int],
+    reach: PrivilegeReach,
+    look: Look,
+    with_columns: Collection[int],
+    *,
+    home: str,
+    stores: bool,
+) -> tuple[ObservedDatabase, StoredState]:
+    """As `DatabaseSession.read`. `database`: its oid. `home`: the name of the home database. `stores`: schema pgrole
+    exists. Raises PgRoleError.
+    """
+    if look.scope is Scope.FULL:
+        with forgetting():
+            return await _read_everything(connection, grantees, reach, home=home, stores=stores)
+    question = ask_state(grantees, home, stores=stores, drifts=False)
+    question = question.and_one(ask_facts(connection, reach.creators))
+    if look.scope is Scope.RECENT:
+        own = ObjectId("pg_database", database)
+        acls, row = await read_recent_acls_and(
+            question, connection, grantees, look.xid, reach.touches, with_columns, database=own in look.objects
+        )
+    else:
+        oids = [identity.oid for identity in look.objects]
+        acls, row = await read_named_acls_and(
+            question, connection, grantees, oids, look.names, look.xid, columns=look.columns
+        )
+    facts, roles = facts_of(row)
+    tables = [
+        one.object.id.oid for one in acls if one.object.id.catalog == "pg_class" and reach.has_columns(one.object)
+    ]
+    observed = ObservedDatabase(
+        facts,
+        acls,
+        await read_defaults(connection, grantees) if look.defaults else None,
+        roles,
+        frozenset((await read_schemas(connection)).values()) if look.defaults else frozenset(),
+        complete=False,
+        columns=await read_columns(connection, tables) if tables else {},
+    )
+    return observed, StoredState.of(row, stores=stores)
+
+
+async def _read_everything(
+    connection: Connection, grantees: Sequence[int], reach: PrivilegeReach, *, home: str, stores: bool
+) -> tuple[ObservedDatabase, StoredState]:
+    _, observed = await read_database(connection, grantees, reach.creators, reach.touches, reach.has_columns)
+    question = ask_state(grantees, home, stores=stores, drifts=True)
+    row = await fetch_row(connection, "applied", question.question, *question.arguments, seconds=_SECONDS)
+    return observed, StoredState.of(row, stores=stores)

@@ -1,0 +1,32 @@
+"""Which transactions of this session need not be looked at again: those that read back what they wrote.
+
+Nothing announces the session's own changes where its event triggers are off, and the search for writes that no event
+tells (`ddl_events.UnexplainedWrites`) would read them once more. A transaction notes its id in a setting of its own
+session, which no other session can write, and which a transaction that fails does not change. A setting of the database
+or the role with that name is overwritten when the session begins.
+
+Caveat: it may only note its id if the objects were read for every role, had not changed since (`CHECK_EXPECTED`), and
+were read back (`CHECK_EFFECT`). Otherwise the row would hide what others wrote to it before.
+"""
+
+from typing import Final
+
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.errors import translate_errors
+
+#: Number of ids that are kept. Those beyond are read again.
+_MOST = 1000
+_SETTING = "pgrole.own_transactions"
+
+#: As the last statement of a transaction.
+NOTE_OWN_TRANSACTION: Final = (
+    f"SELECT pg_catalog.set_config('{_SETTING}', pg_catalog.array_to_string((ARRAY["
+    "pg_catalog.pg_current_xact_id()::xid::text] || "
+    f"pg_catalog.string_to_array(pg_catalog.current_setting('{_SETTING}', true), ','))[1:{_MOST}], ','), false)"
+)
+
+
+async def forget_own_transactions(connection: Connection) -> None:
+    """Call it when a session begins. Raises PgRoleError."""
+    with translate_errors():
+        await connection.execute(f"SELECT pg_catalog.set_config('{_SETTING}', '', false)")
