@@ -196,7 +196,10 @@ def _outcome(worker: ServerWorker, metadata: Mapping[str, Any]) -> Outcome:
 def _state(worker: ServerWorker) -> Outcome:
     keeper = worker.keeper
     if keeper.state is SessionState.SUSPENDED:
-        text = "connected, but all changes are suspended: pgrole.suspend is on for the home database"
+        text = (
+            "connected, but all changes are suspended: pgrole.suspend is on for the home database or the controller's "
+            "role"
+        )
         return Outcome(Phase.PAUSED, Reason.SUSPENDED, text)
     if keeper.state is SessionState.ACTIVE:
         message = "connected, and detecting changes of its roles"

@@ -140,11 +140,11 @@ def _without_missing(desired_role: Role, references: References) -> tuple[Role, 
     pending: list[PgRoleError] = []
     if missing:
         names = _name_some(missing)
-        text = f"spec.memberOf: these roles do not exist yet: {names}; everything else matches the spec"
+        text = f"spec.memberOf: these roles do not exist yet: {names}; everything else is applied"
         pending.append(Waiting(Reason.MEMBERSHIP_PENDING, text))
     if absent:
         names = _name_some(absent)
-        text = f"spec.databaseParameters: these databases do not exist yet: {names}; everything else matches the spec"
+        text = f"spec.databaseParameters: these databases do not exist yet: {names}; everything else is applied"
         pending.append(Waiting(Reason.DATABASE_ERROR, text))
     if not pending:
         return desired_role, ()

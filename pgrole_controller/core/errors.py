@@ -84,5 +84,5 @@ def internal_error(error: Exception) -> Transient:
     """Wraps an unexpected error. Its text is left out, since it may quote a secret."""
     return Transient(
         Reason.INTERNAL_ERROR,
-        f"unexpected error in the controller: {type(error).__name__}; see the controller's log; it retries",
+        f"unexpected error in the controller: {type(error).__name__}. The controller retries; see its log",
     )

@@ -21,7 +21,7 @@ def check_held(observed: Observed) -> None:
         raise Refused(
             Reason.NAME_TAKEN,
             f'the role of PgRole {named.held_by} was renamed to "{named.role.name}" (oid {named.oid}); '
-            f"the controller waits until that role has its own name again",
+            f"the controller waits until that role is renamed back",
         )
 
 

@@ -134,8 +134,8 @@ def check_holds(policy: Policy, found: ObservedRole, *, action: str, references:
     if held:
         raise Refused(
             Reason.NOT_ALLOWED,
-            f'{action} is denied: role "{found.role.name}" has privileges that no PgRole can request on this server '
-            f"({', '.join(held)}): ask an administrator to revoke them first",
+            f'{action} is denied: role "{found.role.name}" has attributes or memberships that the server\'s policy '
+            f"does not allow in this namespace ({', '.join(held)}): ask an administrator to revoke them first",
         )
 
 

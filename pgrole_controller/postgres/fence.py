@@ -1,4 +1,4 @@
-"""The fencing number of the leader, which every transaction of the leader verifies on the server.
+"""The fencing token of the leader: a number that every transaction of the leader verifies on the server.
 
 A process that is paused while it leads continues its work when it resumes, even if another process leads by then.
 `pgrole.check_lead` refuses its transactions, under the lock that the new leader also had to take. Without schema

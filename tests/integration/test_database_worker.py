@@ -407,7 +407,7 @@ async def test_privileges_extend_to_new_tables_of_any_creator(world: DatabaseWor
     assert told == [
         (
             News.PRIVILEGES_EXTENDED,
-            f"granted on new objects (database {world.database}): SELECT on table app.invoices",
+            f"granted declared privileges (database {world.database}): SELECT on table app.invoices",
         )
     ]
     assert world.result is not None

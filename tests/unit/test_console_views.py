@@ -387,7 +387,7 @@ def test_a_viewer_who_may_not_list_pgservers_sees_only_server_names() -> None:
 
 
 def test_the_page_names_the_permissions_that_a_viewer_without_any_must_request() -> None:
-    assert "Ask for the right to get, list and watch pgroles.pgrole.dev" in show("/", snapshots.without_rights()).html
+    assert "Ask for permission to get, list and watch pgroles.pgrole.dev" in show("/", snapshots.without_rights()).html
 
 
 def test_a_page_shows_since_when_the_api_server_is_unreachable() -> None:

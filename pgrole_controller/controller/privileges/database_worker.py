@@ -276,8 +276,8 @@ class DatabaseWorker:
         if limit.cancelled_caught:
             raise Transient(
                 Reason.PROGRESSING,
-                f"the controller could not {'finish its turn' if self.opened else 'begin a session'} in database "
-                f'"{self.database}" in time: it tries again',
+                f"the controller ran out of time {'in' if self.opened else 'connecting to'} database "
+                f'"{self.database}"; it retries',
             )
 
     @property

@@ -39,8 +39,8 @@ POSTGRESQL_SCHEMAS = frozenset({"pg_catalog", "information_schema"})
 
 #: What to do about a declaration that concerns these objects.
 NOT_MANAGED = (
-    "privileges on PostgreSQL's own objects are not managed: remove it from spec, and list a predefined role in "
-    "memberOf, or have a superuser grant it"
+    "privileges on PostgreSQL's own objects are not managed: remove them from spec, and list a predefined role in "
+    "memberOf or have a superuser grant them"
 )
 
 #: Schemas whose objects are never matched by a pattern.

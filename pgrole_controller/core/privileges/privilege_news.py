@@ -84,7 +84,7 @@ def announce_extension(database: str, differences: Sequence[PrivilegeDifference]
     if len(differences) > MOST_WORDS:
         words.append(f"and {len(differences) - MOST_WORDS} more")
     return PrivilegeNews(
-        News.PRIVILEGES_EXTENDED, _cut(f"granted on new objects (database {database}): {'; '.join(words)}")
+        News.PRIVILEGES_EXTENDED, _cut(f"granted declared privileges (database {database}): {'; '.join(words)}")
     )
 
 
