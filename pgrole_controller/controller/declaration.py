@@ -1,6 +1,6 @@
 """From a PgServer to the configuration of a worker. Credentials and CA come from the controller's own namespace.
 
-A PgServer names no other namespace: else whoever may write one could send any Secret to any host.
+A PgServer names no other namespace: otherwise anyone who may write one could send any Secret to any host.
 """
 
 from collections.abc import Iterable

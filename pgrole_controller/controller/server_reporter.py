@@ -42,7 +42,7 @@ FINALIZER = "pgrole.dev/in-use"
 COUNT_SECONDS = 10.0
 CHECK_SECONDS = 1.0
 
-#: Pause after a refused write, in seconds: doubled from LOOK_SECONDS on.
+#: Pause after a refused write, in seconds: doubled from CHECK_SECONDS on.
 LONGEST_REST = 60.0
 _AWAKE = (0.0, 0.0)
 

@@ -1,4 +1,4 @@
-"""SQL text: the only module that turns a change into SQL, and the only one that quotes.
+"""SQL text of changes to roles, and the functions that quote; `privileges/grant_ddl.py` uses them.
 
 Utility statements take no parameters, so identifiers and literals are quoted here, as PostgreSQL's `quote_ident` and
 `quote_literal` do. A backslash makes an E'' literal, whatever `standard_conforming_strings` is.

@@ -3,7 +3,7 @@
 ::
 
     PgRoleError             reason (CamelCase, for the condition) and a message for the author of the object
-     ├─ Waiting             a dependency is missing; reconciled again when it appears
+     ├─ Waiting             a dependency is missing; reconciled again when it appears, and with back-off
      ├─ Refused             the object, the policy or another owner's role is at fault; reconciled again when
      │                      something changes, and with back-off
      └─ Transient           network, lock, restart; retried with back-off

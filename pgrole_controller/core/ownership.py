@@ -15,7 +15,7 @@ ANY_NAMESPACE = ""
 
 
 def check_held(observed: Observed) -> None:
-    """Refuses a name that belongs to another object's renamed role: renaming a role does not change its owner."""
+    """Raises Refused if the name belongs to another object's renamed role; a rename does not change ownership."""
     named = observed.named
     if named and named.held_by:
         raise Refused(

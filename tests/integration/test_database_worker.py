@@ -1,4 +1,6 @@
-"""controller.database_worker with a real database: it enforces what published roles declare, whatever others do."""
+"""controller/privileges/database_worker with a real database: it enforces what published roles declare, whatever
+others do.
+"""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""controller.databases with more databases than may have a connection: the others are served in turn."""
+"""controller/privileges/databases with more databases than may have a connection: the others are served in turn."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace

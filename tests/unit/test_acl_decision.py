@@ -1,4 +1,6 @@
-"""core/acl_decision: which privileges are granted and revoked, which differences are drift, and what is pending."""
+"""core/privileges/acl_decision: which privileges are granted and revoked, which differences are drift, what is
+pending.
+"""
 
 from collections.abc import Iterable
 from dataclasses import replace

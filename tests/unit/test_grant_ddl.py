@@ -1,4 +1,4 @@
-"""core/grant_ddl: changes to privileges become statements, in an order that PostgreSQL accepts."""
+"""core/privileges/grant_ddl: changes to privileges become statements, in an order that PostgreSQL accepts."""
 
 from dataclasses import replace
 

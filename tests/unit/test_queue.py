@@ -217,7 +217,7 @@ async def test_take_lets_other_tasks_run_even_if_a_key_is_always_ready() -> None
                 queue.done(item.key, RetryAfter(0.0))
 
 
-async def test_figures_count_the_ready_keys_of_the_server() -> None:
+async def test_the_backlog_counts_the_ready_keys_of_the_server() -> None:
     queue = Queue()
     await delay(queue, B, 3600.0)
     queue.put("s", request(A))
@@ -271,7 +271,7 @@ async def test_a_held_queue_that_is_closed_ends_every_wait() -> None:
     assert taker.items == ()
 
 
-async def test_removing_a_lane_discards_the_keys_that_waited_in_it() -> None:
+async def test_removing_a_server_discards_the_keys_that_waited_for_it() -> None:
     queue = Queue()
     await delay(queue, B, 3600.0)
     queue.put("s", request(A))

@@ -1,4 +1,4 @@
-"""core/simulation.py: a role that one object creates exists for the others."""
+"""core/simulation: a role that one object creates exists for the others."""
 
 from dataclasses import replace
 

@@ -354,7 +354,7 @@ def test_failures_for_another_server_are_forgotten() -> None:
 
 
 @pytest.mark.parametrize("result", [Done(), Retry(), RetryAfter(1.0)])
-def test_a_reconcile_in_a_removed_lane_ends_without_another(result: NextAttempt) -> None:
+def test_a_reconcile_for_a_removed_server_ends_without_another(result: NextAttempt) -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     schedule.take("s", 1.0, MANY)
@@ -364,7 +364,7 @@ def test_a_reconcile_in_a_removed_lane_ends_without_another(result: NextAttempt)
     assert schedule.next_at("s") is None
 
 
-def test_a_key_of_a_removed_lane_that_is_requested_during_its_reconcile_is_reconciled_after_it() -> None:
+def test_a_key_of_a_removed_server_that_is_requested_during_its_reconcile_is_reconciled_after_it() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     schedule.take("s", 1.0, MANY)
@@ -375,7 +375,7 @@ def test_a_key_of_a_removed_lane_that_is_requested_during_its_reconcile_is_recon
     assert keys_of(schedule.take("s", 2.0, MANY)) == [A]
 
 
-def test_a_lane_with_the_name_of_a_removed_one_starts_empty() -> None:
+def test_a_server_with_the_name_of_a_removed_one_starts_empty() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     schedule.add("s", change(B), 9.0)
@@ -411,7 +411,7 @@ def test_a_restart_resets_the_waiting_time_of_due_keys_and_keeps_later_ones() ->
     assert [item.waited for item in schedule.take("s", 900.0, 10)] == [0.0]
 
 
-def test_figures_give_the_number_of_due_keys_and_the_longest_wait() -> None:
+def test_the_backlog_has_the_number_of_due_keys_and_the_longest_wait() -> None:
     schedule = without_jitter()
     assert schedule.figures("s", 1.0) == Backlog(0, 0.0)
     schedule.add("s", resync(A), 1.0)

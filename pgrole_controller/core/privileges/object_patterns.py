@@ -1,4 +1,4 @@
-"""Which privileges a declaration wants on an object of a database, by the object's kind, schema and name.
+"""Which privileges a declaration grants on an object of a database, by the object's kind, schema and name.
 
 A declaration is compiled once and then applied to each object: literal names are looked up, and what depends only on
 schema and kind is decided once for all objects of a schema.

@@ -59,7 +59,7 @@ class PrivilegeDifference:
 
     @property
     def words(self) -> str:
-        """For people, as something that happened: `DELETE on table app.orders was granted`."""
+        """Past tense, for messages: `DELETE on table app.orders was granted`."""
         return f"{self.what} was {'granted' if self.held else 'revoked'}"
 
     @property

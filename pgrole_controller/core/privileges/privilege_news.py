@@ -79,7 +79,7 @@ def _name(drift: PrivilegeDrift) -> str:
 
 
 def announce_extension(database: str, differences: Sequence[PrivilegeDifference]) -> PrivilegeNews:
-    """Returns the news that privileges were granted on new objects."""
+    """Returns the news that privileges were granted on new objects, or that the policy allows now."""
     words = [one.what for one in differences[:MOST_WORDS]]
     if len(differences) > MOST_WORDS:
         words.append(f"and {len(differences) - MOST_WORDS} more")
