@@ -268,7 +268,7 @@ def config_of(settings: Settings) -> "Config":
         controller_config=ControllerConfig(
             namespace=settings.own_namespace or in_cluster or "default",
             forbidden_metadata=settings.forbidden_metadata,
-            mint=TokenCommand(settings.token_command) if settings.token_command else None,
+            token_command=TokenCommand(settings.token_command) if settings.token_command else None,
         ),
         kubeconfig=settings.kubeconfig,
         context=settings.context,

@@ -62,6 +62,13 @@ def quote_identifier(name: str) -> str:
         raise ValueError(f"a name must have 1 to {NAME_BYTES} bytes, not {size}")
     if "\x00" in name:
         raise ValueError("a name cannot contain NUL")
+    return spell_identifier(name)
+
+
+def spell_identifier(name: str) -> str:
+    """Quotes a name in a statement that is only shown. In another encoding the name may be too long, or no text, so the
+    statement may not be valid: never send it.
+    """
     return '"' + name.replace('"', '""') + '"'
 
 
