@@ -158,7 +158,7 @@ async def _connect(made: BenchStand) -> tuple[asyncpg.Connection, float]:
 async def _repaired(
     client: asyncpg.Connection, drifting: Collection[int], changing: Collection[int], limit: int
 ) -> float:
-    """Returns when the last of these roles was set back, or altered as its object declares."""
+    """Returns when the last of these roles was restored, or altered as its object declares."""
     names = [[role_name(number) for number in some] for some in (drifting, changing)]
     with anyio.fail_after(_SECONDS):
         while True:

@@ -55,7 +55,7 @@ async def grant_hidden(client: Connection, role: str, name: str) -> None:
 
 async def measure_floor(stand: PrivilegeStand) -> Quantiles:
     """A NOTIFY received on another connection, one ACL read, and one GRANT committed, through bare connections, in
-    another database, where nobody sets it back.
+    another database, where no one restores it.
     """
     took: list[float] = []
     heard = anyio.Event()

@@ -1,4 +1,4 @@
-"""Measures privileges at several numbers of tables: how soon a drift is set back, what that costs others, and how many
+"""Measures privileges at several numbers of tables: how soon a drift is repaired, what that costs others, and how many
 drifts are attributed. Each number of tables has a server of its own; the floor is of the same run.
 """
 

@@ -26,37 +26,37 @@ def _distribution(label: str, name: str) -> TableRow:
 def _repairs(label: str, name: str, reaction: str) -> tuple[TableRow, ...]:
     return (
         _distribution(f"**{label}**", name),
-        _distribution("of it → NOTIFY heard", f"{name}.heard"),
-        _distribution(f"of it NOTIFY heard → {reaction}", f"{name}.reaction"),
+        _distribution("of which commit → NOTIFY received", f"{name}.heard"),
+        _distribution(f"of which NOTIFY received → {reaction}", f"{name}.reaction"),
     )
 
 
-_IN_FLOORS = "NOTIFY heard → repaired, in floors, p50"
+_IN_FLOORS = "NOTIFY received → repaired, as a multiple of the floor, p50"
 
 ROWS = (
     TableRow(
         "floor, ms: NOTIFY + read one role + ALTER ROLE, p50 / each",
         ("floor.repair", *(f"floor.repair.{part}" for part in ("notify", "read", "alter"))),
     ),
-    TableRow("the same again and again, without a pause", ("floor.hot",)),
+    TableRow("the same, repeated without pause", ("floor.hot",)),
     *_repairs("quiet: drift committed → repaired", "quiet", "repaired"),
     TableRow(_IN_FLOORS, ("quiet.floors",)),
     *_repairs("200 commits/s: drift committed → repaired", "busy", "repaired"),
     TableRow(_IN_FLOORS, ("busy.floors",)),
-    *_repairs("quiet: password changed, committed → set back", "password", "set back: Secret read, hashed"),
+    *_repairs("quiet: password changed, committed → restored", "password", "restored: Secret read, hashed"),
     TableRow(
         "one round of Poll, ms, p50: nothing was committed / something else was / one role was changed",
         ("poll.nothing", "poll.commit", "poll.change"),
     ),
     TableRow("**idle: PostgreSQL**, % of a core", ("idle.postgres",)),
-    TableRow("of it the backend that runs `watch`", ("idle.watch",)),
+    TableRow("of which the backend that runs `watch`", ("idle.watch",)),
     TableRow("floor, % of a core: PostgreSQL without a controller", ("floor.idle",)),
-    TableRow("idle: commits of `watch` a second", ("idle.commits",)),
+    TableRow("idle: `watch` commits per second", ("idle.commits",)),
     TableRow("idle: controller, % of a core", ("idle.controller",)),
     TableRow("objects added and all Ready, s", ("load.ready",)),
     TableRow("**objects posted by 8 clients → all Ready**, s after the last post", ("objects.ready.last",)),
     TableRow("the same, s after the first post", ("objects.ready.first",)),
-    TableRow("posting them meanwhile, s", ("objects.posting",)),
+    TableRow("time to post them, s", ("objects.posting",)),
     TableRow(
         "floor, s, without a controller: the posts alone / each with a status and an Event from a bare client",
         ("floor.posting", "floor.writing"),
@@ -72,7 +72,7 @@ ROWS = (
     TableRow("controller started → all reconciled, earlier drifts repaired, s", ("restart.repaired",)),
     TableRow("a start until the first request: s of CPU / MiB resident", ("start.cpu", "start.memory")),
     TableRow("floor, s of CPU: Python with asyncio, TLS and JSON", ("floor.python.cpu",)),
-    TableRow("**resident memory without objects**, MiB / of it its own", ("empty.memory", "empty.memory.own")),
+    TableRow("**resident memory without objects**, MiB / of which its own", ("empty.memory", "empty.memory.own")),
     TableRow("floor, MiB: Python with asyncio, TLS and JSON", ("floor.python.memory",)),
     TableRow("**resident memory after applying**, MiB", ("loaded.memory",)),
     TableRow("its own above that without objects, MiB", ("loaded.memory.above",)),
@@ -99,7 +99,7 @@ def describe(origin: RunInfo) -> str:
     return (
         f"`{origin.command}` of {origin.controller} ({origin.commit or 'no commit known'}) on {origin.date}, "
         f"{origin.minutes:.0f} min, {origin.repetitions} repetitions (medians): {origin.machine}, "
-        f"{origin.stolen:.0f} % of it stolen by its host, Linux {origin.kernel}, PostgreSQL {origin.postgresql}, "
+        f"{origin.stolen:.0f} % CPU steal, Linux {origin.kernel}, PostgreSQL {origin.postgresql}, "
         f"Kubernetes {origin.kubernetes}, Python {origin.python}"
     )
 

@@ -156,11 +156,11 @@ def _add_sql(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     sql = commands.add_parser(
         "sql",
         help="print the SQL that installs schema pgrole, for an administrator to run",
-        description="Prints the SQL that installs schema pgrole in the home database. Running it again updates the "
-        "schema. Only a controller without the right to install needs it.",
+        description="Prints the SQL that installs or updates schema pgrole in the home database. You need it only if "
+        "the controller may not install the schema itself.",
         epilog=show_examples(
-            "pgrole-controller sql | psql -v ON_ERROR_STOP=1 $ADMIN_DSN",
-            "pgrole-controller sql --database | psql -v ON_ERROR_STOP=1 $ADMIN_DSN",
+            'pgrole-controller sql | psql -v ON_ERROR_STOP=1 "$ADMIN_DSN"',
+            'pgrole-controller sql --database | psql -v ON_ERROR_STOP=1 "${ADMIN_DSN%/*}/orders"',
         ),
     )
     part = sql.add_mutually_exclusive_group()
@@ -266,7 +266,7 @@ def config_of(settings: Settings) -> "Config":
         controller_config=ControllerConfig(
             namespace=settings.own_namespace or in_cluster or "default",
             forbidden_metadata=settings.forbidden_metadata,
-            mint=TokenCommand(settings.token_command) if settings.token_command else None,
+            token_command=TokenCommand(settings.token_command) if settings.token_command else None,
         ),
         kubeconfig=settings.kubeconfig,
         context=settings.context,

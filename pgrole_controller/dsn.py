@@ -19,10 +19,10 @@ def read_dsn(value: str) -> str:
         fits = False
     if not fits:
         raise ValueError(
-            "it takes postgresql://user:password@host:port/database, with %2F for a / in the password, and so on"
+            "must be postgresql://user:password@host:port/database, with %2F for a / in the password, and so on"
         )
     if address_of(value).sslmode not in _SSL_MODES:
-        raise ValueError(f"its sslmode takes one of {', '.join(_SSL_MODES)}")
+        raise ValueError(f"its sslmode must be one of {', '.join(_SSL_MODES)}")
     split_methods(value)
     return value
 
@@ -70,8 +70,8 @@ def _read_methods(text: str) -> frozenset[str] | None:
     known = (*_METHODS, *_OTHER_METHODS) if excluded else _METHODS
     if (excluded and len(excluded) != len(names)) or not {*(excluded or names)} <= {*known}:
         raise ValueError(
-            f"its require_auth takes methods of {', '.join(_METHODS)} with commas between, or all but some, each with "
-            "a ! before it"
+            f"its require_auth must list methods of {', '.join(_METHODS)}, separated by commas, or only excluded ones, "
+            "each with a ! before it"
         )
     if not names:
         return None

@@ -84,7 +84,7 @@ DRIFTS: Final = Counter(
 )
 PRIVILEGES_EXTENDED: Final = Counter(
     "pgrole_privileges_extended",
-    "Total Events that declared privileges were granted on new objects.",
+    "Total Events about declared privileges granted on new objects or after a policy change.",
     ["server"],
     registry=REGISTRY,
 )
@@ -132,7 +132,7 @@ PRIVILEGE_READS: Final = Counter(
 )
 PRIVILEGE_REPAIR_SECONDS: Final = Histogram(
     "pgrole_privilege_repair_seconds",
-    "Time from the notice of a change in a database to the commit of its correction.",
+    "Time from the detection of a change of privileges to the commit of its correction.",
     ["server"],
     buckets=_SHORT,
     registry=REGISTRY,
@@ -305,14 +305,15 @@ def _by_server(servers: Iterable[ServerFigures]) -> Iterator[tuple[str, str, lis
         ("pgrole_objects_ready", "Number of PgRoles that reference the server and are Ready.", everything, "ready"),
         (
             "pgrole_unheard_changes",
-            "Number of the controller's own recent changes with an overdue notification. Above 0, detection fails.",
+            "Number of the controller's own changes in the last 5 minutes whose notification is overdue. Above 0, "
+            "change detection does not work.",
             declared,
             "unheard",
         ),
         ("pgrole_databases", "Number of databases that PgRoles declare privileges in.", declared, "databases"),
         (
             "pgrole_databases_connected",
-            "Number of databases with a connection, or with one in their last turn.",
+            "Number of these databases that are connected, or were reached at their last poll.",
             declared,
             "databases_connected",
         ),

@@ -80,25 +80,25 @@ def _optional(
 
 def _text(value: str) -> str:
     if not value:
-        raise ValueError("it takes a text that is not empty")
+        raise ValueError("must not be empty")
     return value
 
 
 def _object_name(value: str) -> str:
     if not is_object_name(value):
-        raise ValueError("it takes the name of a Kubernetes object: lower-case letters, digits, - and .")
+        raise ValueError("must be the name of a Kubernetes object: lower-case letters, digits, - and .")
     return value
 
 
 def _namespace(value: str) -> str:
     if not is_namespace_name(value):
-        raise ValueError("it takes the name of a namespace: up to 63 lower-case letters, digits and -")
+        raise ValueError("must be the name of a namespace: up to 63 lower-case letters, digits and -")
     return value
 
 
 def _flag(value: str) -> bool:
     if value.lower() not in ("true", "false"):
-        raise ValueError("it takes true or false")
+        raise ValueError("must be true or false")
     return value.lower() == "true"
 
 
@@ -107,7 +107,7 @@ def _choice(*choices: T) -> Callable[[str], T]:
 
     def read(value: str) -> T:
         if value.lower() not in by_name:
-            raise ValueError(f"it takes one of {', '.join(by_name)}")
+            raise ValueError(f"must be one of {', '.join(by_name)}")
         return by_name[value.lower()]
 
     return read
@@ -116,7 +116,7 @@ def _choice(*choices: T) -> Callable[[str], T]:
 def _attributes(value: str) -> frozenset[str]:
     names = frozenset(name.strip() for name in value.split(",") if name.strip())
     if unknown := names - frozenset(POWERS):
-        raise ValueError(f"it takes attributes of {', '.join(POWERS)}, not {', '.join(sorted(unknown))}")
+        raise ValueError(f"must be attributes of {', '.join(POWERS)}, not {', '.join(sorted(unknown))}")
     return names
 
 
@@ -128,39 +128,39 @@ def _words(value: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(value))
     except ValueError as error:
-        raise ValueError(f"it takes a command as a shell reads words: {error}") from None
+        raise ValueError(f"must be a command, quoted as for a shell: {error}") from None
 
 
 def _read_seconds(value: str) -> float:
     try:
         return read_duration(value).total_seconds()
     except ValueError:
-        raise ValueError("it takes a duration such as 30s, 10m or 1h30m") from None
+        raise ValueError("must be a duration such as 30s, 10m or 1h30m") from None
 
 
 def _duration(value: str) -> float:
     seconds = _read_seconds(value)
     if seconds < 1:
-        raise ValueError("it takes at least 1s")
+        raise ValueError("must be at least 1s")
     return seconds
 
 
 def _interval(value: str) -> float:
     seconds = _read_seconds(value)
     if not 0.1 <= seconds <= 3600:
-        raise ValueError("it takes 100ms to 1h")
+        raise ValueError("must be from 100ms to 1h")
     return seconds
 
 
 def _port(value: str) -> int | None:
     if not value.isdecimal() or int(value) > LAST_PORT:
-        raise ValueError("it takes a port, 1 to 65535, or 0 for none")
+        raise ValueError("must be a port from 1 to 65535, or 0 to disable")
     return int(value) or None
 
 
 def _file(value: str) -> str:
     if not Path(value).is_file():
-        raise ValueError("it takes the path of a file that exists")
+        raise ValueError("must be an existing file")
     return value
 
 
@@ -234,7 +234,7 @@ class Settings:
     protected: tuple[str, ...] = _setting(
         _patterns,
         "",
-        "patterns of role names that no object may touch, e.g. `rds_*,cloudsql*`",
+        "patterns of role names that no object may touch, e.g. `rds*,cloudsql*`",
         "LIST",
         Group.DEFAULT_SERVER,
     )

@@ -39,10 +39,7 @@ class MembershipSpec(Model):
     admin: StrictBool = Field(default=False, description="Whether the member can grant the membership to others.")
     inherit: StrictBool = Field(
         default=True,
-        description=(
-            "Whether the member has the privileges of that role without SET ROLE. False requires PostgreSQL 16 or "
-            "later."
-        ),
+        description="Whether the member inherits the privileges of that role. False requires PostgreSQL 16 or later.",
     )
     set_: StrictBool = Field(
         default=True,

@@ -177,7 +177,7 @@ class PgRoleSpec(Model):
     )
     inherit: StrictBool = Field(
         default=True,
-        description="Whether the role has the privileges of the roles it is a member of without SET ROLE.",
+        description="Whether the role inherits the privileges of roles it is a member of.",
     )
     replication: StrictBool = Field(
         default=False, description="Whether the role can start replication and manage replication slots."
@@ -194,7 +194,10 @@ class PgRoleSpec(Model):
     )
     valid_until: Timestamp | None = Field(
         default=None,
-        description="Time at which the role's password expires (RFC 3339, years 1 to 9999). If omitted: never.",
+        description=(
+            "Time at which the role's password expires (RFC 3339, years 1 to 9999). If omitted, the password never "
+            "expires."
+        ),
         json_schema_extra=rules(
             rule(
                 "self >= timestamp('0001-01-01T00:00:00Z') && self <= timestamp('9999-12-31T23:59:59.999999999Z')",
@@ -278,7 +281,8 @@ class PgRoleSpec(Model):
         description=(
             "With Drop: the role that takes over the objects this role owns, in every database; privileges granted "
             "to this role are revoked. The new owner must be declared by another PgRole in this namespace or be "
-            "allowed by the server's policy. If empty, a role that still owns anything is not dropped."
+            "allowed by the server's policy. If empty, a role that still owns objects, holds privileges on objects of "
+            "others, or has members is not dropped."
         ),
         json_schema_extra={
             "maxLength": NAME_BYTES,
@@ -333,7 +337,7 @@ class PgRole(Model):
                 _NOT_LEFT,
                 field_path=".drift.ignore",
             ),
-            # Of an object that has them already, Retain is the way out of a blocked deletion.
+            # Of an object that has them already, Retain releases a blocked deletion.
             {
                 **rule(
                     "self.deletionPolicy == 'Drop' || (self.reassignOwnedTo == '' && !self.terminateSessions) || "

@@ -214,8 +214,8 @@ class Allow(Model):
         description=(
             "Patterns of roles that a PgRole can be a member of, in the format of roleNames. The controller also "
             "checks the roles reached through them. The following roles must be listed by their exact name: "
-            "superusers, the controller's role, roles that give access to the server's files and programs, protected "
-            "roles, and roles with an attribute that is not allowed."
+            "superusers, the controller's role, roles that give access to the server's files and programs, "
+            "pg_write_all_data, protected roles, and roles with an attribute that is not allowed."
         ),
         json_schema_extra=list_schema(256),
     )
@@ -280,7 +280,7 @@ class PgServerSpec(Model):
         default=["rds*", "cloudsql*", "azure_*", "azuresu"],
         description=(
             "Patterns of roles that no PgRole can adopt, change or drop, in addition to PostgreSQL's own roles, the "
-            "bootstrap superuser and the controller's role."
+            "bootstrap superuser and the controller's role. Setting it replaces the default."
         ),
         json_schema_extra=list_schema(256),
     )
@@ -358,7 +358,7 @@ class PgServerStatus(Model):
     )
     conditions: list[Condition] = Field(
         default_factory=list,
-        description="Ready, always; Reconciling and Stalled only while they are True.",
+        description="Ready is always present; Reconciling and Stalled only while True.",
         json_schema_extra={"maxItems": 16, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     version: str | None = Field(

@@ -251,9 +251,10 @@ class DatabasePrivilegesSpec(Model):
     created_by: list[Name] = Field(
         default_factory=list,
         description=(
-            "Roles whose future objects in schemas are accessible from the moment they are created, by default "
-            "privileges. Objects of all other roles become accessible milliseconds later, and so do all objects in "
-            "schemas with a pattern as name or with except, which default privileges cannot express."
+            "Roles for which the controller also sets default privileges, so that what they create in the listed "
+            "schemas is accessible at once. Objects that other roles create become accessible milliseconds later, and "
+            "so do objects in schemas that are declared by a pattern or with except, which default privileges cannot "
+            "express."
         ),
         max_length=32,
         json_schema_extra=list_schema(32),

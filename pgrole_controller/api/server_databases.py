@@ -109,9 +109,9 @@ class DatabasesSpec(Model):
     detection: Literal["Auto", "Events", "Poll", "Resync"] = Field(
         default="Auto",
         description=(
-            "Events detects changes within milliseconds by event triggers, which the controller installs in schema "
-            "pgrole of each database. Poll reads the privileges once per spec.drift.interval. Resync detects changes "
-            "only when every object is reconciled. Auto uses Events if the database supports it, otherwise Poll."
+            "Events detects changes within milliseconds by event triggers, which the controller installs in each "
+            "database. Poll reads the privileges once per spec.drift.interval. Resync detects changes only when every "
+            "object is reconciled. Auto uses Events if the database supports it, otherwise Poll."
         ),
     )
 
@@ -129,8 +129,8 @@ class AttributionSpec(Model):
     expose: Literal["Minimal", "Full"] = Field(
         default="Minimal",
         description=(
-            "What status and Events contain. Minimal: login and time. Full: also the client's address and the "
-            "statement, which everyone who can read the PgRole can then read."
+            "What status and Events contain. Minimal: login, role and time. Full: also the application name, the "
+            "client's address and the statement, which everyone who can read the PgRole can then read."
         ),
     )
 
@@ -160,9 +160,7 @@ class DatabaseStatus(Model):
     detection: Literal["Events", "Poll", "Resync"] | None = Field(
         default=None, description="How the controller detects changes of privileges there. Absent before it connected."
     )
-    ready: bool = Field(
-        description="Whether the controller manages privileges there: is connected, or was in the database's last turn."
-    )
+    ready: bool = Field(description="Whether the controller is connected to the database, or was at its last poll.")
     message: str = Field(
         default="",
         description="Why it is not ready, why Events is not used, or that it is polled in turn.",

@@ -52,7 +52,10 @@ class DriftCause(Model):
     )
     application: str | None = Field(
         default=None,
-        description="The session's application_name. Any client can set it to any text.",
+        description=(
+            "The session's application_name, which any client can set. Present only if the PgServer sets "
+            "spec.attribution.expose to Full."
+        ),
         json_schema_extra={"maxLength": NAME_BYTES},
     )
     address: str | None = Field(
@@ -167,7 +170,7 @@ class ApprovableDatabase(Model):
     )
     handled: str | None = Field(
         default=None,
-        description="Value of the annotation by which the controller corrected drift in this database last.",
+        description="Value of the annotation pgrole.dev/approve that was last acted on in this database.",
         json_schema_extra={"maxLength": 128},
     )
 
@@ -196,7 +199,7 @@ class ApprovalStatus(Model):
     handled: str | None = Field(
         default=None,
         description=(
-            "Value of the annotation by which the controller corrected drift of the role last; a hash of it if it is "
+            "Value of the annotation pgrole.dev/approve that was last acted on for the role; a hash of it if it is "
             "longer than 128 characters."
         ),
         json_schema_extra={"maxLength": 128},
@@ -213,7 +216,7 @@ class PgRoleStatus(Model):
     )
     conditions: list[Condition] = Field(
         default_factory=list,
-        description="Ready, always; Reconciling, Stalled and DriftDetected only while they are True.",
+        description="Ready is always present; Reconciling, Stalled and DriftDetected only while True.",
         json_schema_extra={
             "maxItems": 16,
             "x-kubernetes-list-type": "map",

@@ -9,7 +9,10 @@ from pgrole_controller.program import show_examples
 from pgrole_controller.settings import DSN, WrongSetting, read_settings
 
 _SERVER = "the server with the claims, as postgresql://user:password@host:port/database"
-_DATABASE = f"{DSN.variable} (environment variable) names {_SERVER}. Use the same value as the controller."
+_DATABASE = (
+    f"{DSN.variable} (environment variable) names {_SERVER}. Name the home database (spec.connection.database of the "
+    "PgServer), with a login that has the controller's privileges."
+)
 _RELEASE = (
     "Mark claims as released. The roles do not change. An object with the same namespace and name can take a role "
     "back, and another object can adopt it. An object that still exists takes its role back at once. With --forget, "

@@ -103,7 +103,7 @@ def print_role(console: Console, report: RoleReport) -> None:
     role = report.graph.roles[report.role]
     _print(console, f"{role.name}: {', '.join(_attributes(role))}", style="bold")
     if role.superuser:
-        _print(console, "It may do everything in every database. No ACL and no row-level security applies to it.")
+        _print(console, "Superuser: ACLs and row-level security do not apply.")
         _print(console, "What it was granted all the same is in the output of -o json.")
         return
     _print_memberships(console, report)
@@ -126,8 +126,8 @@ def _print_memberships(console: Console, report: RoleReport) -> None:
     barren = [graph.name(edge.group) for edge in graph.groups(report.role) if not edge.inherit and not edge.set_role]
     for words, roles in (
         ("inherits from", [graph.name(one) for one in inherited]),
-        ("after SET ROLE also has what these have:", [graph.name(one) for one in only_set]),
-        ("member without INHERIT and SET of", barren),
+        ("after SET ROLE, also has the privileges of", [graph.name(one) for one in only_set]),
+        ("member, without INHERIT or SET, of", barren),
     ):
         if roles:
             _print(console, f"{words} {_enumerate(sorted(roles))}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from rich.console import Console
 
-from pgrole_controller.commands.arguments import DONE, FAILED, ServerChoice, server_choice
+from pgrole_controller.commands.arguments import DONE, FAILED, ServerChoice, cluster_choice
 from pgrole_controller.commands.output import finish, make_console, make_printable
 from pgrole_controller.commands.plan_cluster import current_namespace
 from pgrole_controller.commands.server_reading import open_cluster
@@ -75,7 +75,7 @@ class Progress:
 
 def run(options: argparse.Namespace) -> int:
     """Raises WrongSetting."""
-    choice = server_choice(options)
+    choice = cluster_choice(options)
     if not options.yes and not sys.stdin.isatty():
         raise WrongSetting("approve asks for confirmation on a terminal: use --yes without one")
     return finish(lambda: _run(options, choice))

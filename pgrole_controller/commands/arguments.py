@@ -17,6 +17,9 @@ FAILED = 1
 MISUSED = 2
 DIFFERENT = 3
 
+#: Default of --own-namespace.
+_OWN_NAMESPACE = "pgrole-system"
+
 _CONNECTION = (
     f"The server: the database that --dsn or {DSN.variable} names, or the PgServer that --server names, with the "
     f"Secret of its credentials, if you may read it. Prefer {DSN.variable}: every user of a machine can read its "
@@ -46,6 +49,18 @@ def server_choice(options: argparse.Namespace) -> ServerChoice:
         context=options.context,
         namespace=options.namespace,
         own_namespace=options.own_namespace,
+    )
+
+
+def cluster_choice(options: argparse.Namespace) -> ServerChoice:
+    """Reads the choice of a command that connects to no PostgreSQL server."""
+    return ServerChoice(
+        dsn=None,
+        server=None,
+        kubeconfig=options.kubeconfig,
+        context=options.context,
+        namespace=options.namespace,
+        own_namespace=_OWN_NAMESPACE,
     )
 
 
@@ -109,6 +124,7 @@ def _add_approve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "Shows the drift that the controller reports for a PgRole with drift.policy: Report, asks, and lets the "
         "controller correct exactly this drift, once. The controller does not correct drift that arises afterwards.",
         "pgrole-controller approve -n shop orders-app",
+        connects=False,
     )
     parser.add_argument("name", metavar="NAME", help="PgRole")
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
@@ -154,7 +170,11 @@ def _add_access(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "pgrole-controller access --on app.orders --database orders",
     )
     parser.add_argument("role", nargs="?", metavar="ROLE", help="what this role may do, in all databases")
-    parser.add_argument("--on", metavar="SCHEMA.OBJECT", help="who may use this table, view, sequence or routine")
+    parser.add_argument(
+        "--on",
+        metavar="SCHEMA.OBJECT",
+        help="who may use this table, view, materialized view, foreign table, sequence, routine or schema",
+    )
     parser.add_argument("--database", type=_name, metavar="NAME", help="this database only")
     _add_output(parser, "text", "json", "dot", "svg")
 
@@ -191,9 +211,9 @@ def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "doctor",
         _doctor,
         "check the cluster and the servers, and name the command that fixes each finding",
-        "Checks what the controller needs: rights in the cluster and in each server, schema pgrole, detection mode, "
-        "clock, TLS, connection limits, event triggers, sources of attribution. Each finding names the command that "
-        "fixes it.",
+        "Checks what the controller needs: permissions in the cluster, privileges in each server, schema pgrole, "
+        "detection mode, clock, TLS, connection limits, event triggers, sources of attribution. Each finding names the "
+        "command that fixes it.",
         "pgrole-controller doctor --server main",
     )
     parser.add_argument(
@@ -211,6 +231,8 @@ def _add(
     summary: str,
     description: str,
     example: str,  # one command per line, as `pgrole-controller COMMAND …`
+    *,
+    connects: bool = True,  # to a PostgreSQL server
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         name,
@@ -219,18 +241,22 @@ def _add(
         epilog=show_examples(*example.splitlines()),
         allow_abbrev=False,
     )
-    where = parser.add_argument_group("server and cluster", _CONNECTION)
-    where.add_argument("--dsn", type=_dsn, metavar="DSN", help="postgresql://user:password@host:port/database")
-    where.add_argument("--server", type=_name, metavar="NAME", help="PgServer")
+    if connects:
+        where = parser.add_argument_group("server and cluster", _CONNECTION)
+        where.add_argument("--dsn", type=_dsn, metavar="DSN", help="postgresql://user:password@host:port/database")
+        where.add_argument("--server", type=_name, metavar="NAME", help="PgServer")
+    else:
+        where = parser.add_argument_group("cluster")
     where.add_argument("-n", "--namespace", metavar="NAME", help="namespace of the PgRoles")
     where.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig file")
     where.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
-    where.add_argument(
-        "--own-namespace",
-        default="pgrole-system",
-        metavar="NAME",
-        help="namespace of the controller and of PgServers' Secrets (default: pgrole-system)",
-    )
+    if connects:
+        where.add_argument(
+            "--own-namespace",
+            default=_OWN_NAMESPACE,
+            metavar="NAME",
+            help=f"namespace of the controller and of PgServers' Secrets (default: {_OWN_NAMESPACE})",
+        )
     parser.set_defaults(command=command)
     return parser
 
@@ -250,7 +276,7 @@ def _dsn(value: str) -> str:
 
 def _name(value: str) -> str:
     if not value:
-        raise argparse.ArgumentTypeError("it takes a name, which is not empty")
+        raise argparse.ArgumentTypeError("must not be empty")
     return value
 
 
@@ -261,13 +287,13 @@ def _period(value: str) -> float:
     except ValueError:
         seconds = 0.0
     if seconds <= 0:
-        raise argparse.ArgumentTypeError("it takes a period such as 30m, 12h or 7d")
+        raise argparse.ArgumentTypeError("must be a period such as 30m, 12h or 7d")
     return seconds
 
 
 def _number(value: str) -> int:
     if not (value.isascii() and value.isdecimal() and 1 <= int(value) <= 5_000):
-        raise argparse.ArgumentTypeError("it takes a number from 1 to 5000")
+        raise argparse.ArgumentTypeError("must be a number from 1 to 5000")
     return int(value)
 
 

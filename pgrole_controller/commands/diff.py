@@ -78,7 +78,9 @@ def _on_one_server(by_server: dict[str, list[Subject]], asked: frozenset[Key] | 
     }
     if len(concerned) > 1:
         names = ", ".join(sorted(concerned))
-        raise WrongSetting(f"the DSN is of one server, but the PgRoles name several ({names}): name it with --server")
+        raise WrongSetting(
+            f"the DSN names one server, but the PgRoles reference several ({names}): choose one with --server"
+        )
     return concerned
 
 

@@ -65,9 +65,9 @@ class ClusterChecks:
         for name, check in (
             ("clock", self._ask_clock),
             ("CRDs", self._ask_definitions),
-            ("your rights", self._ask_own_rights),
+            ("your permissions", self._ask_own_rights),
             ("deployment", self._ask_deployment),
-            ("the controller's rights", self._ask_controller_rights),
+            ("the controller's permissions", self._ask_controller_rights),
             ("lease", self._ask_lease),
             ("cluster id", self._ask_cluster),
             ("PgServers", self._ask_servers),
@@ -176,7 +176,9 @@ class ClusterChecks:
                 if error.status != 403:
                     raise
                 look = f"kubectl auth can-i --list --as={quote(account)} -n {quote(self.choice.own_namespace)}"
-                return [not_checked("the controller's rights", "you may not create SubjectAccessReviews", shell(look))]
+                return [
+                    not_checked("the controller's permissions", "you may not create SubjectAccessReviews", shell(look))
+                ]
         return [judge.judge_controller_rights(account, self.watched, missing)]
 
     async def _may(self, right: RequiredRight, account: str | None) -> bool:

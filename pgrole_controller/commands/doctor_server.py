@@ -132,7 +132,7 @@ async def _ask_all(
         await checks.run("databases", ask_databases)
     for name, check in (
         ("server", ask_server),
-        ("rights", ask_role),
+        ("privileges", ask_role),
         ("schema pgrole", ask_schema),
         ("connections", ask_connections),
         ("attribution", ask_attribution),
@@ -183,5 +183,5 @@ def _server(basis: _Basis) -> ServerFacts:
 
 def _role(basis: _Basis) -> RoleFacts:
     if basis.role is None:
-        raise Refused(Reason.SERVER_NOT_READY, "not checked: the rights of the controller's role could not be read")
+        raise Refused(Reason.SERVER_NOT_READY, "not checked: the privileges of the controller's role could not be read")
     return basis.role

@@ -275,7 +275,10 @@ def write_files(objects: Sequence[ExportedObject], options: ExportOptions) -> bo
         print(f"pgrole-controller: {make_printable(str(error))}", file=sys.stderr)  # noqa: T201
         return False
     for name in stale:
-        print(f"pgrole-controller: {make_printable(name)} is not of an exported role", file=sys.stderr)  # noqa: T201
+        print(  # noqa: T201
+            f"pgrole-controller: {make_printable(name)} belongs to no exported role: delete it if it is obsolete",
+            file=sys.stderr,
+        )
     return True
 
 

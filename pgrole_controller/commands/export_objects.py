@@ -295,7 +295,7 @@ def sort_groups_first(objects: Sequence[ExportedObject]) -> list[ExportedObject]
             waiting.pop()
             continue
         before = [group for group in by_role[name].groups if group in by_role and group not in done]
-        if name in opened or not before:  # opened twice: a circle, which PostgreSQL allows no one to make
+        if name in opened or not before:  # opened twice: a cycle, which PostgreSQL allows no one to make
             done[name] = by_role[waiting.pop()]
             continue
         opened.add(name)

@@ -115,7 +115,9 @@ def _choose(roles: Sequence[DeclaredRole], choice: ServerChoice) -> _Chosen:
         by_server.setdefault(name, []).append(one)
     if choice.dsn is not None and len(by_server) > 1:
         names = ", ".join(sorted(by_server))
-        raise WrongSetting(f"the DSN is of one server, but the objects name several ({names}): name it with --server")
+        raise WrongSetting(
+            f"the DSN names one server, but the objects reference several ({names}): choose one with --server"
+        )
     notes: list[str] = []
     if left:
         notes.append(f"{_count(left)} left out: spec.serverRef names another PgServer than {choice.server}")

@@ -112,7 +112,7 @@ class PlanConclusion:
                 "unless the object is deleted first"
             )
         if plan.reassign is not None:
-            notes.append("before the drop, what the role owns is handed over and its sessions are checked")
+            notes.append("before the drop, what the role owns is reassigned and its sessions are checked")
         return tuple(note for note in notes if note)
 
 

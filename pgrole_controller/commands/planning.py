@@ -68,7 +68,9 @@ async def plan_server(
     """
     try:
         if config.endpoint is None:
-            problem = config.problem or Transient(Reason.SERVER_NOT_READY, "nothing tells how to connect to the server")
+            problem = config.problem or Transient(
+                Reason.SERVER_NOT_READY, "no connection is known: set PGROLE_DSN, or use --server NAME"
+            )
             return _failed(config, subjects, asked, problem)
         async with reading(config.endpoint) as connection:
             view = await open_plan_session(connection)

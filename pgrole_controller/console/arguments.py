@@ -72,7 +72,7 @@ def add_console(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         description=(
             "Serves a read-only web application with roles, servers, drift and who caused it, live. On a laptop it "
             "uses your kubeconfig and prints an address that opens one session. In a cluster (--auth token) it has no "
-            "rights of its own: it sends each viewer's own bearer token to the API server."
+            "permissions of its own: it sends each viewer's own bearer token to the API server."
         ),
         epilog=show_examples("pgrole-controller console --open"),
         allow_abbrev=False,

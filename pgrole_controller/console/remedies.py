@@ -28,8 +28,8 @@ _ROLES = {
         "Create what the message names. The privileges follow.",
     ),
     "SecretMissing": ReasonAdvice(
-        "A Secret, a key of it, or the right to read it is missing. Everything else is applied.",
-        "Create the Secret, or grant the controller the right in this namespace.",
+        "A Secret, a key of it, or the permission to read it is missing. Everything else is applied.",
+        "Create the Secret, or grant the controller the permission in this namespace.",
     ),
     "Conflict": ReasonAdvice(
         "Another PgRole has the role, or the connection Secret belongs to something else.",
@@ -82,7 +82,8 @@ _ROLES = {
     ),
     "DriftReported": ReasonAdvice(
         "The role differs from the spec, and the controller leaves it as it is.",
-        "Undo the change in the database, change the spec, or set spec.drift.policy to Correct.",
+        "Undo the change in the database, approve its correction, or change the spec. Revoke privileges that no PgRole "
+        "can declare.",
     ),
 }
 _SERVERS = {

@@ -164,7 +164,7 @@ class Viewer:
             return FetchedObject(await self._client.request("GET", path, timeout=FETCH_SECONDS, most=LONGEST_ANSWER))
         except ApiError as error:
             if error.status == 403:
-                return FetchedObject(None, "You may not get this object. Ask for the right to get it.")
+                return FetchedObject(None, "You may not get this object. Ask for permission to get it.")
             if error.status == 404:
                 return FetchedObject(None, "The object does not exist. It may have been deleted.")
             return FetchedObject(None, f"The API server answers with an error: {error.status} {error.reason}.")

@@ -1,6 +1,6 @@
 """From a PgServer to the configuration of a worker. Credentials and CA come from the controller's own namespace.
 
-A PgServer names no other namespace: else whoever may write one could send any Secret to any host.
+A PgServer names no other namespace: otherwise anyone who may write one could send any Secret to any host.
 """
 
 from collections.abc import Iterable
@@ -40,12 +40,12 @@ class ControllerConfig:
     """What holds for every PgServer of this controller.
 
     `namespace` is where their Secrets are; `forbidden_metadata` prefixes of labels and annotations that no connection
-    Secret may have; `mint` makes the password where a credentials Secret has none.
+    Secret may have; `token_command` supplies the password where a credentials Secret has none.
     """
 
     namespace: str = "default"
     forbidden_metadata: tuple[str, ...] = ()
-    mint: PasswordFactory | None = None
+    token_command: PasswordFactory | None = None
 
 
 async def read_declaration(client: Client, stored: Stored, controller_config: ControllerConfig) -> ServerConfig:
@@ -195,8 +195,8 @@ async def _read_endpoint(
     if secret is None:
         raise Waiting(Reason.SERVER_NOT_READY, f"{which} does not exist")
     user = _decode(which, secret.data, "username")
-    minted = controller_config.mint if "password" not in secret.data else None
-    password = minted or _decode(which, secret.data, "password")
+    token_command = controller_config.token_command if "password" not in secret.data else None
+    password = token_command or _decode(which, secret.data, "password")
     return Endpoint.of(
         hosts=tuple(connection.hosts),
         port=connection.port,

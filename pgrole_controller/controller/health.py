@@ -267,7 +267,7 @@ class Scraper:
         contested ones.
         """
         declared = [self._figures(worker) for worker in self._workers]
-        depth, oldest = self._queue.figures(NO_SERVER)
+        depth, oldest = self._queue.backlog(NO_SERVER)
         rest = ServerFigures(
             UNDECLARED,
             depth=depth,
@@ -282,7 +282,7 @@ class Scraper:
 
     def _figures(self, worker: ServerWorker) -> ServerFigures:
         name, session = worker.server.name, worker.keeper.session
-        depth, oldest = self._queue.figures(name)
+        depth, oldest = self._queue.backlog(name)
         objects, ready = self._objects.count(name)
         mode = session.detection.mode if session else None
         heard = mode in (Mode.WATCH, Mode.POLL)

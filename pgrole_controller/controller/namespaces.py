@@ -131,8 +131,8 @@ class Namespaces:
         relabelled: Callable[[str], None],
         in_use: Callable[[], Collection[str]],
     ) -> NoReturn:
-        """Asks for what is desired: calls `known` with the objects that waited for a namespace, and `relabelled` with
-        the name of one that has other labels than it had. `in_use` are the names of those that have objects.
+        """Reads the requested namespaces. Calls `known` with the objects that waited for a namespace, and `relabelled`
+        with the name of one that has other labels than it had. `in_use`: names of those that have objects.
         """
         async with anyio.create_task_group() as tasks:
             if self._only is None:

@@ -213,7 +213,8 @@ class Objects:
         owner = Owner(self.cluster, key.namespace, namespace.uid, key.name, stored.uid)
         proof = proof_of(obj.get("status") or {}, server_of(obj))
         rivals = list(self._rivals(stored, obj, server_policy))
-        desired = desired_of(pgrole, owner, rivals, proof, secrets=self._see_secrets(stored, obj), brought=prepared)
+        secrets = self._see_secrets(stored, obj)
+        desired = desired_of(pgrole, owner, rivals, proof, secrets=secrets, background_result=prepared)
         held = FINALIZER in (obj["metadata"].get("finalizers") or ())
         return Target(key, stored, desired, policy, _finalizer(desired, held))
 

@@ -76,8 +76,8 @@ POSTPONED_SECONDS = 10.0
 class OrphanTimer:
     """Releases orphans in one session: soon after it begins, and once in each period of the resync.
 
-    An object that is deleted while no one watches, or recreated for another server, leaves its claim. The claim of an
-    object that was recreated for the same server is left to its reconcile.
+    An object that is deleted while no controller watches, or recreated for another server, leaves its claim. The claim
+    of an object that was recreated for the same server is left to its reconcile.
     """
 
     def __init__(

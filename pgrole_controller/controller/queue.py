@@ -73,8 +73,8 @@ class Queue:
         """Forgets the server and its keys: it is no longer declared."""
         self._schedule.remove_server(server)
 
-    def figures(self, server: str) -> Backlog:
-        return self._schedule.figures(server, anyio.current_time())
+    def backlog(self, server: str) -> Backlog:
+        return self._schedule.backlog(server, anyio.current_time())
 
     def release(self) -> None:
         """Lets reconciles begin. Keys that were enqueued before count as waiting from now on."""

@@ -48,7 +48,7 @@ class Result:
     decided: bool = False  # the role was read, and a plan was made
     done_with: bool = False  # the object may be deleted: its finalizer is removed
     changed_at: float | None = None  # when the first change of the role was answered, on the loop's clock
-    corrected: tuple[str, ...] = ()  # fields that drifted and were set back
+    corrected: tuple[str, ...] = ()  # fields that drifted and were restored
     privileges: GrantedPrivileges | None = None  # None: it has none
     news: tuple[PrivilegeNews, ...] = ()  # of privileges, to be announced
     drift: RoleDrift | None = None  # that was corrected here, or that is reported

@@ -42,7 +42,7 @@ FINALIZER = "pgrole.dev/in-use"
 COUNT_SECONDS = 10.0
 CHECK_SECONDS = 1.0
 
-#: Pause after a refused write, in seconds: doubled from LOOK_SECONDS on.
+#: Pause after a refused write, in seconds: doubled from CHECK_SECONDS on.
 LONGEST_REST = 60.0
 _AWAKE = (0.0, 0.0)
 
@@ -196,7 +196,10 @@ def _outcome(worker: ServerWorker, metadata: Mapping[str, Any]) -> Outcome:
 def _state(worker: ServerWorker) -> Outcome:
     keeper = worker.keeper
     if keeper.state is SessionState.SUSPENDED:
-        text = "connected, but all changes are suspended: pgrole.suspend is on for the home database"
+        text = (
+            "connected, but all changes are suspended: pgrole.suspend is on for the home database or the controller's "
+            "role"
+        )
         return Outcome(Phase.PAUSED, Reason.SUSPENDED, text)
     if keeper.state is SessionState.ACTIVE:
         message = "connected, and detecting changes of its roles"

@@ -212,7 +212,7 @@ class ServerWorker:
 
     def _calm_until(self) -> float:
         """Before this time only a drift begins a batch, unless enough keys wait to fill one."""
-        full = self._queue.figures(self.server.name).depth >= self._pace.limit
+        full = self._queue.backlog(self.server.name).depth >= self._pace.limit
         return -math.inf if full else self._pace.calm_until
 
     async def _reconcile(self, session: Session, items: Sequence[WorkItem], beside: TaskGroup) -> None:

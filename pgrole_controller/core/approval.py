@@ -1,4 +1,4 @@
-"""A person's approval to correct the drift that the controller reports under drift.policy: Report.
+"""Approval to correct drift that is reported under drift.policy: Report.
 
 Expected flow: status.approval.digest identifies the reported drift, as parts joined by `+`: one for the role, and one
 for each database whose privileges differ. A person sets the annotation `pgrole.dev/approve` to `<digest>/<text>`. The

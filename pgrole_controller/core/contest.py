@@ -129,7 +129,7 @@ class Contest:
     """What is known of one object, by field.
 
     `generation`: of the spec. `password_task`: the task whose password was held back; running it again unchanged would
-    bring nothing new.
+    have the same result.
     """
 
     generation: int

@@ -1,4 +1,4 @@
-"""SQL text: the only module that turns a change into SQL, and the only one that quotes.
+"""SQL text of changes to roles, and the functions that quote; `privileges/grant_ddl.py` uses them.
 
 Utility statements take no parameters, so identifiers and literals are quoted here, as PostgreSQL's `quote_ident` and
 `quote_literal` do. A backslash makes an E'' literal, whatever `standard_conforming_strings` is.
@@ -62,6 +62,13 @@ def quote_identifier(name: str) -> str:
         raise ValueError(f"a name must have 1 to {NAME_BYTES} bytes, not {size}")
     if "\x00" in name:
         raise ValueError("a name cannot contain NUL")
+    return spell_identifier(name)
+
+
+def spell_identifier(name: str) -> str:
+    """Quotes a name in a statement that is only shown. In another encoding the name may be too long, or no text, so the
+    statement may not be valid: never send it.
+    """
     return '"' + name.replace('"', '""') + '"'
 
 

@@ -3,10 +3,10 @@
 `decide` takes the desired and the observed state, and returns a plan or raises Refused or Waiting. It has no memory:
 every reconcile calls it again, and after a plan was applied it returns one without changes.
 
-If the object is refused, its role gains nothing and loses what others granted it. Otherwise, someone who gives a role
-too much would only have to get its object refused for another reason. What the object itself declares stays, allowed or
-not: tightening a policy takes nothing away from existing roles. Undeclared grants are revoked if they are certainly
-drift (the spec equals the one last applied) or exceed the policy. If the spec has changed since, the other differences
+If the object is refused, its role gains nothing and loses what others granted it. Otherwise, anyone could keep an
+excess grant by having the object refused for some other reason. What the object itself declares stays, allowed or not:
+tightening a policy takes nothing away from existing roles. Undeclared grants are revoked if they are certainly drift
+(the spec equals the one last applied) or exceed the policy. If the spec has changed since, the other differences
 are ambiguous, and the controller does not apply half of a spec.
 
 While Kubernetes is unreachable, only what was applied before is maintained: see enforcement.
@@ -140,11 +140,11 @@ def _without_missing(desired_role: Role, references: References) -> tuple[Role, 
     pending: list[PgRoleError] = []
     if missing:
         names = _name_some(missing)
-        text = f"spec.memberOf: these roles do not exist yet: {names}; everything else matches the spec"
+        text = f"spec.memberOf: these roles do not exist yet: {names}; everything else is applied"
         pending.append(Waiting(Reason.MEMBERSHIP_PENDING, text))
     if absent:
         names = _name_some(absent)
-        text = f"spec.databaseParameters: these databases do not exist yet: {names}; everything else matches the spec"
+        text = f"spec.databaseParameters: these databases do not exist yet: {names}; everything else is applied"
         pending.append(Waiting(Reason.DATABASE_ERROR, text))
     if not pending:
         return desired_role, ()

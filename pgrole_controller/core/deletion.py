@@ -160,7 +160,7 @@ def _check_dependents(desired: Desired, observed: Observed) -> None:
         raise Refused(
             Reason.DROP_BLOCKED,
             f'role "{desired.role.name}" still owns objects, has grants or members: {_count(observed)}. '
-            f"To hand over the objects and revoke the grants, set spec.reassignOwnedTo",
+            f"To reassign the objects and revoke the grants, set spec.reassignOwnedTo",
         )
 
 

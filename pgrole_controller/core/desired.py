@@ -114,13 +114,13 @@ def desired_of(
     proof: Proof | None,
     *,
     secrets: ObservedSecrets | None = None,
-    brought: PasswordResult | ReassignResult | None = None,
+    background_result: PasswordResult | ReassignResult | None = None,
 ) -> Desired:
     """Builds the desired state. `rivals` are the other objects that name the same role on the same server, each with
     its namespace's policy.
 
-    `secrets` are the observed Secrets that the object names. `brought` is the result of a background task started since
-    the last reconcile.
+    `secrets` are the observed Secrets that the object names. `background_result`: the result of the background task
+    started by the last reconcile.
     """
     spec = pgrole.spec
     some = list(rivals)
@@ -140,10 +140,10 @@ def desired_of(
         password=_password(pgrole),
         connection=_connection(pgrole),
         secrets=secrets or ObservedSecrets(),
-        password_result=brought if isinstance(brought, PasswordResult) else None,
+        password_result=background_result if isinstance(background_result, PasswordResult) else None,
         new_owner=spec.reassign_owned_to,
         terminate_sessions=spec.terminate_sessions,
-        reassign_result=brought if isinstance(brought, ReassignResult) else None,
+        reassign_result=background_result if isinstance(background_result, ReassignResult) else None,
         privileges=privileges_of(pgrole),
         privileges_ignored="privileges" in spec.drift.ignore,
         approval=read_approval((pgrole.metadata.annotations or {}).get(APPROVE)),

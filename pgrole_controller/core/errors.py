@@ -3,7 +3,7 @@
 ::
 
     PgRoleError             reason (CamelCase, for the condition) and a message for the author of the object
-     ├─ Waiting             a dependency is missing; reconciled again when it appears
+     ├─ Waiting             a dependency is missing; reconciled again when it appears, and with back-off
      ├─ Refused             the object, the policy or another owner's role is at fault; reconciled again when
      │                      something changes, and with back-off
      └─ Transient           network, lock, restart; retried with back-off
@@ -84,5 +84,5 @@ def internal_error(error: Exception) -> Transient:
     """Wraps an unexpected error. Its text is left out, since it may quote a secret."""
     return Transient(
         Reason.INTERNAL_ERROR,
-        f"unexpected error in the controller: {type(error).__name__}; see the controller's log; it retries",
+        f"unexpected error in the controller: {type(error).__name__}. The controller retries; see its log",
     )

@@ -15,13 +15,13 @@ ANY_NAMESPACE = ""
 
 
 def check_held(observed: Observed) -> None:
-    """Refuses a name that belongs to another object's renamed role: renaming a role does not change its owner."""
+    """Raises Refused if the name belongs to another object's renamed role; a rename does not change ownership."""
     named = observed.named
     if named and named.held_by:
         raise Refused(
             Reason.NAME_TAKEN,
             f'the role of PgRole {named.held_by} was renamed to "{named.role.name}" (oid {named.oid}); '
-            f"the controller waits until that role has its own name again",
+            f"the controller waits until that role is renamed back",
         )
 
 

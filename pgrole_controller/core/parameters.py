@@ -123,7 +123,7 @@ def elements(value: str, *, folding: bool = False, strict: bool = False) -> tupl
 
 
 def join(names: Iterable[str]) -> str:
-    """Inverse of `elements`; quotes every element."""
+    """Inverse of `elements`: a setting's value, not SQL. Double-quotes every element."""
     return ", ".join('"' + name.replace('"', '""') + '"' for name in names)
 
 

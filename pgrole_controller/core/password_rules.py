@@ -132,7 +132,7 @@ def _blocker(desired: Desired, *, left: bool) -> PgRoleError | None:
             f"controller would read back what it writes as the password: choose another name for one of them",
         )
     if desired.secrets.unknown is not None:
-        return Waiting(Reason.SECRET_MISSING, f"the controller does not know the Secrets: {desired.secrets.unknown}")
+        return Waiting(Reason.SECRET_MISSING, f"the controller cannot list Secrets: {desired.secrets.unknown}")
     if needs_password and desired.secrets.password is None:
         return Waiting(
             Reason.SECRET_MISSING,

@@ -95,7 +95,7 @@ class Plan:
     The transaction first verifies that the role under the name `seen_as` still has `oid` (None: does not exist), and
     that the claim is still `claim`. It writes `owner` and `applied` into the claim, unless `owner` is None, and records
     `acted_on` and `privileges` there, unless these are None. `drift` names the fields that someone else changed; they
-    are set back, or left as they are if there are no changes. `pending` lists what waits for missing dependencies.
+    are corrected, or left as they are if there are no changes. `pending` lists what waits for missing dependencies.
     `offer` is the digest by which what is `reported` can be approved, if it can; `unfit`: an annotation approves
     something else. `approval` is what these changes are made for; the claim records it as handled.
     """

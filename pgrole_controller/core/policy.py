@@ -122,7 +122,8 @@ def check_protected(policy: Policy, name: str, found: Iterable[ObservedRole], ow
 
 
 def check_holds(policy: Policy, found: ObservedRole, *, action: str, references: References | None = None) -> None:
-    """Raises Refused if the role holds something that no object could declare here. `action` begins the message.
+    """Raises Refused if the role holds something that no object of this namespace may declare. `action`: the message's
+    first words.
 
     `references` is given where each membership is checked itself: memberships that the controller would revoke at once
     do not count.
@@ -134,8 +135,8 @@ def check_holds(policy: Policy, found: ObservedRole, *, action: str, references:
     if held:
         raise Refused(
             Reason.NOT_ALLOWED,
-            f'{action} is denied: role "{found.role.name}" has privileges that no PgRole can request on this server '
-            f"({', '.join(held)}): ask an administrator to revoke them first",
+            f'{action} is denied: role "{found.role.name}" has attributes or memberships that the server\'s policy '
+            f"does not allow in this namespace ({', '.join(held)}): ask an administrator to revoke them first",
         )
 
 

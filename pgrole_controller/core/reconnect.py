@@ -1,7 +1,7 @@
 """When the controller reconnects to a server, and which failures are logged and reported.
 
 A server that restarts is back within seconds and announces nothing. So during the first minute of an outage, the
-controller tries as often as is cheap for the server. After that, and while the server answers with an error, the
+controller retries as often as the server can cheaply bear. After that, and while the server answers with an error, the
 back-off doubles. The caller passes times, in seconds of any one monotonic clock.
 """
 

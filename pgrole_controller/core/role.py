@@ -43,7 +43,7 @@ class Membership:
 
     @property
     def by_creation(self) -> bool:
-        """It exists because the role created the other one; no object need declare it."""
+        """It exists because the role created the other one; it need not be declared."""
         return bool(self.grants) and all(grant.by_creation for grant in self.grants)
 
 

@@ -65,10 +65,10 @@ def simulate(
             break
         created |= found
         references = _add_roles(existing, created)
-    return Simulation(refuse_circles(decisions, existing, created), created, references)
+    return Simulation(refuse_cycles(decisions, existing, created), created, references)
 
 
-def refuse_circles(
+def refuse_cycles(
     decisions: Sequence[Plan | PgRoleError], existing: References, created: Mapping[str, Role]
 ) -> tuple[Plan | PgRoleError, ...]:
     """Finds new memberships that PostgreSQL rejects, because the role to join is a member of the one that joins."""

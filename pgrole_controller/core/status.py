@@ -59,7 +59,7 @@ class Outcome:
         return self.phase is Phase.WORKING or (self.phase is Phase.STALLED and self.reason not in _OWN_FAULT)
 
 
-#: Only a change to the object, or a restart of the controller, can resolve these.
+#: These wait for a change of the object, its Secret, or its PgServer, which requests a reconcile.
 _OWN_FAULT = frozenset({Reason.INVALID_SPEC, Reason.SERVER_GONE})
 
 RECONCILED = Outcome(Phase.DONE, Reason.RECONCILED, "the role matches the spec")

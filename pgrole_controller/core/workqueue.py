@@ -198,7 +198,7 @@ class Schedule:
             queue.seen = max(queue.seen, now)
             queue.by_age = OrderedDict.fromkeys(queue.by_age, now)
 
-    def figures(self, server: str, now: float) -> Backlog:
+    def backlog(self, server: str, now: float) -> Backlog:
         queue = self._queues.get(server)
         if queue is None:
             return Backlog(0, 0.0)

@@ -12,7 +12,7 @@ Guarantees: no dependency on other machines' clocks (`kube.lease`). A released L
 watched. If the Lease is deleted, its holder creates it again, and others wait as long as for a Lease that is not
 renewed. Every write names the version that was read, so of two candidates only one succeeds.
 
-Caveats: a paused process acts for a moment as if it still led. The fencing number in the database prevents harm
+Caveats: a paused process acts for a moment as if it still led. The fencing token in the database prevents harm
 (sql/database/20_leader.sql); the process draws it before it calls `confirm`. A process that first looks after the Lease
 was deleted knows of no holder and takes it, so two can lead until the holder notices.
 """

@@ -19,7 +19,7 @@ from pgrole_controller.kube.store import LAST_APPLIED, OWN_PREFIX, Stored, pack_
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 
 _UNSHOWN = (
-    "the API server's message is not shown, because it may quote the Secret: check the controller's rights, and "
+    "the API server's message is not shown, because it may quote the Secret: check the controller's permissions, and "
     "quotas and admission policies in the Secret's namespace"
 )
 #: StatusReason in k8s.io/apimachinery/pkg/apis/meta/v1. An admission webhook may answer with any other text.

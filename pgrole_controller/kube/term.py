@@ -10,7 +10,7 @@ from pgrole_controller.signals import Signal
 
 
 class Term:
-    """One attempt to lead: stands by, leads, then loses the lead. Not reusable."""
+    """One attempt to lead: stands by, leads, then loses leadership. Not reusable."""
 
     def __init__(self) -> None:
         self.led = anyio.Event()

@@ -75,7 +75,7 @@ async def prepare_cluster(display: Display) -> None:
         await apply(server, _credentials_of_server(installation))
         await apply_folder(server, resources.path("deploy", "compose"))
         await apply_folder(server, resources.path("deploy", "samples"))
-        display.say("CRDs, rights, PgServer and samples applied")
+        display.say("CRDs, permissions, PgServer and samples applied")
         _write_kubeconfig(_CONTROLLER, _URL, user, server.token_of(user), (_USER, _USER))
         url = f"https://localhost:{demo.api_port}"
         _write_kubeconfig(_HOST, url, kubeconfig.ADMIN, server.token, _owner(_HOST))

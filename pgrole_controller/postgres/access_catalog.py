@@ -121,7 +121,7 @@ async def read_databases(connection: Connection) -> list[SeenDatabase]:
         obj = DatabaseObject(ObjectId("pg_database", row.get("oid", int)), ObjectKind.DATABASE, "", name, owner, "")
         refusal = ""
         if not row.get("allowed", bool):
-            refusal = "it takes no connections (ALLOW_CONNECTIONS false)"
+            refusal = "it accepts no connections (ALLOW_CONNECTIONS false)"
         elif not row.get("connects", bool):
             refusal = "the login lacks CONNECT on it"
         elif _UNSENDABLE.search(name):

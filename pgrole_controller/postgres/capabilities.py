@@ -51,7 +51,7 @@ async def identify(connection: Connection) -> Identity:
     if encoding != "UTF8":
         raise Transient(
             Reason.SERVER_NOT_READY,
-            f"the home database has the encoding {encoding[:40]}: name one with UTF8, which can hold every role name",
+            f"the home database has the encoding {encoding[:40]}: use a home database with encoding UTF8",
         )
     return Identity(
         version=version[:40],

@@ -69,7 +69,7 @@ async def fetch_roles(home: HomeConnection, query: str, asked: Sequence[tuple[Ke
     """The rows of sql/inspect/roles.sql for each (key, role name). `claims`: arguments of its source of claims."""
     return await fetch(
         home.connection,
-        "look",
+        "read_roles",
         query,
         [name for _, name in asked],
         [key.namespace for key, _ in asked],
@@ -98,7 +98,7 @@ async def read_references(connection: Connection, referenced: ReferencedNames, v
     """
     rows = await fetch(
         connection,
-        "look_around",
+        "read_references",
         queries.inspect("references"),
         list(referenced.groups),
         list(referenced.parameters),
@@ -142,7 +142,7 @@ def _like(pattern: str) -> bytes:
 async def read_dependents(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[Dependents, ...]]:
     """What depends on each of these roles, by oid; roles without dependents are left out. Raises PgRoleError."""
     dependents: dict[int, tuple[Dependents, ...]] = {}
-    for row in await fetch(connection, "look_for_needs", queries.inspect("dependents"), list(oids)):
+    for row in await fetch(connection, "read_dependents", queries.inspect("dependents"), list(oids)):
         role = row.get("role", int)
         dependent = Dependents(row.get("database", str), row.get("count", int), row.get("members", int))
         dependents[role] = (*dependents.get(role, ()), dependent)
@@ -151,13 +151,13 @@ async def read_dependents(connection: Connection, oids: Sequence[int]) -> dict[i
 
 async def count_sessions(connection: Connection, oids: Sequence[int]) -> dict[int, int]:
     """The number of open sessions by role oid; roles without sessions are left out. Raises PgRoleError."""
-    rows = await fetch(connection, "look_for_sessions", queries.inspect("sessions"), list(oids))
+    rows = await fetch(connection, "read_sessions", queries.inspect("sessions"), list(oids))
     return {row.get("role", int): row.get("count", int) for row in rows}
 
 
 async def read_new_owners(home: HomeConnection, query: str, names: Collection[str]) -> dict[str, NewOwner]:
     """The existing roles among these names, each with the object that claims it in the rows."""
-    rows = await fetch(home.connection, "look_for_heirs", query, list(names), home.identity.system_identifier)
+    rows = await fetch(home.connection, "read_new_owners", query, list(names), home.identity.system_identifier)
     return {row.get("name", str): NewOwner(row.get("oid", int), _claimed_place(row)) for row in rows}
 
 
@@ -169,7 +169,7 @@ def _claimed_place(row: Row) -> tuple[str, str, str] | None:
 async def read_verifiers(connection: Connection, source: str, oids: Sequence[int]) -> dict[int, Verifier]:
     """Password verifiers by role oid, from a source in sql/sources."""
     query = queries.inspect_from("verifiers", verifiers=source)
-    rows = await fetch(connection, "look_for_verifiers", query, list(oids))
+    rows = await fetch(connection, "read_verifiers", query, list(oids))
     found = {row.get("role", int): row.find("verifier", str) for row in rows}
     return {role: Verifier(verifier) for role, verifier in found.items() if verifier is not None}
 
@@ -177,7 +177,7 @@ async def read_verifiers(connection: Connection, source: str, oids: Sequence[int
 async def read_claims(connection: Connection, cluster: str) -> list[HeldClaim]:
     """The claims of this cluster that are not released. Claims that cannot be read are left out, and stay unchanged."""
     claims = []
-    for row in await fetch(connection, "look_for_claims", queries.inspect("claims"), cluster):
+    for row in await fetch(connection, "read_claims", queries.inspect("claims"), cluster):
         try:
             key = Key(row.get("namespace", str), row.get("object", str))
             claims.append((key, row.get("role_name", str), row.get("object_uid", str)))
@@ -192,7 +192,7 @@ async def read_namespace_roles(
     """Oids of the roles that each namespace (name, uid) claims on this server."""
     rows = await fetch(
         home.connection,
-        "look_for_namespace_roles",
+        "read_namespace_roles",
         queries.inspect("namespace_roles"),
         [name for name, _ in namespaces],
         [uid for _, uid in namespaces],
@@ -372,7 +372,7 @@ async def read_suspects(connection: Connection, role_names: Sequence[str]) -> di
     """
     try:
         query = queries.inspect("suspects")
-        rows = await fetch(connection, "look_for_culprits", query, list(role_names), seconds=_SUSPECTS_SECONDS)
+        rows = await fetch(connection, "read_suspects", query, list(role_names), seconds=_SUSPECTS_SECONDS)
     except PgRoleError as error:
         if connection.is_closed():
             raise

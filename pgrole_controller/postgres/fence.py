@@ -1,4 +1,4 @@
-"""The fencing number of the leader, which every transaction of the leader verifies on the server.
+"""The fencing token of the leader: a number that every transaction of the leader verifies on the server.
 
 A process that is paused while it leads continues its work when it resumes, even if another process leads by then.
 `pgrole.check_lead` refuses its transactions, under the lock that the new leader also had to take. Without schema
@@ -35,7 +35,7 @@ class Unconfirmed(Transient):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """This process as a candidate for the lead of an installation. `holder` is unique to this process's lead.
+    """This process as a candidate to lead an installation. `holder` is unique to this process's term.
 
     `stand_by` returns when this process leads. `confirm` returns if this process leads after the call, and raises
     PgRoleError otherwise. `away`: for how many seconds Kubernetes has been unreachable, if this process may lead a
@@ -113,7 +113,7 @@ class Fence:
 
 
 async def take_lead(connection: Connection, candidate: Candidate, *, guarded: bool, fencing: bool = True) -> Fence:
-    """Takes the lead. After it returns, PostgreSQL refuses all transactions of previous leaders (only if `fencing`).
+    """Becomes leader. After it returns, PostgreSQL refuses all transactions of previous leaders (only if `fencing`).
 
     It draws the number first and then confirms that this process holds the Lease, so a later holder has a higher
     number. Raises PgRoleError if another process leads.
@@ -129,7 +129,7 @@ async def take_lead(connection: Connection, candidate: Candidate, *, guarded: bo
 
 
 async def lead_while_away(connection: Connection, candidate: Candidate, *, guarded: bool) -> Fence | None:
-    """Takes the lead of a database whose leader sends no heartbeat, while Kubernetes is unreachable. None: not yet.
+    """Becomes leader of a database whose leader sends no heartbeat, while Kubernetes is unreachable. None: not yet.
 
     Raises PgRoleError.
     """

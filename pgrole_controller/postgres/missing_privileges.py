@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import asyncpg
 
+from pgrole_controller.core.ddl import spell_identifier
 from pgrole_controller.core.diff import (
     Change,
     Create,
@@ -162,7 +163,7 @@ def _missing_privileges(change: Change, rights: Rights) -> Iterator[MissingPrivi
 
 def _reach(change: Change, name: str, rights: Rights) -> Iterator[MissingPrivilege]:
     """The privileges for any ALTER ROLE of the role."""
-    role, own = _spell(name), _spell(rights.own_role)
+    role, own = spell_identifier(name), spell_identifier(rights.own_role)
     if "createrole" not in rights.attributes:
         yield MissingPrivilege(change, f"ALTER ROLE {own} CREATEROLE")
     if rights.is_superuser:
@@ -178,16 +179,16 @@ def _give(change: Change, name: str, attribute: str, value: bool, rights: Rights
     word = attribute.upper()
     if attribute == "superuser" or (attribute != "createdb" and not rights.scoped):
         verb = "CREATE" if isinstance(change, Create) else "ALTER"
-        sql = f"{verb} ROLE {_spell(name)} {word if value else f'NO{word}'}"
+        sql = f"{verb} ROLE {spell_identifier(name)} {word if value else f'NO{word}'}"
         yield MissingPrivilege(change, sql, allows=False)
     elif rights.scoped and attribute not in rights.attributes:
-        yield MissingPrivilege(change, f"ALTER ROLE {_spell(rights.own_role)} {word}")
+        yield MissingPrivilege(change, f"ALTER ROLE {spell_identifier(rights.own_role)} {word}")
 
 
 def _join(change: Change, name: str, group: str, rights: Rights) -> Iterator[MissingPrivilege]:
-    joined, own = _spell(group), _spell(rights.own_role)
+    joined, own = spell_identifier(group), spell_identifier(rights.own_role)
     if group in rights.superusers:
-        yield MissingPrivilege(change, f"GRANT {joined} TO {_spell(name)}", allows=False)
+        yield MissingPrivilege(change, f"GRANT {joined} TO {spell_identifier(name)}", allows=False)
     elif group not in rights.administers:
         if rights.scoped:
             yield MissingPrivilege(change, f"GRANT {joined} TO {own} {_ADMIN}")
@@ -203,22 +204,22 @@ def _leave(
     if not rights.scoped:
         return
     for grantor in grantors:
-        by, own = _spell(grantor), _spell(rights.own_role)
+        by, own = spell_identifier(grantor), spell_identifier(rights.own_role)
         if grantor in rights.superusers:
-            sql = f"REVOKE {what}{_spell(group)} FROM {_spell(name)} GRANTED BY {by}"
+            sql = f"REVOKE {what}{spell_identifier(group)} FROM {spell_identifier(name)} GRANTED BY {by}"
             yield MissingPrivilege(change, sql, allows=False)
         elif grantor not in rights.acts_for:
             yield MissingPrivilege(change, f"GRANT {by} TO {own} WITH INHERIT TRUE, SET FALSE")
 
 
 def _parameter(change: SetParameter, role: str, parameter: str, rights: Rights) -> MissingPrivilege:
-    quoted = ".".join(_spell(part) for part in parameter.split("."))
+    quoted = ".".join(spell_identifier(part) for part in parameter.split("."))
     if rights.parameter_grants:
-        return MissingPrivilege(change, f"GRANT SET ON PARAMETER {quoted} TO {_spell(rights.own_role)}")
-    where = "" if change.database is None else f" IN DATABASE {_spell(change.database)}"
+        return MissingPrivilege(change, f"GRANT SET ON PARAMETER {quoted} TO {spell_identifier(rights.own_role)}")
+    where = "" if change.database is None else f" IN DATABASE {spell_identifier(change.database)}"
     verb = "RESET" if change.value is None else "SET"
     end = "" if change.value is None else " = …"
-    return MissingPrivilege(change, f"ALTER ROLE {_spell(role)}{where} {verb} {quoted}{end}", allows=False)
+    return MissingPrivilege(change, f"ALTER ROLE {spell_identifier(role)}{where} {verb} {quoted}{end}", allows=False)
 
 
 async def explain_access(connection: Connection, error: PgRoleError) -> PgRoleError:
@@ -228,15 +229,15 @@ async def explain_access(connection: Connection, error: PgRoleError) -> PgRoleEr
     missing = [] if row is None else list(_missing(row))
     if row is None or not missing:
         return error
+    database = spell_identifier(row["database"].decode(errors="replace"))
     return Transient(
         Reason.SERVER_NOT_READY,
-        f"{error.message}. A superuser can allow it, in database {_spell(row['database'].decode(errors='replace'))}: "
-        f"{'; '.join(missing)}",
+        f"{error.message}. A superuser can allow it, in database {database}: {'; '.join(missing)}",
     )
 
 
 def _missing(row: asyncpg.Record) -> Iterator[str]:
-    own, database = (_spell(row[name].decode(errors="replace")) for name in ("own_role", "database"))
+    own, database = (spell_identifier(row[name].decode(errors="replace")) for name in ("own_role", "database"))
     if not row["sees_system"]:
         yield f"GRANT EXECUTE ON FUNCTION pg_catalog.pg_control_system() TO {own}"
     if not row["present"] and not row["creates"]:
@@ -249,8 +250,3 @@ def _missing(row: asyncpg.Record) -> Iterator[str]:
         yield f"GRANT EXECUTE ON ALL ROUTINES IN SCHEMA pgrole TO {own}"
     elif row["present"] and not row["owns"]:
         yield "the output of `pgrole-controller sql`"
-
-
-def _spell(name: str) -> str:
-    """A quoted name for an administrator to read. In another encoding it may be too long to be valid."""
-    return '"' + name.replace('"', '""') + '"'

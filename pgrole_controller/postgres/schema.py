@@ -54,8 +54,8 @@ def check_only(home: Home) -> None:
         other = home.elsewhere[0]
         raise Refused(
             Reason.SERVER_NOT_READY,
-            f"schema pgrole on this server is in home database {other}, whose claims a second home, {home.database}, "
-            f"would not know. Name database {other}; or, to move the home, DROP SCHEMA pgrole CASCADE there and, as a "
+            f"the home database of this server is {other}, not {home.database}: a second one would not see its claims. "
+            f"Name database {other}; or, to move the home, DROP SCHEMA pgrole CASCADE there and, as a "
             f"superuser, ALTER DATABASE {other} RESET pgrole.home",
         )
 

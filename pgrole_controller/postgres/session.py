@@ -322,7 +322,7 @@ async def _fence(writer: Connection, found: Capabilities, candidate: Candidate |
     if candidate is None:
         return None
     if found.schema_state is SchemaState.OLDER:
-        log.warning("schema pgrole has the previous version: no fencing number until an administrator updates it")
+        log.warning("schema pgrole has the previous version: no fencing token until an administrator updates it")
     fencing = found.missing is None and found.schema_state is not SchemaState.OLDER
     return await take_lead(writer, candidate, guarded=found.guarded, fencing=fencing)
 

@@ -48,7 +48,7 @@ async def stand_by(
 
 @dataclass(slots=True)
 class _FailedStandby:
-    """Waits for the lead with all connections open. `found` None: schema pgrole does not exist yet."""
+    """Waits to lead with all connections open. `found` None: schema pgrole does not exist yet."""
 
     candidate: Candidate
     connections: Sequence[Connection]

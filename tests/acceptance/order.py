@@ -4,7 +4,15 @@ from pathlib import PurePath
 
 #: Their tests wait long and share nothing. Longest first.
 LONGEST = (
-    *("test_contest", "test_away", "test_attacks", "test_upgrade", "test_leader", "test_batch", "test_clusters"),
+    *(
+        "test_contest",
+        "test_without_kubernetes",
+        "test_attacks",
+        "test_upgrade",
+        "test_leader",
+        "test_batch",
+        "test_clusters",
+    ),
     *("test_uninstall", "test_rotation", "test_faults", "test_deletion", "test_restart", "test_identity"),
     *("test_isolation", "test_backup", "test_failover", "test_home"),
 )

@@ -446,7 +446,7 @@ async def test_two_objects_that_use_each_others_secrets_settle(kube: Kube, datab
 
 
 async def test_a_forged_rotation_time_breaks_nothing(kube: Kube, database: Database, role: str) -> None:
-    """Anyone who may write the Secret can make the hash match, with a time that cannot be parsed."""
+    """Anyone who may write the Secret can compute a matching hash, with a time that cannot be parsed."""
     before = await deliver(kube, role, password={"generate": {"rotateEvery": "87600h"}})
     stamp = RotationStamp(datetime(9999, 12, 31, tzinfo=UTC))
     address = Address("127.0.0.1", 1, "postgres", "prefer")

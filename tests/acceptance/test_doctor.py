@@ -88,10 +88,17 @@ async def test_the_printed_commands_grant_missing_rights_to_the_caller(cluster: 
     await apply(cluster, account)
     kubeconfig = cluster.kubeconfig_of(await cluster.admit(OWN, "auditor"))
     found = await look(cluster, kubeconfig)
-    (rights,) = found["your rights"]
+    (rights,) = found["your permissions"]
     assert rights.state is WARNING
     assert "system:serviceaccount:pgrole-system:auditor may not list pgroles.pgrole.dev" in rights.text
-    for check in ("PgServers", "PgRoles", "deployment", "lease", "the controller's rights", "CRD pgroles.pgrole.dev"):
+    for check in (
+        "PgServers",
+        "PgRoles",
+        "deployment",
+        "lease",
+        "the controller's permissions",
+        "CRD pgroles.pgrole.dev",
+    ):
         assert (check, states(found[check])) == (check, {UNKNOWN})
     history = await run_command("history", "--kubeconfig", str(kubeconfig))
     assert (history.code, "name one with -n" in history.err) == (1, True)
@@ -99,7 +106,7 @@ async def test_the_printed_commands_grant_missing_rights_to_the_caller(cluster: 
         await create(cluster, remedy.command)
 
     async def is_mended() -> bool:
-        return states((await look(cluster, kubeconfig))["your rights"]) == {OK}
+        return states((await look(cluster, kubeconfig))["your permissions"]) == {OK}
 
     assert await reached(is_mended, PATIENCE)
     found = await look(cluster, kubeconfig)
@@ -131,11 +138,11 @@ async def create(cluster: ApiServer, command: str) -> None:
 
 async def test_the_controllers_rights_are_compared_with_deploy(cluster: ApiServer) -> None:
     await apply_crds(cluster)
-    (before,) = (await look(cluster))["the controller's rights"]
+    (before,) = (await look(cluster))["the controller's permissions"]
     assert before.state is PROBLEM
     assert "patch pgroles/status.pgrole.dev" in before.text
     await install(cluster, RightsScope())
-    assert states((await look(cluster))["the controller's rights"]) == {OK}
+    assert states((await look(cluster))["the controller's permissions"]) == {OK}
 
 
 async def test_rights_of_a_controller_for_one_namespace_are_checked_in_that_namespace(cluster: ApiServer) -> None:
@@ -163,8 +170,8 @@ async def test_rights_of_a_controller_for_one_namespace_are_checked_in_that_name
     metadata = {"name": "quiet", "namespace": scope.namespace, "labels": labels}
     await apply(cluster, {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec})
     found = await look(cluster, own_namespace=scope.namespace)
-    assert states(found["the controller's rights"]) == {OK}
-    assert "in namespace team-q" in found["the controller's rights"][0].text
+    assert states(found["the controller's permissions"]) == {OK}
+    assert "in namespace team-q" in found["the controller's permissions"][0].text
     assert states(found["deployment"]) == {PROBLEM}
     assert "quiet: 0 of 2 replicas ready" in found["deployment"][0].text
     assert "Lease quiet-controller does not exist" in found["lease"][0].text
@@ -214,7 +221,7 @@ async def test_a_pgserver_is_checked_with_its_secret_independently_of_one_that_f
     assert found["PgServer lost"][0].state is PROBLEM
     assert found["PgServer lost"][0].text == "ServerNotReady: Secret absent does not exist"
     areas = {area: [one for one in findings if one.area == area] for area in ("server main", "server lost")}
-    assert states(by_check(areas["server main"])["rights"]) == {OK}
+    assert states(by_check(areas["server main"])["privileges"]) == {OK}
     assert [one.state for one in areas["server lost"]] == [UNKNOWN]
     assert "absent" in areas["server lost"][0].text
     condition["status"], condition["reason"] = "True", "Reconciled"

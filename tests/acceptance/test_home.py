@@ -38,7 +38,7 @@ async def test_a_second_home_on_the_server_is_refused_until_the_first_is_removed
 
         elsewhere = stage.controller(stage.postgres.dsn(database="Other"))
         async with running(elsewhere, connected=False), open_database(stage.postgres.dsn(database="Other")) as other:
-            words = ("database postgres", 'a second home, "Other"', "ALTER DATABASE postgres RESET pgrole.home")
+            words = ("database postgres", 'not "Other"', "ALTER DATABASE postgres RESET pgrole.home")
             await stage.kube.wait_for("app", lambda obj: says(obj, "ServerNotReady", *words), "what to do")
             assert await other.fetchval("SELECT to_regnamespace('pgrole') IS NULL")
             assert await versions_of_roles(database) == roles
@@ -150,7 +150,7 @@ async def test_a_controller_without_the_right_to_record_its_home_logs_the_remedy
             await database.execute("ALTER DATABASE postgres SET pgrole.home = 'on'")
         await database.execute(f"CREATE DATABASE other OWNER {CONTROLLER_ROLE}")
         async with running(stage.controller(stage.postgres.dsn(CONTROLLER_ROLE, "other", PASSWORD)), connected=False):
-            await stage.kube.wait_for("app", lambda obj: says(obj, "ServerNotReady", "second home, other"), "refused")
+            await stage.kube.wait_for("app", lambda obj: says(obj, "ServerNotReady", "not other: a second"), "refused")
 
 
 async def test_a_schema_installed_by_hand_is_recorded_and_refused_in_a_second_database(stage: Stage) -> None:

@@ -80,7 +80,7 @@ def assert_well(found: ScrapedMetrics) -> None:
 
 def unspoken(found: ScrapedMetrics) -> list[str]:
     """Returns kinds of statements, and of requests to the API server, that were not sent."""
-    statements = ("connect", "identify", "look", "transaction")
+    statements = ("connect", "identify", "read_roles", "transaction")
     sql = [one for one in statements if not found.sum("pgrole_sql_seconds_count", statement=one)]
     requests = (("list", "pgroles"), ("watch", "pgroles"), ("patch", "pgroles/status"), ("create", "events"))
     return sql + [

@@ -167,7 +167,7 @@ IN_DATABASE = """SELECT s.setconfig FROM pg_db_role_setting AS s JOIN pg_databas
                  WHERE d.datname = 'template1' AND s.setrole = to_regrole($1)"""
 
 
-def test_every_powerful_attribute_has_a_drift_in_the_tables() -> None:
+def test_every_privileged_attribute_has_a_drift_in_the_tables() -> None:
     assert set(POWERS) <= {drift.field for drift in (*ATTRIBUTES, *POWERFUL)}
 
 

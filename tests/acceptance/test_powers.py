@@ -1,4 +1,4 @@
-"""Powers that others granted to a role, and a policy that changes: what is revoked, and what stays."""
+"""Attributes and memberships that others granted to a role, and a policy that changes: what is revoked, what stays."""
 
 import pytest
 
@@ -16,7 +16,7 @@ class TestAcquiredPowers:
         [{}, {"ignore": ["superuser", "bypassrls", "memberOf"]}],
         ids=["", "ignore"],
     )
-    async def test_acquired_powers_are_revoked_even_if_ignored_by_the_object(
+    async def test_acquired_attributes_and_memberships_are_revoked_even_if_ignored_by_the_object(
         self, two_teams: TwoTeams, drift: Json
     ) -> None:
         name = role()
@@ -30,7 +30,9 @@ class TestAcquiredPowers:
         await two_teams.teams[0].wait_event("DriftCorrected", about="mine")
         await two_teams.teams[0].wait_ready("mine")
 
-    async def test_acquired_powers_are_reported_and_kept_under_report(self, two_teams: TwoTeams) -> None:
+    async def test_acquired_attributes_and_memberships_are_reported_and_kept_under_report(
+        self, two_teams: TwoTeams
+    ) -> None:
         name = role()
         await two_teams.declare("mine", name, drift={"policy": "Report"})
         name = two_teams.fill(name)
@@ -53,7 +55,7 @@ class TestAcquiredPowers:
     @pytest.mark.parametrize(
         "refused", [{"bypassrls": True}, joining("readers", "@b_app"), setting("log_statement", "all")]
     )
-    async def test_acquired_powers_are_revoked_while_the_object_is_refused_for_another_reason(
+    async def test_acquired_attributes_and_memberships_are_revoked_while_the_object_is_refused_for_another_reason(
         self, two_teams: TwoTeams, refused: Json
     ) -> None:
         name = role()

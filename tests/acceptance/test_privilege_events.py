@@ -75,7 +75,7 @@ async def test_events_name_the_login_and_only_under_full_application_and_address
         r" at \d\d:\d\d:\d\d\.\d\d\d and revoked",
         event["note"],
     ), event["note"]
-    assert extended["note"] == f"granted on new objects (database {name}): SELECT on table app.invoices"
+    assert extended["note"] == f"granted declared privileges (database {name}): SELECT on table app.invoices"
     shown = _secrets_in([event, extended, obj])
     if expose == "Full":
         cause = obj["status"]["lastDrift"]["by"]

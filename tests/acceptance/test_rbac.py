@@ -271,7 +271,7 @@ async def test_without_the_right_to_write_secrets_an_object_reports_it_and_other
     await want_a_connection_secret(place, wanting)
     await name_a_secret(place, plain)
     await place.kube.wait_ready(plain)
-    words = f'spec.connectionSecret: the controller cannot write Secret "{wanting}": 403 Forbidden', "rights"
+    words = f'spec.connectionSecret: the controller cannot write Secret "{wanting}": 403 Forbidden', "permissions"
     await place.kube.wait_for(wanting, lambda obj: says(obj, "SecretMissing", *words), "what it may not do")
     await place.kube.wait_event("SecretMissing", about=wanting)
     await apply(place.server, binding)

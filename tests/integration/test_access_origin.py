@@ -190,7 +190,7 @@ async def test_a_superusers_own_grants_are_in_the_json(claimed: ClaimedDatabase)
     granted = [(line["names"], [one["privilege"] for one in line["privileges"]]) for line in database["directGrants"]]
     assert granted == [(["items"], ["TRUNCATE"])]
     text = (await run_command("access", root, "--database", claimed.name, PGROLE_DSN=claimed.dsn)).out
-    assert "It may do everything" in text
+    assert "Superuser: ACLs" in text
 
 
 async def test_connect_after_set_role_is_not_usable_at_login(claimed: ClaimedDatabase) -> None:

@@ -1,4 +1,4 @@
-"""postgres/privileges/acl_apply.py: decisions take effect whoever granted what, and never break other sessions' DDL."""
+"""postgres/privileges/acl_apply: decisions take effect whoever granted what, and never break other sessions' DDL."""
 
 import re
 from collections.abc import AsyncIterator, Hashable, Sequence

@@ -1,4 +1,4 @@
-"""postgres/privileges/acl_catalog.py and sql/privileges: which privileges of a database are read, and which are not."""
+"""postgres/privileges/acl_catalog and sql/privileges: which privileges of a database are read, and which are not."""
 
 from collections.abc import AsyncIterator, Collection
 from dataclasses import replace

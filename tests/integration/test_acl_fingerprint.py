@@ -1,4 +1,4 @@
-"""postgres/privileges/acl_fingerprint.py: it differs after every change of a privilege, and costs nothing otherwise."""
+"""postgres/privileges/acl_fingerprint: it differs after every change of a privilege, and costs nothing otherwise."""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,4 @@
-"""postgres/privileges/acl_attribution.py: names whoever changes a privilege, with the transaction as proof."""
+"""postgres/privileges/acl_attribution: names whoever changes a privilege, with the transaction as proof."""
 
 import random
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""controller/attributor.py with a real home database: what it asks and records when sources and the history fail."""
+"""controller/attributor with a real home database: what it asks and records when sources and the history fail."""
 
 import logging
 import secrets

@@ -1,5 +1,5 @@
-"""sql/database and postgres/database_schema: what is installed in each database with managed privileges, and its
-protection.
+"""sql/database and postgres/privileges/database_schema: what is installed in each database with managed privileges, and
+its protection.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""controller.database_worker with a real database: it enforces what published roles declare, whatever others do."""
+"""controller/privileges/database_worker with a real database: it enforces what published roles declare, whatever
+others do.
+"""
 
 import json
 import threading
@@ -407,7 +409,7 @@ async def test_privileges_extend_to_new_tables_of_any_creator(world: DatabaseWor
     assert told == [
         (
             News.PRIVILEGES_EXTENDED,
-            f"granted on new objects (database {world.database}): SELECT on table app.invoices",
+            f"granted declared privileges (database {world.database}): SELECT on table app.invoices",
         )
     ]
     assert world.result is not None

@@ -1,4 +1,4 @@
-"""controller.databases with more databases than may have a connection: the others are served in turn."""
+"""controller/privileges/databases with more databases than may have a connection: the others are served in turn."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -187,8 +187,8 @@ async def test_databases_that_cannot_be_reached_delay_no_other(server: PostgresS
                 for name, reason, words in (
                     (closed, Reason.DATABASE_ERROR, "does not accept connections"),
                     (dropped, Reason.PRIVILEGE_PENDING, f'"{dropped}" does not exist'),
-                    (hanging, Reason.PROGRESSING, "could not finish its turn"),
-                    (stuck, Reason.PROGRESSING, "could not begin a session"),
+                    (hanging, Reason.PROGRESSING, "ran out of time in"),
+                    (stuck, Reason.PROGRESSING, "ran out of time connecting to"),
                 ):
 
                     def is_told(name: str = name, reason: Reason = reason, words: str = words) -> bool:

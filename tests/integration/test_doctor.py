@@ -64,12 +64,12 @@ def quoted(name: str) -> str:
 
 async def test_the_printed_statements_give_a_login_the_missing_rights(patient: Patient) -> None:
     found = await examined(patient.dsn)
-    assert PROBLEM in states(found["rights"])
+    assert PROBLEM in states(found["privileges"])
     assert states(found["detection"]) == {WARNING}
     assert "Poll" in found["detection"][0].text
-    await follow(patient.server, [*found["rights"], *found["detection"], *found["schema pgrole"]])
+    await follow(patient.server, [*found["privileges"], *found["detection"], *found["schema pgrole"]])
     found = await examined(patient.dsn)
-    assert states(found["rights"]) == {OK}
+    assert states(found["privileges"]) == {OK}
     assert [one.text for one in found["detection"]] == ["Auto chooses Watch; changed passwords are not seen"]
     async with connect(Endpoint(patient.dsn), "work") as connection:
         await install(connection)
@@ -91,12 +91,12 @@ async def test_the_printed_grants_make_a_superusers_schema_usable(patient: Patie
 async def test_a_monitoring_login_examines_the_named_role(patient: Patient) -> None:
     await patient.admin.execute(f"GRANT pg_monitor TO {quoted(patient.login)}")
     alone = await examined(patient.dsn)
-    assert states(alone["rights"]) == states(alone["detection"]) == {UNKNOWN}
-    assert not [remedy for one in alone["rights"] for remedy in one.remedies]
+    assert states(alone["privileges"]) == states(alone["detection"]) == {UNKNOWN}
+    assert not [remedy for one in alone["privileges"] for remedy in one.remedies]
     named = await examined(patient.dsn, "postgres")
-    assert (states(named["rights"]), states(named["detection"])) == ({OK}, {OK})
+    assert (states(named["privileges"]), states(named["detection"])) == ({OK}, {OK})
     missing = await examined(patient.dsn, "no such role")
-    assert states(missing["rights"]) == {UNKNOWN}
+    assert states(missing["privileges"]) == {UNKNOWN}
     assert states(missing["version"]) == {OK}  # the failed check hides no other
 
 
@@ -225,7 +225,7 @@ async def test_the_printed_statements_fix_harmful_settings(server: PostgresServe
 async def test_findings_decide_the_exit_code_and_names_are_escaped(patient: Patient) -> None:
     refused = await run_command("doctor", PGROLE_DSN=patient.dsn)
     assert (refused.code, "\x1b" in refused.out) == (1, False)
-    assert "✗ problem  rights:" in refused.out
+    assert "✗ problem  privileges:" in refused.out
     allowed = await run_command("doctor", "-o", "json", PGROLE_DSN=patient.server.dsn())
     assert allowed.code == 0
     shape = allowed.json()

@@ -1,4 +1,4 @@
-"""postgres/drift_history.py: drifts are recorded once, bounded, without statements of role DDL, and copied."""
+"""postgres/drift_history: drifts are recorded once, bounded, without statements of role DDL, and copied."""
 
 import secrets
 from collections.abc import AsyncIterator
@@ -167,7 +167,7 @@ async def test_old_rows_and_rows_beyond_the_maximum_are_pruned(other: Connection
     assert await other.fetchval("SELECT array_agg(role ORDER BY role) FROM pgrole.drift_history") == ["new3", "new4"]
 
 
-async def test_upkeep_copies_everything_and_prunes_old_rows(home: Connection, other: Connection) -> None:
+async def test_maintenance_copies_everything_and_prunes_old_rows(home: Connection, other: Connection) -> None:
     await record(
         other,
         RecordedDrift("old", ("privileges",), True, "orders", at=NOW - timedelta(days=200)),
@@ -179,7 +179,7 @@ async def test_upkeep_copies_everything_and_prunes_old_rows(home: Connection, ot
     assert await home.fetchval("SELECT count(*) FROM pgrole.drift_history WHERE role LIKE 'new%'") == 250
 
 
-async def test_upkeep_assigns_no_transaction_id_when_there_is_nothing_to_do(
+async def test_maintenance_assigns_no_transaction_id_when_there_is_nothing_to_do(
     home: Connection, other: Connection
 ) -> None:
     await record(other, RecordedDrift("reader", ("privileges",), True, "orders", NOW))
@@ -195,7 +195,7 @@ async def test_upkeep_assigns_no_transaction_id_when_there_is_nothing_to_do(
     assert await copy_all(other, home, None) == 0
 
 
-async def test_upkeep_calls_nothing_in_a_schema_that_another_role_may_change(
+async def test_maintenance_calls_nothing_in_a_schema_that_another_role_may_change(
     home: Connection, other: Connection
 ) -> None:
     await other.execute("CREATE ROLE mallory_upkeep; GRANT CREATE ON SCHEMA pgrole TO mallory_upkeep")

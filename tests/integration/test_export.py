@@ -169,7 +169,7 @@ async def test_export_writes_one_file_per_role_and_reports_stale_ones(
     assert await _run("export", "--output-dir", str(folder), "-n", "shop") == 0
     assert {file: file.stat().st_mtime_ns for file in files} == before
     errors = capsys.readouterr().err
-    assert "old.yaml is not of an exported role" in errors
+    assert "old.yaml belongs to no exported role" in errors
     assert "mine.yaml" not in errors
     assert (folder / "old.yaml").exists()
 

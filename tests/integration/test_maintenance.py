@@ -1,4 +1,4 @@
-"""controller.maintenance: records of the event triggers are bounded in every admitted database, used or not."""
+"""controller/maintenance: records of the event triggers are bounded in every admitted database, used or not."""
 
 import secrets
 from collections.abc import AsyncIterator, Callable

@@ -1,4 +1,4 @@
-"""postgres/apply.py: statements name roles, but whatever is renamed meanwhile, no other role is altered or dropped."""
+"""postgres/apply: statements name roles, but whatever is renamed meanwhile, no other role is altered or dropped."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace

@@ -271,7 +271,7 @@ async def test_adoption_waits_for_a_database_that_cannot_be_read(trial: PlanTria
 
 
 @pytest.mark.parametrize("together", [False, True])
-async def test_what_an_owner_that_is_adopted_as_well_has_may_be_declared(
+async def test_privileges_on_objects_of_an_owner_that_is_adopted_as_well_may_be_declared(
     trial: PlanTrial, place: Connection, *, together: bool
 ) -> None:
     owner, reader = trial.name("owner"), trial.name("a_reader")
@@ -304,7 +304,7 @@ async def test_a_refused_object_has_its_reason_and_no_statements_and_stops_no_ot
     assert [lines(one) for one in report.objects[:2]] == [[], []]
 
 
-async def test_a_refused_objects_role_loses_a_power_that_others_granted(trial: PlanTrial) -> None:
+async def test_a_refused_objects_role_loses_an_attribute_that_others_granted(trial: PlanTrial) -> None:
     spec = {"name": trial.name("app"), "replication": True}
     await trial.home.execute(f"CREATE ROLE {spec['name']} CREATEROLE")
     await trial.claim(spec)

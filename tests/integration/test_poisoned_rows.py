@@ -149,9 +149,9 @@ MENTIONED = [
 READS = (
     # first, since it finds only statements of the last minute
     Read("suspects", lambda made, home: session(made, home).read_suspects(NAMES)),
-    Read("look", lambda made, home: session(made, home).read_roles(ASKED), each=True),
-    Read("look without schema", lambda made, home: session(made, home, remembered(home)).read_roles(ASKED), each=True),
-    Read("look around", lambda made, home: session(made, home).read_references(MENTIONED)),
+    Read("roles", lambda made, home: session(made, home).read_roles(ASKED), each=True),
+    Read("roles without schema", lambda made, home: session(made, home, remembered(home)).read_roles(ASKED), each=True),
+    Read("references", lambda made, home: session(made, home).read_references(MENTIONED)),
     Read(
         "ends",
         lambda made, home: session(made, home).read_drop_states([(oid, "group_a") for oid in home.oids]),

@@ -1,4 +1,4 @@
-"""postgres.poll: every difference between two rounds is reported by name, and nothing else."""
+"""postgres/poll: every difference between two rounds is reported by name, and nothing else."""
 
 import secrets
 import sys

@@ -1,4 +1,4 @@
-"""controller.database_worker when databases, tables, triggers, connections and privileges fail.
+"""controller/privileges/database_worker when databases, tables, triggers, connections and privileges fail.
 
 In the end every declaration is enforced. Meanwhile everything else continues, and what cannot be done is reported with
 a remedy.

@@ -1,4 +1,4 @@
-"""postgres/role_attribution.py: finds who changed a role in PostgreSQL's real jsonlog.
+"""postgres/role_attribution: finds who changed a role in PostgreSQL's real jsonlog.
 
 Where pgaudit is installed (PostgreSQL 15, Debian's package postgresql-15-pgaudit, or the library that PGAUDIT_LIBRARY
 names), it writes the lines. Elsewhere a stand-in appends lines in its format to the same file.

@@ -1,4 +1,6 @@
-"""core/acl_decision: which privileges are granted and revoked, which differences are drift, and what is pending."""
+"""core/privileges/acl_decision: which privileges are granted and revoked, which differences are drift, what is
+pending.
+"""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -380,7 +382,7 @@ class TestPending:
             decision = decide(grantee(declared), observed)
             (refused,) = decision.pending
             assert refused.reason is Reason.INVALID_SPEC
-            assert f"{named}privileges on PostgreSQL's own objects are not managed: remove it" in refused.message
+            assert f"{named}privileges on PostgreSQL's own objects are not managed: remove them" in refused.message
             assert texts(decision) == ["GRANT SELECT ON TABLE app.orders TO reader"]
 
     def test_a_privilege_missing_on_an_added_column_is_not_drift(self) -> None:
@@ -509,7 +511,9 @@ class TestPending:
         decision = decide(grantee(declared), observe((routine, ())))
         assert texts(decision) == ["GRANT EXECUTE ON ROUTINE app.close(bigint, timestamp with time zone[]) TO reader"]
         (waiting,) = decision.pending
-        assert waiting.message.endswith("waiting for routine app.open(): the privileges are granted when it exists")
+        assert waiting.message.endswith(
+            "waiting for routine app.open(): the controller grants the privileges once each exists"
+        )
 
 
 def default(*entries: AclEntry, creator: int = OWNER, schema: str = "app", object_type: str = "r") -> DefaultAcl:

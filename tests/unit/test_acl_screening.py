@@ -1,4 +1,4 @@
-"""core.acl_screening: selects the roles that need a decision after a change, and skips the others."""
+"""core/privileges/acl_screening: selects the roles that need a decision after a change, and skips the others."""
 
 import random
 from collections.abc import Sequence

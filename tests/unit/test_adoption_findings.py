@@ -1,4 +1,6 @@
-"""core/adoption_findings: what adoption would revoke in one database, and what its object could not have declared."""
+"""core/privileges/adoption_findings: what adoption would revoke in one database, and what its object could not
+have declared.
+"""
 
 from dataclasses import replace
 

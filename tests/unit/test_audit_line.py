@@ -1,4 +1,4 @@
-"""core/audit_line.py: role commands in PostgreSQL's jsonlog; passwords are never kept."""
+"""core/audit_line: role commands in PostgreSQL's jsonlog; passwords are never kept."""
 
 import json
 from datetime import UTC, datetime, timedelta

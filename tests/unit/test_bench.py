@@ -256,7 +256,7 @@ def test_the_table_has_a_column_for_goals_and_one_for_each_size() -> None:
         "| roles | goal | any | 10 | 10,000 |",
         "| --- | --- | --- | --- | --- |",
         "| **quiet: drift committed → repaired**, ms, p50 / p90 / p99 | ≤ 8, 12 |  | 6.60 / 8.70 ✓ | 14.1 / 17.9 ✗ |",
-        "| **resident memory without objects**, MiB / of it its own | ≤ 45 | 44.2 ✓ |  |  |",
+        "| **resident memory without objects**, MiB / of which its own | ≤ 45 | 44.2 ✓ |  |  |",
     ]
 
 

@@ -117,6 +117,12 @@ def test_examples_in_the_help_of_each_command_parse_and_name_the_called_program(
         assert program == CONTROLLER or not re.search(r"pgrole-controller [a-z]", help_text)
 
 
+@pytest.mark.parametrize("option", ["--dsn", "--server", "--own-namespace"])
+def test_approve_offers_no_option_that_it_would_ignore(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert end("approve", "orders-app", option, "postgresql://localhost/postgres") == MISUSED
+    assert option in capsys.readouterr().err
+
+
 def test_the_plugin_has_no_command_that_runs_the_controller(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

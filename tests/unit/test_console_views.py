@@ -355,8 +355,8 @@ def test_a_drift_in_a_roles_history_counts_before_the_server_counts_it() -> None
 def test_a_large_membership_graph_with_cycles_is_drawn_and_cut() -> None:
     roles = [make_role("shop", f"member-{number:03}", spec={"memberOf": [{"role": "group"}]}) for number in range(30)]
     roles += [
-        make_role("shop", "group", spec={"memberOf": [{"role": "circle"}, {"role": "group"}]}),
-        make_role("shop", "circle", spec={"memberOf": [{"role": "group"}]}),
+        make_role("shop", "group", spec={"memberOf": [{"role": "cycle"}, {"role": "group"}]}),
+        make_role("shop", "cycle", spec={"memberOf": [{"role": "group"}]}),
     ]
     summaries = [summarize(*each) for each in roles]
     found = Memberships(summaries, "orders").around(summaries[30])
@@ -387,7 +387,7 @@ def test_a_viewer_who_may_not_list_pgservers_sees_only_server_names() -> None:
 
 
 def test_the_page_names_the_permissions_that_a_viewer_without_any_must_request() -> None:
-    assert "Ask for the right to get, list and watch pgroles.pgrole.dev" in show("/", snapshots.without_rights()).html
+    assert "Ask for permission to get, list and watch pgroles.pgrole.dev" in show("/", snapshots.without_rights()).html
 
 
 def test_a_page_shows_since_when_the_api_server_is_unreachable() -> None:

@@ -1,4 +1,4 @@
-"""core.database_places: which databases keep a connection, and whose turn it is among the others."""
+"""core/privileges/database_places: which databases keep a connection, and whose turn it is among the others."""
 
 import math
 

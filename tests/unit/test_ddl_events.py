@@ -1,4 +1,4 @@
-"""postgres.ddl_events: which commands cause which reads."""
+"""postgres/privileges/ddl_events: which commands cause which reads."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""core/grant_ddl: changes to privileges become statements, in an order that PostgreSQL accepts."""
+"""core/privileges/grant_ddl: changes to privileges become statements, in an order that PostgreSQL accepts."""
 
 from dataclasses import replace
 
@@ -123,8 +123,8 @@ def test_a_long_delegation_chain_and_a_cycle_are_ordered() -> None:
     table = make()
     chain = [change(table, grantee_name=f"r{at + 1}", revoke=True, grantor=f"r{at}") for at in range(300)]
     assert [one.acting_as for one in statements(chain)] == [f"r{at}" for at in reversed(range(300))]
-    circle = [change(table, grantee_name=one, revoke=True, grantor=by) for one, by in (("a", "b"), ("b", "a"))]
-    assert len(statements(circle)) == 2
+    cycle = [change(table, grantee_name=one, revoke=True, grantor=by) for one, by in (("a", "b"), ("b", "a"))]
+    assert len(statements(cycle)) == 2
 
 
 DEFAULT = DefaultAclChange(16500, "own", "app", "r", 16400, "reader", ("SELECT",))

@@ -1,4 +1,4 @@
-"""controller/grantee_publisher: which roles a reconcile publishes to the database workers, and with what."""
+"""controller/privileges/grantee_publisher: which roles a reconcile publishes to the database workers, and with what."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""controller/grantees: the registry between a server's worker and the workers of its databases."""
+"""controller/privileges/grantees: the registry between a server's worker and the workers of its databases."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""core/kept_privileges: which declared privileges a claim holds, and when it forgets them."""
+"""core/privileges/kept_privileges: which declared privileges a claim holds, and when it forgets them."""
 
 import json
 from collections.abc import Mapping

@@ -1,3 +1,5 @@
+"""kube/server_side_apply, resource, events, contexts: paths, lines, statuses and names. No I/O."""
+
 import logging
 import re
 from datetime import UTC, datetime, timedelta, timezone

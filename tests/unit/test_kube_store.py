@@ -1,3 +1,5 @@
+"""kube/store: what is kept of objects, and how changes are announced."""
+
 import json
 import random
 import tracemalloc

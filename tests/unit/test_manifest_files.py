@@ -1,4 +1,4 @@
-"""commands/manifest_files.py: reads files; an error concerns its own document only."""
+"""commands/manifest_files: reads files; an error concerns its own document only."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""core/object_patterns: which privileges a declaration wants on an object."""
+"""core/privileges/object_patterns: which privileges a declaration grants on an object."""
 
 from fnmatch import fnmatchcase
 

@@ -273,7 +273,7 @@ class TestPasswordErrors:
         [
             (desired(secrets=ObservedSecrets()), Reason.SECRET_MISSING, 'Secret "source" does not exist'),
             (desired(secrets=ObservedSecrets(unknown="403 Forbidden")), Reason.SECRET_MISSING, "403 Forbidden"),
-            (ask_generated(secrets=ObservedSecrets(unknown="403")), Reason.SECRET_MISSING, "does not know the Secrets"),
+            (ask_generated(secrets=ObservedSecrets(unknown="403")), Reason.SECRET_MISSING, "cannot list Secrets"),
             (desired(connection=DesiredSecret("source")), Reason.INVALID_SPEC, "both name"),
         ],
         ids=["no Secret", "not allowed", "connection not allowed", "one Secret for both"],

@@ -124,7 +124,7 @@ class TestOwnership:
         assert plan.owner == ME
 
     @pytest.mark.parametrize("power", ["superuser", "createrole", "replication", "bypassrls"])
-    def test_adoption_of_a_role_with_a_power_that_the_object_may_not_have_is_refused(self, power: str) -> None:
+    def test_adoption_of_a_role_with_an_attribute_that_the_object_may_not_have_is_refused(self, power: str) -> None:
         error = refusal(
             desired(adopt=True), Observed(named=ObservedRole(OID, Role(**{**asdict(DESIRED), power: True})))
         )

@@ -1,4 +1,4 @@
-"""commands/plan_output.py: output for names with any character."""
+"""commands/plan_output: output for names with any character."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""commands/plan.py: which server an object belongs to."""
+"""commands/plan: which server an object belongs to."""
 
 from typing import Any
 

@@ -104,7 +104,7 @@ class TestNames:
         assert not names_itself("reader?", ["reader?"])
 
     @pytest.mark.parametrize("power", POWERS)
-    def test_a_power_that_the_policy_does_not_name_is_refused(self, power: str) -> None:
+    def test_an_attribute_that_the_policy_does_not_list_is_refused(self, power: str) -> None:
         values: dict[str, Any] = {power: True}
         error = refusal(desired(role=replace(DESIRED, **values)))
         assert error.reason is Reason.NOT_ALLOWED
@@ -113,13 +113,13 @@ class TestNames:
 
 class TestReach:
     @pytest.mark.parametrize("group", ["readers", "team-a_group"])
-    def test_an_allowed_group_that_reaches_a_hard_role_is_refused(self, group: str) -> None:
+    def test_an_allowed_group_that_reaches_a_privileged_role_is_refused(self, group: str) -> None:
         references = leading(group, "pg_execute_server_program")
         error = refusal(desired(role=joins(group)), Observed(references=references))
         assert error.reason is Reason.NOT_ALLOWED
         assert "pg_execute_server_program" in error.message
 
-    def test_a_hard_role_may_be_reached_only_if_the_policy_names_it_exactly(self) -> None:
+    def test_a_privileged_role_may_be_reached_only_if_the_policy_names_it_exactly(self) -> None:
         references = leading("readers", "pg_read_server_files")
         policy = replace(POLICY, member_of=("readers", "pg_read_server_files"))
         assert decide(desired(role=joins("readers")), Observed(references=references), SERVER, policy).writes
@@ -131,7 +131,7 @@ class TestReach:
             )
 
     @pytest.mark.parametrize("power", ["createrole", "createdb", "replication", "bypassrls"])
-    def test_a_power_reached_by_a_membership_counts_like_the_roles_own(self, power: str) -> None:
+    def test_an_attribute_reached_by_a_membership_counts_like_the_roles_own(self, power: str) -> None:
         references = leading("readers", made=(power,))
         error = refusal(desired(role=joins("readers")), Observed(references=references))
         assert error.reason is Reason.NOT_ALLOWED

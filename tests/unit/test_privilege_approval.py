@@ -1,4 +1,4 @@
-"""controller/privilege_approval: when an approval acts in one database. No I/O."""
+"""controller/privileges/privilege_approval: when an approval acts in one database. No I/O."""
 
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""core/privilege_folding: a folded declaration means the same, and is short."""
+"""core/folding/privilege_folding: a folded declaration means the same, and is short."""
 
 import pytest
 from hypothesis import given

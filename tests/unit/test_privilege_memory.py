@@ -1,4 +1,4 @@
-"""controller/privilege_memory: which objects are new to which role, and when further reads are due."""
+"""controller/privileges/privilege_memory: which objects are new to which role, and when further reads are due."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""core.privilege_news: the texts about privilege drift that people read."""
+"""core/privileges/privilege_news: the texts about privilege drift that people read."""
 
 from datetime import UTC, datetime
 

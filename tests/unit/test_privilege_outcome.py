@@ -1,4 +1,4 @@
-"""core/privilege_outcome, granted_privileges and drift_record: how status describes a role's privileges."""
+"""core/privileges/privilege_outcome and granted_privileges, core/drift_record: how status shows a role's privileges."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""core/privilege_policy: which privileges the objects of a namespace may declare."""
+"""core/privileges/privilege_policy: which privileges the objects of a namespace may declare."""
 
 from dataclasses import replace
 

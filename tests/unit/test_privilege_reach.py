@@ -1,4 +1,4 @@
-"""core.privilege_reach: which objects declarations may concern; it must include everything that one matches."""
+"""core/privileges/privilege_reach: which objects declarations may concern: at least all that one matches."""
 
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.privileges.grantee import (

@@ -217,11 +217,11 @@ async def test_take_lets_other_tasks_run_even_if_a_key_is_always_ready() -> None
                 queue.done(item.key, RetryAfter(0.0))
 
 
-async def test_figures_count_the_ready_keys_of_the_server() -> None:
+async def test_the_backlog_counts_the_ready_keys_of_the_server() -> None:
     queue = Queue()
     await delay(queue, B, 3600.0)
     queue.put("s", request(A))
-    depth, oldest = queue.figures("s")
+    depth, oldest = queue.backlog("s")
     assert depth == 1
     assert 0.0 <= oldest < DEADLINE
 
@@ -252,7 +252,7 @@ async def test_time_in_a_held_queue_does_not_count_as_waiting() -> None:
     queue = Queue(held=True)
     queue.put("s", request(A))
     await anyio.sleep(3600.0)
-    assert queue.figures("s").oldest >= 3600.0
+    assert queue.backlog("s").oldest >= 3600.0
     queue.release()
     with anyio.fail_after(DEADLINE):
         [item] = await queue.take("s", 10)
@@ -271,12 +271,12 @@ async def test_a_held_queue_that_is_closed_ends_every_wait() -> None:
     assert taker.items == ()
 
 
-async def test_removing_a_lane_discards_the_keys_that_waited_in_it() -> None:
+async def test_removing_a_server_discards_the_keys_that_waited_for_it() -> None:
     queue = Queue()
     await delay(queue, B, 3600.0)
     queue.put("s", request(A))
     queue.remove("s")
-    assert queue.figures("s").depth == 0
+    assert queue.backlog("s").depth == 0
     taker = Taker(queue)
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:

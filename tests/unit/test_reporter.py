@@ -76,7 +76,7 @@ async def test_the_reporters_writes_cause_no_reconcile_and_hide_no_change_of_oth
     assert api.asked == 1
     # After a finalizer is set, the object is reconciled anyway.
     own = 1 if write == "finalizer" else 0
-    assert queue.figures("default").depth == max(own, 0 if generation == 1 else 1)
+    assert queue.backlog("default").depth == max(own, 0 if generation == 1 else 1)
     recorder.close()
     await recorder.run()
 

@@ -1,4 +1,4 @@
-"""core/role_drift.py: the values of a drift, for the history."""
+"""core/role_drift: the values of a drift, for the history."""
 
 from pgrole_controller.core.role import FIELD_NAMES, Membership, Password, Role
 from pgrole_controller.core.role_drift import LONGEST_VALUE, LONGEST_VALUES, compare_values

@@ -1,4 +1,4 @@
-"""core/simulation.py: a role that one object creates exists for the others."""
+"""core/simulation: a role that one object creates exists for the others."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transien
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy, Reached, References
 from pgrole_controller.core.role import Membership, Role
-from pgrole_controller.core.simulation import SimulatedObject, Simulation, refuse_circles, simulate, split_late
+from pgrole_controller.core.simulation import SimulatedObject, Simulation, refuse_cycles, simulate, split_late
 from pgrole_controller.core.state import Desired, Observed, Server
 
 SERVER = Server(1, frozenset({"controller"}), "cluster", Address("host", 5432, "postgres", "disable"))
@@ -111,9 +111,9 @@ def test_the_last_membership_of_a_cycle_among_new_roles_is_refused() -> None:
 def test_a_cycle_through_an_existing_membership_is_refused_unless_the_plan_may_end_it() -> None:
     references = References(reached={"group": (Reached("group"), Reached("app"))})
     joins = Plan("app", changes=(GrantMembership("app", Membership("group")),))
-    (refused,) = refuse_circles([joins], references, {})
+    (refused,) = refuse_cycles([joins], references, {})
     assert isinstance(refused, Refused)
     assert 'role "group" is a member of role "app"' in refused.message
     leaves = Plan("group", changes=(RevokeMembership("group", "app", ("postgres",)),))
-    assert refuse_circles([joins, leaves], references, {}) == (joins, leaves)
-    assert refuse_circles([Plan("other", changes=joins.changes)], references, {})[0] != refused
+    assert refuse_cycles([joins, leaves], references, {}) == (joins, leaves)
+    assert refuse_cycles([Plan("other", changes=joins.changes)], references, {})[0] != refused

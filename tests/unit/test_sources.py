@@ -42,7 +42,7 @@ class SourcesWorld:
 
     async def requested(self) -> dict[Key, tuple[RequestReason, Rank]]:
         """Begins the reconciles of all keys that are due."""
-        if not self.queue.figures("default").depth:
+        if not self.queue.backlog("default").depth:
             return {}
         items = await self.queue.take("default", 100)
         return {item.key: (item.reason, item.rank) for item in items}

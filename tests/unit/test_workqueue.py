@@ -83,7 +83,7 @@ def test_a_ready_key_moves_up_when_its_rank_improves() -> None:
     schedule = without_jitter()
     for key in (A, B, C):
         schedule.add("s", resync(key), 1.0)
-    assert schedule.figures("s", 1.0).depth == 3
+    assert schedule.backlog("s", 1.0).depth == 3
     schedule.add("s", change(C), 1.5)
     assert keys_of(schedule.take("s", 2.0, MANY)) == [C, A, B]
 
@@ -324,7 +324,7 @@ def test_a_key_moves_to_the_server_that_it_was_last_added_to() -> None:
     schedule.add("s", change(A), 1.0)
     schedule.add("s", change(B), 50.0)
     schedule.take("t", 1.0, MANY)
-    assert schedule.figures("s", 1.0).depth == 1
+    assert schedule.backlog("s", 1.0).depth == 1
     schedule.add("t", resync(A), 2.0)
     schedule.add("t", resync(B), 60.0)
     assert schedule.take("s", 99.0, MANY) == ()
@@ -354,7 +354,7 @@ def test_failures_for_another_server_are_forgotten() -> None:
 
 
 @pytest.mark.parametrize("result", [Done(), Retry(), RetryAfter(1.0)])
-def test_a_reconcile_in_a_removed_lane_ends_without_another(result: NextAttempt) -> None:
+def test_a_reconcile_for_a_removed_server_ends_without_another(result: NextAttempt) -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     schedule.take("s", 1.0, MANY)
@@ -364,7 +364,7 @@ def test_a_reconcile_in_a_removed_lane_ends_without_another(result: NextAttempt)
     assert schedule.next_at("s") is None
 
 
-def test_a_key_of_a_removed_lane_that_is_requested_during_its_reconcile_is_reconciled_after_it() -> None:
+def test_a_key_of_a_removed_server_that_is_requested_during_its_reconcile_is_reconciled_after_it() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     schedule.take("s", 1.0, MANY)
@@ -375,7 +375,7 @@ def test_a_key_of_a_removed_lane_that_is_requested_during_its_reconcile_is_recon
     assert keys_of(schedule.take("s", 2.0, MANY)) == [A]
 
 
-def test_a_lane_with_the_name_of_a_removed_one_starts_empty() -> None:
+def test_a_server_with_the_name_of_a_removed_one_starts_empty() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 1.0)
     schedule.add("s", change(B), 9.0)
@@ -401,27 +401,27 @@ def test_removing_a_server_removes_its_keys() -> None:
 def test_a_restart_resets_the_waiting_time_of_due_keys_and_keeps_later_ones() -> None:
     schedule = without_jitter()
     schedule.add("s", change(A), 100.0)
-    assert schedule.figures("s", 150.0) == Backlog(1, 50.0)  # read, as by a scrape
+    assert schedule.backlog("s", 150.0) == Backlog(1, 50.0)  # read, as by a scrape
     schedule.add("s", change(B), 160.0)
     schedule.add("s", change(C), 900.0)
     schedule.restart(500.0)
-    assert schedule.figures("s", 500.0) == Backlog(2, 0.0)
+    assert schedule.backlog("s", 500.0) == Backlog(2, 0.0)
     assert {item.key: item.waited for item in schedule.take("s", 501.0, 10)} == {A: 1.0, B: 1.0}
     assert schedule.next_at("s") == 900.0
     assert [item.waited for item in schedule.take("s", 900.0, 10)] == [0.0]
 
 
-def test_figures_give_the_number_of_due_keys_and_the_longest_wait() -> None:
+def test_the_backlog_has_the_number_of_due_keys_and_the_longest_wait() -> None:
     schedule = without_jitter()
-    assert schedule.figures("s", 1.0) == Backlog(0, 0.0)
+    assert schedule.backlog("s", 1.0) == Backlog(0, 0.0)
     schedule.add("s", resync(A), 1.0)
     schedule.add("s", change(B), 4.0)
     schedule.add("s", change(C), 90.0)
-    assert schedule.figures("s", 5.0) == Backlog(2, 4.0)
+    assert schedule.backlog("s", 5.0) == Backlog(2, 4.0)
     schedule.take("s", 5.0, 1)
-    assert schedule.figures("s", 6.0) == Backlog(1, 5.0)
+    assert schedule.backlog("s", 6.0) == Backlog(1, 5.0)
     schedule.take("s", 6.0, 1)
-    assert schedule.figures("s", 6.0) == Backlog(0, 0.0)
+    assert schedule.backlog("s", 6.0) == Backlog(0, 0.0)
 
 
 def test_keys_at_rest_cost_nothing() -> None:
@@ -562,8 +562,8 @@ class Interleavings(RuleBasedStateMachine):
         self.now += seconds
 
     @rule(server=_SERVERS)
-    def read_figures(self, server: str) -> None:
-        depth, oldest = self.schedule.figures(server, self.now)
+    def read_backlog(self, server: str) -> None:
+        depth, oldest = self.schedule.backlog(server, self.now)
         assert depth == len(self.model.due(server, self.now))
         assert oldest >= 0.0
 

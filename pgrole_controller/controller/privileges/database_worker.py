@@ -77,10 +77,10 @@ class DatabaseContext:
 
 
 class DatabaseWorker:
-    """`mode` None: no session, or the last turn failed. `trouble`: why. `why`: why the session does not use Events.
-    `stores`: it has a session, or had one in its last turn, and the database has its part of schema pgrole. `opened`:
-    a session began in the last turn. `failures`: in a row. `changed_at`: when a declaration for this database changed,
-    or a drift or new object was found there, on the loop's clock.
+    """`mode` None: no session, or the last turn failed. `trouble`: why there is no session. `why`: why the session does
+    not use Events. `stores`: it has a session, or had one in its last turn, and the database has its part of schema
+    pgrole. `opened`: a session began in the last turn. `failures`: in a row. `changed_at`: when a declaration for this
+    database changed, or a drift or new object was found there, on the loop's clock.
     """
 
     def __init__(self, database: str, context: DatabaseContext, changed_at: float = -math.inf) -> None:
@@ -276,8 +276,8 @@ class DatabaseWorker:
         if limit.cancelled_caught:
             raise Transient(
                 Reason.PROGRESSING,
-                f"the controller could not {'finish its turn' if self.opened else 'begin a session'} in database "
-                f'"{self.database}" in time: it tries again',
+                f"the controller ran out of time {'in' if self.opened else 'connecting to'} database "
+                f'"{self.database}"; it retries',
             )
 
     @property

@@ -1,7 +1,7 @@
 """Which databases of one server are served: those that published roles name, and the server's owner allows.
 
-The worker of each keeps a connection, as long as they are not too many: those in which nothing has changed for long are
-then served in turn.
+The worker of each keeps a connection, up to `databases.max`; beyond that, databases that have been quiet longest are
+polled in turn.
 
 Guarantees: workers live inside the session with the home database, and end with it or with the lead; whatever happens
 to one database delays neither the home database nor another one, except that those in turn wait for each other for a

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 
 async def run_aside(comparisons: int, call: Callable[..., _T], *arguments: object) -> _T:
-    """Calls it, in a thread if it makes many comparisons: the loop serves every server."""
+    """Runs `call`, in a thread if it compares much, because the event loop serves every server."""
     if comparisons < MANY_COMPARISONS:
         return call(*arguments)
     return await anyio.to_thread.run_sync(call, *arguments)

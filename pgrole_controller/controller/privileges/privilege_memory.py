@@ -193,7 +193,7 @@ class PrivilegeMemory:
 
     def waiting(self) -> frozenset[Key]:
         """Returns the roles for which something is pending. They need a complete read only after a change that can end
-        it, so that nobody makes every change expensive with a declaration that is never fulfilled.
+        it, so that a declaration that never completes cannot make every change expensive.
         """
         return frozenset(key for key, one in self._roles.items() if one.pending)
 

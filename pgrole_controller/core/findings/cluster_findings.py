@@ -85,23 +85,25 @@ def judge_definition(name: str, expected: Mapping[str, Any], found: Mapping[str,
 def judge_caller(user: str, missing: Sequence[RequiredRight]) -> Finding:
     """`missing`: of READ."""
     if not missing:
-        return Finding(CLUSTER, "your rights", OK, f"{user} may read everything that is checked")
+        return Finding(CLUSTER, "your permissions", OK, f"{user} may read everything that is checked")
     grouped = ",".join(dict.fromkeys(f"{one.resource}.{one.group}" for one in missing))
     remedies = shell(
         f"kubectl create clusterrole pgrole-doctor --verb=get,list --resource={grouped}",
         f"kubectl create clusterrolebinding pgrole-doctor --clusterrole=pgrole-doctor --user={quote(user)}",
     )
     text = f"{user} may not {', '.join(map(str, missing))}: what this would show is not checked"
-    return Finding(CLUSTER, "your rights", WARNING, text, remedies)
+    return Finding(CLUSTER, "your permissions", WARNING, text, remedies)
 
 
 def judge_controller_rights(account: str, watched: str, missing: Sequence[RequiredRight]) -> Finding:
     """`account`: system:serviceaccount:…; `watched`: its only namespace, or empty; `missing`: of NEEDED."""
-    check = "the controller's rights"
+    check = "the controller's permissions"
     where = f" in namespace {watched}" if watched else ""
     if not missing:
         return Finding(CLUSTER, check, OK, f"{account} may do what the controller needs{where}")
-    text = f"{account} may not {', '.join(map(str, missing))}{where}: apply its rights again, as in the installation"
+    text = (
+        f"{account} may not {', '.join(map(str, missing))}{where}: apply its permissions again, as in the installation"
+    )
     overlay = "namespace" if watched else "cluster"
     remedy = f"kubectl apply --server-side -k deploy/kustomize/overlays/{overlay}"
     return Finding(CLUSTER, check, PROBLEM, text, shell(remedy))
@@ -113,7 +115,10 @@ def judge_clock(server_time: datetime, now: datetime) -> Finding:
     if abs(behind) <= _CLOCK_SECONDS:
         return Finding(CLUSTER, "clock", OK, "the API server's differs from this machine's by less than 5 s")
     way = "behind" if behind > 0 else "ahead of"
-    text = f"the API server is {abs(behind):.0f} s {way} this machine"
+    text = (
+        f"the API server is {abs(behind):.0f} s {way} this machine: set the clock of the machine that is wrong; there "
+        "run"
+    )
     return Finding(CLUSTER, "clock", WARNING, text, shell("chronyc makestep"))
 
 

@@ -42,7 +42,10 @@ def judge_clock(area: str, facts: ServerFacts) -> Finding:
     if abs(facts.behind) <= _CLOCK_SECONDS + facts.uncertain:
         return Finding(area, "clock", OK, f"differs from this machine's by {abs(facts.behind):.1f} s")
     way = "behind" if facts.behind > 0 else "ahead of"
-    text = f"the server is {abs(facts.behind):.0f} s {way} this machine: times in status and history are wrong by that"
+    text = (
+        f"the server is {abs(facts.behind):.0f} s {way} this machine, and times in status and history may be wrong by "
+        "that: set the clock of the machine that is wrong; there run"
+    )
     return Finding(area, "clock", WARNING, text, shell("chronyc makestep"))
 
 
@@ -71,26 +74,28 @@ def judge_rights(area: str, role: RoleFacts) -> list[Finding]:
     name = f'role "{role.name}"'
     if not role.superuser and not role.createrole and role.monitors:
         text = f"{name} can only read (pg_monitor): name the controller's role with --login, or use its credentials"
-        return [Finding(area, "rights", UNKNOWN, text)]
-    findings = [Finding(area, "rights", OK, f"{name} is a superuser" if role.superuser else f"{name} has CREATEROLE")]
+        return [Finding(area, "privileges", UNKNOWN, text)]
+    findings = [
+        Finding(area, "privileges", OK, f"{name} is a superuser" if role.superuser else f"{name} has CREATEROLE")
+    ]
     if not role.superuser and not role.createrole:
         text = f"{name} may not change roles: it has neither CREATEROLE nor SUPERUSER"
-        findings = [Finding(area, "rights", PROBLEM, text, sql("ALTER ROLE {} CREATEROLE", role.name))]
+        findings = [Finding(area, "privileges", PROBLEM, text, sql("ALTER ROLE {} CREATEROLE", role.name))]
     if not role.sees_system:
         text = f"{name} cannot identify the server"
         remedy = sql("GRANT EXECUTE ON FUNCTION pg_catalog.pg_control_system() TO {}", role.name)
-        findings.append(Finding(area, "rights", PROBLEM, text, remedy))
+        findings.append(Finding(area, "privileges", PROBLEM, text, remedy))
     if not role.login:
         remedy = sql("ALTER ROLE {} LOGIN", role.name)
-        findings.append(Finding(area, "rights", PROBLEM, f"{name} may not log in", remedy))
+        findings.append(Finding(area, "privileges", PROBLEM, f"{name} may not log in", remedy))
     if role.expires_soon:
         remedy = sql("ALTER ROLE {} VALID UNTIL 'infinity'", role.name)
-        findings.append(Finding(area, "rights", WARNING, f"the password of {name} expires within 14 days", remedy))
+        findings.append(Finding(area, "privileges", WARNING, f"the password of {name} expires within 14 days", remedy))
     if not role.superuser and not role.monitors:
         text = (
             f"{name} is no member of pg_monitor: it does not see other sessions' statements, so attribution knows less"
         )
-        findings.append(Finding(area, "rights", WARNING, text, sql("GRANT pg_monitor TO {}", role.name)))
+        findings.append(Finding(area, "privileges", WARNING, text, sql("GRANT pg_monitor TO {}", role.name)))
     return findings
 
 

@@ -1,1 +1,1 @@
-"""The privileges of roles: what is declared, what is there, and what to change."""
+"""The privileges of roles: declared, observed, and the changes between them."""

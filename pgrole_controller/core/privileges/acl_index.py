@@ -1,6 +1,6 @@
 """Finds the objects of a database that concern one role, so that a role costs nothing for what others have.
 
-A thousand roles with a schema each would else be a thousand times as many comparisons as there are objects.
+Otherwise a thousand roles with a schema each would need a thousand comparisons per object.
 """
 
 from collections.abc import Collection, Iterable, Iterator, KeysView, Sequence

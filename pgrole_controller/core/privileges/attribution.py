@@ -76,7 +76,7 @@ DEFAULTS = ("ALTER DEFAULT PRIVILEGES", "DROP OWNED")
 def find_nearest(changed: ChangedRow, events: Sequence[DdlEvent]) -> Culprit:
     """Who may have changed a row that is gone or was written again: the last event that fits, which proves nothing.
 
-    Of a row that is there, only an event whose statement names the object and the grantee.
+    For an existing row, only an event whose statement names the object and the grantee counts.
     """
     fitting = [event for event in events if _is_possible(changed, event)]
     if changed.xmin:

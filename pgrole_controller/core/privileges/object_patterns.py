@@ -1,4 +1,4 @@
-"""Which privileges a declaration wants on an object of a database, by the object's kind, schema and name.
+"""Which privileges a declaration grants on an object of a database, by the object's kind, schema and name.
 
 A declaration is compiled once and then applied to each object: literal names are looked up, and what depends only on
 schema and kind is decided once for all objects of a schema.
@@ -39,8 +39,8 @@ POSTGRESQL_SCHEMAS = frozenset({"pg_catalog", "information_schema"})
 
 #: What to do about a declaration that concerns these objects.
 NOT_MANAGED = (
-    "privileges on PostgreSQL's own objects are not managed: remove it from spec, and list a predefined role in "
-    "memberOf, or have a superuser grant it"
+    "privileges on PostgreSQL's own objects are not managed: remove them from spec, and list a predefined role in "
+    "memberOf or have a superuser grant them"
 )
 
 #: Schemas whose objects are never matched by a pattern.

@@ -59,7 +59,7 @@ class PrivilegeDifference:
 
     @property
     def words(self) -> str:
-        """For people, as something that happened: `DELETE on table app.orders was granted`."""
+        """Past tense, for messages: `DELETE on table app.orders was granted`."""
         return f"{self.what} was {'granted' if self.held else 'revoked'}"
 
     @property
@@ -246,7 +246,7 @@ class PendingNames:
         if self._missing:
             named = [f"{one}{self._missing[one] or ''}" for one in nsmallest(MOST_NAMED, self._missing)]
             what = _enumerate(named, len(self._missing))
-            message = f"{where}: waiting for {what}: the privileges are granted when it exists"
+            message = f"{where}: waiting for {what}: the controller grants the privileges once each exists"
             if any(one.startswith(_ROUTINE) and one.endswith(")") and one[-2:] != "()" for one in self._missing):
                 message += _TYPES
             found.append(Waiting(Reason.PRIVILEGE_PENDING, message))

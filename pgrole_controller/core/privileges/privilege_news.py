@@ -79,12 +79,12 @@ def _name(drift: PrivilegeDrift) -> str:
 
 
 def announce_extension(database: str, differences: Sequence[PrivilegeDifference]) -> PrivilegeNews:
-    """Returns the news that privileges were granted on new objects."""
+    """Returns the news that privileges were granted on new objects, or that the policy allows now."""
     words = [one.what for one in differences[:MOST_WORDS]]
     if len(differences) > MOST_WORDS:
         words.append(f"and {len(differences) - MOST_WORDS} more")
     return PrivilegeNews(
-        News.PRIVILEGES_EXTENDED, _cut(f"granted on new objects (database {database}): {'; '.join(words)}")
+        News.PRIVILEGES_EXTENDED, _cut(f"granted declared privileges (database {database}): {'; '.join(words)}")
     )
 
 

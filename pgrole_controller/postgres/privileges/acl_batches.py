@@ -1,4 +1,4 @@
-"""Changes many objects, or many default privileges, in few transactions, of which one that fails delays no other.
+"""Changes many objects, or many default privileges, in few transactions; one that fails does not delay the others.
 
 What others have locked is set aside and comes last. A transaction that fails nevertheless is divided into halves, until
 what fails is alone.

@@ -213,7 +213,7 @@ def _is_utf8(name: bytes) -> bool:
 async def read_schemas(connection: Connection) -> dict[int, str]:
     """Reads the names of all schemas by oid, except those of temporary tables."""
     question = _query(connection, "schemas")
-    rows = await fetch_pages(connection, "look_for_schemas", question, key="oid::bigint", size="250")
+    rows = await fetch_pages(connection, "read_schemas", question, key="oid::bigint", size="250")
     return {row.get("oid", int): row.text("name") for row in rows}
 
 
@@ -221,7 +221,7 @@ async def read_columns(connection: Connection, tables: Sequence[int]) -> dict[Ob
     """Reads the columns of those of these relations that exist."""
     found: dict[ObjectId, frozenset[str]] = {}
     for some in _portions(tables, _TABLES_WITH_COLUMNS):
-        for row in await fetch_pages(connection, "look_for_columns", _query(connection, "column_names"), some):
+        for row in await fetch_pages(connection, "read_columns", _query(connection, "column_names"), some):
             found[ObjectId("pg_class", row.get("relation", int))] = frozenset(row.text("columns").split("\0"))
             await anyio.lowlevel.checkpoint()
     return found
@@ -229,7 +229,7 @@ async def read_columns(connection: Connection, tables: Sequence[int]) -> dict[Ob
 
 async def read_defaults(connection: Connection, grantees: Collection[int]) -> list[DefaultAcl]:
     """Reads default privileges for the grantees, except those of a creator for itself."""
-    rows = await fetch_pages(connection, "look_for_defaults", _query(connection, "defaults"), list(grantees))
+    rows = await fetch_pages(connection, "read_defaults", _query(connection, "defaults"), list(grantees))
     return [
         DefaultAcl(
             creator=row.get("creator", int),
@@ -253,7 +253,7 @@ async def read_older(
     names = {oid: name for name, oid in numbers.items()}
     pairs = [(role, numbers[one.catalog], one.oid) for role, one in asked]
     columns = [[pair[place] for pair in pairs] for place in range(3)]
-    rows = await fetch(connection, "look_for_objects", queries.privileges("older"), *columns)
+    rows = await fetch(connection, "read_objects", queries.privileges("older"), *columns)
     return frozenset(
         (row.get("role", int), ObjectId(names[row.get("catalog", int)], row.get("oid", int))) for row in rows
     )
@@ -262,7 +262,7 @@ async def read_older(
 async def read_facts(connection: Connection, creators: Collection[str]) -> tuple[DatabaseFacts, dict[str, int]]:
     """What policies need to know of the database, and the oids of those of these roles that exist, by name."""
     asked = ask_facts(connection, creators)
-    return facts_of(await fetch_row(connection, "look_for_facts", asked.question, *asked.arguments))
+    return facts_of(await fetch_row(connection, "read_facts", asked.question, *asked.arguments))
 
 
 def ask_facts(connection: Connection, creators: Collection[str]) -> SingleRow:
@@ -333,7 +333,7 @@ async def _read_objects(
     """`touched`: objects in other schemas are left out unless a grantee holds something there. `columns`: entries to
     add; None: they are read. Returns the objects, and a row with the answer to the question `beside`.
     """
-    rows = await fetch_pages(connection, "look_for_privileges", query, *arguments, beside=beside)
+    rows = await fetch_pages(connection, "read_privileges", query, *arguments, beside=beside)
     groups = [read_group(row) for row in rows if row.find("catalog", int) is not None]
     answer = rows[0] if rows else Row({})
     if touched is not None:
@@ -366,7 +366,7 @@ async def _read_arguments(connection: Connection, oids: Sequence[int]) -> dict[i
     while routines or types:
         asked, routines = routines[:_ARGUMENTS], routines[_ARGUMENTS:]
         question = _query(connection, "arguments")
-        rows = await fetch(connection, "look_for_arguments", question, asked, types[:_TYPES])
+        rows = await fetch(connection, "read_arguments", question, asked, types[:_TYPES])
         names |= {row.get("type", int): row.text("name") for row in rows if row.find("name", bytes) is not None}
         lists = {numbers(row, "types"): numbers(row, "routines") for row in rows if row.find("name", bytes) is None}
         signatures |= {oid: types_of for types_of, found in lists.items() for oid in found}
@@ -384,7 +384,7 @@ async def _read_arguments(connection: Connection, oids: Sequence[int]) -> dict[i
 
 
 async def _read_members(connection: Connection) -> frozenset[ObjectId]:
-    rows = await fetch(connection, "look_for_extensions", _query(connection, "extension_members"))
+    rows = await fetch(connection, "read_extensions", _query(connection, "extension_members"))
     row = first(rows)
     members = row.find("members", bytes) or b""
     if len(members) % MEMBER.size:

@@ -32,9 +32,7 @@ async def read_column_entries(
     all with an oid above `after`, up to `end`.
     """
     found: dict[int, ColumnEntries] = {}
-    for row in await fetch_pages(
-        connection, "look_for_column_privileges", question, list(grantees), tables, after, end
-    ):
+    for row in await fetch_pages(connection, "read_column_privileges", question, list(grantees), tables, after, end):
         names, versions = row.text("columns").split("\0"), numbers(row, "versions")
         if len(names) != len(versions):
             raise row.wrong("columns")

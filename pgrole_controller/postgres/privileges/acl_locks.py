@@ -1,4 +1,4 @@
-"""What other transactions keep from being changed in one database, and how long the controller waits for it.
+"""Objects that other transactions have locked in one database, and how long the controller waits for it.
 
 While a transaction waits for a lock, every other repair in the database waits, too. So after the first lock that was
 not free, the controller waits for others during PATIENCE_SECONDS at most, and then for none during REST_SECONDS. What
@@ -46,7 +46,7 @@ class LockWaits:
 
     @property
     def rests(self) -> bool:
-        """Whether the controller waits for no lock now."""
+        """Whether the controller currently skips locked objects."""
         return PATIENCE_SECONDS <= anyio.current_time() - self._began < PATIENCE_SECONDS + REST_SECONDS
 
     @property

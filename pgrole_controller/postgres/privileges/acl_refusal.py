@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from pgrole_controller.core.ddl import spell_identifier
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.privileges import grant_ddl
 from pgrole_controller.core.privileges.acl import AclChange, DefaultAclChange
@@ -122,14 +123,14 @@ async def _find_remedy(connection: Connection, repair: AclRepair, version: int) 
             do += _statements(by_actor[name], version)
         elif not row.get("allowed", bool):
             allow.append(_allow(row, version))
-    return _ask("allow it", allow) + _ask(f"do it, in database {_quoted(database)}", do)
+    return _ask("allow it", allow) + _ask(f"do it, in database {spell_identifier(database)}", do)
 
 
 def _statements(changes: Iterable[AclChange], version: int) -> list[str]:
     texts: list[str] = []
     for one in grant_ddl.statements(changes, (), version):
         if one.acting_as:
-            texts += [f"SET ROLE {_quoted(one.acting_as)}", one.text, "RESET ROLE"]
+            texts += [f"SET ROLE {spell_identifier(one.acting_as)}", one.text, "RESET ROLE"]
         else:
             texts.append(one.text)
     return texts
@@ -137,7 +138,7 @@ def _statements(changes: Iterable[AclChange], version: int) -> list[str]:
 
 def _allow(row: Row, version: int) -> str:
     options = " WITH INHERIT TRUE, SET TRUE" if version >= _MEMBERSHIP_OPTIONS_VERSION else ""
-    return f"GRANT {_quoted(row.text('name'))} TO {_quoted(row.text('own_role'))}{options}"
+    return f"GRANT {spell_identifier(row.text('name'))} TO {spell_identifier(row.text('own_role'))}{options}"
 
 
 def _ask(what: str, statements: Collection[str]) -> str:
@@ -148,7 +149,3 @@ def _ask(what: str, statements: Collection[str]) -> str:
 async def _read_actors(connection: Connection, names: Iterable[str]) -> list[Row]:
     encoded = [name.encode(errors="surrogateescape") for name in names]
     return await fetch(connection, "", queries.privileges("actors"), encoded)
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

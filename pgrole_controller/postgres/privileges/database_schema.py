@@ -75,7 +75,7 @@ class _InstalledMeanwhile(Exception):
 async def inspect_database(connection: Connection) -> DatabaseInstallation:
     """Changes nothing, and calls nothing of a schema that is not trusted. Raises PgRoleError.
 
-    A later version than the next one is not worked with: Refused.
+    Raises Refused for a schema that is more than one version newer.
     """
     with translate_errors("install"):
         parts = await fetch_row(connection, "", queries.inspect("installation"), None)

@@ -1,4 +1,4 @@
-"""What users with the right to write Secrets, or only PgRoles, can achieve with it."""
+"""What users who may write Secrets, or only PgRoles, can achieve."""
 
 import secrets
 from typing import Any
