@@ -1,6 +1,7 @@
 """Applies YAML manifests to the local API server by server-side apply."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -58,13 +59,35 @@ async def path_of(server: ApiServer, document: Json) -> str:
     """Returns an object's path, by discovery. Raises LocalError if the API server does not know its kind."""
     version, kind, metadata = document["apiVersion"], document["kind"], document["metadata"]
     prefix = f"/apis/{version}" if "/" in version else f"/api/{version}"
-    known = (await server.request("GET", prefix))["resources"]
-    resource = next((one for one in known if one["kind"] == kind and "/" not in one["name"]), None)
+    resource = _BUILT_IN.get((version, kind)) or await _discover(server, prefix, kind)
     if resource is None:
         raise LocalError(f"the API server does not know {kind} of {version}")
-    if resource["namespaced"]:
+    if _is_built_in(version):
+        _BUILT_IN[version, kind] = resource
+    if resource.namespaced:
         prefix += f"/namespaces/{metadata.get('namespace', 'default')}"
-    return f"{prefix}/{resource['name']}/{metadata['name']}"
+    return f"{prefix}/{resource.name}/{metadata['name']}"
+
+
+@dataclass(frozen=True, slots=True)
+class _ServedResource:
+    name: str
+    namespaced: bool
+
+
+#: What was discovered of Kubernetes' own kinds, by apiVersion and kind: every API server has the same.
+_BUILT_IN: dict[tuple[str, str], _ServedResource] = {}
+
+
+def _is_built_in(version: str) -> bool:
+    group = version.rpartition("/")[0]
+    return "." not in group or group.endswith(".k8s.io")
+
+
+async def _discover(server: ApiServer, prefix: str, kind: str) -> _ServedResource | None:
+    known = (await server.request("GET", prefix))["resources"]
+    found = (one for one in known if one["kind"] == kind and "/" not in one["name"])
+    return next((_ServedResource(one["name"], one["namespaced"]) for one in found), None)
 
 
 def read_folder(folder: Path) -> Iterator[Json]:
