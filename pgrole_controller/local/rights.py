@@ -11,11 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pgrole_controller import resources
 from pgrole_controller.local.apiserver import ApiServer, Json, LocalApiError
-from pgrole_controller.local.manifests import apply, create_namespace
+from pgrole_controller.local.manifests import apply, create_namespace, read_documents
 from pgrole_controller.local.process import LocalError, reached
 
 _NAME = "pgrole-controller"
@@ -137,18 +135,17 @@ async def may(
 
 def _read_overlay(folder: Path, root: Path, namespace: str | None) -> Iterator[Json]:
     """Yields every object of an overlay and of its parts below `root`."""
-    overlay = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
+    [overlay] = read_documents(folder / "kustomization.yaml")
     namespace = namespace or overlay.get("namespace")
     for name in (*overlay["resources"], *overlay.get("components", ())):
         path = (folder / name).resolve()
         if path.is_dir() and path.is_relative_to(root.resolve()):
             yield from _read_overlay(path, root, namespace)
         elif path.is_file():
-            for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
-                if document and namespace and document["kind"] in ("Role", "RoleBinding", "ServiceAccount"):
+            for document in read_documents(path):
+                if namespace and document["kind"] in ("Role", "RoleBinding", "ServiceAccount"):
                     document["metadata"]["namespace"] = namespace
-                if document:
-                    yield document
+                yield document
 
 
 def _is_bound(binding: Json) -> bool:

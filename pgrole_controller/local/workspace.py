@@ -2,7 +2,7 @@
 
 import atexit
 import fcntl
-import random
+import secrets
 import socket
 import sys
 import tempfile
@@ -61,11 +61,13 @@ def _release_ports() -> None:
 
 
 def free_port(wanted: int | None = None) -> int:
-    """Returns `wanted` if it is free, else a random port; on Linux no other process gets it while this one lives.
+    """Returns `wanted` if it is free, else the first free port after a random one; on Linux no other process gets it
+    while this one lives.
 
     The port stays unused until a server binds it with SO_REUSEADDR, as servers do. Raises OSError if none is free.
     """
-    others = random.sample(_RANGE, len(_RANGE))
+    first = secrets.choice(_RANGE)
+    others = chain(range(first, _RANGE.stop), range(_RANGE.start, first))
     for port in chain([wanted] if wanted else [], others):
         if _keep(port, alone=port != wanted):
             return port

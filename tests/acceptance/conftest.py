@@ -11,7 +11,6 @@ from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply_crds
 from pgrole_controller.local.postgres import PostgresServer
 from tests import k3s
-from tests.acceptance import forks
 from tests.acceptance.namespace_pool import NamespacePool
 from tests.acceptance.order import place
 from tests.acceptance.service_account import Refusals, check_none_refused
@@ -35,12 +34,6 @@ from tests.servers import Servers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: place(item.path))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _fork_server() -> Iterator[None]:
-    yield
-    forks.close()
 
 
 @pytest.fixture(scope="session")

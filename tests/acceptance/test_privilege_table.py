@@ -300,7 +300,7 @@ async def place(
         rows = tuple(row for row in ROWS if row.since <= servers.version)
         made = TablePlace(kube, request.param, name, hand, servers.version, rows, {}, {})
         folder = tmp_path_factory.mktemp("privilege-table")
-        environment = {"PGROLE_DATABASES_DETECTION": request.param, "PGROLE_INTERVAL": "0.2s"}
+        environment = {"PGROLE_DATABASES_DETECTION": request.param, "PGROLE_POLL_INTERVAL": "0.2s"}
         controller = Controller(api_server, postgres.dsn(), folder, "--namespace", kube.namespace, **environment)
         async with running(controller):
             await _drift_all(made)

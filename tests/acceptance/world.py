@@ -23,9 +23,9 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import Process, reached, tied_to_parent
 from pgrole_controller.local.workspace import free_port
 from pgrole_controller.postgres.connection import Connection
-from tests.acceptance.forks import Forked
 from tests.acceptance.service_account import ServiceAccount, find_namespace, installation_for
 from tests.acceptance.waiting import Attempts, Occurrences
+from tests.forks import Forked
 
 Json = dict[str, Any]
 

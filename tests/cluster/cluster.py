@@ -70,8 +70,8 @@ class KindCluster:
     def describe(self) -> str:
         """Collects what a person would look at first when something is wrong."""
         selected = ("-n", "pgrole-system", "-l", "app.kubernetes.io/name=pgrole-controller")
-        told = self.kubectl("get", "pods,pgroles,pgservers,events", "-A", "--ignore-not-found")
-        return told + self.kubectl("logs", *selected, "--prefix", "--tail=30")
+        listed = self.kubectl("get", "pods,pgroles,pgservers,events", "-A", "--ignore-not-found")
+        return listed + self.kubectl("logs", *selected, "--prefix", "--tail=30")
 
 
 @contextmanager

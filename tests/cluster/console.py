@@ -14,7 +14,7 @@ _NAME = "pgrole-controller-console"
 _CSRF = re.compile(r'name="csrf" value="([^"]*)"')
 
 
-def the_console_shows_a_viewer_what_rbac_permits(database: ClusterDatabase) -> None:
+def the_console_shows_a_viewer_only_what_rbac_permits(database: ClusterDatabase) -> None:
     """Expects a role `orders` in `shop` that has drifted before."""
     cluster = database.cluster
     cluster.kubectl("-n", NAMESPACE, "rollout", "status", f"deployment/{_NAME}", "--timeout=110s")

@@ -19,11 +19,11 @@ from tests.compose.engine import EngineError, run
 #: The two ends of the link between this machine and the node.
 HOST, NODE = "10.247.255.1", "10.247.255.2"
 PODS, SERVICES = "10.247.0.0/20", "10.247.96.0/24"
-_CABLE = "pgrole-node"
+_VETH = "pgrole-node"
 _GROUPS = Path("/sys/fs/cgroup")
 _GROUP = "pgrole-cluster"
 _SHARES = {"cpu.shares": 8 * 1024, "cpu.weight": 8 * 100}  # control groups version 1 and 2
-_CABLE_SECONDS = 60.0
+_IP_SECONDS = 60.0
 _GONE_SECONDS = 30.0
 #: Programs of a node always write to these folders and set these kernel parameters, so the node gets its own.
 _FOLDERS = "/run /var/lib /var/log"
@@ -85,18 +85,18 @@ class Machine:
 @contextmanager
 def machine() -> Iterator[Machine]:
     """Yields a machine that this one reaches as NODE, with its PODS and SERVICES. Raises EngineError."""
-    if Path("/sys/class/net", _CABLE).exists():
-        raise EngineError(f"there is a network device {_CABLE}: another cluster of these tests runs")
+    if Path("/sys/class/net", _VETH).exists():
+        raise EngineError(f"there is a network device {_VETH}: another cluster of these tests runs")
     command = tied_to_parent(["unshare", "--fork", "--kill-child", "--mount-proc", *_NAMESPACES, "sh", "-c", _INIT])
     init = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
     found = None
     try:
         assert init.stdout is not None
         if init.stdout.readline() != b"started\n":
-            raise EngineError("no namespaces could be made")
+            raise EngineError("the namespaces could not be created")
         found = Machine(_child(init.pid))
-        _make_groups()
-        _lay_cable(found)
+        _create_cgroups()
+        _connect_node(found)
         yield found
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -104,7 +104,7 @@ def machine() -> Iterator[Machine]:
         init.communicate()
         if found is not None:
             found.wait()
-        _remove_groups()
+        _remove_cgroups()
 
 
 def _child(pid: int) -> int:
@@ -112,20 +112,20 @@ def _child(pid: int) -> int:
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()[0])
 
 
-def _lay_cable(node: Machine) -> None:
+def _connect_node(node: Machine) -> None:
     run(
-        ["ip", "link", "add", _CABLE, "type", "veth", "peer", "name", "eth0", "netns", str(node._pid)],
-        seconds=_CABLE_SECONDS,
+        ["ip", "link", "add", _VETH, "type", "veth", "peer", "name", "eth0", "netns", str(node._pid)],
+        seconds=_IP_SECONDS,
     )
-    run(["ip", "address", "add", f"{HOST}/30", "dev", _CABLE], seconds=_CABLE_SECONDS)
-    run(["ip", "link", "set", _CABLE, "up"], seconds=_CABLE_SECONDS)
+    run(["ip", "address", "add", f"{HOST}/30", "dev", _VETH], seconds=_IP_SECONDS)
+    run(["ip", "link", "set", _VETH, "up"], seconds=_IP_SECONDS)
     node.run("ip", "link", "set", "lo", "up")
     node.run("ip", "address", "add", f"{NODE}/30", "dev", "eth0")
     node.run("ip", "link", "set", "eth0", "up")
     node.run("ip", "route", "add", "default", "via", HOST)
     node.run("sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward")
     for network in (PODS, SERVICES):
-        run(["ip", "route", "add", network, "via", NODE], seconds=_CABLE_SECONDS)
+        run(["ip", "route", "add", network, "via", NODE], seconds=_IP_SECONDS)
 
 
 def _hierarchies() -> list[Path]:
@@ -135,7 +135,7 @@ def _hierarchies() -> list[Path]:
     return [path for path in _GROUPS.iterdir() if path.is_dir() and not path.is_symlink()]
 
 
-def _make_groups() -> None:
+def _create_cgroups() -> None:
     """Gives them the CPU share of several processes: otherwise probes would time out on a busy machine."""
     for hierarchy in _hierarchies():
         group = hierarchy / _GROUP
@@ -145,7 +145,7 @@ def _make_groups() -> None:
                 (group / name).write_text(str(share), encoding="utf-8")
 
 
-def _remove_groups() -> None:
+def _remove_cgroups() -> None:
     """Waits briefly: the kernel needs a moment to empty them after their processes end."""
     deadline = time.monotonic() + _GONE_SECONDS
     for hierarchy in _hierarchies():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.cluster.cluster import KindCluster, wait
 from tests.cluster.database import ClusterDatabase
-from tests.cluster.product import NAMESPACE, leader, pods, restarts, rolled_out
+from tests.cluster.product import NAMESPACE, leader, pods, restarts, wait_for_rollout
 from tests.compose.engine import say
 
 _LEASE_SECONDS = 15.0
@@ -17,25 +17,25 @@ _PACE_SECONDS = 1.5
 _BUDGET = "deploy/kustomize/components/pod-disruption-budget/pod_disruption_budget.yaml"
 
 
-def a_leader_that_is_deleted_hands_over(database: ClusterDatabase) -> None:
+def a_deleted_leader_hands_over(database: ClusterDatabase) -> None:
     before = leader(database.cluster)
     database.cluster.kubectl("-n", NAMESPACE, "delete", "pod", before, "--wait=false")
-    _tell("deleted", database.repair_seconds(within=_MARGIN_SECONDS))
+    _report("deleted", database.repair_seconds(within=_MARGIN_SECONDS))
     assert leader(database.cluster) != before
-    rolled_out(database.cluster)
+    wait_for_rollout(database.cluster)
 
 
-def a_leader_that_is_killed_is_replaced_after_the_time_of_the_lease(database: ClusterDatabase) -> None:
+def a_killed_leader_is_replaced_once_its_lease_expires(database: ClusterDatabase) -> None:
     cluster = database.cluster
     before = leader(cluster)
     os.kill(_process_of(before), signal.SIGKILL)
-    _tell("killed", database.repair_seconds(within=_LEASE_SECONDS + _MARGIN_SECONDS))
+    _report("killed", database.repair_seconds(within=_LEASE_SECONDS + _MARGIN_SECONDS))
     assert leader(cluster) != before
     wait(lambda: sorted(map(restarts, pods(cluster))) == [0, 1], "its container was restarted")
-    rolled_out(cluster)
+    wait_for_rollout(cluster)
 
 
-def a_leader_that_is_evicted_hands_over_and_the_budget_keeps_the_other(database: ClusterDatabase) -> None:
+def an_evicted_leader_hands_over_and_the_budget_protects_the_other_pod(database: ClusterDatabase) -> None:
     cluster = database.cluster
     cluster.kubectl("apply", "-f", _BUDGET)
     cluster.kubectl("cordon", "node-1")
@@ -43,28 +43,28 @@ def a_leader_that_is_evicted_hands_over_and_the_budget_keeps_the_other(database:
         before = leader(cluster)
         wait(lambda: _disruptions(cluster) == 1, "one pod may be evicted")
         _evict(cluster, before)
-        _tell("evicted", database.repair_seconds(within=_MARGIN_SECONDS))
+        _report("evicted", database.repair_seconds(within=_MARGIN_SECONDS))
         other = leader(cluster)
         assert other != before
         assert "disruption budget" in _evict(cluster, other, fails=True)
         assert leader(cluster) == other
     finally:
         cluster.kubectl("uncordon", "node-1")
-    rolled_out(cluster)
+    wait_for_rollout(cluster)
 
 
-def in_a_rollout_drift_is_repaired_all_the_time(database: ClusterDatabase) -> None:
+def drift_is_repaired_throughout_a_rollout(database: ClusterDatabase) -> None:
     cluster = database.cluster
     before = {pod["metadata"]["name"] for pod in pods(cluster)}
     cluster.kubectl("-n", NAMESPACE, "rollout", "restart", "deployment/pgrole-controller")
-    rolling = threading.Thread(target=rolled_out, args=(cluster,))
+    rolling = threading.Thread(target=wait_for_rollout, args=(cluster,))
     rolling.start()
     longest = database.repair_seconds(within=_MARGIN_SECONDS)
     while rolling.is_alive():
         rolling.join(_PACE_SECONDS)  # the controller slows down repairs of a field that keeps changing
         longest = max(longest, database.repair_seconds(within=_MARGIN_SECONDS))
     rolling.join()
-    _tell("rolled out, at most", longest)
+    _report("rolled out, at most", longest)
     wait(lambda: not before & {pod["metadata"]["name"] for pod in pods(cluster)}, "all pods are new")
     assert leader(cluster) not in before
 
@@ -93,5 +93,5 @@ def _process_of(pod: str) -> int:
     raise AssertionError(f"no process of pod {pod} runs")
 
 
-def _tell(how: str, seconds: float) -> None:
+def _report(how: str, seconds: float) -> None:
     say(f"    {how}: a drift was repaired within {seconds:.1f} s")

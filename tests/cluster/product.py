@@ -9,7 +9,7 @@ from tests.cluster.cluster import Json, KindCluster
 NAMESPACE = "pgrole-system"
 
 
-def rolled_out(cluster: KindCluster) -> None:
+def wait_for_rollout(cluster: KindCluster) -> None:
     cluster.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/pgrole-controller", "--timeout=110s")
 
 

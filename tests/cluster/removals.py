@@ -5,10 +5,10 @@ import tempfile
 from pathlib import Path
 
 from tests.cluster.cluster import Json, KindCluster, wait
-from tests.cluster.console import the_console_shows_a_viewer_what_rbac_permits
+from tests.cluster.console import the_console_shows_a_viewer_only_what_rbac_permits
 from tests.cluster.database import ClusterDatabase, declare_role, declare_server
 from tests.cluster.images import CONTROLLER
-from tests.cluster.product import NAMESPACE, leader, pods, read_log, rolled_out
+from tests.cluster.product import NAMESPACE, leader, pods, read_log, wait_for_rollout
 from tests.compose.images import ROOT
 
 _KINDS = (
@@ -17,11 +17,11 @@ _KINDS = (
 )
 _REPAIRED = 15.0  # seconds, including psql's own time on a busy machine
 _CHART = "deploy/helm/pgrole-controller"
-_FURTHER = ("--set=podDisruptionBudget.enabled=true", "--set=console.enabled=true")
+_OPTIONAL_PARTS = ("--set=podDisruptionBudget.enabled=true", "--set=console.enabled=true")
 _NEXT = CONTROLLER.rpartition(":")[0] + ":next"
 
 
-def what_an_object_owns_goes_with_it(database: ClusterDatabase) -> None:
+def deleting_an_object_deletes_the_secret_it_owns(database: ClusterDatabase) -> None:
     cluster = database.cluster
     declare_role(cluster, "passing", password={"generate": {}}, connectionSecret={"name": "passing-connection"})
     cluster.kubectl("-n", "shop", "delete", "pgr", "passing")
@@ -29,7 +29,7 @@ def what_an_object_owns_goes_with_it(database: ClusterDatabase) -> None:
     assert _roles(database, "shop_passing") == ["shop_passing"]  # Retain
 
 
-def a_namespace_is_deleted_with_what_is_in_it(database: ClusterDatabase) -> None:
+def deleting_a_namespace_applies_the_deletion_policy_of_each_role(database: ClusterDatabase) -> None:
     """One of its roles is dropped, one is dropped after its objects are reassigned, and one is retained."""
     cluster = database.cluster
     _admit(cluster, "shop", "doomed")
@@ -45,7 +45,7 @@ def a_namespace_is_deleted_with_what_is_in_it(database: ClusterDatabase) -> None
     assert database.psql("SELECT tableowner FROM pg_tables WHERE tablename = 'orders'") == "shop_orders"
 
 
-def uninstalled_by_the_page_nothing_is_left(database: ClusterDatabase) -> None:
+def following_the_uninstall_page_leaves_nothing_behind(database: ClusterDatabase) -> None:
     """Follows the first three steps of docs/uninstall.md."""
     cluster = database.cluster
     _remove_objects(cluster)
@@ -53,19 +53,19 @@ def uninstalled_by_the_page_nothing_is_left(database: ClusterDatabase) -> None:
     _nothing_is_left(database)
 
 
-def with_helm_it_is_installed_upgraded_and_uninstalled(database: ClusterDatabase) -> None:
+def helm_installs_upgrades_and_uninstalls_it(database: ClusterDatabase) -> None:
     cluster = database.cluster
     cluster.node.ctr("images", "tag", CONTROLLER, _NEXT)
     release = ("pgrole-controller", _CHART, "--namespace", NAMESPACE, "--wait", "--timeout=110s")
-    cluster.run("helm", "install", *release, "--create-namespace", *_FURTHER)
+    cluster.run("helm", "install", *release, "--create-namespace", *_OPTIONAL_PARTS)
     declare_server(cluster)
     declare_role(cluster, "orders")
     assert database.repair_seconds() < _REPAIRED
-    the_console_shows_a_viewer_what_rbac_permits(database)
+    the_console_shows_a_viewer_only_what_rbac_permits(database)
     cluster.run(
         "helm", "upgrade", *release, "--reset-then-reuse-values", "--set=settings.logLevel=debug,image.tag=next"
     )
-    rolled_out(cluster)
+    wait_for_rollout(cluster)
     wait(lambda: {_image(pod) for pod in pods(cluster)} == {_NEXT}, "all pods have the new image")
     cluster.run("helm", "rollback", "pgrole-controller", "1", "--namespace", NAMESPACE, "--wait", "--timeout=110s")
     wait(lambda: {_image(pod) for pod in pods(cluster)} == {CONTROLLER}, "all pods have the previous image")
@@ -77,7 +77,7 @@ def with_helm_it_is_installed_upgraded_and_uninstalled(database: ClusterDatabase
     _nothing_is_left(database)
 
 
-def with_kustomize_it_is_installed_for_one_namespace(database: ClusterDatabase) -> None:
+def kustomize_installs_it_for_one_namespace(database: ClusterDatabase) -> None:
     """Follows docs/install.md: copies the overlay and fills in the namespace and the cluster."""
     cluster = database.cluster
     with tempfile.TemporaryDirectory(prefix="pgrole-overlay-") as name:
@@ -90,7 +90,7 @@ def with_kustomize_it_is_installed_for_one_namespace(database: ClusterDatabase) 
         (overlay / "kustomization.yaml").write_text(written, encoding="utf-8")
         cluster.kubectl("apply", "--server-side", "-f", "crds/")
         cluster.kubectl("apply", "--server-side", "-k", str(overlay))
-        rolled_out(cluster)
+        wait_for_rollout(cluster)
         declare_server(cluster)
         declare_role(cluster, "orders", connectionSecret={"name": "orders"}, password={"generate": {}})
         assert database.repair_seconds() < _REPAIRED

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("command", nargs="*", help="run this instead of the checks, with that engine")
     chosen = parser.parse_args(arguments)
     try:
-        _check_machine(stand_ins=chosen.stand_ins, judges=not chosen.command)
+        _check_machine(stand_ins=chosen.stand_ins, checks=not chosen.command)
         with _docker(stand_ins=chosen.stand_ins) as environment:
             if chosen.command:
                 return os.spawnvpe(os.P_WAIT, chosen.command[0], chosen.command, environment)
@@ -43,9 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _check_machine(*, stand_ins: bool, judges: bool) -> None:
+def _check_machine(*, stand_ins: bool, checks: bool) -> None:
     """Raises EngineError with everything that is missing."""
-    programs = ("kubectl", "psql", "curl") if judges else ()
+    programs = ("kubectl", "psql", "curl") if checks else ()
     if not stand_ins:
         check(programs=programs, docker=[["info"], ["compose", "version"]])
         return

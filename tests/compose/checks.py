@@ -75,22 +75,22 @@ def check_all(project: Project) -> None:
     try:
         started = time.monotonic()
         project.up()
-        say(f"ok  it comes up, built and healthy ({time.monotonic() - started:.0f} s)")
+        say(f"ok  the images build and all services become healthy ({time.monotonic() - started:.0f} s)")
         for check in (
-            the_samples_are_ready_and_the_guide_says_how_to_go_on,
+            the_samples_become_ready_and_the_guide_lists_the_next_steps,
             drift_is_repaired_within_a_second,
-            the_controller_runs_without_rights_that_it_does_not_need,
-            the_image_has_no_shell_and_no_installer,
-            metrics_are_served_to_the_host,
-            the_console_asks_for_a_token_and_then_shows_the_roles,
-            each_service_may_be_restarted,
-            down_keeps_what_it_holds,
+            the_controller_runs_with_least_privilege,
+            the_image_contains_no_shell_and_no_package_manager,
+            the_host_can_read_readiness_and_metrics,
+            the_console_requires_a_token_and_then_shows_the_roles,
+            drift_is_repaired_after_each_service_restarts,
+            down_keeps_objects_and_roles,
         ):
             started = time.monotonic()
             check(project)
             say(f"ok  {check.__name__.replace('_', ' ')} ({time.monotonic() - started:.0f} s)")
-        down_with_v_removes_it(project)
-        say("ok  down with v removes it")
+        down_with_volumes_removes_everything(project)
+        say("ok  down with volumes removes everything")
     except AssertionError:
         say(project.compose("logs", "--tail=40"))
         raise
@@ -98,7 +98,7 @@ def check_all(project: Project) -> None:
         project.compose("down", "--volumes", "--remove-orphans", seconds=120)
 
 
-def the_samples_are_ready_and_the_guide_says_how_to_go_on(project: Project) -> None:
+def the_samples_become_ready_and_the_guide_lists_the_next_steps(project: Project) -> None:
     names = {"orders-app", "readers", "billing-app"}
     _wait(lambda: {one["metadata"]["name"] for one in project.roles() if _is_ready(one)} == names, "samples are Ready")
     _wait(lambda: any("Everything is running" in line for line in project.guide()), "the guide is printed")
@@ -115,7 +115,7 @@ def drift_is_repaired_within_a_second(project: Project) -> None:
     _wait(lambda: _drifts(project) == before + 1, "the object reports the drift")
 
 
-def the_controller_runs_without_rights_that_it_does_not_need(project: Project) -> None:
+def the_controller_runs_with_least_privilege(project: Project) -> None:
     found = project.container("controller")
     host = found["HostConfig"]
     assert host["ReadonlyRootfs"]
@@ -132,7 +132,7 @@ def the_controller_runs_without_rights_that_it_does_not_need(project: Project) -
     assert "name: system:serviceaccount:pgrole-system:pgrole-controller" in kubeconfig
 
 
-def the_console_asks_for_a_token_and_then_shows_the_roles(project: Project) -> None:
+def the_console_requires_a_token_and_then_shows_the_roles(project: Project) -> None:
     url, jar = f"http://localhost:{project.console_port}", str(project.folder / "cookies")
     curl = ["curl", "-sL", "--cookie", jar, "--cookie-jar", jar]
     form = _run([*curl, f"{url}/"], project.environment)
@@ -144,7 +144,7 @@ def the_console_asks_for_a_token_and_then_shows_the_roles(project: Project) -> N
     assert "orders-app" in _run([*curl, *fields, f"{url}/login", f"{url}/roles"], project.environment)
 
 
-def the_image_has_no_shell_and_no_installer(project: Project) -> None:
+def the_image_contains_no_shell_and_no_package_manager(project: Project) -> None:
     image = project.container("controller")["Image"]
     for program in ("sh", "bash", "apt-get", "dpkg", "pip", "uv"):
         said = project.docker("run", "--rm", f"--entrypoint={program}", image, fails=True)
@@ -168,13 +168,13 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def metrics_are_served_to_the_host(project: Project) -> None:
+def the_host_can_read_readiness_and_metrics(project: Project) -> None:
     answer = _run(["curl", "-sSf", f"http://localhost:{project.http_port}/readyz"], project.environment)
     assert json.loads(answer)["ready"] is True
     assert "pgrole_" in _run(["curl", "-sSf", f"http://localhost:{project.http_port}/metrics"], project.environment)
 
 
-def each_service_may_be_restarted(project: Project) -> None:
+def drift_is_repaired_after_each_service_restarts(project: Project) -> None:
     for service in ("controller", "postgres", "kube-apiserver", "etcd"):
         before = project.container(service)["State"]["StartedAt"]
         project.compose("restart", service)
@@ -183,7 +183,7 @@ def each_service_may_be_restarted(project: Project) -> None:
         _wait(lambda: _repairs(project), f"drift is repaired after {service} was restarted")
 
 
-def down_keeps_what_it_holds(project: Project) -> None:
+def down_keeps_objects_and_roles(project: Project) -> None:
     objects = _uids(project)
     role = project.psql("SELECT oid FROM pg_roles WHERE rolname = 'orders_app'")
     project.compose("down", seconds=120)
@@ -194,7 +194,7 @@ def down_keeps_what_it_holds(project: Project) -> None:
     _wait(lambda: _repairs(project), "drift is repaired")
 
 
-def down_with_v_removes_it(project: Project) -> None:
+def down_with_volumes_removes_everything(project: Project) -> None:
     listed = ("volume", "ls", "--quiet", "--filter=label=com.docker.compose.project=pgrole-test")
     assert len(project.docker(*listed).split()) == 5
     project.compose("down", "--volumes", seconds=120)

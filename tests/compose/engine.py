@@ -37,9 +37,9 @@ def engine(cache: Path) -> Iterator[dict[str, str]]:
     """
     config = _plugins(cache)
     failures = []
-    with _firewall_kept():
-        for further in ([], ["--storage-driver=vfs"], ["--storage-driver=vfs", "--iptables=false"]):
-            process = _start(cache, further)
+    with _firewall_restored():
+        for extra in ([], ["--storage-driver=vfs"], ["--storage-driver=vfs", "--iptables=false"]):
+            process = _start(cache, extra)
             try:
                 environment = {
                     **os.environ,
@@ -50,7 +50,7 @@ def engine(cache: Path) -> Iterator[dict[str, str]]:
                 if _is_ready(process, environment):
                     yield environment
                     return
-                failures.append(f"dockerd {' '.join(further)}\n{_end_of(cache / 'dockerd.log')}")
+                failures.append(f"dockerd {' '.join(extra)}\n{_end_of(cache / 'dockerd.log')}")
             finally:
                 _stop(process)
     raise EngineError("dockerd does not start:\n" + "\n".join(failures))
@@ -91,7 +91,7 @@ def _etcdctl(cache: Path) -> Path:
 
 
 @contextmanager
-def _firewall_kept() -> Iterator[None]:
+def _firewall_restored() -> Iterator[None]:
     """Removes firewall rules and the bridge that dockerd leaves behind, unless they existed before."""
     before = subprocess.run(["iptables-save"], capture_output=True, check=True).stdout
     bridge = Path("/sys/class/net/docker0")
@@ -105,14 +105,14 @@ def _firewall_kept() -> Iterator[None]:
                 subprocess.run(["ip", "link", "delete", "docker0"], check=True)
 
 
-def _start(cache: Path, further: list[str]) -> subprocess.Popen[bytes]:
+def _start(cache: Path, extra: list[str]) -> subprocess.Popen[bytes]:
     command = [
         "dockerd",
         f"--host=unix://{cache / 'docker.sock'}",
         f"--data-root={cache / 'engine'}",
         f"--exec-root={cache / 'run'}",
         f"--pidfile={cache / 'docker.pid'}",
-        *further,
+        *extra,
     ]
     with (cache / "dockerd.log").open("wb") as log:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)

@@ -47,12 +47,12 @@ def check(
         missing.insert(0, f"root, which {root}")
     if built and shutil.which("go") is None:
         missing.append(f"Go 1.24 or newer (https://go.dev/dl), which builds {', '.join(built)} once")
-    missing += [why for arguments in docker if (why := _refusal(arguments)) is not None]
+    missing += [why for arguments in docker if (why := _why_it_fails(arguments)) is not None]
     if missing:
         raise EngineError("this machine lacks:\n" + "\n".join(f"  - {one}" for one in missing))
 
 
-def _refusal(arguments: Sequence[str]) -> str | None:
+def _why_it_fails(arguments: Sequence[str]) -> str | None:
     """Returns why `docker` fails with these arguments; None if it succeeds."""
     command = f"docker {' '.join(arguments)}"
     choice = "or choose ARGS=--stand-ins, which starts an engine of its own"

@@ -6,7 +6,6 @@ available once they are ready at /readyz. Deleting a namespace deletes its conte
 
 import json
 import os
-import sys
 from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,8 +16,9 @@ import anyio
 
 from pgrole_controller.local.apiserver import ApiServer, Json, LocalApiError
 from pgrole_controller.local.kubeconfig import write_kubeconfig
-from pgrole_controller.local.process import Process, tied_to_parent
+from pgrole_controller.local.process import Process
 from pgrole_controller.local.workspace import free_port
+from tests.forks import Forked
 
 _EVERY_SECONDS = 0.3
 _DEPLOYMENTS = "/apis/apps/v1/deployments"
@@ -44,9 +44,10 @@ class DocumentedCluster:
     async def run(self) -> None:
         """Runs until cancelled."""
         try:
-            while True:
-                await self._look()
-                await anyio.sleep(_EVERY_SECONDS)
+            async with aiohttp.ClientSession(timeout=_ANSWER) as session:
+                while True:
+                    await self._look(session)
+                    await anyio.sleep(_EVERY_SECONDS)
         finally:
             with anyio.CancelScope(shield=True):
                 for pod in [pod for pods in self._pods.values() for pod in pods]:
@@ -56,7 +57,7 @@ class DocumentedCluster:
         """Logs of all pods so far."""
         return "".join(path.read_text(encoding="utf-8", errors="replace") for path in sorted(self.folder.glob("*.log")))
 
-    async def _look(self) -> None:
+    async def _look(self, session: aiohttp.ClientSession) -> None:
         there = {}
         for deployment in (await self.server.request("GET", _DEPLOYMENTS))["items"]:
             template = json.dumps(deployment["spec"]["template"], sort_keys=True)
@@ -66,7 +67,7 @@ class DocumentedCluster:
             if key not in self._pods:
                 replicas = range(deployment["spec"]["replicas"])
                 self._pods[key] = [await self._begin(deployment, number) for number in replicas]
-            await self._report(deployment, self._pods[key])
+            await self._report(deployment, self._pods[key], session)
         await self._finish_namespaces()
 
     async def _keep(self, keys: set[str]) -> None:
@@ -97,8 +98,7 @@ class DocumentedCluster:
             **await self._environment_of(container, namespace, {"metadata.name": name, "metadata.uid": f"uid-{name}"}),
             "PGROLE_HEALTH_PORT": str(port),
         }
-        command = tied_to_parent([sys.executable, "-m", "pgrole_controller", *container["args"]])
-        process = Process(name, command, self.folder / f"{name}.log", environment)
+        process = Forked(name, container["args"], self.folder / f"{name}.log", environment)
         await process.start()
         return Pod(process, port)
 
@@ -123,11 +123,11 @@ class DocumentedCluster:
                     found[variable["name"]] = b64decode(secret["data"][wanted["key"]]).decode()
         return found
 
-    async def _report(self, deployment: Json, pods: list[Pod]) -> None:
+    async def _report(self, deployment: Json, pods: list[Pod], session: aiohttp.ClientSession) -> None:
         for pod in pods:
             if not pod.process.running:
                 raise pod.process.failure("ended by itself")
-        ready = sum([await _is_ready(pod) for pod in pods])
+        ready = sum([await _is_ready(pod, session) for pod in pods])
         metadata, generation = deployment["metadata"], deployment["metadata"]["generation"]
         status = {
             "observedGeneration": generation,
@@ -177,10 +177,10 @@ class DocumentedCluster:
             raise
 
 
-async def _is_ready(pod: Pod) -> bool:
+async def _is_ready(pod: Pod, session: aiohttp.ClientSession) -> bool:
     url = f"http://127.0.0.1:{pod.port}/readyz"
     try:
-        async with aiohttp.ClientSession(timeout=_ANSWER) as session, session.get(url) as response:
+        async with session.get(url) as response:
             return response.status == 200
     except (aiohttp.ClientError, TimeoutError):
         return False

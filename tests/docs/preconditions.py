@@ -23,7 +23,9 @@ GRANT USAGE ON SCHEMA shop TO shop_reader; GRANT SELECT ON ALL TABLES IN SCHEMA 
 END
 """,
     "docs/privileges.md": 'pgrole-controller sql | psql -qX -v ON_ERROR_STOP=1 "$ADMIN_DSN"',
-    "docs/running.md": INSTALLED,
+    "docs/running.md": f"""{INSTALLED}
+until kubectl -n pgrole-system get lease pgrole-controller; do sleep 0.2; done
+""",
     "docs/servers.md": f"""{INSTALLED}
 kubectl create namespace shop
 kubectl apply -f - <<END

@@ -59,7 +59,7 @@ def run(fault: Fault, *, control: bool) -> FaultRun:
 
 
 def _pytest(fault: Fault, tree: Path) -> tuple[int, str]:
-    """Exit code and output."""
+    """Returns pytest's exit code (-1 after the deadline) and its output."""
     tier = [] if fault.slow else ["-m", "not slow"]
     options = ["-q", "-x", "--no-header", "--tb=no", "-p", "no:cacheprovider"]
     environment = {**os.environ, "PYTHONPATH": str(tree)}

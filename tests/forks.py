@@ -1,7 +1,7 @@
 """Starts controllers by forking a process that has imported everything they need, which saves the imports.
 
 `Forked` is a `Process` whose command is the arguments of `pgrole-controller`. The first one starts the fork server
-(`python -m tests.acceptance.forks DESCRIPTOR`); `close` ends it.
+(`python -m tests.forks DESCRIPTOR`); `close` ends it.
 
 Guarantees: each controller has a session, an environment, a log, module state and an exit code of its own, as after
 exec. On Linux the kernel ends it when the fork server ends, and ends the fork server when the tests end.
