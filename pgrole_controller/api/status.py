@@ -150,7 +150,7 @@ class LastDrift(Model):
 
 
 class ApprovableField(Model):
-    """Reported drift of one field. Values are cut; fields without a value to show have none."""
+    """Reported drift of one field. Long values are truncated; values that cannot be shown are absent."""
 
     name: str = Field(description="Field of spec.", json_schema_extra={"maxLength": 63})
     declared: str | None = Field(default=None, description="Declared value.", json_schema_extra={"maxLength": 512})

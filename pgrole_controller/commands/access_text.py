@@ -104,7 +104,7 @@ def print_role(console: Console, report: RoleReport) -> None:
     _print(console, f"{role.name}: {', '.join(_attributes(role))}", style="bold")
     if role.superuser:
         _print(console, "Superuser: ACLs and row-level security do not apply.")
-        _print(console, "What it was granted all the same is in the output of -o json.")
+        _print(console, "Use -o json to list what it was granted nevertheless.")
         return
     _print_memberships(console, report)
     manager = report.declarations.owner_of(report.role)

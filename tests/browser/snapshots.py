@@ -211,7 +211,7 @@ def typical() -> Snapshot:
             "billing-app",
             "Contested",
             "connectionLimit was changed back 5 times within a minute by login terraform; the controller now repairs "
-            "it every 5 min. Apart from that: everything else is applied",
+            "it every 5 min. Apart from that: everything else matches the spec",
             since=ago(minutes=9),
             spec={"login": True, "memberOf": [{"role": "readers"}]},
             status={
