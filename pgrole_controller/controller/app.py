@@ -119,7 +119,7 @@ async def run(config: Config) -> None:
 
 
 async def _run_terms(config: Config, client: Client, cluster: str, health: Health, asked: anyio.Event) -> None:
-    """Runs one controller per term. When the lead is lost, everything the term knew is discarded, and the next one
+    """Runs one controller per term. When leadership is lost, everything the term knew is discarded, and the next one
     stands by.
     """
     if config.election is None:
@@ -204,9 +204,8 @@ class _RunningController:
         )
 
     async def run(self, asked: anyio.Event) -> None:
-        """Runs until the process is asked to stop or loses the lead. After a lost lead, all tasks are cancelled at
-        once.
-        Otherwise they end in the order in which data flows: workers, sources, writers, then the rest.
+        """Runs until the process is asked to stop or loses leadership. In the latter case, all tasks are cancelled at
+        once. Otherwise they end in the order in which data flows: workers, sources, writers, then the rest.
         """
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._lose, tasks.cancel_scope)

@@ -45,7 +45,7 @@ class Leadership:
         return 0 if self._term is None else self._term.confirmations
 
     def refresh(self, confirmations: int) -> None:
-        """Notes that everything was listed after this many confirmations of the lead. Kubernetes may be unreachable
+        """Notes that everything was listed after this many confirmations of leadership. Kubernetes may be unreachable
         again.
         """
         if self._term is None or not self._term.leading or self._term.confirmations != confirmations:

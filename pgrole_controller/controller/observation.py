@@ -81,7 +81,7 @@ async def _add_unheld(
         for place, (target, observed) in enumerate(zip(targets, observations, strict=True))
         if target.desired
         and isinstance(observed, Observed)
-        and (some := _to_look_for(target.desired, observed, server))
+        and (some := _find_question(target.desired, observed, server))
     }
     if not asked:
         return
@@ -91,7 +91,7 @@ async def _add_unheld(
             observations[place] = found if isinstance(found, PgRoleError) else replace(observed, unheld=found)
 
 
-def _to_look_for(desired: Desired, observed: Observed, server: Server) -> HeldQuestion | None:
+def _find_question(desired: Desired, observed: Observed, server: Server) -> HeldQuestion | None:
     """Returns the role and the databases in which its privileges matter before its workers answer; None if they do
     not.
     """

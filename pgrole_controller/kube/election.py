@@ -3,7 +3,7 @@
 Expected flow: stand by until the Lease is free, take it, renew it every two seconds in a separate task, and lose it
 when another process holds it or the API server denies it. If a leader cannot renew for ten seconds because the API
 server does not answer, its lead becomes unconfirmed: it writes nothing to Kubernetes, and each database decides who
-leads there (postgres/fence.py). The next successful renewal confirms the lead again.
+leads there (postgres/fence.py). The next successful renewal confirms the leadership again.
 
 Away means timeouts, refused or reset connections, 429 and 5xx. Any other refusal is an answer: 401, 403 and a missing
 namespace are how an administrator stops a controller.
@@ -226,7 +226,7 @@ class Elector:
                 return self._is_mine(observed)
 
     def _remaining(self, term: Term) -> float:
-        """Seconds for one request. A hanging one is given up when the lead becomes unconfirmed."""
+        """Seconds for one request. A hanging one is given up when the leadership becomes unconfirmed."""
         return max(term.until - anyio.current_time(), 0.0) if term.leading else REQUEST_SECONDS
 
     def _check_unconfirmed(self, term: Term) -> None:
@@ -236,7 +236,7 @@ class Elector:
             log.warning("leadership not confirmed: the Lease was not renewed in time", extra={"lease": str(self.lease)})
 
     async def _keeps_lead(self, term: Term, error: Exception) -> bool:
-        """Handles a failed renewal. Tells whether the lead continues, confirmed or not."""
+        """Handles a failed renewal. Tells whether the leadership continues, confirmed or not."""
         self._note(error)
         metrics.note_renewal(renewed=False)
         log.warning("lease not renewed, trying again", extra={"lease": str(self.lease), "error": str(error)})

@@ -21,7 +21,7 @@ class Term:
         self.confirmations = 0  # number of pulses
         self.stale = False  # the API server did not answer, so the known state may be old
         self.enforced = False  # led a database without the Lease
-        self._until = 0.0  # on the loop's clock: when the lead ends unless renewed
+        self._until = 0.0  # on the loop's clock: when the leadership ends unless renewed
         self._renewed_from = 0.0
         self._renewed = Signal()
         self._wanted = Signal()
@@ -45,7 +45,7 @@ class Term:
     async def confirm(self) -> None:
         """Returns once a renewal succeeded that began after this call.
 
-        Raises Transient if the lead is lost meanwhile.
+        Raises Transient if the leadership is lost meanwhile.
         """
         called_at = anyio.current_time()
         while self._renewed_from < called_at:

@@ -3,9 +3,9 @@
 The worker of each keeps a connection, up to `databases.max`; beyond that, databases that have been quiet longest are
 polled in turn.
 
-Guarantees: workers live inside the session with the home database, and end with it or with the lead; whatever happens
-to one database delays neither the home database nor another one, except that those in turn wait for each other for a
-bounded time; no two workers are at work in one database.
+Guarantees: workers live inside the session with the home database, and end with it or with this process's leadership;
+whatever happens to one database delays neither the home database nor another one, except that those in turn wait for
+each other for a bounded time; no two workers are at work in one database.
 """
 
 import logging

@@ -33,7 +33,7 @@ async def open_database(
     known: Fence | None = None,
 ) -> AsyncIterator[DatabaseSession]:
     """A session with one database of the server that `server` identifies. `home`: the name of the home database.
-    `known`: the lead that this process took there in an earlier session.
+    `known`: the leadership that this process took there in an earlier session.
 
     `on_notice` is called when something may have changed. Raises PgRoleError if the session cannot begin; what is wrong
     with the database itself is Waiting or names the remedy.

@@ -1,4 +1,4 @@
-"""One connection to one database whose privileges are managed: installs its part of schema pgrole, takes the lead
+"""One connection to one database whose privileges are managed: installs its part of schema pgrole, becomes leader
 there, detects changes, and serves the worker's reads and writes.
 
 The same connection LISTENs and works: notifications that arrive during a transaction are delivered at its end. Without
@@ -252,7 +252,7 @@ class DatabaseSession:
         )
 
     async def run(self) -> None:
-        """Detects changes and keeps the lead, until cancelled. Raises PgRoleError when the session fails."""
+        """Detects changes and keeps the leadership, until cancelled. Raises PgRoleError when the session fails."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._await_end)
             tasks.start_soon(self._beat)
