@@ -13,6 +13,9 @@ from bench.stand import BenchStand
 from pgrole_controller.local.process import descendants
 
 _SETTLE_SECONDS = 3.0
+#: In seconds: after many objects were applied, their last Events are written this long.
+_MOST_SETTLE_SECONDS = 60.0
+_SETTLED = 1.0  # percent of a core
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -39,19 +42,27 @@ class Memory:
 
 
 async def measure_idle(stand: BenchStand, seconds: float) -> Idle:
-    """Runs vacuum first, so that work left from earlier load does not count."""
+    """Runs vacuum and waits until the controller rests first, so that work left from earlier load does not count."""
     async with stand.connect() as connection:
         await connection.execute("VACUUM ANALYZE")
         watch = await connection.fetchval(
             "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgrole-controller watch'"
         )
-        await anyio.sleep(_SETTLE_SECONDS)
+        await _settle(stand)
         begun, start, before = await transactions(connection, watch), time.monotonic(), _used(stand, watch)
         await anyio.sleep(seconds)
         elapsed, after = time.monotonic() - start, _used(stand, watch)
         commits = (await transactions(connection, watch) - begun) / elapsed
     watching, database, controller = (100 * (end - begin) / elapsed for begin, end in zip(before, after, strict=True))
     return Idle(watching, database, controller, commits)
+
+
+async def _settle(stand: BenchStand) -> None:
+    for _ in range(round(_MOST_SETTLE_SECONDS / _SETTLE_SECONDS)):
+        before = cpu_seconds(stand.controller.pid)
+        await anyio.sleep(_SETTLE_SECONDS)
+        if 100 * (cpu_seconds(stand.controller.pid) - before) / _SETTLE_SECONDS <= _SETTLED:
+            return
 
 
 def read_memory(stand: BenchStand) -> Memory:

@@ -20,7 +20,7 @@ CREATE OR REPLACE PROCEDURE pgrole.watch(tick interval DEFAULT '10 ms', lasting 
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    rest    CONSTANT float8 := 40;
+    rest    CONSTANT float8 := 36;
     round   CONSTANT float8 := 0.003; -- fixed part of the pause after an observation, in seconds
     longest CONSTANT float8 := 1;
     shared  CONSTANT float8 := 1;
