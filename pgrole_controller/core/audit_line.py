@@ -110,9 +110,9 @@ def _short(value: object) -> str:
 _TOKEN = re.compile(
     r"""--[^\n]*|/\*.*?(?:\*/|\Z)                                  # comments
     |[eE]'(?:[^'\\]|''|\\.)*(?:'|\Z)|'(?:[^']|'')*(?:'|\Z)         # literals
-    |\$(?P<tag>[A-Za-z_\x80-\U0010ffff]?\w*)\$.*?(?:\$(?P=tag)\$|\Z)
+    |\$(?P<tag>[^\x00-@\[-^`{-\x7f]?\w*)\$.*?(?:\$(?P=tag)\$|\Z)
     |"(?P<quoted>(?:[^"]|"")*)(?:"|\Z)
-    |(?P<plain>[A-Za-z_\x80-\U0010ffff][\w$]*)""",
+    |(?P<plain>[^\x00-@\[-^`{-\x7f][\w$]*)""",
     re.VERBOSE | re.DOTALL,
 )
 

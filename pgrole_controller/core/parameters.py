@@ -64,7 +64,8 @@ LONGEST_VALUE = 16_384
 _MOST_ELEMENTS = 2_048
 
 # Names that ALTER ROLE … RESET accepts: words separated by dots, each as long as an identifier may be.
-_WORD = "[A-Za-z_\x80-\ud7ff\ue000-\U0010ffff][A-Za-z0-9_$\x80-\ud7ff\ue000-\U0010ffff]*+"
+# Written as what they exclude, surrogates among it, which re compiles in a tenth of the time.
+_WORD = "[^\0-@\\[-^`{-\x7f\ud800-\udfff][^\0-#%-/:-@\\[-^`{-\x7f\ud800-\udfff]*+"
 _NAME = re.compile(rf"{_WORD}(?:[.]{_WORD})*+")
 _WORD_BYTES = 63
 
