@@ -10,7 +10,7 @@ from pgrole_controller.kube.store import mapping, parse, sequence
 if TYPE_CHECKING:
     from pgrole_controller.kube.client import Client
 
-#: Objects of one answer.
+#: Objects of one answer. Larger pages are hardly faster, and their JSON is held at once.
 PAGE = 200
 
 

@@ -25,6 +25,7 @@ from pgrole_controller import metrics
 from pgrole_controller.core.backoff import Backoff, Streak
 from pgrole_controller.kube.client import LIMIT, Client, LineTooLong, read_status
 from pgrole_controller.kube.errors import AnswerTooLong, ApiError, BadStream, Unreachable
+from pgrole_controller.kube.listing import PAGE
 from pgrole_controller.kube.nesting import read_json
 from pgrole_controller.kube.resource import JSON, Resource
 from pgrole_controller.kube.store import Listener, Store, Stored, is_older, pack_metadata
@@ -43,7 +44,7 @@ class WatchTiming:
     smaller ones.
     """
 
-    page: int = 200  # larger ones are hardly faster, and their JSON is held at once
+    page: int = PAGE
     watch_least: float = 300.0
     watch_most: float = 600.0
     inactivity: float = 70.0  # the server sends a bookmark each minute

@@ -140,7 +140,7 @@ class ApiRoute:
             address.port,
             ssl=self._tls if address.is_tls else None,
             server_hostname=(self._tls_name if address is self._api else address.tls_name) if address.is_tls else None,
-            # Not for an address: what it needs loses a socket if it is cancelled just when that is connected.
+            # Not for an IP address: asyncio's race of addresses leaks a socket that is cancelled as it connects.
             happy_eyeballs_delay=None if address.is_literal else _NEXT_ADDRESS_SECONDS,
         )
         return connection
@@ -162,8 +162,7 @@ class ApiRoute:
         if not isinstance(self._trust, ssl.SSLContext):  # an API server without TLS behind a proxy with it
             verifies, self._trust = self._trust, ssl.create_default_context()
             if not verifies:
-                self._trust.check_hostname = False
-                self._trust.verify_mode = ssl.CERT_NONE
+                _trust_everyone(self._trust)
         return self._trust
 
     def _proxy_headers(self) -> dict[str, str]:
@@ -206,8 +205,12 @@ def read_trust(configuration: Any) -> ssl.SSLContext | bool:  # noqa: ANN401 - k
     if configuration.cert_file:
         context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
     if not configuration.verify_ssl:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
+        _trust_everyone(context)
     if configuration.disable_strict_ssl_verification:
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
+
+
+def _trust_everyone(context: ssl.SSLContext) -> None:
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE

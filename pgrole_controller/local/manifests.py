@@ -75,7 +75,7 @@ class _ServedResource:
     namespaced: bool
 
 
-#: What was discovered of Kubernetes' own kinds, by apiVersion and kind: every API server has the same.
+#: Discovered resources of Kubernetes' own kinds, which are the same on every API server, by apiVersion and kind.
 _BUILT_IN: dict[tuple[str, str], _ServedResource] = {}
 
 

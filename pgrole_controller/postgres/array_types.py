@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import asyncpg
 
 if TYPE_CHECKING:
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from pgrole_controller.postgres.connection import Connection
 
 log = logging.getLogger(__name__)
 

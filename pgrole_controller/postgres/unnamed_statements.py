@@ -1,8 +1,8 @@
 """Queries that PostgreSQL does not keep prepared.
 
 asyncpg prepares every query under a name and keeps the last 100: PostgreSQL holds the text, the tree and the plan of
-each, together some MiB. That is worth it for what a session asks with each event. What it asks once, or once a minute,
-is planned again instead: an unnamed statement is freed by the next query.
+each, together some MiB. Queries that run with each event are worth that. Those that run once, or once a minute, are
+planned each time instead: the next query frees an unnamed statement.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 if TYPE_CHECKING:
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from pgrole_controller.postgres.connection import Connection
 
 _forgets: ContextVar[bool] = ContextVar("forgets", default=False)
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 import asyncpg
+import pytest
 
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.privileges.database_worker import DatabaseContext, DatabaseWorker
@@ -30,6 +31,7 @@ from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.privileges.database_schema import install_database
+from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 
 DEADLINE = 20.0
 SERVER = "default"
@@ -178,3 +180,16 @@ async def make_world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorl
     await made.home.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
     await made.home.execute(f"DROP ROLE {name}_reader, {name}_second; DROP ROLE {name}_alice")
     await made.home.close()
+
+
+def note_sessions(monkeypatch: pytest.MonkeyPatch) -> list[DatabaseSession]:
+    """Returns a list to which each session of a worker is added."""
+    sessions: list[DatabaseSession] = []
+    serve = DatabaseWorker._serve
+
+    async def note(worker: DatabaseWorker, session: DatabaseSession) -> None:
+        sessions.append(session)
+        await serve(worker, session)
+
+    monkeypatch.setattr(DatabaseWorker, "_serve", note)
+    return sessions

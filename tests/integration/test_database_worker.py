@@ -21,7 +21,6 @@ from pgrole_controller.controller.privileges import (
     privilege_memory,
     privilege_round,
 )
-from pgrole_controller.controller.privileges.database_worker import DatabaseWorker
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.core import contest as contests
 from pgrole_controller.core.approval import read_approval
@@ -47,21 +46,18 @@ from pgrole_controller.postgres.held_databases import HeldQuestion, read_unheld
 from pgrole_controller.postgres.privileges import acl_attribution
 from pgrole_controller.postgres.privileges.database_session import LONGEST_PAUSE_SECONDS, DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import EventReader, Look, Scope, UnexplainedWrites
-from tests.integration.database_world import DEADLINE, KEY, POLICY, READ, SERVER, WRITE, DatabaseWorkerWorld, make_world
+from tests.integration.database_world import (
+    DEADLINE,
+    KEY,
+    POLICY,
+    READ,
+    SERVER,
+    WRITE,
+    DatabaseWorkerWorld,
+    make_world,
+    note_sessions,
+)
 from tests.servers import Servers
-
-
-def note_sessions(monkeypatch: pytest.MonkeyPatch) -> list[DatabaseSession]:
-    """Returns a list to which each session of a worker is added."""
-    sessions: list[DatabaseSession] = []
-    serve = DatabaseWorker._serve
-
-    async def note(worker: DatabaseWorker, session: DatabaseSession) -> None:
-        sessions.append(session)
-        await serve(worker, session)
-
-    monkeypatch.setattr(DatabaseWorker, "_serve", note)
-    return sessions
 
 
 async def test_the_worker_grants_exactly_the_declared_privileges(world: DatabaseWorkerWorld) -> None:

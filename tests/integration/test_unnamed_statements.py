@@ -16,7 +16,7 @@ from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.rows import fetch, fetch_row
 from pgrole_controller.postgres.unnamed_statements import forgetting
-from tests.integration.database_world import READ, DatabaseWorkerWorld
+from tests.integration.database_world import READ, DatabaseWorkerWorld, note_sessions
 
 #: Files of queries: those of the session's beginning and of complete reads, and those of events.
 RARE = (
@@ -51,14 +51,7 @@ async def session_of(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[DatabaseWorker, DatabaseSession]]:
     """The session of a worker that has read everything."""
-    sessions: list[DatabaseSession] = []
-    serve = DatabaseWorker._serve
-
-    async def note(worker: DatabaseWorker, session: DatabaseSession) -> None:
-        sessions.append(session)
-        await serve(worker, session)
-
-    monkeypatch.setattr(DatabaseWorker, "_serve", note)
+    sessions = note_sessions(monkeypatch)
     world.declare(READ)
     async with world.working() as worker:
         await world.wait_settled()

@@ -1,7 +1,7 @@
 """A fingerprint of all privileges in one database, which differs whenever one of them was changed.
 
-Where events announce changes, it finds what they missed, e.g. while a trigger was disabled. Most differences then come
-from changes that events explain, and that were read: they are no reason to read everything again.
+Where events announce changes, the fingerprint shows what they missed, for example while a trigger was disabled. Most
+differences then come from changes that events explain and that were read: these cause no further complete read.
 """
 
 import secrets

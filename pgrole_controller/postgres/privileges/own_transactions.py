@@ -1,4 +1,4 @@
-"""Which transactions of this session need not be looked at again: those that read back what they wrote.
+"""The session's own transactions that read back what they wrote, so that it need not be read again.
 
 Nothing announces the session's own changes where its event triggers are off, and the search for writes that no event
 tells (`ddl_events.UnexplainedWrites`) would read them once more. A transaction notes its id in a setting of its own
