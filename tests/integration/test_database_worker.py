@@ -691,9 +691,9 @@ def note_scopes(monkeypatch: pytest.MonkeyPatch) -> list[Scope]:
     scopes: list[Scope] = []
     read = DatabaseSession.read
 
-    async def note(session: DatabaseSession, roles: Any, reach: Any, look: Look, with_columns: Any) -> Any:
+    async def note(session: DatabaseSession, roles: Any, reach: Any, look: Look, *others: Any) -> Any:
         scopes.append(look.scope)
-        return await read(session, roles, reach, look, with_columns)
+        return await read(session, roles, reach, look, *others)
 
     monkeypatch.setattr(DatabaseSession, "read", note)
     return scopes
