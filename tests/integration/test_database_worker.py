@@ -19,6 +19,7 @@ from pgrole_controller.controller.privileges import (
     large_rounds,
     privilege_attribution,
     privilege_memory,
+    privilege_reconcile,
     privilege_round,
 )
 from pgrole_controller.controller.privileges.grantees import Grantees
@@ -109,7 +110,7 @@ def note_decisions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         decided.append(grantee.role_name)
         return decide_privileges(grantee, *arguments, **options)
 
-    monkeypatch.setattr(privilege_round, "decide_privileges", decide)
+    monkeypatch.setattr(privilege_reconcile, "decide_privileges", decide)
     return decided
 
 
@@ -178,7 +179,7 @@ def note_threads(monkeypatch: pytest.MonkeyPatch, *functions: tuple[ModuleType, 
 async def test_decisions_about_many_objects_run_in_a_thread(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads = note_threads(monkeypatch, (privilege_round, "decide_privileges"))
+    threads = note_threads(monkeypatch, (privilege_reconcile, "decide_privileges"))
     monkeypatch.setattr(large_rounds, "MANY_COMPARISONS", 1)
     world.declare(READ)
     async with world.working():
@@ -199,7 +200,7 @@ async def test_comparisons_of_many_columns_of_one_table_run_in_a_thread(
     async with world.working():
         await world.wait_settled()
         threads = note_threads(
-            monkeypatch, (privilege_round, "decide_privileges"), (privilege_attribution, "group_by_culprit")
+            monkeypatch, (privilege_reconcile, "decide_privileges"), (privilege_attribution, "group_by_culprit")
         )
         each = ", ".join(f"{one} ({', '.join(columns)})" for one in ("INSERT", "UPDATE", "REFERENCES", "SELECT"))
         await world.hand.execute(f"GRANT {each} ON app.wide TO {world.role}")

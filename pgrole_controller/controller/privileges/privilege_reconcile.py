@@ -1,0 +1,349 @@
+"""Reconciles the privileges of some roles in one database: read, decide for each role, apply, read back.
+
+Guarantees: an error of one role or object delays no other; the digest of what was applied, the count of drifts and
+their history are written by the transaction of the last repair; a role is reported without an error only after
+everything was read back, by the transaction that changed it or after it.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import anyio
+
+from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.privileges import large_rounds
+from pgrole_controller.controller.privileges.privilege_approval import (
+    consider_approval,
+    mention_approval,
+)
+from pgrole_controller.controller.privileges.privilege_attribution import find_culprits
+from pgrole_controller.controller.privileges.privilege_memory import AppliedState, PrivilegeMemory, hold, note_repair
+from pgrole_controller.controller.privileges.privilege_progress import (
+    CulpritDrift,
+    PrivilegeProgress,
+    build_result,
+    is_done,
+    is_verified,
+    place_of,
+    place_of_change,
+    report_unfinished,
+    restore_applied,
+    where_changed,
+)
+from pgrole_controller.controller.privileges.privilege_records import RoundRecords
+from pgrole_controller.controller.privileges.privilege_restart import find_new_objects
+from pgrole_controller.controller.privileges.privilege_screening import RoundScreening
+from pgrole_controller.controller.server_config import ServerConfig
+from pgrole_controller.core.contest import Moment
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
+from pgrole_controller.core.privileges.acl import ObjectId
+from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.privileges.grantee import Grantee
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference, phrases
+from pgrole_controller.core.privileges.privilege_news import announce_drift, announce_extension, describe_drift
+from pgrole_controller.core.privileges.privilege_result import Culprit, PrivilegeDrift, PrivilegeResult
+from pgrole_controller.core.request import Key
+from pgrole_controller.postgres.drift_history import MOST_RECORDED, build_record_statement
+from pgrole_controller.postgres.fence import is_another_leading
+from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
+from pgrole_controller.postgres.privileges.acl_transaction import Statement
+from pgrole_controller.postgres.privileges.database_session import DatabaseSession
+from pgrole_controller.postgres.privileges.ddl_events import Look, Scope
+from pgrole_controller.postgres.privileges.stored_state import StoredState
+
+log = logging.getLogger(__name__)
+
+#: Maximum number of passes; what still differs then is left to a retry.
+PASSES = 3
+
+
+class PrivilegeReconcile:
+    """Hold the session's lock."""
+
+    def __init__(
+        self,
+        session: DatabaseSession,
+        memory: PrivilegeMemory,
+        config: ServerConfig,
+        cluster: str,
+        suspended: Callable[[], bool],
+        *,
+        everyone: int,
+    ) -> None:
+        self._session = session
+        self._everyone = everyone
+        self._memory = memory
+        self._config = config
+        self._suspended = suspended
+        self._now = Moment(anyio.current_time(), datetime.now(UTC))
+        self._is_suspended = False
+        self._whole = False  # the last read was for every role
+        self._screening = RoundScreening(memory, session.database)
+        self._records = RoundRecords(session.database, cluster, config.history)
+        self.left: list[Grantee] = []  # of the last `settle`: not decided about, because of MOST_CHANGES
+        self.unclear: set[Key] = set()  # a partial read did not suffice for a report on these
+        self.unfinished: dict[Key, frozenset[ObjectId]] = {}  # objects on which changes are left, by role
+
+    async def settle(self, grantees: Sequence[Grantee], look: Look) -> list[PrivilegeResult]:
+        self.left = []
+        if not grantees:
+            return []
+        complete = look.scope is Scope.FULL
+        observed, stored = await self._read(grantees, look)
+        every = some = [self._begin(one) for one in await self._screening.choose(grantees, observed)]
+        waiting = frozenset[Key]() if complete else self._memory.waiting()
+        self.unclear = await self._screening.find_awaited([one for one in grantees if one.key in waiting], observed)
+        for turn in range(1, PASSES + 1):
+            for one in some:
+                restore_applied(one, stored, self._memory.applied)
+            number = await self._decide(some, observed, large_rounds.MOST_CHANGES if turn == 1 else sys.maxsize)
+            if number < len(some):
+                self.left = [one.grantee for one in some[number:]]
+                every = some = some[:number]
+            if not any(one.has_changes or one.needs_storing for one in some):
+                break
+            if turn == PASSES:
+                report_unfinished(some, self._session.database)
+            elif (error := self._why_not(some)) is not None:
+                for one in some:
+                    one.error = error if one.has_changes else None
+                break
+            else:
+                await self._apply(some, observed)
+                if not complete and is_verified(some):
+                    for one in some:
+                        one.changes = ()
+                    break
+                some = [one for one in some if one.has_changes]
+                if not some:
+                    break
+                if not complete:
+                    look = where_changed(some)
+                observed, stored = await self._read([one.grantee for one in some], look)
+        if not complete:
+            self.unclear |= {
+                one.grantee.key for one in every if one.role.pending or one.decision.reported or one.decision.pending
+            }
+        for one in every:
+            self.unfinished[one.grantee.key] = frozenset(change.object.id for change in one.changes)
+        return [self._result(one, complete=complete) for one in every if complete or one.touched]
+
+    async def record_reported(self) -> None:
+        """Records drifts that are only reported, each once, however many resyncs find it."""
+        some = self._memory.unrecorded[:MOST_RECORDED]
+        if not (some and self._session.stores) or self._why_not(()) is not None:
+            return
+        statement = build_record_statement(some, self._config.history)
+        try:
+            applied = await self._session.apply([], [], [], [(statement, ())])
+        except PgRoleError as error:
+            if self._session.connection.is_closed() or is_another_leading(error):
+                raise
+            extra = {"database": self._session.database, "error": error.message}
+            log.warning("drifts that are only reported could not be recorded", extra=extra)
+            return
+        if applied.stored:
+            del self._memory.unrecorded[: len(some)]
+            self._memory.recorded = True
+
+    def _begin(self, grantee: Grantee) -> PrivilegeProgress:
+        digest = grantee.digest_of(self._session.database)
+        return PrivilegeProgress(grantee, self._memory.role(grantee.key, grantee.uid, digest, grantee.generation))
+
+    async def _read(self, grantees: Sequence[Grantee], look: Look) -> tuple[ObservedDatabase, StoredState]:
+        reach = self._memory.reach(grantees, self._session.database)
+        self._screening.forget()
+        with_columns = self._memory.with_columns
+        observed, stored = await self._session.read([one.oid for one in grantees], reach, look, with_columns)
+        self._is_suspended = stored.suspended
+        self._whole = len(grantees) == self._everyone
+        return observed, stored
+
+    async def _decide(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase, most_changes: int) -> int:
+        """Returns the number of roles decided about, at least one, which together may have this number of changes."""
+        # Objects that only some roles reach are no reason to forget those of the others.
+        complete = observed.complete and len(some) == self._everyone
+        new_objects = self._memory.note_objects(observed.acls, complete=complete)
+        self._memory.note_columns(observed, complete=complete)
+        changes, number, turns = 0, 0, large_rounds.Turns()
+        while number < len(some) and changes < most_changes:
+            one = some[number]
+            new = one.role.new_for(new_objects)
+            await large_rounds.run_aside(observed.size, self._decide_one, one, observed, new)
+            changes += len(one.changes)
+            number += 1
+            await turns.share()
+        if observed.complete:
+            await self._decide_first(some[:number], observed, new_objects)
+        await self._attribute(some[:number], observed)
+        return number
+
+    async def _decide_first(
+        self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
+    ) -> None:
+        """Decides again about roles at their first complete read: the age of the objects tells which are new."""
+        some = [one for one in some if one.error is None and one.role.new_for(new_objects) is None]
+        known = await find_new_objects(some, observed, self._session)
+        turns = large_rounds.Turns()
+        for one in some:
+            await turns.share()
+            key = one.grantee.key
+            self._memory.begin_noting(key, known.get(key, frozenset()))
+            if key in known:
+                new = (new_objects or frozenset()) | known[key]
+                await large_rounds.run_aside(observed.size, self._decide_one, one, observed, new)
+
+    def _decide_one(
+        self, one: PrivilegeProgress, observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
+    ) -> None:
+        try:
+            one.decision = decide_privileges(
+                one.grantee,
+                observed,
+                one.applied.declaration,
+                new_objects=new_objects,
+                differing=self._screening.select(one.grantee, observed),
+            )
+            consider_approval(one, observed, new_objects, self._session)
+            self._hold(one, complete=observed.complete)
+        except Exception as error:  # noqa: BLE001 -- this role's error
+            one.decision, one.changes, one.default_changes = PrivilegeDecision(), (), ()
+            one.approval = None
+            one.error = contain(error, one.grantee.key)
+
+    def _hold(self, one: PrivilegeProgress, *, complete: bool) -> None:
+        """Leaves out repairs of contested changes."""
+        decision = one.decision
+        # A correction that a person approved is never contested.
+        drifting = set() if one.approval else {difference.granted_by for difference in decision.drift}
+        one.held = hold(one.role, self._now, drifting, complete=complete)
+        one.held_places = frozenset(place_of(each) for each in decision.drift if each.granted_by in one.held)
+        one.changes = tuple(each for each in decision.changes if place_of_change(each) not in one.held_places)
+        one.default_changes = tuple(
+            each for each in decision.default_changes if (None, each.creator_name) not in one.held_places
+        )
+        one.touched = one.touched or one.has_changes or bool(one.held)
+
+    async def _attribute(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
+        """Finds who caused the drift, before it is repaired or reported."""
+        if observed.complete:
+            for one in some:
+                one.reported = ()
+        drifting = [(one, drift) for one in some if one.has_changes and (drift := one.drift)]
+        reported = [(one, new) for one in some if observed.complete and (new := one.newly_reported)]
+        if not (drifting or reported):
+            return
+        found = await find_culprits([*drifting, *reported], observed, self._session)
+        for (one, _), by_culprit in zip(drifting, found[: len(drifting)], strict=True):
+            one.told = tuple((self._describe(by, differences), differences, by) for by, differences in by_culprit)
+        for (one, _), by_culprit in zip(reported, found[len(drifting) :], strict=True):
+            one.reported = tuple(by_culprit)
+
+    def _describe(
+        self, by: Culprit, differences: Sequence[PrivilegeDifference], *, corrected: bool = True
+    ) -> PrivilegeDrift:
+        exposed = self._config.attribution.exposes_all
+        return describe_drift(differences, by, self._now.at, corrected=corrected, exposed=exposed)
+
+    def _why_not(self, some: Iterable[PrivilegeProgress]) -> PgRoleError | None:
+        """Returns why nothing may be written now; None if writing is allowed."""
+        if self._session.enforcing and not all(one.decision.current for one in some):
+            return Transient(
+                Reason.PROGRESSING,
+                "Kubernetes cannot be reached: until it can, only privileges that were applied before are kept",
+            )
+        if self._session.blocked is not None:
+            return self._session.blocked
+        if self._suspended() or self._is_suspended:
+            return Refused(
+                Reason.SUSPENDED,
+                f'changes are suspended in database "{self._session.database}" (pgrole.suspend): the controller '
+                "changes nothing there until a superuser resets it",
+            )
+        return None
+
+    async def _apply(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
+        repairs = await large_rounds.run_aside(observed.size, large_rounds.group_changes, some, observed)
+        defaults = [change for one in some for change in one.default_changes]
+        session = self._session
+        grantees = [one.grantee.oid for one in some]
+        for one in some:
+            one.error = None if one.has_changes else one.error
+        applied = await session.apply(repairs, defaults, grantees, self._build_records(some), whole=self._whole)
+        if applied.stored and any(one.told for one in some):
+            self._memory.repaired_at = anyio.current_time()
+            self._memory.recorded = True
+        for one in some:
+            found = (applied.find_error(change.object.id, one.grantee.oid) for change in one.changes)
+            errors = [error for error in found if error is not None]
+            errors += [applied.default_errors[each] for each in one.default_changes if each in applied.default_errors]
+            one.error = errors[0] if errors else one.error
+        if applied.errors or applied.default_errors:
+            for one in some:
+                one.told = tuple(self._keep_succeeded(one, applied))
+            records = [] if applied.stored else self._build_records(some)
+            if records:
+                recorded = await session.apply([], [], grantees, records)
+                self._memory.recorded |= recorded.stored and any(one.told for one in some)
+        for one in some:
+            self._conclude(one, applied)
+
+    def _build_records(self, some: Sequence[PrivilegeProgress]) -> list[Statement]:
+        return self._records.build(some) if self._session.stores else []
+
+    def _keep_succeeded(self, one: PrivilegeProgress, applied: AppliedAcls) -> Iterator[CulpritDrift]:
+        """Yields what was corrected, described without what was not."""
+        for drift, differences, by in one.told:
+            done = tuple(each for each in differences if is_done(each, one.grantee.oid, applied))
+            if done:
+                yield drift if done == differences else self._describe(by, done), done, by
+
+    def _conclude(self, one: PrivilegeProgress, applied: AppliedAcls) -> None:
+        """Notes the results of a transaction that had changes of this role."""
+        database, corrected, announced = self._session.database, set[str](), len(one.news)
+        for drift, differences, _ in one.told:
+            corrected.update(difference.granted_by for difference in differences)
+            one.corrected.append(drift)
+            one.role.last_drifts = tuple(one.corrected)
+            one.news.append(announce_drift(database, drift, differences))
+        extended = [each for each in one.decision.extended if is_done(each, one.grantee.oid, applied)]
+        if extended:
+            one.news.append(announce_extension(database, extended))
+        if one.approval is None:
+            note_repair(one.role, self._now, corrected)
+        elif len(one.news) > announced:
+            one.news[announced:] = [mention_approval(news, one.approval) for news in one.news[announced:]]
+        declaration = one.declaration if one.error is None else one.applied.declaration
+        count = one.applied.drift_count + bool(one.told)
+        handled = one.approval.value if one.approval else one.applied.approve_handled
+        one.applied = AppliedState(declaration, count, handled)
+        if not self._session.stores:
+            self._memory.applied[one.grantee.oid] = one.applied
+        one.told = ()
+
+    def _result(self, one: PrivilegeProgress, *, complete: bool) -> PrivilegeResult:
+        if complete:
+            role, decision = one.role, one.decision
+            self._announce_reported(one)
+            role.pending, role.reported = decision.pending, phrases(decision.reported)
+            role.declarable = any(difference.declarable for difference in decision.reported)
+            role.confirmed = decision.confirmed
+        return build_result(one, self._session.database, complete=complete)
+
+    def _announce_reported(self, one: PrivilegeProgress) -> None:
+        """Drift that is left as it is, once."""
+        drifts: list[PrivilegeDrift] = []
+        for by, differences in one.reported:
+            drift = self._describe(by, differences, corrected=False)
+            drifts.append(drift)
+            one.news.append(announce_drift(self._session.database, drift, differences))
+            key = "\0".join((one.grantee.uid, *sorted(difference.words for difference in differences)))
+            self._memory.unrecorded.append(replace(self._records.record(one.grantee, drift, by), key=key))
+            del self._memory.unrecorded[:-MOST_RECORDED]
+        one.role.told = frozenset(difference.words for difference in one.decision.reported)
+        if drifts:
+            one.role.last_drifts = tuple(drifts)
