@@ -13,6 +13,8 @@ from pgrole_controller.controller.privileges.privilege_memory import (
 )
 from pgrole_controller.core.contest import LIMIT, Moment
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObservedAcl
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts
 from pgrole_controller.core.request import Key
 from tests.unit.test_acl_decision import STRANGER, grantee, make
 
@@ -26,8 +28,13 @@ def only(one: DatabaseObject) -> frozenset[ObjectId]:
     return frozenset({one.id})
 
 
+def observe(*objects: DatabaseObject, complete: bool = True) -> ObservedDatabase:
+    acls = [ObservedAcl(one, ()) for one in objects]
+    return ObservedDatabase(DatabaseFacts("orders", 180_000), acls, complete=complete)
+
+
 def read(memory: PrivilegeMemory, *objects: DatabaseObject) -> frozenset[ObjectId] | None:
-    return memory.note_objects([ObservedAcl(one, ()) for one in objects], complete=True)
+    return memory.note_objects(observe(*objects), complete=True)
 
 
 def remember(memory: PrivilegeMemory, *, suspended: bool = False) -> RoleMemory:
@@ -53,7 +60,7 @@ def test_a_new_object_stays_new_to_the_role_whose_grant_failed() -> None:
     other = memory.role(OTHER.key, OTHER.uid, "digest")
     assert read(memory, OLD, FAILING) == only(FAILING)
     memory.settle({READER.key: only(FAILING), OTHER.key: NOTHING}, everyone=True)
-    fresh = memory.note_objects([], complete=False)
+    fresh = memory.note_objects(observe(complete=False), complete=False)
     assert role.new_for(fresh) == only(FAILING)
     assert other.new_for(fresh) == NOTHING
     memory.settle({READER.key: NOTHING}, everyone=False)
@@ -71,14 +78,14 @@ def test_no_object_stays_new_to_a_role_that_needed_no_decision() -> None:
     memory, role = begin()
     read(memory, OLD, NEW)
     memory.settle({OTHER.key: NOTHING}, everyone=True)
-    assert role.new_for(memory.note_objects([], complete=False)) == NOTHING
+    assert role.new_for(memory.note_objects(observe(complete=False), complete=False)) == NOTHING
 
 
 def test_objects_stay_new_until_a_round_considers_every_role() -> None:
     memory, role = begin()
     read(memory, OLD, NEW)
     memory.settle({OTHER.key: NOTHING}, everyone=False)
-    assert role.new_for(memory.note_objects([], complete=False)) == only(NEW)
+    assert role.new_for(memory.note_objects(observe(complete=False), complete=False)) == only(NEW)
 
 
 def test_objects_that_appear_while_a_role_is_suspended_stay_new_to_it() -> None:

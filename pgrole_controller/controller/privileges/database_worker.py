@@ -11,7 +11,7 @@ role whose privileges cannot be read or decided delays no other role; after ever
 import logging
 import math
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,9 @@ from pgrole_controller import metrics
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
+from pgrole_controller.controller.privileges.privilege_reconcile import RoundContext
 from pgrole_controller.controller.privileges.privilege_round import run_round
+from pgrole_controller.controller.privileges.small_rounds import Notice
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.database_options import DatabaseMode
@@ -94,8 +96,7 @@ class DatabaseWorker:
         self.changed_at = changed_at
         self._context = context
         self._wake = Signal()
-        self._noticed = False
-        self._noticed_at = math.inf
+        self._notice = Notice()
         self._changed: set[Key] = set()
         self._everything = True
         self._database_changed = False
@@ -252,7 +253,7 @@ class DatabaseWorker:
             interval=config.interval,
             may_install=config.may_install,
             candidate=self._context.leadership.candidate(_stand_by),
-            on_notice=self._notice,
+            on_notice=self._note_event,
             known=known,
         ) as session:
             yield session
@@ -268,8 +269,7 @@ class DatabaseWorker:
                 limit.deadline = anyio.current_time() + TURN_SECONDS
                 self.opened, self._fence = True, session.fence
                 self._everything = True
-                look, keys = await self._collect(session, anyio.current_time())
-                await self._round(session, look, keys)
+                await self._round(session, *await self._collect(session, anyio.current_time()))
                 if session.stores:
                     await session.prune()
                 self.mode, self.stores, self.trouble = self._turn_mode, session.stores, None
@@ -315,10 +315,10 @@ class DatabaseWorker:
             if now >= resync_at:
                 self._everything = True
                 resync_at = now + self._context.config().resync_seconds
-            look, keys = await self._collect(session, now)
+            look, keys, since = await self._collect(session, now)
             if look.asks or keys:
                 rest = 0.0
-                await self._round(session, look, keys)
+                await self._round(session, look, keys, since)
                 if not prepared:
                     prepared = True
                     await session.prepare()
@@ -328,36 +328,35 @@ class DatabaseWorker:
                 await self._wake.wait()
             await anyio.sleep(max(began + max(COALESCE_SECONDS, rest) - anyio.current_time(), 0.0))
 
-    async def _collect(self, session: DatabaseSession, now: float) -> tuple[Look, frozenset[Key]]:
-        """Returns what to read for all roles, and the roles for which to read everything."""
-        noticed, self._noticed = self._noticed, False
+    async def _collect(self, session: DatabaseSession, now: float) -> tuple[Look, frozenset[Key], float]:
+        """Returns what to read for all roles, the roles for which to read everything, and as `Notice.since`."""
+        since = self._notice.take()
         everything, self._everything = self._everything, False
         changed, self._changed = self._changed, set()
         due = {key for key, (_, at) in self._retries.items() if at <= now} | self._memory.due(now)
         look = EVERYTHING if everything else Look()
-        if noticed or everything:
-            look |= await session.look()
+        if since < math.inf or everything:
+            async with session.lock:
+                look |= await session.look()
         if self._database_changed:
             self._database_changed = False
             await session.check_accepting()
             look |= session.own_acl
-        return look, frozenset(changed | due)
+        return look, frozenset(changed | due), since
 
-    async def _round(self, session: DatabaseSession, look: Look, keys: frozenset[Key]) -> None:
-        grantees = self._grantees
-        context = self._context
-        config = context.config()
-        noticed_at, self._noticed_at = self._noticed_at, math.inf
+    async def _round(self, session: DatabaseSession, look: Look, keys: frozenset[Key], since: float) -> None:
+        config = self._context.config()
         if look.scope is not Scope.NOTHING or keys:
             metrics.PRIVILEGE_READS.labels(config.name, (look.scope or Scope.FULL).name.lower()).inc()
-        results = await run_round(
-            session, grantees, look, keys, self._memory, config, context.cluster, context.suspended
-        )
-        if self._memory.repaired_at > noticed_at:
-            seconds = self._memory.repaired_at - noticed_at
-            metrics.PRIVILEGE_REPAIR_SECONDS.labels(config.name).observe(seconds)
+        context = RoundContext(session, self._memory, config, self._context.cluster, self._context.suspended)
+        results = await run_round(context, self._grantees, look, keys, since, self._notice, self._report_results)
         for result in {result.key: result for result in results}.values():  # the last of each role
             self._note_retry(result)
+
+    def _report_results(self, results: Sequence[PrivilegeResult], since: float) -> None:
+        """As Report."""
+        if (repaired_at := self._memory.take_repaired()) > since:
+            metrics.PRIVILEGE_REPAIR_SECONDS.labels(self._context.config().name).observe(repaired_at - since)
         for result in results:
             self.report(result)
 
@@ -373,9 +372,8 @@ class DatabaseWorker:
         delay = backoff.delay(failures, random.random())  # noqa: S311 -- no secret
         self._retries[result.key] = failures, anyio.current_time() + delay
 
-    def _notice(self) -> None:
-        self._noticed = True
-        self._noticed_at = min(self._noticed_at, anyio.current_time())
+    def _note_event(self) -> None:
+        self._notice.give()
         self._wake.set()
 
 

@@ -1,13 +1,11 @@
 """Keeps a round with very many objects or roles from delaying everything else of this process, and from filling memory.
 
-60 roles in a database of 50,000 tables are 3 million comparisons, and at the first declaration as many changes. A
-thousand roles are as many steps after each change.
+60 roles in a database of 50,000 tables are 3 million comparisons, and at the first declaration as many changes.
 """
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-import anyio.lowlevel
 import anyio.to_thread
 
 from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress
@@ -19,29 +17,19 @@ from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 MOST_CHANGES = 300_000
 #: Number of comparisons of a role with an object from which on a thread makes them: each takes up to 10 µs.
 MANY_COMPARISONS = 2_000
-#: Seconds after which other tasks of the loop get a turn between two roles.
-LONGEST_TURN = 0.01
 
 _T = TypeVar("_T")
 
 
+def is_small(comparisons: int) -> bool:
+    return comparisons < MANY_COMPARISONS
+
+
 async def run_aside(comparisons: int, call: Callable[..., _T], *arguments: object) -> _T:
     """Runs `call`, in a thread if it compares much, because the event loop serves every server."""
-    if comparisons < MANY_COMPARISONS:
+    if is_small(comparisons):
         return call(*arguments)
     return await anyio.to_thread.run_sync(call, *arguments)
-
-
-class Turns:
-    """Lets other tasks run between the many short steps of one task."""
-
-    def __init__(self) -> None:
-        self._began = anyio.current_time()
-
-    async def share(self) -> None:
-        if anyio.current_time() - self._began >= LONGEST_TURN:
-            await anyio.lowlevel.checkpoint()
-            self._began = anyio.current_time()
 
 
 def group_changes(some: Iterable[PrivilegeProgress], observed: ObservedDatabase) -> list[AclRepair]:

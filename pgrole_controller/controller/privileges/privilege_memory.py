@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pgrole_controller.core.approval import PrivilegeOffer
 from pgrole_controller.core.contest import FieldContest, Moment, notice, repair
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObservedAcl
+from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId
 from pgrole_controller.core.privileges.acl_screening import PrivilegeTerms
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.grantee_index import GranteeIndex
@@ -76,9 +76,12 @@ class FurtherReads:
     _due: float = -math.inf  # on the loop's clock
     _put_off: frozenset[Key] = frozenset()
 
+    def may_begin(self, now: float) -> bool:
+        return now >= self._due
+
     def admit(self, keys: frozenset[Key], now: float) -> frozenset[Key]:
         """Returns these roles if a read may begin; otherwise none, and they wait for the next one."""
-        if now >= self._due:
+        if self.may_begin(now):
             return keys
         self._put_off |= keys
         return frozenset()
@@ -132,6 +135,13 @@ class PrivilegeMemory:
     _equal: dict[PrivilegeTerms, PrivilegeTerms] = field(default_factory=dict)
     _known: dict[ObjectId, int] | None = None
     _fresh: set[ObjectId] = field(default_factory=set)
+    _meanwhile: dict[ObjectId, int] | None = None  # noted since a complete read began; None: outside of one
+    _columns_meanwhile: frozenset[int] = frozenset()
+
+    def take_repaired(self) -> float:
+        """Returns `repaired_at`, and forgets it."""
+        at, self.repaired_at = self.repaired_at, -math.inf
+        return at
 
     def role(self, key: Key, uid: str, digest: str, generation: int = 0) -> RoleMemory:
         """Returns the memory of a role. Any changed spec ends its contests, as it does for those of the role itself."""
@@ -185,6 +195,13 @@ class PrivilegeMemory:
         known = self._roles.get(key)
         return known is not None and any(contest.contested for contest in known.contests.values())
 
+    def is_applied(self, grantee: Grantee, database: str) -> bool:
+        """Whether the role's declaration is applied, as far as this process knows, and what is new to it is known."""
+        known = self._roles.get(grantee.key)
+        if known is None or (known.uid, known.digest) != (grantee.uid, grantee.digest_of(database)):
+            return False
+        return known.failure is None and (known.missed is not None or grantee.key in self._resting)
+
     def unsettled(self) -> frozenset[Key]:
         """Returns the roles for which a partial read does not suffice."""
         return frozenset(
@@ -197,13 +214,30 @@ class PrivilegeMemory:
         """
         return frozenset(key for key, one in self._roles.items() if one.pending)
 
-    def note_objects(self, acls: Iterable[ObservedAcl], *, complete: bool) -> frozenset[ObjectId] | None:
+    def begin_reading(self) -> None:
+        """A complete read begins: what small rounds note from now on is newer than what it returns."""
+        self._meanwhile, self._columns_meanwhile = {}, frozenset()
+
+    def end_reading(self) -> None:
+        """The large round is over."""
+        self._meanwhile, self._columns_meanwhile = None, frozenset()
+
+    @property
+    def fresh(self) -> frozenset[ObjectId]:
+        """Objects that are new since the last round that granted every role what it needs there."""
+        return frozenset(self._fresh)
+
+    def note_objects(self, observed: ObservedDatabase, *, complete: bool) -> frozenset[ObjectId] | None:
         """Returns the objects that did not exist, or had another name or owner, at the last complete read; None if
         there was none.
 
-        `complete`: `acls` has every object that any role reaches.
+        `complete`: every object that any role reaches was read.
         """
-        found = {one.object.id: _identify(one.object) for one in acls}
+        found = {one.object.id: _identify(one.object) for one in observed.acls}
+        if self._meanwhile is not None and observed.complete:
+            found |= self._meanwhile
+        elif self._meanwhile is not None:
+            self._meanwhile |= found
         if self._known is None:
             self._known = found if complete else None
             return None
@@ -222,7 +256,8 @@ class PrivilegeMemory:
     def note_columns(self, observed: ObservedDatabase, *, complete: bool) -> None:
         """`complete`: as in `note_objects`."""
         found = frozenset(one.oid for one in observed.columns)
-        self.with_columns = found if complete else self.with_columns | found
+        self.with_columns = found | self._columns_meanwhile if complete else self.with_columns | found
+        self._columns_meanwhile |= found
 
     def begin_noting(self, key: Key, missed: frozenset[ObjectId]) -> None:
         """After the role's first complete read: what it misses from now on is known. `missed`: objects that may have
@@ -241,6 +276,13 @@ class PrivilegeMemory:
                 role.missed = (role.missed | self._fresh) & objects
         if everyone:
             self._fresh.clear()
+
+    def add_missed(self, keys: Iterable[Key], objects: Collection[ObjectId]) -> None:
+        """These roles took no part in rounds that noted these objects as new."""
+        for key in keys:
+            role = self._roles.get(key)
+            if role is not None and role.missed is not None:
+                role.missed |= objects & self._known.keys() if self._known else frozenset()
 
     def next_check(self) -> float:
         """When a contested role, or a read that was put off, is due, on the loop's clock."""

@@ -8,13 +8,16 @@ everything was read back, by the transaction that changed it or after it.
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 
 import anyio
+from anyio import to_thread
 
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.privileges import large_rounds
+from pgrole_controller.controller.privileges.interruptions import Interruptions, Uninterrupted
 from pgrole_controller.controller.privileges.privilege_approval import (
     consider_approval,
     mention_approval,
@@ -61,29 +64,34 @@ log = logging.getLogger(__name__)
 PASSES = 3
 
 
-class PrivilegeReconcile:
-    """Hold the session's lock."""
+@dataclass(frozen=True, slots=True)
+class RoundContext:
+    """What reconciles in one database need. `cluster`: of this controller's objects. `suspended`: whether changes are
+    suspended on the server.
+    """
 
-    def __init__(
-        self,
-        session: DatabaseSession,
-        memory: PrivilegeMemory,
-        config: ServerConfig,
-        cluster: str,
-        suspended: Callable[[], bool],
-        *,
-        everyone: int,
-    ) -> None:
-        self._session = session
+    session: DatabaseSession
+    memory: PrivilegeMemory
+    config: ServerConfig
+    cluster: str
+    suspended: Callable[[], bool]
+
+
+class PrivilegeReconcile:
+    """Hold the session's lock. `everyone`: the number of roles that the database has."""
+
+    def __init__(self, context: RoundContext, *, everyone: int, interruptions: Interruptions | None = None) -> None:
+        self._session = context.session
         self._everyone = everyone
-        self._memory = memory
-        self._config = config
-        self._suspended = suspended
+        self._memory = context.memory
+        self._config = context.config
+        self._suspended = context.suspended
+        self._interruptions = interruptions or Uninterrupted()
         self._now = Moment(anyio.current_time(), datetime.now(UTC))
         self._is_suspended = False
         self._whole = False  # the last read was for every role
-        self._screening = RoundScreening(memory, session.database)
-        self._records = RoundRecords(session.database, cluster, config.history)
+        self._screening = RoundScreening(context.memory, context.session.database)
+        self._records = RoundRecords(context.session.database, context.cluster, context.config.history)
         self.left: list[Grantee] = []  # of the last `settle`: not decided about, because of MOST_CHANGES
         self.unclear: set[Key] = set()  # a partial read did not suffice for a report on these
         self.unfinished: dict[Key, frozenset[ObjectId]] = {}  # objects on which changes are left, by role
@@ -100,6 +108,7 @@ class PrivilegeReconcile:
         for turn in range(1, PASSES + 1):
             for one in some:
                 restore_applied(one, stored, self._memory.applied)
+                self._count(one)
             number = await self._decide(some, observed, large_rounds.MOST_CHANGES if turn == 1 else sys.maxsize)
             if number < len(some):
                 self.left = [one.grantee for one in some[number:]]
@@ -129,6 +138,7 @@ class PrivilegeReconcile:
                 one.grantee.key for one in every if one.role.pending or one.decision.reported or one.decision.pending
             }
         for one in every:
+            self._note_applied(one)
             self.unfinished[one.grantee.key] = frozenset(change.object.id for change in one.changes)
         return [self._result(one, complete=complete) for one in every if complete or one.touched]
 
@@ -155,10 +165,17 @@ class PrivilegeReconcile:
         return PrivilegeProgress(grantee, self._memory.role(grantee.key, grantee.uid, digest, grantee.generation))
 
     async def _read(self, grantees: Sequence[Grantee], look: Look) -> tuple[ObservedDatabase, StoredState]:
+        if look.scope is Scope.FULL:
+            self._memory.begin_reading()
         reach = self._memory.reach(grantees, self._session.database)
         self._screening.forget()
-        with_columns = self._memory.with_columns
-        observed, stored = await self._session.read([one.oid for one in grantees], reach, look, with_columns)
+        read = partial(self._session.read, [one.oid for one in grantees], reach, look, self._memory.with_columns)
+        if look.takes_long:
+            async with self._session.reading.open(self._session.connection) as another:
+                aside = self._interruptions.run_beside(partial(read, connection=another)) if another else read()
+                observed, stored = await aside
+        else:
+            observed, stored = await read()
         self._is_suspended = stored.suspended
         self._whole = len(grantees) == self._everyone
         return observed, stored
@@ -167,16 +184,17 @@ class PrivilegeReconcile:
         """Returns the number of roles decided about, at least one, which together may have this number of changes."""
         # Objects that only some roles reach are no reason to forget those of the others.
         complete = observed.complete and len(some) == self._everyone
-        new_objects = self._memory.note_objects(observed.acls, complete=complete)
+        new_objects = self._memory.note_objects(observed, complete=complete)
         self._memory.note_columns(observed, complete=complete)
-        changes, number, turns = 0, 0, large_rounds.Turns()
+        changes, number = 0, 0
         while number < len(some) and changes < most_changes:
             one = some[number]
             new = one.role.new_for(new_objects)
-            await large_rounds.run_aside(observed.size, self._decide_one, one, observed, new)
+            await self._decide_beside(one, observed, new)
             changes += len(one.changes)
             number += 1
-            await turns.share()
+            self._note_applied(one)
+            await self._interruptions.give_way()
         if observed.complete:
             await self._decide_first(some[:number], observed, new_objects)
         await self._attribute(some[:number], observed)
@@ -188,14 +206,32 @@ class PrivilegeReconcile:
         """Decides again about roles at their first complete read: the age of the objects tells which are new."""
         some = [one for one in some if one.error is None and one.role.new_for(new_objects) is None]
         known = await find_new_objects(some, observed, self._session)
-        turns = large_rounds.Turns()
         for one in some:
-            await turns.share()
+            await self._interruptions.give_way()
             key = one.grantee.key
             self._memory.begin_noting(key, known.get(key, frozenset()))
             if key in known:
                 new = (new_objects or frozenset()) | known[key]
-                await large_rounds.run_aside(observed.size, self._decide_one, one, observed, new)
+                await self._decide_beside(one, observed, new)
+
+    def _note_applied(self, one: PrivilegeProgress) -> None:
+        if one.error is None and not (one.has_changes or one.needs_storing):
+            self._interruptions.note_applied(one.grantee.key)
+
+    def _count(self, one: PrivilegeProgress) -> None:
+        """Adds drifts that an interruption corrected."""
+        counted = self._interruptions.drift_count(one.grantee.key)
+        if counted > one.applied.drift_count:
+            one.applied = replace(one.applied, drift_count=counted)
+
+    async def _decide_beside(
+        self, one: PrivilegeProgress, observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
+    ) -> None:
+        if large_rounds.is_small(observed.size):
+            self._decide_one(one, observed, new_objects)
+        else:
+            decide = partial(to_thread.run_sync, self._decide_one, one, observed, new_objects)
+            await self._interruptions.run_beside(decide, one.grantee.key)
 
     def _decide_one(
         self, one: PrivilegeProgress, observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
@@ -273,7 +309,14 @@ class PrivilegeReconcile:
         grantees = [one.grantee.oid for one in some]
         for one in some:
             one.error = None if one.has_changes else one.error
-        applied = await session.apply(repairs, defaults, grantees, self._build_records(some), whole=self._whole)
+        applied = await session.apply(
+            repairs,
+            defaults,
+            grantees,
+            self._build_records(some),
+            whole=self._whole,
+            give_way=self._interruptions.give_way,
+        )
         if applied.stored and any(one.told for one in some):
             self._memory.repaired_at = anyio.current_time()
             self._memory.recorded = True
@@ -304,6 +347,7 @@ class PrivilegeReconcile:
 
     def _conclude(self, one: PrivilegeProgress, applied: AppliedAcls) -> None:
         """Notes the results of a transaction that had changes of this role."""
+        self._count(one)
         database, corrected, announced = self._session.database, set[str](), len(one.news)
         for drift, differences, _ in one.told:
             corrected.update(difference.granted_by for difference in differences)
@@ -326,6 +370,7 @@ class PrivilegeReconcile:
         one.told = ()
 
     def _result(self, one: PrivilegeProgress, *, complete: bool) -> PrivilegeResult:
+        self._count(one)
         if complete:
             role, decision = one.role, one.decision
             self._announce_reported(one)

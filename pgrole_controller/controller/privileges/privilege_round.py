@@ -1,34 +1,39 @@
 """One round in one database: which roles it reconciles, and how much it reads for each."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import anyio
 
 from pgrole_controller.controller.privileges.adoptee_comparison import compare_adoptees
-from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
-from pgrole_controller.controller.privileges.privilege_reconcile import PrivilegeReconcile
+from pgrole_controller.controller.privileges.privilege_reconcile import PrivilegeReconcile, RoundContext
 from pgrole_controller.controller.privileges.privilege_screening import find_dependent
-from pgrole_controller.controller.server_config import ServerConfig
+from pgrole_controller.controller.privileges.small_rounds import Notice, Report, SmallRounds
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
-from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import EVERYTHING, Look, Scope
 
 
 async def run_round(
-    session: DatabaseSession,
+    context: RoundContext,
     grantees: Sequence[Grantee],
     look: Look,
     keys: frozenset[Key],
-    memory: PrivilegeMemory,
-    config: ServerConfig,
-    cluster: str,
-    suspended: Callable[[], bool],
+    since: float,
+    notice: Notice,
+    report: Report,
 ) -> list[PrivilegeResult]:
-    """Reads what `look` asks for, for all roles, and everything for the roles of `keys`. Raises PgRoleError if the
-    session fails.
+    """Reads what `look` asks for, for all roles, and everything for the roles of `keys`. Returns all results in the
+    order of time, also those of small rounds, which `notice` causes; each was reported at once. `since`: as in Notice.
+    Raises PgRoleError if the session fails.
     """
+    results: list[PrivilegeResult] = []
+
+    def note(found: Sequence[PrivilegeResult], noticed: float) -> None:
+        results.extend(found)
+        report(found, noticed)
+
+    session, memory = context.session, context.memory
     adoptees, due = [one for one in grantees if one.adoptee is not None], keys
     grantees = [one for one in grantees if one.adoptee is None]
     keys -= {one.key for one in adoptees}
@@ -46,19 +51,23 @@ async def run_round(
             complete, partial = everyone, frozenset()
         case _:
             partial = everyone - complete
+    busy = {one.key for one in grantees if not memory.is_applied(one, session.database)}
     async with session.lock:
-        reconcile = PrivilegeReconcile(session, memory, config, cluster, suspended, everyone=len(everyone))
-        results = await reconcile.settle([one for one in grantees if one.key in partial], look)
+        small = SmallRounds(context, grantees, busy, notice, note)
+        reconcile = PrivilegeReconcile(context, everyone=len(everyone), interruptions=small)
+        note(await reconcile.settle([one for one in grantees if one.key in partial], look), since)
         complete |= memory.further.admit(frozenset(reconcile.unclear), now)
         complete |= {one.key for one in reconcile.left}
         waiting = [one for one in grantees if one.key in complete]
         began = anyio.current_time()
         while waiting:
-            results += await reconcile.settle(waiting, EVERYTHING | look)
+            note(await reconcile.settle(waiting, EVERYTHING | look), since)
             waiting = reconcile.left
         if complete and look.scope is not Scope.FULL:
             memory.further.note(began, anyio.current_time())
         memory.further.finish(complete)
         memory.settle(reconcile.unfinished, everyone=complete | partial >= everyone)
+        small.finish()
         await reconcile.record_reported()
-    return results + await compare_adoptees(session, adoptees, look, due, memory.adoptees)
+    note(await compare_adoptees(session, adoptees, look, due, memory.adoptees), since)
+    return results

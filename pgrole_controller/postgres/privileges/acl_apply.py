@@ -15,7 +15,7 @@ from pgrole_controller.core.privileges.acl import AclChange, DefaultAclChange, O
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import FOREIGN_EVENT_TRIGGER
 from pgrole_controller.postgres.fence import Unconfirmed, is_another_leading
-from pgrole_controller.postgres.privileges.acl_batches import OBJECTS, Batches, Deadlines
+from pgrole_controller.postgres.privileges.acl_batches import OBJECTS, Batches, Deadlines, GiveWay
 from pgrole_controller.postgres.privileges.acl_checks import prepare_checks
 from pgrole_controller.postgres.privileges.acl_locks import waits_of
 from pgrole_controller.postgres.privileges.acl_refusal import (
@@ -64,6 +64,7 @@ async def apply_acls(
     grantees: Collection[int],
     dialect: AclDialect,
     extra: Sequence[Statement] = (),
+    give_way: GiveWay = anyio.lowlevel.checkpoint,
 ) -> AppliedAcls:
     """Applies the changes; nothing is sent if there are none. `grantees`: whose entries were read.
 
@@ -81,12 +82,14 @@ async def apply_acls(
     await prepare_checks(connection)
     transactions = AclTransactions(connection, grantees, dialect, extra)
     waits, deadlines = waits_of(connection), Deadlines()
-    objects = Batches(connection, _ObjectSteps(connection, transactions, dialect.version), waits, deadlines)
+    objects = Batches(connection, _ObjectSteps(connection, transactions, dialect.version), waits, deadlines, give_way)
     for start in range(0, len(due), OBJECTS):
         await objects.change(due[start : start + OBJECTS], last=start + OBJECTS >= len(due) and not defaults)
     await objects.change_busy(last=not defaults)
     if defaults:
-        batches = Batches(connection, _DefaultSteps(connection, transactions, dialect.version), waits, deadlines)
+        batches = Batches(
+            connection, _DefaultSteps(connection, transactions, dialect.version), waits, deadlines, give_way
+        )
         await batches.change(defaults, last=True)
         await batches.change_busy(last=True)
     elif not due:

@@ -5,12 +5,11 @@ what fails is alone.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import anyio
-import anyio.lowlevel
 
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl import DefaultAclChange
@@ -31,6 +30,9 @@ log = logging.getLogger(__name__)
 OBJECTS = 100
 #: Time limit in seconds for dividing transactions that fail; what is left is postponed.
 DIVIDING_SECONDS = 3.0
+
+#: Awaited between two transactions: what must not wait for all of them runs there, on the same connection.
+GiveWay: TypeAlias = Callable[[], Awaitable[None]]
 
 T = TypeVar("T", bound=AclRepair | DefaultAclChange)
 T_contra = TypeVar("T_contra", bound=AclRepair | DefaultAclChange, contravariant=True)
@@ -73,11 +75,14 @@ class Steps(Protocol[T_contra]):
 class Batches(Generic[T]):
     """The changes of one kind in one call of `apply_acls`."""
 
-    def __init__(self, connection: Connection, steps: Steps[T], waits: LockWaits, deadlines: Deadlines) -> None:
+    def __init__(
+        self, connection: Connection, steps: Steps[T], waits: LockWaits, deadlines: Deadlines, give_way: GiveWay
+    ) -> None:
         self._connection = connection
         self._steps = steps
         self._waits = waits
         self._deadlines = deadlines
+        self._give_way = give_way
         self._busy: list[T] = []
         self._doubtful: list[T] = []  # failed lately, although no lock was found
 
@@ -86,7 +91,7 @@ class Batches(Generic[T]):
         if self._waits.met:
             some = await self._set_aside(some, doubt=True)
         while some:
-            await anyio.lowlevel.checkpoint()
+            await self._give_way()
             try:
                 await self._change_all(some, last=last and not self._left, seconds=self._waits.seconds)
             except PgRoleError as error:
@@ -168,7 +173,7 @@ class Batches(Generic[T]):
 
     async def _try_piece(self, piece: Sequence[T], *, last: bool) -> list[Sequence[T]]:
         """Returns the pieces to try instead."""
-        await anyio.lowlevel.checkpoint()
+        await self._give_way()
         try:
             await self._change_all(piece, last=last, seconds=PROBE_SECONDS)
         except PgRoleError as error:
@@ -178,6 +183,7 @@ class Batches(Generic[T]):
         return []
 
     async def _try_one(self, one: T, *, last: bool, seconds: float) -> None:
+        await self._give_way()
         try:
             error = await self._steps.change_one(one, last=last, seconds=seconds)
         except PgRoleError as raised:

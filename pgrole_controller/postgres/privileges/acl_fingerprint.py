@@ -72,4 +72,4 @@ class Fingerprints:
         unexplained = await UnexplainedWrites(self._connection, snapshot).ask()
         if unexplained.scope is not Scope.NOTHING:
             return EVERYTHING
-        return Look(Scope.RECENT, xid=oldest_running(snapshot), defaults=True, dropped=_DROPPED)
+        return Look(Scope.RECENT, xid=oldest_running(snapshot), defaults=True, dropped=_DROPPED, searches=True)

@@ -14,6 +14,7 @@ from pgrole_controller.postgres.errors import convert_unexpected, translate_erro
 from pgrole_controller.postgres.fence import Candidate, Fence, NotLeading, lead_while_away, take_lead
 from pgrole_controller.postgres.privileges.database_schema import DatabaseInstallation, install_database
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
+from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
 from pgrole_controller.postgres.rows import fetch_row
 from pgrole_controller.postgres.unnamed_statements import forgetting
 
@@ -57,6 +58,7 @@ async def open_database(
                     installation,
                     fence,
                     place.get("oid", int),
+                    ReadingConnections(endpoint, database, server),
                     interval=interval,
                     on_notice=on_notice,
                 )

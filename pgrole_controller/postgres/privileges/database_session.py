@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 import anyio
+import anyio.lowlevel
 
 from pgrole_controller import resources
 from pgrole_controller.core.database_options import DatabaseMode
@@ -30,6 +31,7 @@ from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.framing import NotificationFilter
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls, apply_acls
 from pgrole_controller.postgres.privileges.acl_attribution import PatientAttribution
+from pgrole_controller.postgres.privileges.acl_batches import GiveWay
 from pgrole_controller.postgres.privileges.acl_catalog import read_older
 from pgrole_controller.postgres.privileges.acl_checks import prepare_checks
 from pgrole_controller.postgres.privileges.acl_fingerprint import Fingerprints
@@ -46,6 +48,7 @@ from pgrole_controller.postgres.privileges.ddl_events import (
 )
 from pgrole_controller.postgres.privileges.look_reading import read_look
 from pgrole_controller.postgres.privileges.own_transactions import forget_own_transactions
+from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
 from pgrole_controller.postgres.privileges.stored_state import StoredState
 from pgrole_controller.postgres.protocol import protocol_of, reason_of
 from pgrole_controller.postgres.rows import fetch, fetch_row
@@ -81,7 +84,7 @@ class DatabaseSession:
     """`oid`: of the database. `mode` is never Auto; `why`: why it is not Events, if that was possible to ask for.
     `fence` None: no other process can lead.
 
-    Hold `lock` while calling `read*` and `apply`.
+    Hold `lock` while calling `look`, `read*` and `apply`.
     """
 
     database: str
@@ -91,6 +94,7 @@ class DatabaseSession:
     installation: DatabaseInstallation
     fence: Fence | None
     oid: int
+    reading: ReadingConnections
     mode: DatabaseMode = DatabaseMode.RESYNC
     interval: float = 1.0
     on_notice: Callable[[], None] = _nothing
@@ -101,6 +105,7 @@ class DatabaseSession:
     _unexplained: UnexplainedWrites | None = None
     _fingerprints: Fingerprints | None = None
     _unread: Look = field(default_factory=Look)
+    _unread_waits: bool = False  # events came first
     _attribution: PatientAttribution = field(default_factory=PatientAttribution)
 
     @property
@@ -132,12 +137,27 @@ class DatabaseSession:
         return Look(Scope.NAMED, objects=frozenset({ObjectId("pg_database", self.oid)}))
 
     async def look(self) -> Look:
-        """Returns what to read after the changes since the last call. Raises PgRoleError."""
-        look, self._unread = self._unread, Look()
-        if self._reader is not None:
-            async with self.lock:
-                look |= await self._reader.read()
+        """Returns what to read after the changes since the last call: after events, or else what `look_again` noted,
+        in turn. Raises PgRoleError.
+        """
+        events = Look() if self._unread.asks and self._unread_waits else await self.look_at_events()
+        self._unread_waits = events.asks and self._unread.asks
+        if events.asks:
+            look = events
+        else:
+            look, self._unread = self._unread, Look()
+        if look.asks and self._reader is not None:
+            self.on_notice()  # for the others
         return look
+
+    async def look_at_events(self) -> Look:
+        """As `look`, after events. Raises PgRoleError."""
+        return Look() if self._reader is None else await self._reader.read()
+
+    def look_again(self, look: Look) -> None:
+        """Has one of the next two calls of `look` return this."""
+        self._unread |= look
+        self.on_notice()
 
     async def check_accepting(self) -> None:
         """Raises PgRoleError if the database accepts no new connections: its administrator wants exclusive access."""
@@ -148,15 +168,21 @@ class DatabaseSession:
             raise refusing_connections(self.database)
 
     async def read(
-        self, grantees: Sequence[int], reach: PrivilegeReach, look: Look, with_columns: Collection[int] = ()
+        self,
+        grantees: Sequence[int],
+        reach: PrivilegeReach,
+        look: Look,
+        with_columns: Collection[int] = (),
+        connection: Connection | None = None,
     ) -> tuple[ObservedDatabase, StoredState]:
         """The privileges of these roles, as much as `look` asks for, and what is stored about them. `with_columns`:
-        oids of known tables with declared columns. Raises PgRoleError.
+        oids of known tables with declared columns. `connection`: another one than the session's. Raises PgRoleError.
 
         Reads by name and by oid need no common snapshot: each repair verifies the objects that it changes.
         """
+        connection = connection or self.connection
         return await read_look(
-            self.connection, self.oid, grantees, reach, look, with_columns, home=self.home, stores=self.stores
+            connection, self.oid, grantees, reach, look, with_columns, home=self.home, stores=self.stores
         )
 
     async def prepare(self) -> None:
@@ -188,6 +214,7 @@ class DatabaseSession:
         extra: Sequence[Statement],
         *,
         whole: bool = False,
+        give_way: GiveWay = anyio.lowlevel.checkpoint,
     ) -> AppliedAcls:
         """As `apply_acls`. `whole`: as in AclDialect."""
         dialect = AclDialect(
@@ -198,7 +225,7 @@ class DatabaseSession:
             self.installation.spared,
             whole,
         )
-        return await apply_acls(self.connection, repairs, defaults, grantees, dialect, extra)
+        return await apply_acls(self.connection, repairs, defaults, grantees, dialect, extra, give_way)
 
     async def detect(self, detection: DatabaseMode) -> None:
         """Begins the best possible mode. Raises PgRoleError, also if a requested mode is not possible."""
@@ -336,8 +363,7 @@ class DatabaseSession:
                 look = await fingerprints.compare()
                 took = anyio.current_time() - began
             if look.asks:
-                self._unread |= look
-                self.on_notice()
+                self.look_again(look)
             if self.mode is DatabaseMode.POLL:
                 pause = pause_after(took, self.interval)
 
@@ -348,8 +374,7 @@ class DatabaseSession:
                 look = await writes.ask()
                 took = anyio.current_time() - began
             if look.scope is not Scope.NOTHING:
-                self._unread |= look
-                self.on_notice()
+                self.look_again(look)
             await anyio.sleep(max(UNEXPLAINED_SECONDS, took / _POLLING_SHARE))
 
 

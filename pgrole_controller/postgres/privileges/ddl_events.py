@@ -73,7 +73,7 @@ class Look:
 
     `names` may belong to objects of any schema. `xid`: only rows that this transaction or a later one wrote (0: none).
     `columns`: these may be rows of columns. `defaults`: also default privileges. `dropped`: kinds of objects that are
-    gone, which no read shows.
+    gone, which no read shows. `searches`: for what no event tells; events of a moment ago come first.
     """
 
     scope: Scope = Scope.NOTHING
@@ -83,11 +83,17 @@ class Look:
     columns: bool = False
     defaults: bool = False
     dropped: frozenset[str] = frozenset()
+    searches: bool = False
 
     @property
     def asks(self) -> bool:
         """Whether there is anything to find out."""
         return self.scope is not Scope.NOTHING or bool(self.dropped)
+
+    @property
+    def takes_long(self) -> bool:
+        """Whether it may read many objects, and no event waits for it."""
+        return self.scope is Scope.FULL or (self.scope is Scope.RECENT and self.searches)
 
     def __or__(self, other: "Look") -> "Look":
         """Returns everything that either reads."""
@@ -99,6 +105,7 @@ class Look:
             self.columns or other.columns,
             self.defaults or other.defaults,
             self.dropped | other.dropped,
+            self.searches or other.searches,
         )
 
 
@@ -276,7 +283,7 @@ class UnexplainedWrites:
         found, told = frozenset(row.some("found", int)), self._told
         if before != self.snapshot:
             self._told = found
-        return Look() if found <= told else Look(Scope.RECENT, xid=oldest_running(before), defaults=True)
+        return Look() if found <= told else Look(Scope.RECENT, xid=oldest_running(before), defaults=True, searches=True)
 
 
 def oldest_running(snapshot: str) -> int:

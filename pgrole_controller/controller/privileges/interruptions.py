@@ -1,0 +1,48 @@
+"""What may run between the steps of a long reconcile, and what it and the reconcile tell each other."""
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+import anyio.lowlevel
+
+from pgrole_controller.core.request import Key
+
+_T = TypeVar("_T")
+
+
+class Interruptions(Protocol):
+    """What may run between the steps of a reconcile."""
+
+    async def give_way(self) -> None:
+        """Awaited between two steps."""
+        ...
+
+    async def run_beside(self, call: Callable[[], Awaitable[_T]], key: Key | None = None) -> _T:
+        """Calls it, and lets others run until it returns. It must not use the session's connection. `key`: of the
+        role whose memory it uses.
+        """
+        ...
+
+    def note_applied(self, key: Key) -> None:
+        """The role's declaration is applied, so that a later difference is drift."""
+        ...
+
+    def drift_count(self, key: Key) -> int:
+        """Returns the role's number of drifts after its last interruption; 0: there was none."""
+        ...
+
+
+class Uninterrupted:
+    """Lets only other tasks run."""
+
+    async def give_way(self) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    async def run_beside(self, call: Callable[[], Awaitable[_T]], key: Key | None = None) -> _T:  # noqa: ARG002
+        return await call()
+
+    def note_applied(self, key: Key) -> None:
+        pass
+
+    def drift_count(self, key: Key) -> int:  # noqa: ARG002 -- of the protocol
+        return 0

@@ -1,0 +1,160 @@
+"""Runs small rounds between the steps of a large one: a drift does not wait until everything is read and applied.
+
+Guarantees: a role whose declaration the large round has still to apply takes no part: the same events are read again
+for it afterwards. What a small round changed is stale for the large one, which reads it again before it changes it. The
+large round goes on between any two small ones.
+"""
+
+import math
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from pgrole_controller.controller.privileges.privilege_memory import FurtherReads
+from pgrole_controller.controller.privileges.privilege_reconcile import PrivilegeReconcile, RoundContext
+from pgrole_controller.core.privileges.acl import ObjectId
+from pgrole_controller.core.privileges.grantee import Grantee
+from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
+from pgrole_controller.core.request import Key
+from pgrole_controller.postgres.connection import first_error
+from pgrole_controller.postgres.privileges.ddl_events import Look, Scope
+from pgrole_controller.signals import Signal
+
+
+class Notice:
+    """What the session announced and no one has read yet. `since`: from when on, on the loop's clock; inf: nothing."""
+
+    def __init__(self) -> None:
+        self.since = math.inf
+        self._signal = Signal()
+
+    def give(self) -> None:
+        self.since = min(self.since, anyio.current_time())
+        self._signal.set()
+
+    def take(self) -> float:
+        """Returns `since`. There is nothing to read until the next notice."""
+        since, self.since = self.since, math.inf
+        self._signal.clear()
+        return since
+
+    async def wait(self) -> None:
+        """Waits until there is something to read, or for `wake`."""
+        await self._signal.wait()
+
+    def wake(self) -> None:
+        self._signal.pulse()
+
+
+_T = TypeVar("_T")
+
+#: A round that takes less, in seconds, is not interrupted: what is noticed meanwhile is read together.
+_SHORT_SECONDS = 0.01
+
+#: Reports results, and from when on the round had something to read, as in Notice.
+Report = Callable[[Sequence[PrivilegeResult], float], None]
+
+
+class SmallRounds:
+    """The small rounds within one large round. `grantees`: all that the database has. `busy`: those whose declaration
+    is not applied yet.
+    """
+
+    def __init__(
+        self,
+        context: RoundContext,
+        grantees: Sequence[Grantee],
+        busy: Collection[Key],
+        notice: Notice,
+        report: Report,
+    ) -> None:
+        self._context = context
+        self._grantees = grantees
+        self._busy = set(busy)
+        self._notice = notice
+        self._report = report
+        self._recent = FurtherReads()
+        self._begins = anyio.current_time() + _SHORT_SECONDS
+        self._left = Look()
+        self._skipped: set[Key] = set()
+        self._unclear: set[Key] = set()
+        self._fresh: set[ObjectId] = set()
+        self._counts: dict[Key, int] = {}
+
+    def note_applied(self, key: Key) -> None:
+        """The role's declaration is applied, so that a later difference is drift."""
+        self._busy.discard(key)
+
+    def drift_count(self, key: Key) -> int:
+        """Returns the role's number of drifts after its last small round; 0: there was none."""
+        return self._counts.get(key, 0)
+
+    async def give_way(self) -> None:
+        """Runs a small round if an event asks for one. Raises PgRoleError if the session fails."""
+        await anyio.lowlevel.checkpoint()
+        if self._notice.since == math.inf or anyio.current_time() < self._begins:
+            return
+        since = self._notice.take()
+        look = await self._context.session.look_at_events()
+        some = [one for one in self._grantees if one.key not in self._busy]
+        if some and self._is_small(look):
+            if self._busy or look.dropped:
+                self._left |= look
+                self._skipped |= self._busy
+            await self._run(some, look, since)
+        else:
+            self._left |= look
+
+    async def run_beside(self, call: Callable[[], Awaitable[_T]], key: Key | None = None) -> _T:
+        """Runs small rounds until `call` returns. Raises its errors, and those of `give_way`."""
+        answer: list[_T] = []
+        own = {key} - self._busy if key is not None else set[Key]()
+        self._busy |= own
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._call, call, answer)
+                while not answer:
+                    await self._notice.wait()
+                    await anyio.sleep(max(self._begins - anyio.current_time(), 0.0))
+                    await self.give_way()
+        except BaseExceptionGroup as group:
+            raise first_error(group) from group
+        finally:
+            self._busy -= own
+        return answer[0]
+
+    async def _call(self, call: Callable[[], Awaitable[_T]], answer: list[_T]) -> None:
+        answer.append(await call())
+        self._notice.wake()
+
+    def _is_small(self, look: Look) -> bool:
+        """Recent rows may be many, in a large round also those that it wrote itself: they get a tenth of the time."""
+        if look.defaults or look.scope not in (Scope.NAMED, Scope.RECENT):
+            return False
+        return look.scope is Scope.NAMED or self._recent.may_begin(anyio.current_time())
+
+    async def _run(self, some: Sequence[Grantee], look: Look, since: float) -> None:
+        began, memory = anyio.current_time(), self._context.memory
+        reconcile = PrivilegeReconcile(self._context, everyone=len(some))  # of the others, the same is read again
+        before = memory.take_repaired()
+        results = await reconcile.settle(some, look)
+        self._unclear |= reconcile.unclear | (memory.unsettled() & {one.key for one in some})
+        self._fresh |= memory.fresh
+        memory.settle(reconcile.unfinished, everyone=False)
+        self._counts |= {result.key: result.drift_count for result in results}
+        if look.scope is Scope.RECENT:
+            self._recent.note(began, anyio.current_time())
+        self._report(results, since)
+        memory.repaired_at = before
+
+    def finish(self) -> None:
+        """At the end of the large round: has the next one do what the small ones left."""
+        memory = self._context.memory
+        memory.end_reading()
+        memory.add_missed(self._skipped, self._fresh)
+        if self._unclear:
+            memory.further.put_off(frozenset(self._unclear))
+        if self._left.asks:
+            self._context.session.look_again(self._left)

@@ -1,0 +1,233 @@
+"""controller/privileges/small_rounds with a real database: while everything is read and applied, events are served."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from pgrole_controller.controller.privileges.small_rounds import Notice
+from pgrole_controller.core.errors import Reason, Transient
+from pgrole_controller.core.privileges.privilege_result import News
+from pgrole_controller.local.process import reached
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.privileges import acl_apply, look_reading, reading_connection
+from pgrole_controller.postgres.privileges.acl_transaction import AclTransactions
+from pgrole_controller.postgres.privileges.ddl_events import UnexplainedWrites
+from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
+from tests.integration.database_world import DEADLINE, READ, DatabaseWorkerWorld
+from tests.integration.test_database_worker import find_nothing
+
+
+class HeldReads:
+    """Complete reads, each of which returns only what it found before it was held."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.connections: set[Connection] = set()
+        self._held, self._open = anyio.Event(), anyio.Event()
+        self._open.set()
+        read = look_reading._read_everything
+
+        async def read_and_wait(connection: Connection, *arguments: Any, **options: Any) -> Any:
+            answer = await read(connection, *arguments, **options)
+            self.connections.add(connection)
+            self._held.set()
+            await self._open.wait()
+            return answer
+
+        monkeypatch.setattr(look_reading, "_read_everything", read_and_wait)
+        monkeypatch.setattr(reading_connection, "LARGE_CATALOGS", 0)
+        monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
+
+    @asynccontextmanager
+    async def hold(self) -> AsyncIterator[anyio.Event]:
+        """Yields an event that is set once a read is held. All go on at the end."""
+        self._held, self._open = anyio.Event(), anyio.Event()
+        try:
+            yield self._held
+        finally:
+            self._open.set()
+
+    async def wait_ended(self) -> None:
+        async def are_closed() -> bool:
+            return len([one for one in self.connections if not one.is_closed()]) <= 1
+
+        assert await reached(are_closed, DEADLINE)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> HeldReads:
+    return HeldReads(monkeypatch)
+
+
+async def test_a_drift_during_a_complete_read_is_corrected_and_counted_once(
+    world: DatabaseWorkerWorld, reads: HeldReads
+) -> None:
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        world.news()
+        async with reads.hold() as held:
+            worker.note_everything()
+            await held.wait()
+            await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+            await world.wait_may("DELETE", "app.orders", expected=False)
+            result = await world.wait(lambda result: result.drift_count == 1)
+        assert result.error is None
+        await reads.wait_ended()
+        await world.hand.execute(f"GRANT DELETE ON app.items TO {world.role}")
+        result = await world.wait(lambda result: result.drift_count != 1)
+    assert result.drift_count == 2
+    assert [reason for reason, _ in world.news()] == [News.DRIFT_CORRECTED] * 2
+    assert await world.hand.fetchval("SELECT sum(count) FROM pgrole.history WHERE role = $1", world.role) == 2
+
+
+async def test_what_a_complete_read_found_before_a_small_round_corrected_it_is_not_counted_again(
+    world: DatabaseWorkerWorld, reads: HeldReads
+) -> None:
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        async with reads.hold() as held:
+            await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+            worker.note_everything()
+            await held.wait()
+            await world.wait(lambda result: result.drift_count == 1)
+        await reads.wait_ended()
+        world.news()
+        await world.hand.execute("CREATE TABLE app.last (id int)")
+        await world.wait_may("SELECT", "app.last")
+        result = world.result
+    assert result is not None
+    assert (result.drift_count, result.error) == (1, None)
+    assert await world.hand.fetchval("SELECT sum(count) FROM pgrole.history WHERE role = $1", world.role) == 1
+
+
+@pytest.mark.parametrize("report_only", [False, True])
+async def test_a_table_made_during_a_complete_read_is_new_and_no_drift(
+    world: DatabaseWorkerWorld, reads: HeldReads, *, report_only: bool
+) -> None:
+    world.declare(READ, report_only=report_only)
+    other = world.declare_other(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        await world.wait_may("SELECT", "app.items", role=other)
+        async with reads.hold() as held:
+            worker.note_everything()
+            await held.wait()
+            await world.hand.execute("CREATE TABLE app.invoices (id int)")
+            await world.wait_may("SELECT", "app.invoices")
+            await world.wait_may("SELECT", "app.invoices", role=other)
+        await reads.wait_ended()
+        await world.hand.execute("CREATE TABLE app.last (id int)")
+        await world.wait_may("SELECT", "app.last")
+        result = world.result
+    assert result is not None
+    assert (result.drift_count, result.reported, result.error) == (0, (), None)
+
+
+async def test_a_role_whose_declaration_is_not_applied_yet_gets_what_happened_meanwhile_afterwards(
+    world: DatabaseWorkerWorld, reads: HeldReads
+) -> None:
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        async with reads.hold() as held:
+            other = world.declare_other(READ)
+            await held.wait()
+            await world.hand.execute(f"CREATE TABLE app.invoices (id int); GRANT DELETE ON app.orders TO {other}")
+            await world.wait_may("SELECT", "app.invoices")
+            assert not await world.may("SELECT", "app.orders", other)
+        await world.wait_may("SELECT", "app.invoices", role=other)
+        await world.wait_may("SELECT", "app.orders", role=other)
+        await world.wait_may("DELETE", "app.orders", role=other, expected=False)
+        await reads.wait_ended()
+
+
+async def test_a_new_table_is_no_drift_for_a_role_whose_changed_declaration_is_being_applied(
+    world: DatabaseWorkerWorld, reads: HeldReads
+) -> None:
+    world.declare(READ)
+    world.declare_other(READ)
+    await world.hand.execute("CREATE SCHEMA elsewhere")
+    async with world.working():
+        await world.wait_settled()
+        async with reads.hold() as held:
+            declared = world.declare(READ, type(READ)("elsewhere", READ.access))
+            await held.wait()
+            await world.hand.execute("CREATE TABLE app.invoices (id int)")
+            await world.wait_may("SELECT", "app.invoices", role=world.other)
+        await world.wait(lambda result: result.digest == declared.digest_of(world.database) and result.error is None)
+        await world.wait_may("SELECT", "app.invoices")
+        await world.hand.execute("CREATE TABLE elsewhere.last (id int)")
+        await world.wait_may("SELECT", "elsewhere.last")
+        result = world.result
+    assert result is not None
+    assert result.drift_count == 0
+    assert News.DRIFT_CORRECTED not in {reason for reason, _ in world.news()}
+
+
+async def test_a_drift_is_corrected_between_the_transactions_of_a_first_declaration(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
+    monkeypatch.setattr(acl_apply, "OBJECTS", 1)
+    run = AclTransactions.run
+
+    async def run_slowly(*arguments: Any, **options: Any) -> None:
+        await run(*arguments, **options)
+        await anyio.sleep(0.05)
+
+    await world.hand.execute(
+        "DO $$ BEGIN FOR i IN 1..400 LOOP EXECUTE format('CREATE TABLE app.t%s ()', i); END LOOP; END $$"
+    )
+    world.declare()
+    async with world.working():
+        await world.wait_settled()
+        monkeypatch.setattr(AclTransactions, "run", run_slowly)
+        other = world.declare_other(READ)
+        await world.wait_may("SELECT", "app.t1", role=other)
+        await world.hand.execute(f"GRANT DELETE ON app.t2 TO {world.role}")
+        await world.wait_may("DELETE", "app.t2", expected=False)
+        result = await world.wait(lambda result: result.drift_count == 1)
+        assert not await world.may("SELECT", "app.t400", other), "the drift waited for all grants"
+        monkeypatch.setattr(AclTransactions, "run", run)
+        await world.wait_may("SELECT", "app.t400", role=other)
+    assert result.error is None
+
+
+async def test_without_a_second_connection_the_only_one_reads_everything(
+    world: DatabaseWorkerWorld, reads: HeldReads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asynccontextmanager
+    async def refuse(_connections: ReadingConnections) -> AsyncIterator[Connection]:
+        raise Transient(Reason.SERVER_NOT_READY, "sorry, too many clients already")
+        yield
+
+    monkeypatch.setattr(ReadingConnections, "_connect", refuse)
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        assert await world.may("SELECT", "app.orders")
+        async with reads.hold() as held:
+            worker.note_everything()
+            await held.wait()
+            await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+        await world.wait_may("DELETE", "app.orders", expected=False)
+    assert len(reads.connections) == 1
+
+
+async def test_a_notice_counts_from_the_first_one() -> None:
+    notice = Notice()
+    with anyio.move_on_after(0.01) as scope:
+        await notice.wait()
+    assert scope.cancelled_caught
+    began = anyio.current_time()
+    notice.give()
+    since = notice.since
+    assert since >= began
+    notice.give()
+    await notice.wait()
+    assert notice.take() == since
+    assert notice.take() == float("inf")
