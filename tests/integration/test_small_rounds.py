@@ -1,7 +1,7 @@
 """controller/privileges/small_rounds with a real database: while everything is read and applied, events are served."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import anyio
@@ -9,29 +9,42 @@ import pytest
 
 from pgrole_controller.controller.privileges.small_rounds import Notice
 from pgrole_controller.core.errors import Reason, Transient
+from pgrole_controller.core.privileges.grantee import SchemaAccess
 from pgrole_controller.core.privileges.privilege_result import News
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.privileges import acl_apply, look_reading, reading_connection
 from pgrole_controller.postgres.privileges.acl_transaction import AclTransactions
-from pgrole_controller.postgres.privileges.ddl_events import UnexplainedWrites
+from pgrole_controller.postgres.privileges.database_session import DatabaseSession
+from pgrole_controller.postgres.privileges.ddl_events import Look, UnexplainedWrites
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
 from tests.integration.database_world import DEADLINE, READ, DatabaseWorkerWorld
 from tests.integration.test_database_worker import find_nothing
 
 
 class HeldReads:
-    """Complete reads, each of which returns only what it found before it was held."""
+    """Complete reads that a test can hold. A held one returns what it found before. `starting`: set while none waits
+    to begin.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.connections: set[Connection] = set()
+        self.starting = anyio.Event()
+        self.starting.set()
+        self.waits = anyio.Event()
+        self._passing = 0
         self._held, self._open = anyio.Event(), anyio.Event()
         self._open.set()
         read = look_reading._read_everything
 
         async def read_and_wait(connection: Connection, *arguments: Any, **options: Any) -> Any:
+            self.waits.set()
+            await self.starting.wait()
             answer = await read(connection, *arguments, **options)
             self.connections.add(connection)
+            if self._passing:
+                self._passing -= 1
+                return answer
             self._held.set()
             await self._open.wait()
             return answer
@@ -41,11 +54,12 @@ class HeldReads:
         monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
 
     @asynccontextmanager
-    async def hold(self) -> AsyncIterator[anyio.Event]:
-        """Yields an event that is set once a read is held. All go on at the end."""
-        self._held, self._open = anyio.Event(), anyio.Event()
+    async def hold(self, passing: int = 0) -> AsyncIterator[anyio.Event]:
+        """Yields an event that is set once a read is held, after so many others. All go on at the end."""
+        self._passing, self._held, self._open = passing, anyio.Event(), anyio.Event()
         try:
-            yield self._held
+            with anyio.fail_after(2 * DEADLINE):
+                yield self._held
         finally:
             self._open.set()
 
@@ -84,18 +98,27 @@ async def test_a_drift_during_a_complete_read_is_corrected_and_counted_once(
 
 
 async def test_what_a_complete_read_found_before_a_small_round_corrected_it_is_not_counted_again(
-    world: DatabaseWorkerWorld, reads: HeldReads
+    world: DatabaseWorkerWorld, reads: HeldReads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.declare(READ)
     async with world.working() as worker:
         await world.wait_settled()
         async with reads.hold() as held:
-            await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+            reads.starting, reads.waits = anyio.Event(), anyio.Event()
+            look = DatabaseSession.look_at_events
+
+            async def look_after_the_read(session: DatabaseSession) -> Look:
+                await held.wait()
+                return await look(session)
+
             worker.note_everything()
-            await held.wait()
+            await reads.waits.wait()
+            monkeypatch.setattr(DatabaseSession, "look_at_events", look_after_the_read)
+            await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+            reads.starting.set()
             await world.wait(lambda result: result.drift_count == 1)
+        monkeypatch.setattr(DatabaseSession, "look_at_events", look)
         await reads.wait_ended()
-        world.news()
         await world.hand.execute("CREATE TABLE app.last (id int)")
         await world.wait_may("SELECT", "app.last")
         result = world.result
@@ -123,8 +146,24 @@ async def test_a_table_made_during_a_complete_read_is_new_and_no_drift(
         await world.hand.execute("CREATE TABLE app.last (id int)")
         await world.wait_may("SELECT", "app.last")
         result = world.result
-    assert result is not None
-    assert (result.drift_count, result.reported, result.error) == (0, (), None)
+        assert result is not None
+        assert (result.drift_count, result.reported, result.error) == (0, (), None)
+        await world.hand.execute(f"REVOKE SELECT ON app.invoices FROM {world.role}")
+        await world.wait(lambda result: result.drift_count == 1 or bool(result.reported))
+
+
+async def test_a_drift_that_is_only_reported_is_reported_after_a_complete_read_that_began_before(
+    world: DatabaseWorkerWorld, reads: HeldReads
+) -> None:
+    world.declare(READ, report_only=True)
+    async with world.working() as worker:
+        await world.wait_settled()
+        async with reads.hold() as held:
+            worker.note_everything()
+            await held.wait()
+            await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}; CREATE TABLE app.invoices (id int)")
+            await world.wait_may("SELECT", "app.invoices")
+        await world.wait(lambda result: result.reported == ("DELETE on table app.orders was granted",))
 
 
 async def test_a_role_whose_declaration_is_not_applied_yet_gets_what_happened_meanwhile_afterwards(
@@ -133,12 +172,12 @@ async def test_a_role_whose_declaration_is_not_applied_yet_gets_what_happened_me
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
-        async with reads.hold() as held:
+        async with reads.hold(passing=1) as held:
             other = world.declare_other(READ)
             await held.wait()
             await world.hand.execute(f"CREATE TABLE app.invoices (id int); GRANT DELETE ON app.orders TO {other}")
             await world.wait_may("SELECT", "app.invoices")
-            assert not await world.may("SELECT", "app.orders", other)
+            assert not await world.may("SELECT", "app.invoices", other)
         await world.wait_may("SELECT", "app.invoices", role=other)
         await world.wait_may("SELECT", "app.orders", role=other)
         await world.wait_may("DELETE", "app.orders", role=other, expected=False)
@@ -150,11 +189,12 @@ async def test_a_new_table_is_no_drift_for_a_role_whose_changed_declaration_is_b
 ) -> None:
     world.declare(READ)
     world.declare_other(READ)
-    await world.hand.execute("CREATE SCHEMA elsewhere")
-    async with world.working():
+    await world.hand.execute("CREATE SCHEMA elsewhere; CREATE TABLE elsewhere.first (id int)")
+    async with world.working() as worker:
         await world.wait_settled()
-        async with reads.hold() as held:
-            declared = world.declare(READ, type(READ)("elsewhere", READ.access))
+        async with reads.hold(passing=1) as held:
+            declared = world.declare(READ, SchemaAccess("elsewhere", READ.access))
+            worker.note_everything()
             await held.wait()
             await world.hand.execute("CREATE TABLE app.invoices (id int)")
             await world.wait_may("SELECT", "app.invoices", role=world.other)
@@ -168,9 +208,11 @@ async def test_a_new_table_is_no_drift_for_a_role_whose_changed_declaration_is_b
     assert News.DRIFT_CORRECTED not in {reason for reason, _ in world.news()}
 
 
+@pytest.mark.parametrize("restarted", [False, True])
 async def test_a_drift_is_corrected_between_the_transactions_of_a_first_declaration(
-    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
 ) -> None:
+    """`restarted`: the process knows nothing yet, and reads everything for both roles together."""
     monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
     monkeypatch.setattr(acl_apply, "OBJECTS", 1)
     run = AclTransactions.run
@@ -183,10 +225,15 @@ async def test_a_drift_is_corrected_between_the_transactions_of_a_first_declarat
         "DO $$ BEGIN FOR i IN 1..400 LOOP EXECUTE format('CREATE TABLE app.t%s ()', i); END LOOP; END $$"
     )
     world.declare()
-    async with world.working():
+    async with AsyncExitStack() as working:
+        await working.enter_async_context(world.working())
         await world.wait_settled()
+        if restarted:
+            await working.aclose()
         monkeypatch.setattr(AclTransactions, "run", run_slowly)
         other = world.declare_other(READ)
+        if restarted:
+            await working.enter_async_context(world.working())
         await world.wait_may("SELECT", "app.t1", role=other)
         await world.hand.execute(f"GRANT DELETE ON app.t2 TO {world.role}")
         await world.wait_may("DELETE", "app.t2", expected=False)

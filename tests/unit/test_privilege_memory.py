@@ -55,6 +55,28 @@ def begin() -> tuple[PrivilegeMemory, RoleMemory]:
     return memory, role
 
 
+def test_what_is_noted_during_a_complete_read_is_newer() -> None:
+    memory, _ = begin()
+    renamed = replace(OLD, name="renamed")
+    memory.begin_reading()
+    assert memory.note_objects(observe(renamed, NEW, complete=False), complete=False) == only(OLD) | only(NEW)
+    memory.settle({READER.key: NOTHING, OTHER.key: NOTHING}, everyone=True)
+    assert read(memory, OLD) == NOTHING
+    memory.end_reading()
+    assert memory.note_objects(observe(renamed, NEW, complete=False), complete=False) == NOTHING
+    assert read(memory, OLD) == only(OLD)
+
+
+def test_a_role_misses_new_objects_of_rounds_in_which_it_took_no_part() -> None:
+    memory, role = begin()
+    read(memory, OLD, NEW)
+    assert memory.fresh == only(NEW)
+    memory.settle({READER.key: NOTHING, OTHER.key: NOTHING}, everyone=True)
+    assert role.new_for(memory.fresh) == NOTHING
+    memory.add_missed([READER.key], only(NEW) | only(FAILING))
+    assert role.new_for(memory.fresh) == only(NEW), "an object that no one read since is gone"
+
+
 def test_a_new_object_stays_new_to_the_role_whose_grant_failed() -> None:
     memory, role = begin()
     other = memory.role(OTHER.key, OTHER.uid, "digest")

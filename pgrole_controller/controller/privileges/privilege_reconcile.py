@@ -227,11 +227,14 @@ class PrivilegeReconcile:
     async def _decide_beside(
         self, one: PrivilegeProgress, observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
     ) -> None:
+        failure, one.error = one.error, None
         if large_rounds.is_small(observed.size):
             self._decide_one(one, observed, new_objects)
         else:
             decide = partial(to_thread.run_sync, self._decide_one, one, observed, new_objects)
             await self._interruptions.run_beside(decide, one.grantee.key)
+        if one.has_changes and one.error is None:
+            one.error = failure
 
     def _decide_one(
         self, one: PrivilegeProgress, observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
