@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 import pytest
@@ -247,10 +247,8 @@ async def test_a_drift_is_corrected_between_the_transactions_of_a_first_declarat
 async def test_without_a_second_connection_the_only_one_reads_everything(
     world: DatabaseWorkerWorld, reads: HeldReads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @asynccontextmanager
-    async def refuse(_connections: ReadingConnections) -> AsyncIterator[Connection]:
+    def refuse(_connections: ReadingConnections) -> NoReturn:
         raise Transient(Reason.SERVER_NOT_READY, "sorry, too many clients already")
-        yield
 
     monkeypatch.setattr(ReadingConnections, "_connect", refuse)
     world.declare(READ)
