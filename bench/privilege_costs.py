@@ -1,5 +1,6 @@
 """What privileges cost others: DDL, readers beside long transactions, WAL, an idle connection, polls, first grants."""
 
+import os
 import random
 import re
 import statistics
@@ -23,6 +24,7 @@ _READER_ROUNDS = 5
 _READ_PAUSE = 0.02
 _SETTLE_SECONDS = 3.0
 _CONNECT_SECONDS = 60.0
+_COMPLETE_READS = 7
 
 #: The connections of the controller to the measured database, at most one.
 _OURS = f"""
@@ -148,10 +150,13 @@ async def _rows(client: Connection) -> int:
     return int(await client.fetchval("SELECT sum(xmin::text::bigint) FROM pg_class"))
 
 
-async def measure_full_read(stand: PrivilegeStand) -> float:
-    """Milliseconds of CPU of the database's connection from the controller's start until everything is Ready."""
+async def measure_start(stand: PrivilegeStand) -> float:
+    """Milliseconds of CPU of the database's connections from the controller's start until everything is Ready."""
     async with stand.connect() as client:
         await stand.stand.controller.stop()
+        await anyio.sleep(_SETTLE_SECONDS)
+        server = _parent(await client.fetchval("SELECT pg_backend_pid()"))
+        ended = _ended(server)
         await stand.stand.start_controller()
 
         async def is_connected() -> bool:
@@ -160,7 +165,42 @@ async def measure_full_read(stand: PrivilegeStand) -> float:
         if not await reached(is_connected, _CONNECT_SECONDS):
             raise AssertionError("the controller does not connect to the database")
         await anyio.sleep(_SETTLE_SECONDS)
-        return 1000 * _cpu([row["pid"] for row in await client.fetch(_OURS)])
+        return 1000 * (_ended(server) - ended + _cpu([row["pid"] for row in await client.fetch(_OURS)]))
+
+
+async def measure_complete_read(stand: PrivilegeStand) -> float:
+    """Median milliseconds of CPU of the database's connections, of the one that ends with a read included, for reading
+    everything once: a new schema asks for that.
+    """
+    took = []
+    async with stand.connect() as client:
+        server = _parent(await client.fetchval("SELECT pg_backend_pid()"))
+        await anyio.sleep(_SETTLE_SECONDS)
+        for turn in range(_COMPLETE_READS):
+            pids = [row["pid"] for row in await client.fetch(_OURS)]
+            before = _ended(server) + _cpu(pids)
+            await client.execute(f"CREATE SCHEMA bench_read_{turn}")
+            await anyio.sleep(_SETTLE_SECONDS)
+            took.append(1000 * (_ended(server) + _cpu(pids) - before))
+            await client.execute(f"DROP SCHEMA bench_read_{turn}")
+            await anyio.sleep(_SETTLE_SECONDS)
+    return statistics.median(took)
+
+
+def _parent(pid: int) -> int:
+    """The server's first process."""
+    return int(_fields(pid)[1])
+
+
+def _ended(server: int) -> float:
+    """Seconds of CPU of all backends of a server that have ended."""
+    user, system = _fields(server)[13:15]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def _fields(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat after the name."""
+    return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
 
 
 @dataclass(frozen=True, slots=True)
