@@ -18,7 +18,7 @@ from pgrole_controller.postgres.privileges.acl_transaction import AclTransaction
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import Look, UnexplainedWrites
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
-from tests.integration.database_world import DEADLINE, READ, DatabaseWorkerWorld
+from tests.integration.database_world import DEADLINE, KEY, READ, DatabaseWorkerWorld
 from tests.integration.test_database_worker import find_nothing
 
 
@@ -125,6 +125,22 @@ async def test_what_a_complete_read_found_before_a_small_round_corrected_it_is_n
     assert result is not None
     assert (result.drift_count, result.error) == (1, None)
     assert await world.hand.fetchval("SELECT sum(count) FROM pgrole.history WHERE role = $1", world.role) == 1
+
+
+async def test_a_revoke_on_a_table_of_a_small_round_is_drift(world: DatabaseWorkerWorld, reads: HeldReads) -> None:
+    world.declare(READ)
+    world.declare_other(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        await world.wait_may("SELECT", "app.items", role=world.other)
+        async with reads.hold() as held:
+            worker.note_grantee(KEY)  # everything is read for this role only
+            await held.wait()
+            await world.hand.execute("CREATE TABLE app.invoices (id int)")
+            await world.wait_may("SELECT", "app.invoices")
+        await reads.wait_ended()
+        await world.hand.execute(f"REVOKE SELECT ON app.invoices FROM {world.role}")
+        await world.wait(lambda result: result.drift_count == 1)
 
 
 @pytest.mark.parametrize("report_only", [False, True])

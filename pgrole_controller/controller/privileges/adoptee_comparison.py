@@ -11,6 +11,7 @@ import anyio
 
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.privileges import large_rounds
+from pgrole_controller.controller.privileges.interruptions import Interruptions
 from pgrole_controller.controller.privileges.privilege_memory import FurtherReads
 from pgrole_controller.core.privileges.adoption_findings import answer_for, is_cut
 from pgrole_controller.core.privileges.grantee import Grantee
@@ -22,15 +23,21 @@ from pgrole_controller.postgres.privileges.ddl_events import EVERYTHING, Look, S
 
 #: Maximum number of adoptees of one round. Of one ACL, a read has 10,000 entries, whoever is in it.
 _AT_ONCE = 100
-#: Seconds of one round after which the other adoptees wait for the next: repairs wait as long.
+#: Seconds of one round after which the other adoptees wait for the next.
 _LONGEST = 0.5
 
 
 async def compare_adoptees(
-    session: DatabaseSession, adoptees: Sequence[Grantee], look: Look, keys: frozenset[Key], reads: FurtherReads
+    session: DatabaseSession,
+    adoptees: Sequence[Grantee],
+    look: Look,
+    keys: frozenset[Key],
+    reads: FurtherReads,
+    interruptions: Interruptions,
 ) -> list[PrivilegeResult]:
     """Returns results for the adoptees of `keys`, and for all of them if `look` asks for anything and a further read
-    may begin, as far as one round gets: the others are put off. Raises PgRoleError if the session fails.
+    may begin, as far as one round gets: the others are put off. Hold the session's lock. Raises PgRoleError if the
+    session fails.
     """
     asked = frozenset(one.key for one in adoptees)
     began = anyio.current_time()
@@ -38,7 +45,7 @@ async def compare_adoptees(
     if look.asks:
         due |= reads.admit(asked - due, began)
     some = sorted((one for one in adoptees if one.key in due), key=lambda one: one.key not in keys)
-    results = await _compare(session, some[:_AT_ONCE], began) if some else []
+    results = await _compare(session, some[:_AT_ONCE], began, interruptions) if some else []
     if some:
         reads.note(began, anyio.current_time())
     reads.put_off(due)
@@ -46,15 +53,20 @@ async def compare_adoptees(
     return results
 
 
-async def _compare(session: DatabaseSession, adoptees: Sequence[Grantee], began: float) -> list[PrivilegeResult]:
+async def _compare(
+    session: DatabaseSession, adoptees: Sequence[Grantee], began: float, interruptions: Interruptions
+) -> list[PrivilegeResult]:
     """Returns results for the first of them, at least one."""
     reach = PrivilegeReach.of(session.database, adoptees)
-    async with session.lock:
-        observed, _ = await session.read([one.oid for one in adoptees], reach, EVERYTHING)
+    read = partial(session.read, [one.oid for one in adoptees], reach, EVERYTHING)
+    async with session.reading.open(session.connection) as another:
+        aside = interruptions.run_beside(partial(read, connection=another)) if another else read()
+        observed, _ = await aside
     if len(adoptees) > 1 and is_cut(observed):
-        return await _compare(session, adoptees[:1], began)
+        return await _compare(session, adoptees[:1], began, interruptions)
     results: list[PrivilegeResult] = []
     for one in adoptees:
+        await interruptions.give_way()
         results.append(
             await large_rounds.run_aside(observed.size, answer_for, one, observed, partial(contain, key=one.key))
         )

@@ -53,6 +53,7 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.drift_history import MOST_RECORDED, build_record_statement
 from pgrole_controller.postgres.fence import is_another_leading
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
+from pgrole_controller.postgres.privileges.acl_refusal import ChangedMeanwhile
 from pgrole_controller.postgres.privileges.acl_transaction import Statement
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import Look, Scope
@@ -233,7 +234,7 @@ class PrivilegeReconcile:
         else:
             decide = partial(to_thread.run_sync, self._decide_one, one, observed, new_objects)
             await self._interruptions.run_beside(decide, one.grantee.key)
-        if one.has_changes and one.error is None:
+        if one.error is None and (one.has_changes or not isinstance(failure, ChangedMeanwhile)):
             one.error = failure
 
     def _decide_one(
@@ -327,7 +328,7 @@ class PrivilegeReconcile:
             found = (applied.find_error(change.object.id, one.grantee.oid) for change in one.changes)
             errors = [error for error in found if error is not None]
             errors += [applied.default_errors[each] for each in one.default_changes if each in applied.default_errors]
-            one.error = errors[0] if errors else one.error
+            one.error = min(errors, key=lambda error: isinstance(error, ChangedMeanwhile), default=one.error)
         if applied.errors or applied.default_errors:
             for one in some:
                 one.told = tuple(self._keep_succeeded(one, applied))

@@ -67,7 +67,7 @@ async def run_round(
             memory.further.note(began, anyio.current_time())
         memory.further.finish(complete)
         memory.settle(reconcile.unfinished, everyone=complete | partial >= everyone)
-        small.finish()
         await reconcile.record_reported()
-    note(await compare_adoptees(session, adoptees, look, due, memory.adoptees), since)
+        note(await compare_adoptees(session, adoptees, look, due, memory.adoptees, small), since)
+        small.finish()
     return results

@@ -141,8 +141,10 @@ class SmallRounds:
         before = memory.take_repaired()
         results = await reconcile.settle(some, look)
         self._unclear |= reconcile.unclear | (memory.unsettled() & {one.key for one in some})
-        self._fresh |= memory.fresh
-        memory.settle(reconcile.unfinished, everyone=False)
+        fresh = memory.fresh
+        memory.settle(reconcile.unfinished, everyone=True)
+        memory.add_missed(self._busy, fresh)
+        self._fresh |= fresh
         self._counts |= {result.key: result.drift_count for result in results}
         if look.scope is Scope.RECENT:
             self._recent.note(began, anyio.current_time())

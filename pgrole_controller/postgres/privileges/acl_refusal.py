@@ -28,6 +28,10 @@ _LONGEST_STATEMENTS = 600
 _MEMBERSHIP_OPTIONS_VERSION = 160_000
 
 
+class ChangedMeanwhile(Transient):
+    """The object is not as it was read: reading it again tells what is left to do."""
+
+
 class Ineffective(Transient):
     """The statements succeeded, and yet an object does not have the privileges that it should."""
 
