@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("platforms", nargs="*", metavar="PLATFORM", help=f"{', '.join(PLATFORMS)}; default: this one")
     parser.add_argument("--uv", default="uv", metavar="FILE", help="uv")
     parser.add_argument("--into", type=Path, default=ROOT / "dist", metavar="DIR", help="default: dist")
+    parser.add_argument("--level", type=int, default=6, metavar="N", help="compression, 1 (fastest) to 9; default: 6")
     options = parser.parse_args()
     if unknown := set(options.platforms) - PLATFORMS.keys():
         parser.error(f"unknown platform {', '.join(sorted(unknown))}: it is one of {', '.join(PLATFORMS)}")
@@ -58,7 +59,7 @@ def main() -> None:
         for name in options.platforms or [_this_platform()]:
             trees = _install(options.uv, PLATFORMS[name], wheel, locked, Path(scratch) / name.replace("/", "-"))
             archive = options.into / f"{PROGRAM}-{version}-{name.replace('/', '-')}.tar.gz"
-            archive.write_bytes(_pack_archive(_pack_program(trees, version, name)))
+            archive.write_bytes(_pack_archive(_pack_program(trees, version, name, options.level)))
             sums[name] = hashlib.sha256(archive.read_bytes()).hexdigest()
             archive.with_name(f"{archive.name}.sha256").write_text(f"{sums[name]}  {archive.name}\n", encoding="utf-8")
             sys.stdout.write(f"{archive} ({archive.stat().st_size / 1e6:.1f} MB)\n")
@@ -136,22 +137,22 @@ def _is_kept(path: Path, place: Path) -> bool:
     return path.is_file() and is_read and parts[0] != "bin" and "__pycache__" not in parts
 
 
-def _pack_program(trees: Mapping[str, Mapping[str, bytes]], version: str, name: str) -> bytes:
+def _pack_program(trees: Mapping[str, Mapping[str, bytes]], version: str, name: str, level: int) -> bytes:
     """Returns the zipapp. Its own directory is short, so that a start finds what it needs at once."""
     first, *others = trees.values()
     common = {path: text for path, text in first.items() if all(other.get(path) == text for other in others)}
-    parts = {"common.zip": _zip(common)}
+    parts = {"common.zip": _zip(common, level)}
     for tag, files in trees.items():
-        parts[f"{tag}.zip"] = _zip({path: text for path, text in files.items() if path not in common})
+        parts[f"{tag}.zip"] = _zip({path: text for path, text in files.items() if path not in common}, level)
     build = hashlib.sha256(b"".join(parts.values())).hexdigest()[:12]
     system, _, architecture = name.partition("/")
     about = {"version": version, "build": build, "os": system, "arch": architecture}
     sources = {path.name: path.read_bytes() for path in sorted(SOURCES.glob("*.py"))}
     parts["build.json"] = json.dumps(about).encode()
-    return _zip({**sources, **parts}, b"#!/usr/bin/env python3\n")
+    return _zip({**sources, **parts}, level, b"#!/usr/bin/env python3\n")
 
 
-def _zip(files: Mapping[str, bytes], start: bytes = b"") -> bytes:
+def _zip(files: Mapping[str, bytes], level: int, start: bytes = b"") -> bytes:
     packed = io.BytesIO()
     packed.write(start)
     with zipfile.ZipFile(packed, "w") as archive:
@@ -159,7 +160,7 @@ def _zip(files: Mapping[str, bytes], start: bytes = b"") -> bytes:
             entry = zipfile.ZipInfo(path, _MOMENT)
             entry.external_attr = 0o644 << 16
             entry.compress_type = zipfile.ZIP_STORED if path.endswith(".zip") else zipfile.ZIP_DEFLATED
-            archive.writestr(entry, content)
+            archive.writestr(entry, content, compresslevel=level)
     return packed.getvalue()
 
 

@@ -1,6 +1,7 @@
 """Fixtures for one shared controller process; tests that would disturb it start their own."""
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -73,9 +74,20 @@ async def shared_postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
-async def shared_api_server(shared_binaries: Binaries | None, refusals: Refusals) -> AsyncIterator[ApiServer]:
-    """The API server of the shared controller, which writes to every PgRole there: never stop or kill this one."""
-    async with k3s.api_server(shared_binaries) as server:
+async def shared_api_server(
+    shared_binaries: Binaries | None, request: pytest.FixtureRequest, refusals: Refusals
+) -> AsyncIterator[ApiServer]:
+    """The API server of the shared controller, which writes to every PgRole there: never stop or kill this one.
+
+    It is one that earlier tests borrowed, if there is one.
+    """
+    async with AsyncExitStack() as stack:
+        if shared_binaries is None:
+            server = await stack.enter_async_context(k3s.api_server(None))
+        else:
+            pool: ApiServerPool = request.getfixturevalue("api_servers")
+            server = await stack.enter_async_context(pool.lend())
+            pool.abandon(server)  # hardly any test after this package borrows one
         await apply_crds(server)
         refusals.watch(server)
         yield server

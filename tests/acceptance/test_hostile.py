@@ -13,11 +13,10 @@ import pytest_asyncio
 from pgrole_controller import resources
 from pgrole_controller.core.ddl import quote_literal
 from pgrole_controller.local.apiserver import ApiServer
-from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply, apply_crds, read_folder
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
-from tests.acceptance.service_account import serving
+from tests.acceptance.service_account import check_none_refused
 from tests.acceptance.world import (
     PATIENCE,
     Controller,
@@ -33,6 +32,7 @@ from tests.acceptance.world import (
     running,
     says,
 )
+from tests.api_server_pool import ApiServerPool
 from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
@@ -266,7 +266,7 @@ async def storm(dsn: str, names: list[str], ends: float) -> None:
 
 
 async def test_specs_that_pass_the_schema_but_not_validation_are_reported_and_delay_no_other_object(
-    binaries: Binaries, own_postgres: PostgresServer, stage: Stage
+    api_servers: ApiServerPool, own_postgres: PostgresServer, stage: Stage
 ) -> None:
     bad: dict[str, tuple[Json, str]] = {
         "protected": ({"name": "pg_mine"}, "spec.name"),
@@ -282,7 +282,7 @@ async def test_specs_that_pass_the_schema_but_not_validation_are_reported_and_de
         "no-flag": ({"login": "yes"}, "spec.login"),
         "no-moment": ({"validUntil": "soon"}, "spec.validUntil"),
     }
-    async with serving(binaries) as server:
+    async with api_servers.lend() as server:
         for crd in read_folder(resources.path("crds")):
             await apply(server, permissive(crd))
         await apply_crds_established(server)
@@ -308,6 +308,7 @@ async def test_specs_that_pass_the_schema_but_not_validation_are_reported_and_de
             await kube.wait_gone("reserved")
             assert is_ready(await kube.wait_ready("good"))
             assert "Traceback" not in controller.log
+        check_none_refused(server)
 
 
 def permissive(crd: Json) -> Json:

@@ -1,4 +1,4 @@
-"""A real browser: Chromium of the operating system, with a fresh profile for each test."""
+"""A real browser: Chromium of the operating system, with a fresh profile for each test, or one for a module."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, ConsoleMessage, Page, Request, ViewportSize, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Error, Page, Request, ViewportSize, async_playwright
 
 from tests.browser.stand import BrowserStand, run_stand
 
@@ -65,10 +65,19 @@ class BrowserTab:
         if not request.url.startswith((self.url, "about:", "data:")):
             self.strange.append(request.url)
 
+    def note_exception(self, error: Error) -> None:
+        self.errors.append(str(error))
+
     def listen(self) -> None:
         self.page.on("console", self.note_message)
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("pageerror", self.note_exception)
         self.page.on("request", self.note_request)
+
+    def ignore(self) -> None:
+        """Undoes `listen`."""
+        self.page.remove_listener("console", self.note_message)
+        self.page.remove_listener("pageerror", self.note_exception)
+        self.page.remove_listener("request", self.note_request)
 
 
 @dataclass(kw_only=True)
@@ -109,5 +118,26 @@ async def tab(browser: Browser, stand: BrowserStand) -> AsyncIterator[Tab]:
         opened = Tab(page, stand.url, stand=stand)
         opened.listen()
         yield opened
+    assert opened.errors == []
+    assert opened.strange == []
+
+
+@pytest_asyncio.fixture(scope="module")
+async def lasting(browser: Browser) -> AsyncIterator[Tab]:
+    async with run_stand() as running, new_page(browser) as page:
+        yield Tab(page, running.url, stand=running)
+
+
+@pytest_asyncio.fixture
+async def lasting_tab(lasting: Tab) -> AsyncIterator[Tab]:
+    """Like `tab`, without the second of CPU that a page of its own costs, for tests that only look: their module's page
+    and stand.
+    """
+    opened = Tab(lasting.page, lasting.url, stand=lasting.stand)
+    opened.listen()
+    yield opened
+    assert await opened.page.evaluate("localStorage.length + sessionStorage.length") == 0
+    assert await opened.page.context.cookies() == []
+    opened.ignore()
     assert opened.errors == []
     assert opened.strange == []

@@ -81,7 +81,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not Path(uv).exists():
         pytest.skip("uv is neither on the PATH nor in .tools: `make env` installs it")
     folder = tmp_path_factory.mktemp("plugin")
-    command = [sys.executable, str(_BUILD), "--uv", uv, "--into", str(folder)]
+    command = [sys.executable, str(_BUILD), "--uv", uv, "--into", str(folder), "--level", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
     assert done.returncode == 0, done.stderr
     return folder
