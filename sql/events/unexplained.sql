@@ -4,37 +4,44 @@
 -- no privilege, e.g. TRUNCATE, count as well, and so do subtransactions, whose events have another id. Not those of this session
 -- that verified what they wrote (acl_transaction.py), whether their events were recorded or not.
 -- The age of a row that was frozen long ago can be negative. Relation oldest is computed once, not for each row.
--- $1 text the snapshot of the last question
+-- $1 text the snapshot of the last question   $2 text, $3 integer transactions and process of the session, if another one asks
 WITH oldest AS (SELECT age(pg_catalog.pg_snapshot_xmin($1::text::pg_snapshot)::xid) AS age)
 SELECT now.snapshot, ARRAY(
-    SELECT DISTINCT w.xmin::text::bigint AS xmin
+    SELECT t.id
+    -- a transaction may have written very many rows
     FROM (
-        SELECT c.xmin FROM pg_catalog.pg_class AS c
-        WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND c.relpersistence <> 't'
-          AND age(c.xmin) <= (SELECT o.age FROM oldest AS o)
-        UNION ALL
-        SELECT p.xmin FROM pg_catalog.pg_proc AS p
-        WHERE age(p.xmin) <= (SELECT o.age FROM oldest AS o)
-        UNION ALL
-        SELECT n.xmin FROM pg_catalog.pg_namespace AS n
-        WHERE n.nspname NOT LIKE 'pg\_t%' AND age(n.xmin) <= (SELECT o.age FROM oldest AS o)
-        UNION ALL
-        SELECT d.xmin FROM pg_catalog.pg_default_acl AS d
-        WHERE age(d.xmin) <= (SELECT o.age FROM oldest AS o)
-    ) AS w
-    -- ids below 3 are not those of transactions
-    WHERE now.snapshot IS DISTINCT FROM $1::text AND w.xmin::text::bigint >= 3 AND age(w.xmin) >= 0
-      AND NOT EXISTS (
+        SELECT DISTINCT w.xmin::text::bigint AS id
+        FROM (
+            SELECT c.xmin FROM pg_catalog.pg_class AS c
+            WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND c.relpersistence <> 't'
+              AND age(c.xmin) <= (SELECT o.age FROM oldest AS o)
+            UNION ALL
+            SELECT p.xmin FROM pg_catalog.pg_proc AS p
+            WHERE age(p.xmin) <= (SELECT o.age FROM oldest AS o)
+            UNION ALL
+            SELECT n.xmin FROM pg_catalog.pg_namespace AS n
+            WHERE n.nspname NOT LIKE 'pg\_t%' AND age(n.xmin) <= (SELECT o.age FROM oldest AS o)
+            UNION ALL
+            SELECT d.xmin FROM pg_catalog.pg_default_acl AS d
+            WHERE age(d.xmin) <= (SELECT o.age FROM oldest AS o)
+        ) AS w
+        -- ids below 3 are not those of transactions
+        WHERE now.snapshot IS DISTINCT FROM $1::text AND w.xmin::text::bigint >= 3 AND age(w.xmin) >= 0
+        OFFSET 0
+    ) AS t
+    WHERE NOT EXISTS (
           SELECT
           FROM pgrole.ddl_event AS e
-          WHERE e.xid = (now.next - ((now.next - w.xmin::text::bigint) & 4294967295))::text::xid8
-            AND e.pid <> pg_catalog.pg_backend_pid()
+          WHERE e.xid = (now.next - ((now.next - t.id) & 4294967295))::text::xid8
+            AND e.pid <> coalesce($3::integer, pg_catalog.pg_backend_pid())
           OFFSET 0
       )
-      AND w.xmin::text <> ALL (
-          pg_catalog.string_to_array(coalesce(pg_catalog.current_setting('pgrole.own_transactions', true), ''), ',')
+      AND t.id::text <> ALL (
+          pg_catalog.string_to_array(
+              coalesce($2::text, pg_catalog.current_setting('pgrole.own_transactions', true), ''), ','
+          )
       )
-    ORDER BY xmin DESC
+    ORDER BY t.id DESC
     LIMIT 100
 ) AS found
 -- OFFSET 0: taken once

@@ -129,7 +129,7 @@ async def test_a_change_is_decided_only_for_the_roles_that_it_concerns(
     assert decided == [world.role]
 
 
-async def find_nothing(_writes: UnexplainedWrites) -> Look:
+async def find_nothing(_writes: UnexplainedWrites, *_arguments: Any) -> Look:
     return Look()
 
 

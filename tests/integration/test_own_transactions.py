@@ -9,12 +9,17 @@ from pgrole_controller import resources
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.capabilities import identify
-from pgrole_controller.postgres.connection import Endpoint, connect
-from pgrole_controller.postgres.privileges import database_session
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.privileges import database_session, reading_connection, searches
 from pgrole_controller.postgres.privileges.acl_fingerprint import Fingerprints
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import Look, Scope, UnexplainedWrites
-from pgrole_controller.postgres.privileges.own_transactions import NOTE_OWN_TRANSACTION, forget_own_transactions
+from pgrole_controller.postgres.privileges.own_transactions import (
+    NOTE_OWN_TRANSACTION,
+    OwnSession,
+    forget_own_transactions,
+)
+from pgrole_controller.postgres.privileges.searches import Searches
 from tests.integration.database_world import DEADLINE, KEY, READ, DatabaseWorkerWorld, make_world
 
 #: Writes an ACL as a superuser can without any event. {r}: a role; {t}: a table.
@@ -35,7 +40,7 @@ class Asked:
         self.scopes: list[Scope] = []
         self.times = 0
         self.closed = False
-        read, ask = DatabaseSession.read, UnexplainedWrites.ask
+        read, run, ask = DatabaseSession.read, Searches.run, UnexplainedWrites.ask
 
         async def note_read(
             session: DatabaseSession, roles: Any, reach: Any, look: Look, with_columns: Any = ()
@@ -43,15 +48,18 @@ class Asked:
             self.scopes.append(look.scope)
             return await read(session, roles, reach, look, with_columns)
 
-        async def note_ask(writes: UnexplainedWrites) -> Look:
-            if self.closed:
-                return Look()
-            look = await ask(writes)
-            self.times += 1
-            return look
+        async def note_ask(writes: UnexplainedWrites, *arguments: Any) -> Look:
+            return Look() if self.closed else await ask(writes, *arguments)
+
+        async def note_run(searches: Searches, search: Any, since: str | None) -> Any:
+            answer = await run(searches, search, since)
+            if isinstance(search.__self__, UnexplainedWrites) and not self.closed:
+                self.times += 1
+            return answer
 
         monkeypatch.setattr(DatabaseSession, "read", note_read)
         monkeypatch.setattr(UnexplainedWrites, "ask", note_ask)
+        monkeypatch.setattr(Searches, "run", note_run)
         monkeypatch.setattr(database_session, "UNEXPLAINED_SECONDS", 0.02)
 
     async def wait_more(self, times: int = 3) -> None:
@@ -181,8 +189,8 @@ async def test_explained_changes_cause_no_full_read_by_the_backstop(
     compared = anyio.Event()
     compare = Fingerprints.compare
 
-    async def note(fingerprints: Fingerprints) -> Look:
-        look = await compare(fingerprints)
+    async def note(fingerprints: Fingerprints, *arguments: Any) -> Look:
+        look = await compare(fingerprints, *arguments)
         if look.asks:
             compared.set()
         return look
@@ -226,7 +234,38 @@ async def test_writes_are_not_searched_while_no_transaction_ends(own_postgres: P
         query = resources.text("sql", "events", "unexplained.sql")
         snapshot = await world.hand.fetchval("SELECT pg_current_snapshot()::text")
         await world.hand.execute(f"PREPARE search AS {query}")
-        lines = await world.hand.fetch(f"EXPLAIN (ANALYZE, COSTS OFF) EXECUTE search ('{snapshot}')")
+        lines = await world.hand.fetch(f"EXPLAIN (ANALYZE, COSTS OFF) EXECUTE search ('{snapshot}', NULL, NULL)")
     scans = [row[0] for row in lines if "Scan on pg_class" in row[0] or "on pg_class" in row[0]]
     assert scans
     assert all("never executed" in scan for scan in scans)
+
+
+async def test_a_search_beside_the_session_finds_what_one_within_finds(
+    world: DatabaseWorkerWorld, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large database is searched on another connection, which has not the session's own settings and process."""
+    others: list[Connection] = []
+    ask = UnexplainedWrites.ask
+
+    async def note(writes: UnexplainedWrites, another: Connection | None = None, own: OwnSession | None = None) -> Look:
+        assert another is not None
+        others.append(another)
+        return await ask(writes, another, own)
+
+    monkeypatch.setattr(UnexplainedWrites, "ask", note)
+    for module in (searches, reading_connection):
+        monkeypatch.setattr(module, "LARGE_CATALOGS", 0)
+    world.declare(READ)
+    world.declare_other(READ)
+    async with world.working():
+        await world.wait_settled()
+        await asked.wait_more()
+        del asked.scopes[:]
+        await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+        await wait_drifts(world, 1)
+        await asked.wait_more()
+        assert asked.scopes == [Scope.NAMED]
+        await world.hand.execute(SILENT.format(r=world.role, t="app.orders"))
+        await world.wait_may("DELETE", "app.orders", expected=False)
+        await wait_drifts(world, 2)
+    assert others

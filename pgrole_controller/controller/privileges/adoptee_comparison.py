@@ -59,7 +59,7 @@ async def _compare(
     """Returns results for the first of them, at least one."""
     reach = PrivilegeReach.of(session.database, adoptees)
     read = partial(session.read, [one.oid for one in adoptees], reach, EVERYTHING)
-    async with session.reading.open(session.connection) as another:
+    async with session.open_another() as another:
         aside = interruptions.run_beside(partial(read, connection=another)) if another else read()
         observed, _ = await aside
     if len(adoptees) > 1 and is_cut(observed):

@@ -53,7 +53,7 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.drift_history import MOST_RECORDED, build_record_statement
 from pgrole_controller.postgres.fence import is_another_leading
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
-from pgrole_controller.postgres.privileges.acl_refusal import ChangedMeanwhile
+from pgrole_controller.postgres.privileges.acl_refusal import OutdatedAcl
 from pgrole_controller.postgres.privileges.acl_transaction import Statement
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import Look, Scope
@@ -172,7 +172,7 @@ class PrivilegeReconcile:
         self._screening.forget()
         read = partial(self._session.read, [one.oid for one in grantees], reach, look, self._memory.with_columns)
         if look.takes_long:
-            async with self._session.reading.open(self._session.connection) as another:
+            async with self._session.open_another() as another:
                 aside = self._interruptions.run_beside(partial(read, connection=another)) if another else read()
                 observed, stored = await aside
         else:
@@ -228,14 +228,11 @@ class PrivilegeReconcile:
     async def _decide_beside(
         self, one: PrivilegeProgress, observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
     ) -> None:
-        failure, one.error = one.error, None
         if large_rounds.is_small(observed.size):
             self._decide_one(one, observed, new_objects)
         else:
             decide = partial(to_thread.run_sync, self._decide_one, one, observed, new_objects)
             await self._interruptions.run_beside(decide, one.grantee.key)
-        if one.error is None and (one.has_changes or not isinstance(failure, ChangedMeanwhile)):
-            one.error = failure
 
     def _decide_one(
         self, one: PrivilegeProgress, observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
@@ -250,6 +247,8 @@ class PrivilegeReconcile:
             )
             consider_approval(one, observed, new_objects, self._session)
             self._hold(one, complete=observed.complete)
+            if isinstance(one.error, OutdatedAcl) and not one.has_changes:
+                one.error = None  # now it is read again
         except Exception as error:  # noqa: BLE001 -- this role's error
             one.decision, one.changes, one.default_changes = PrivilegeDecision(), (), ()
             one.approval = None
@@ -328,7 +327,7 @@ class PrivilegeReconcile:
             found = (applied.find_error(change.object.id, one.grantee.oid) for change in one.changes)
             errors = [error for error in found if error is not None]
             errors += [applied.default_errors[each] for each in one.default_changes if each in applied.default_errors]
-            one.error = min(errors, key=lambda error: isinstance(error, ChangedMeanwhile), default=one.error)
+            one.error = min(errors, key=lambda error: isinstance(error, OutdatedAcl), default=one.error)
         if applied.errors or applied.default_errors:
             for one in some:
                 one.told = tuple(self._keep_succeeded(one, applied))

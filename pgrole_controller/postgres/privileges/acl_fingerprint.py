@@ -21,6 +21,7 @@ from pgrole_controller.postgres.privileges.ddl_events import (
     UnexplainedWrites,
     oldest_running,
 )
+from pgrole_controller.postgres.privileges.own_transactions import OwnSession
 from pgrole_controller.postgres.rows import fetch, first
 from pgrole_controller.postgres.unnamed_statements import forgetting
 
@@ -30,29 +31,32 @@ _DROPPED = WITH_PRIVILEGES - {SCHEMA}
 
 
 class Fingerprints:
-    """Compares each fingerprint of all privileges with the previous one. `events`: events announce changes."""
+    """Compares each fingerprint of all privileges with the last one. `events`: events announce changes. `snapshot`: of
+    the last one.
+    """
 
     def __init__(self, connection: Connection, identity: Identity) -> None:
         self.events = False
         self._connection = connection
         self._started_at = identity.started_at
         self._key = secrets.randbits(64) - 2**63
-        self._snapshot: str | None = None
+        self.snapshot: str | None = None
         self._objects: int | None = None
         self._others: int | None = None
 
-    async def compare(self) -> Look:
-        """Returns what to read because it differs from the last one; nothing the first time. Raises PgRoleError.
+    async def compare(self, another: Connection | None = None, own: OwnSession | None = None) -> Look:
+        """Returns what to read because it differs from the last one; nothing the first time. `another`, `own`: as in
+        `UnexplainedWrites.ask`. Raises PgRoleError.
 
         With events: the recent rows, if events explain every row written since, and only relations, routines, columns,
         default privileges and the database differ. A row that was deleted leaves none.
         """
         with forgetting() if self.events else nullcontext():
             rows = await fetch(
-                self._connection,
+                another or self._connection,
                 "fingerprint",
                 resources.text("sql", "events", "fingerprint.sql"),
-                self._snapshot,
+                self.snapshot,
                 self._key,
                 seconds=_SECONDS,
                 reason=Reason.SERVER_NOT_READY,
@@ -60,7 +64,7 @@ class Fingerprints:
         row = first(rows)
         if row.get("in_recovery", bool) or row.get("started_at", datetime) != self._started_at:
             raise Transient(Reason.SERVER_NOT_READY, "a different server answers on the same address")
-        snapshot, self._snapshot = self._snapshot, row.get("snapshot", str)
+        snapshot, self.snapshot = self.snapshot, row.get("snapshot", str)
         if not row.find("computed", bool):
             return Look()
         before = self._objects, self._others
@@ -69,7 +73,7 @@ class Fingerprints:
             return Look()
         if not self.events or before[1] != self._others:
             return EVERYTHING
-        unexplained = await UnexplainedWrites(self._connection, snapshot).ask()
+        unexplained = await UnexplainedWrites(self._connection, snapshot).ask(another, own)
         if unexplained.scope is not Scope.NOTHING:
             return EVERYTHING
         return Look(Scope.RECENT, xid=oldest_running(snapshot), defaults=True, dropped=_DROPPED, searches=True)

@@ -28,7 +28,7 @@ _LONGEST_STATEMENTS = 600
 _MEMBERSHIP_OPTIONS_VERSION = 160_000
 
 
-class ChangedMeanwhile(Transient):
+class OutdatedAcl(Transient):
     """The object is not as it was read: reading it again tells what is left to do."""
 
 

@@ -41,8 +41,8 @@ from pgrole_controller.postgres.privileges.acl_refusal import (
     DEPENDENT,
     LOCK_NOT_FREE,
     RETRIED,
-    ChangedMeanwhile,
     Ineffective,
+    OutdatedAcl,
     as_owner,
     postpone,
     sqlstate,
@@ -258,7 +258,7 @@ class AclTransactions:
             found = now.get(before.object.id)
             if found is None or found.seen != before.seen or identity_of(found) != identity_of(before):
                 text = f"{before.object.label} changed while the controller read it"
-                stale[before.object.id] = ChangedMeanwhile(Reason.PROGRESSING, text)
+                stale[before.object.id] = OutdatedAcl(Reason.PROGRESSING, text)
         return stale
 
     async def _run(

@@ -9,7 +9,8 @@ is never missed, since the worker reads everything when a session begins.
 """
 
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -48,7 +49,8 @@ from pgrole_controller.postgres.privileges.ddl_events import (
 )
 from pgrole_controller.postgres.privileges.look_reading import read_look
 from pgrole_controller.postgres.privileges.own_transactions import forget_own_transactions
-from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
+from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections, read_size
+from pgrole_controller.postgres.privileges.searches import Searches
 from pgrole_controller.postgres.privileges.stored_state import StoredState
 from pgrole_controller.postgres.protocol import protocol_of, reason_of
 from pgrole_controller.postgres.rows import fetch, fetch_row
@@ -115,7 +117,7 @@ class DatabaseSession:
 
     @property
     def blocked(self) -> PgRoleError | None:
-        """Why nothing may be written here; None if it may."""
+        """Why nothing may be written here."""
         if not self.installation.endangered:
             return None
         names = ", ".join(self.installation.foreign_event_triggers)
@@ -184,6 +186,14 @@ class DatabaseSession:
         return await read_look(
             connection, self.oid, grantees, reach, look, with_columns, home=self.home, stores=self.stores
         )
+
+    @asynccontextmanager
+    async def open_another(self) -> AsyncIterator[Connection | None]:
+        """A second connection for a complete read of a large database; None: its only one has to do. Raises
+        PgRoleError.
+        """
+        async with self.reading.open(await read_size(self.connection)) as another:
+            yield another
 
     async def prepare(self) -> None:
         """Has PostgreSQL plan what a repair needs: for the first one, that would take longer than running it. Raises
@@ -280,6 +290,7 @@ class DatabaseSession:
 
     async def run(self) -> None:
         """Detects changes and keeps the leadership, until cancelled. Raises PgRoleError when the session fails."""
+        searches = Searches(self.connection, self.lock, self.reading)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._await_end)
             tasks.start_soon(self._beat)
@@ -289,9 +300,9 @@ class DatabaseSession:
             if self._ticks:
                 tasks.start_soon(self._look_often)
             if self._fingerprints is not None:
-                tasks.start_soon(self._compare, self._fingerprints)
+                tasks.start_soon(self._compare, self._fingerprints, searches)
             if self._unexplained is not None:
-                tasks.start_soon(self._watch_unexplained, self._unexplained)
+                tasks.start_soon(self._watch_unexplained, self._unexplained, searches)
 
     async def _await_end(self) -> NoReturn:
         ended = anyio.Event()
@@ -324,10 +335,8 @@ class DatabaseSession:
                 with forgetting():
                     found = await inspect_database(self.connection)
             if _summary(found) != before:
-                raise Transient(
-                    Reason.SERVER_NOT_READY,
-                    f'what is installed in database "{self.database}" changed: it is read again',
-                )
+                text = f'what is installed in database "{self.database}" changed: it is read again'
+                raise Transient(Reason.SERVER_NOT_READY, text)
 
     async def _prune(self) -> NoReturn:
         pause = PRUNE_SECONDS
@@ -354,25 +363,25 @@ class DatabaseSession:
                 self.on_notice()
             await anyio.sleep(TICK_SECONDS)
 
-    async def _compare(self, fingerprints: Fingerprints) -> NoReturn:
-        pause = BACKSTOP_SECONDS if self.mode is DatabaseMode.EVENTS else self.interval
+    async def _compare(self, fingerprints: Fingerprints, searches: Searches) -> NoReturn:
+        events = self.mode is DatabaseMode.EVENTS
+        pause = BACKSTOP_SECONDS if events else self.interval
         while True:
             await anyio.sleep(pause)
-            async with self.lock:
-                began = anyio.current_time()  # without the wait for a round, which may take long
-                look = await fingerprints.compare()
-                took = anyio.current_time() - began
+            if events:
+                look, took = await searches.run(fingerprints.compare, fingerprints.snapshot)
+                pause = max(BACKSTOP_SECONDS, took / _POLLING_SHARE)
+            else:
+                async with self.lock:
+                    began = anyio.current_time()  # without the wait for a round, which may take long
+                    look = await fingerprints.compare()
+                    pause = pause_after(anyio.current_time() - began, self.interval)
             if look.asks:
                 self.look_again(look)
-            if self.mode is DatabaseMode.POLL:
-                pause = pause_after(took, self.interval)
 
-    async def _watch_unexplained(self, writes: UnexplainedWrites) -> NoReturn:
+    async def _watch_unexplained(self, writes: UnexplainedWrites, searches: Searches) -> NoReturn:
         while True:
-            async with self.lock:
-                began = anyio.current_time()
-                look = await writes.ask()
-                took = anyio.current_time() - began
+            look, took = await searches.run(writes.ask, writes.snapshot)
             if look.scope is not Scope.NOTHING:
                 self.look_again(look)
             await anyio.sleep(max(UNEXPLAINED_SECONDS, took / _POLLING_SHARE))

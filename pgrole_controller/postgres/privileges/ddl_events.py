@@ -21,6 +21,7 @@ from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.privileges.acl_attribution import MOST_EVENTS as MOST_EXPLAINING
 from pgrole_controller.postgres.privileges.acl_attribution import read_event
+from pgrole_controller.postgres.privileges.own_transactions import OwnSession
 from pgrole_controller.postgres.rows import Row, Unreadable, fetch, fetch_row, first
 
 #: A transaction with this many events has an incomplete list (sql/database).
@@ -275,10 +276,14 @@ class UnexplainedWrites:
     snapshot: str
     _told: frozenset[int] = frozenset()
 
-    async def ask(self) -> Look:
-        """Returns what to read. Raises PgRoleError."""
+    async def ask(self, another: Connection | None = None, own: OwnSession | None = None) -> Look:
+        """Returns what to read. `another`: to ask on that connection, `own`: for the session with that. Raises
+        PgRoleError.
+        """
         query = resources.text("sql", "events", "unexplained.sql")
-        row = await fetch_row(self.connection, "unexplained", query, self.snapshot, seconds=_SECONDS)
+        known = (own.transactions, own.pid) if own is not None else (None, None)
+        connection = another or self.connection
+        row = await fetch_row(connection, "unexplained", query, self.snapshot, *known, seconds=_SECONDS)
         before, self.snapshot = self.snapshot, row.get("snapshot", str)
         found, told = frozenset(row.some("found", int)), self._told
         if before != self.snapshot:

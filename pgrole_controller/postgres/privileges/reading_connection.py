@@ -32,13 +32,11 @@ class ReadingConnections:
     server: Identity
 
     @asynccontextmanager
-    async def open(self, own: Connection) -> AsyncIterator[Connection | None]:
-        """Yields None if the database is small, or accepts no second connection. `own`: of the session. Raises
-        PgRoleError.
-        """
+    async def open(self, size: int) -> AsyncIterator[Connection | None]:
+        """Yields None if the database is small, or accepts no second connection. `size`: as in `read_size`."""
         async with AsyncExitStack() as stack:
             connection = None
-            if await _is_large(own):
+            if size > LARGE_CATALOGS:
                 try:
                     connection = await stack.enter_async_context(self._connect())
                 except PgRoleError as error:
@@ -57,8 +55,9 @@ class ReadingConnections:
             yield connection
 
 
-async def _is_large(connection: Connection) -> bool:
+async def read_size(connection: Connection) -> int:
+    """Bytes of pg_class and pg_proc. Raises PgRoleError."""
     query = resources.text("sql", "events", "catalog_size.sql")
     with forgetting():
         row = await fetch_row(connection, "", query, seconds=_SECONDS)
-    return row.get("bytes", int) > LARGE_CATALOGS
+    return row.get("bytes", int)
