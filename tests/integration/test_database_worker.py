@@ -692,9 +692,9 @@ def note_scopes(monkeypatch: pytest.MonkeyPatch) -> list[Scope]:
     scopes: list[Scope] = []
     read = DatabaseSession.read
 
-    async def note(session: DatabaseSession, roles: Any, reach: Any, look: Look, *others: Any) -> Any:
+    async def note(session: DatabaseSession, roles: Any, reach: Any, look: Look, *a: Any, **o: Any) -> Any:
         scopes.append(look.scope)
-        return await read(session, roles, reach, look, *others)
+        return await read(session, roles, reach, look, *a, **o)
 
     monkeypatch.setattr(DatabaseSession, "read", note)
     return scopes

@@ -42,11 +42,9 @@ class Asked:
         self.closed = False
         read, run, ask = DatabaseSession.read, Searches.run, UnexplainedWrites.ask
 
-        async def note_read(
-            session: DatabaseSession, roles: Any, reach: Any, look: Look, with_columns: Any = ()
-        ) -> Any:
+        async def note_read(session: DatabaseSession, roles: Any, reach: Any, look: Look, *a: Any, **o: Any) -> Any:
             self.scopes.append(look.scope)
-            return await read(session, roles, reach, look, with_columns)
+            return await read(session, roles, reach, look, *a, **o)
 
         async def note_ask(writes: UnexplainedWrites, *arguments: Any) -> Look:
             return Look() if self.closed else await ask(writes, *arguments)
