@@ -51,7 +51,7 @@ async def run_round(
             complete, partial = everyone, frozenset()
         case _:
             partial = everyone - complete
-    busy = {one.key for one in grantees if not memory.is_applied(one, session.database)}
+    busy = {one.key for one in grantees if one.key in complete and not memory.is_applied(one, session.database)}
     async with session.lock:
         small = SmallRounds(context, grantees, busy, notice, note)
         reconcile = PrivilegeReconcile(context, everyone=len(everyone), interruptions=small)
