@@ -3,9 +3,13 @@
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
+import anyio
 import anyio.lowlevel
 
 from pgrole_controller.core.request import Key
+
+#: Seconds after which other tasks of the loop get a turn between two steps.
+LONGEST_TURN = 0.01
 
 _T = TypeVar("_T")
 
@@ -32,11 +36,26 @@ class Interruptions(Protocol):
         ...
 
 
+class Turns:
+    """Lets other tasks run between the many short steps of one task, but not after each: there may be very many."""
+
+    def __init__(self) -> None:
+        self._began = anyio.current_time()
+
+    async def share(self) -> None:
+        if anyio.current_time() - self._began >= LONGEST_TURN:
+            await anyio.lowlevel.checkpoint()
+            self._began = anyio.current_time()
+
+
 class Uninterrupted:
     """Lets only other tasks run."""
 
+    def __init__(self) -> None:
+        self._turns = Turns()
+
     async def give_way(self) -> None:
-        await anyio.lowlevel.checkpoint()
+        await self._turns.share()
 
     async def run_beside(self, call: Callable[[], Awaitable[_T]], key: Key | None = None) -> _T:  # noqa: ARG002
         return await call()

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TypeVar
 
 import anyio
-import anyio.lowlevel
 
+from pgrole_controller.controller.privileges.interruptions import Turns
 from pgrole_controller.controller.privileges.privilege_memory import FurtherReads
 from pgrole_controller.controller.privileges.privilege_reconcile import PrivilegeReconcile, RoundContext
 from pgrole_controller.core.privileges.acl import ObjectId
@@ -76,6 +76,7 @@ class SmallRounds:
         self._notice = notice
         self._report = report
         self._recent = FurtherReads()
+        self._turns = Turns()
         self._begins = anyio.current_time() + _SHORT_SECONDS
         self._left = Look()
         self._skipped: set[Key] = set()
@@ -93,7 +94,7 @@ class SmallRounds:
 
     async def give_way(self) -> None:
         """Runs a small round if an event asks for one. Raises PgRoleError if the session fails."""
-        await anyio.lowlevel.checkpoint()
+        await self._turns.share()
         if self._notice.since == math.inf or anyio.current_time() < self._begins:
             return
         since = self._notice.take()
