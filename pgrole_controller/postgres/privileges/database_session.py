@@ -142,14 +142,14 @@ class DatabaseSession:
         """Returns what to read after the changes since the last call: after events, or else what `look_again` noted,
         in turn. Raises PgRoleError.
         """
-        events = Look() if self._unread.asks and self._unread_waits else await self.look_at_events()
+        in_turn = self._unread.asks and self._unread_waits
+        events = Look() if in_turn else await self.look_at_events()
         self._unread_waits = events.asks and self._unread.asks
-        if events.asks:
-            look = events
-        else:
-            look, self._unread = self._unread, Look()
-        if look.asks and self._reader is not None:
+        if in_turn or self._unread_waits:
             self.on_notice()  # for the others
+        if events.asks:
+            return events
+        look, self._unread = self._unread, Look()
         return look
 
     async def look_at_events(self) -> Look:
