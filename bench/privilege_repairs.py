@@ -93,6 +93,26 @@ async def measure_repairs(stand: PrivilegeStand, drift: Drift, drifts: int) -> Q
     return Quantiles.of(took)
 
 
+async def measure_repairs_beside_declaration(stand: PrivilegeStand) -> Quantiles:
+    """Drifts one at a time, while everything is read and granted for another role."""
+    took: list[float] = []
+    ready = anyio.Event()
+
+    async def declare() -> None:
+        await stand.declare_another()
+        ready.set()
+
+    async with stand.connect() as client, anyio.create_task_group() as tasks:
+        tasks.start_soon(declare)
+        while not ready.is_set():
+            role, name = reader(len(took)), table(random.randrange(stand.tables))
+            await grant(client, role, name)
+            began = time.time()
+            took.append(await repaired(client, role, f"{SCHEMA}.{name}", "DELETE") - began)
+            await anyio.sleep(random.uniform(*_PAUSE))
+    return Quantiles.of(took)
+
+
 async def repaired(client: Connection, role: str, name: str, privilege: str) -> float:
     """When the privilege was revoked."""
     return await _written(client, role, name, privilege, held=False)

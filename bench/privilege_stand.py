@@ -71,6 +71,10 @@ class PrivilegeStand:
         specs = {f"reader-{number}": _spec(number) for number in range(first, end)}
         return (await make(self.stand, specs)).seconds
 
+    async def declare_another(self) -> None:
+        """Creates a PgRole that may read every table, too, and waits until it is Ready."""
+        await make(self.stand, {"another": {**_spec(1), "name": "bench_another"}})
+
 
 def _spec(number: int) -> Spec:
     names = (SCHEMA,) if number else (SCHEMA, PRIVATE)

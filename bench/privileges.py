@@ -29,6 +29,7 @@ from bench.privilege_repairs import (
     measure_floor,
     measure_new_tables,
     measure_repairs,
+    measure_repairs_beside_declaration,
 )
 from bench.privilege_stand import PRIVATE, PrivilegeStand
 from bench.privilege_tenants import TABLES, TENANTS, TenantCosts, measure_tenants
@@ -101,8 +102,10 @@ async def _measure(of: PrivilegeStand, sizes: Sizes) -> list[PrivilegeLine]:
     note("others' ALTER TABLE that failed meanwhile", f"{first.failed} of {first.tried}", "0")
     await of.declare(1)
     note("**GRANT committed → revoked**, ms", _three(await measure_repairs(of, grant, sizes.drifts)), "≤ 8 / 12 / 40")
+    beside_declaration = await measure_repairs_beside_declaration(of)
+    note("the same while another role is declared, ms", _three(beside_declaration))
     hidden = await measure_repairs(of, grant_hidden, sizes.drifts)
-    note("the same hidden in DO, ms", _three(hidden), "≤ 10, 25, 150")
+    note("GRANT hidden in DO → revoked, ms", _three(hidden), "≤ 10, 25, 150")
     one = await measure_new_tables(of, sizes.drifts, PRIVATE)
     note("**new table → readable** for one reader, ms", _three(one), "≤ 10")
     note("**new table → readable** for 60 readers, ms", _three(await measure_new_tables(of, sizes.drifts)), "≤ 10")
