@@ -200,6 +200,23 @@ async def test_a_role_whose_declaration_is_not_applied_yet_gets_what_happened_me
         await reads.wait_ended()
 
 
+async def test_a_role_that_changes_during_a_complete_read_is_treated_as_declared_then(
+    world: DatabaseWorkerWorld, reads: HeldReads
+) -> None:
+    world.declare(READ)
+    world.declare_other(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        async with reads.hold() as held:
+            worker.note_everything()
+            await held.wait()
+            world.declare(READ, report_only=True)
+            await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}; CREATE TABLE app.invoices (id int)")
+            await world.wait_may("SELECT", "app.invoices", role=world.other)
+        await world.wait(lambda result: bool(result.reported))
+        assert await world.may("DELETE", "app.orders")
+
+
 async def test_a_new_table_is_no_drift_for_a_role_whose_changed_declaration_is_being_applied(
     world: DatabaseWorkerWorld, reads: HeldReads
 ) -> None:

@@ -348,8 +348,10 @@ class DatabaseWorker:
         config = self._context.config()
         if look.scope is not Scope.NOTHING or keys:
             metrics.PRIVILEGE_READS.labels(config.name, (look.scope or Scope.FULL).name.lower()).inc()
-        context = RoundContext(session, self._memory, config, self._context.cluster, self._context.suspended)
-        results = await run_round(context, self._grantees, look, keys, since, self._notice, self._report_results)
+        context = RoundContext(
+            session, self._memory, config, lambda: self._grantees, self._context.cluster, self._context.suspended
+        )
+        results = await run_round(context, look, keys, since, self._notice, self._report_results)
         for result in {result.key: result for result in results}.values():  # the last of each role
             self._note_retry(result)
 

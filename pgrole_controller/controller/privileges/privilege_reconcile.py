@@ -67,13 +67,14 @@ PASSES = 3
 
 @dataclass(frozen=True, slots=True)
 class RoundContext:
-    """What reconciles in one database need. `cluster`: of this controller's objects. `suspended`: whether changes are
-    suspended on the server.
+    """What reconciles in one database need. `grantees`: that are published now. `cluster`: of this controller's
+    objects. `suspended`: whether changes are suspended on the server.
     """
 
     session: DatabaseSession
     memory: PrivilegeMemory
     config: ServerConfig
+    grantees: Callable[[], Sequence[Grantee]]
     cluster: str
     suspended: Callable[[], bool]
 

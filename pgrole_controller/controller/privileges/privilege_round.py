@@ -8,7 +8,6 @@ from pgrole_controller.controller.privileges.adoptee_comparison import compare_a
 from pgrole_controller.controller.privileges.privilege_reconcile import PrivilegeReconcile, RoundContext
 from pgrole_controller.controller.privileges.privilege_screening import find_dependent
 from pgrole_controller.controller.privileges.small_rounds import Notice, Report, SmallRounds
-from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.privileges.ddl_events import EVERYTHING, Look, Scope
@@ -16,7 +15,6 @@ from pgrole_controller.postgres.privileges.ddl_events import EVERYTHING, Look, S
 
 async def run_round(
     context: RoundContext,
-    grantees: Sequence[Grantee],
     look: Look,
     keys: frozenset[Key],
     since: float,
@@ -33,7 +31,7 @@ async def run_round(
         results.extend(found)
         report(found, noticed)
 
-    session, memory = context.session, context.memory
+    session, memory, grantees = context.session, context.memory, context.grantees()
     adoptees, due = [one for one in grantees if one.adoptee is not None], keys
     grantees = [one for one in grantees if one.adoptee is None]
     keys -= {one.key for one in adoptees}

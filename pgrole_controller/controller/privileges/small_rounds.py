@@ -1,7 +1,7 @@
 """Runs small rounds between the steps of a large one: a drift does not wait until everything is read and applied.
 
-Guarantees: a role whose declaration the large round has still to apply takes no part: the same events are read again
-for it afterwards. What a small round changed is stale for the large one, which reads it again before it changes it. The
+Guarantees: a role whose declaration has still to be applied takes no part: the same events are read again for it
+afterwards. What a small round changed is stale for the large one, which reads it again before it changes it. The
 large round goes on between any two small ones.
 """
 
@@ -58,8 +58,8 @@ Report = Callable[[Sequence[PrivilegeResult], float], None]
 
 
 class SmallRounds:
-    """The small rounds within one large round. `grantees`: all that the database has. `busy`: those whose declaration
-    is not applied yet.
+    """The small rounds within one large round of these grantees. `busy`: those whose declaration is not applied yet.
+    A role that was published anew since takes no part, either.
     """
 
     def __init__(
@@ -99,6 +99,8 @@ class SmallRounds:
             return
         since = self._notice.take()
         look = await self._context.session.look_at_events()
+        published = {one.key: one for one in self._context.grantees()}
+        self._busy |= {one.key for one in self._grantees if published.get(one.key) is not one}
         some = [one for one in self._grantees if one.key not in self._busy]
         if some and self._is_small(look):
             if self._busy or look.dropped:
