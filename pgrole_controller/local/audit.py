@@ -80,7 +80,9 @@ class AuditLog:
         if not self.path.exists():
             return
         with self.path.open("rb") as file:
-            file.seek(since)
+            if since:
+                file.seek(since - 1)
+                file.readline()  # the rest of an entry that was being written, or only its end of line
             yield from (line for line in file if line.endswith(b"\n"))
 
 

@@ -33,3 +33,16 @@ def test_dry_runs_count_neither_as_requests_nor_as_refusals(tmp_path: Path) -> N
     log.path.write_text("".join(json.dumps(one, separators=(",", ":")) + "\n" for one in events), encoding="utf-8")
     assert [(entry.code, entry.refused) for entry in log.read()] == [(201, False), (403, True), (403, True)]
     assert [entry.code for entry in log.refused()] == [403, 403]
+
+
+def test_an_entry_that_was_being_written_at_the_position_is_left_out(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path)
+    first, second = (json.dumps(event("/api/v1/secrets", code)) + "\n" for code in (201, 403))
+    log.path.write_text(first[:50], encoding="utf-8")
+    within = log.size
+    log.path.write_text(first, encoding="utf-8")
+    between = log.size
+    log.path.write_text(first + second, encoding="utf-8")
+    assert [entry.code for entry in log.read(within)] == [403]
+    assert [entry.code for entry in log.read(between)] == [403]
+    assert [entry.code for entry in log.read()] == [201, 403]
