@@ -78,17 +78,21 @@ async def wait_drifts(world: DatabaseWorkerWorld, count: int) -> None:
     await world.wait(lambda result: result.drift_count == count and result.error is None)
 
 
+async def check_a_repair_is_not_read_again(world: DatabaseWorkerWorld, asked: Asked) -> None:
+    await world.wait_settled()
+    await asked.wait_more()
+    del asked.scopes[:]
+    await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+    await wait_drifts(world, 1)
+    await asked.wait_more()
+    assert asked.scopes == [Scope.NAMED]
+
+
 async def test_a_repair_is_not_read_again(world: DatabaseWorkerWorld, asked: Asked) -> None:
     world.declare(READ)
     world.declare_other(READ)
     async with world.working():
-        await world.wait_settled()
-        await asked.wait_more()
-        del asked.scopes[:]
-        await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
-        await wait_drifts(world, 1)
-        await asked.wait_more()
-        assert asked.scopes == [Scope.NAMED]
+        await check_a_repair_is_not_read_again(world, asked)
 
 
 async def test_a_change_without_an_event_is_found_although_its_author_claims_to_be_the_controller(
@@ -256,13 +260,7 @@ async def test_a_search_beside_the_session_finds_what_one_within_finds(
     world.declare(READ)
     world.declare_other(READ)
     async with world.working():
-        await world.wait_settled()
-        await asked.wait_more()
-        del asked.scopes[:]
-        await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
-        await wait_drifts(world, 1)
-        await asked.wait_more()
-        assert asked.scopes == [Scope.NAMED]
+        await check_a_repair_is_not_read_again(world, asked)
         await world.hand.execute(SILENT.format(r=world.role, t="app.orders"))
         await world.wait_may("DELETE", "app.orders", expected=False)
         await wait_drifts(world, 2)
