@@ -143,6 +143,9 @@ class SmallRounds:
         reconcile = PrivilegeReconcile(self._context, everyone=len(some))  # of the others, the same is read again
         before = memory.take_repaired()
         results = await reconcile.settle(some, look)
+        if reconcile.left:
+            self._left |= look
+            self._skipped |= {one.key for one in reconcile.left}
         self._unclear |= reconcile.unclear | (memory.unsettled() & {one.key for one in some})
         fresh = memory.fresh
         memory.settle(reconcile.unfinished, everyone=True)
