@@ -11,7 +11,7 @@ import anyio
 
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.privileges import large_rounds
-from pgrole_controller.controller.privileges.interruptions import Interruptions
+from pgrole_controller.controller.privileges.interruptions import Interruptions, read_beside
 from pgrole_controller.controller.privileges.privilege_memory import FurtherReads
 from pgrole_controller.core.privileges.adoption_findings import answer_for, is_cut
 from pgrole_controller.core.privileges.grantee import Grantee
@@ -59,9 +59,7 @@ async def _compare(
     """Returns results for the first of them, at least one."""
     reach = PrivilegeReach.of(session.database, adoptees)
     read = partial(session.read, [one.oid for one in adoptees], reach, EVERYTHING)
-    async with session.open_another() as another:
-        aside = interruptions.run_beside(partial(read, connection=another)) if another else read()
-        observed, _ = await aside
+    observed, _ = await read_beside(interruptions, session, read)
     if len(adoptees) > 1 and is_cut(observed):
         return await _compare(session, adoptees[:1], began, interruptions)
     results: list[PrivilegeResult] = []

@@ -1,12 +1,16 @@
-"""What may run between the steps of a long reconcile, and what it and the reconcile tell each other."""
+"""What may run between the steps of a long reconcile, and beside a long read."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
 
+from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.request import Key
+from pgrole_controller.postgres.privileges.database_session import DatabaseSession
+from pgrole_controller.postgres.privileges.stored_state import StoredState
 
 #: Seconds after which other tasks of the loop get a turn between two steps.
 LONGEST_TURN = 0.01
@@ -65,3 +69,17 @@ class Uninterrupted:
 
     def drift_count(self, key: Key) -> int:  # noqa: ARG002 -- of the protocol
         return 0
+
+
+async def read_beside(
+    interruptions: Interruptions,
+    session: DatabaseSession,
+    read: Callable[..., Awaitable[tuple[ObservedDatabase, StoredState]]],
+) -> tuple[ObservedDatabase, StoredState]:
+    """Awaits `read`: if there is a second connection, on that one, while others run. Raises PgRoleError. `read`:
+    `session.read` with all arguments but `connection`.
+    """
+    async with session.open_another() as another:
+        if another is None:
+            return await read()
+        return await interruptions.run_beside(partial(read, connection=another))

@@ -17,7 +17,7 @@ from anyio import to_thread
 
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.privileges import large_rounds
-from pgrole_controller.controller.privileges.interruptions import Interruptions, Uninterrupted
+from pgrole_controller.controller.privileges.interruptions import Interruptions, Uninterrupted, read_beside
 from pgrole_controller.controller.privileges.privilege_approval import (
     consider_approval,
     mention_approval,
@@ -173,9 +173,7 @@ class PrivilegeReconcile:
         self._screening.forget()
         read = partial(self._session.read, [one.oid for one in grantees], reach, look, self._memory.with_columns)
         if look.takes_long:
-            async with self._session.open_another() as another:
-                aside = self._interruptions.run_beside(partial(read, connection=another)) if another else read()
-                observed, stored = await aside
+            observed, stored = await read_beside(self._interruptions, self._session, read)
         else:
             observed, stored = await read()
         self._is_suspended = stored.suspended

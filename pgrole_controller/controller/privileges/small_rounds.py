@@ -59,7 +59,7 @@ Report = Callable[[Sequence[PrivilegeResult], float], None]
 
 class SmallRounds:
     """The small rounds within one large round of these grantees. `busy`: those whose declaration is not applied yet.
-    A role that was published anew since takes no part, either.
+    A role that was published again since takes no part either.
     """
 
     def __init__(

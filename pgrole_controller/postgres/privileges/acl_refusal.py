@@ -29,7 +29,7 @@ _MEMBERSHIP_OPTIONS_VERSION = 160_000
 
 
 class OutdatedAcl(Transient):
-    """The object is not as it was read: reading it again tells what is left to do."""
+    """The object changed after it was read. Reading it again shows what is left to do."""
 
 
 class Ineffective(Transient):

@@ -48,8 +48,8 @@ from pgrole_controller.postgres.privileges.ddl_events import (
     prune_events,
 )
 from pgrole_controller.postgres.privileges.look_reading import read_look
-from pgrole_controller.postgres.privileges.own_transactions import forget_own_transactions
-from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections, read_size
+from pgrole_controller.postgres.privileges.own_transactions import forget_own_transactions, read_own_session
+from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
 from pgrole_controller.postgres.privileges.searches import Searches
 from pgrole_controller.postgres.privileges.stored_state import StoredState
 from pgrole_controller.postgres.protocol import protocol_of, reason_of
@@ -192,7 +192,7 @@ class DatabaseSession:
         """A second connection for a complete read of a large database; None: its only one has to do. Raises
         PgRoleError.
         """
-        async with self.reading.open(await read_size(self.connection)) as another:
+        async with self.reading.open((await read_own_session(self.connection)).bytes) as another:
             yield another
 
     async def prepare(self) -> None:

@@ -8,19 +8,16 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from pgrole_controller import resources
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.postgres.capabilities import Identity, identify
 from pgrole_controller.postgres.connection import Connection, Endpoint
 from pgrole_controller.postgres.database_connection import connect_to
-from pgrole_controller.postgres.rows import fetch_row
 from pgrole_controller.postgres.unnamed_statements import forgetting
 
 log = logging.getLogger(__name__)
 
 #: Bytes of pg_class and pg_proc from which on a complete read takes longer than to connect: of about 2,000 tables.
 LARGE_CATALOGS = 2_500_000
-_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +30,9 @@ class ReadingConnections:
 
     @asynccontextmanager
     async def open(self, size: int) -> AsyncIterator[Connection | None]:
-        """Yields None if the database is small, or accepts no second connection. `size`: as in `read_size`."""
+        """Yields None if the database is small, or accepts no second connection. `size`: of pg_class and pg_proc, in
+        bytes.
+        """
         async with AsyncExitStack() as stack:
             connection = None
             if size > LARGE_CATALOGS:
@@ -53,11 +52,3 @@ class ReadingConnections:
             if not identity.is_same_server(self.server):
                 raise Transient(Reason.SERVER_NOT_READY, "a different server answers on the same address")
             yield connection
-
-
-async def read_size(connection: Connection) -> int:
-    """Bytes of pg_class and pg_proc. Raises PgRoleError."""
-    query = resources.text("sql", "events", "catalog_size.sql")
-    with forgetting():
-        row = await fetch_row(connection, "", query, seconds=_SECONDS)
-    return row.get("bytes", int)
