@@ -145,8 +145,13 @@ async def measure_observe(connection: "asyncpg.Connection[Any]") -> dict[str, fl
 
 def cpu_seconds(pid: int) -> float:
     """User and system time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    user, system = stat_fields(pid)[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def stat_fields(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat after the name."""
+    return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
 
 
 async def transactions(connection: "asyncpg.Connection[Any]", pid: int) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import asyncpg
 
-from bench.observe import Quantiles, cpu_seconds
+from bench.observe import Quantiles, cpu_seconds, stat_fields
 from bench.privilege_stand import DATABASE, SCHEMA, PrivilegeStand, table
 from bench.stand import Connection
 from pgrole_controller.local.process import reached
@@ -198,18 +198,13 @@ async def _total(client: Connection, server: int) -> float:
 
 def _parent(pid: int) -> int:
     """The server's first process."""
-    return int(_fields(pid)[1])
+    return int(stat_fields(pid)[1])
 
 
 def _ended(server: int) -> float:
     """Seconds of CPU of all backends of a server that have ended."""
-    user, system = _fields(server)[13:15]
+    user, system = stat_fields(server)[13:15]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
-def _fields(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat after the name."""
-    return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
 
 
 @dataclass(frozen=True, slots=True)
