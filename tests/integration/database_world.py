@@ -145,6 +145,11 @@ class DatabaseWorkerWorld:
 
         assert await reached(is_so, DEADLINE), f"{privilege} on {table} did not become {expected}; {self.result}"
 
+    async def count_drifts(self, role: str = "") -> int:
+        """Returns how many drifts of the role the history of the database has."""
+        query = "SELECT coalesce(sum(count), 0) FROM pgrole.history WHERE role = $1"
+        return int(await self.hand.fetchval(query, role or self.role))
+
     def news(self) -> list[tuple[News, str]]:
         announced, self.announced = self.announced, []
         return [(one.reason, one.note) for one in (*announced, *self.grantees.take_news(SERVER, KEY))]

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import anyio
 import pytest
 
+from pgrole_controller.controller.privileges import large_rounds
 from pgrole_controller.controller.privileges.small_rounds import Notice
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.privileges.grantee import SchemaAccess
@@ -94,7 +95,7 @@ async def test_a_drift_during_a_complete_read_is_corrected_and_counted_once(
         result = await world.wait(lambda result: result.drift_count != 1)
     assert result.drift_count == 2
     assert [reason for reason, _ in world.news()] == [News.DRIFT_CORRECTED] * 2
-    assert await world.hand.fetchval("SELECT sum(count) FROM pgrole.history WHERE role = $1", world.role) == 2
+    assert await world.count_drifts() == 2
 
 
 async def test_what_a_complete_read_found_before_a_small_round_corrected_it_is_not_counted_again(
@@ -124,7 +125,7 @@ async def test_what_a_complete_read_found_before_a_small_round_corrected_it_is_n
         result = world.result
     assert result is not None
     assert (result.drift_count, result.error) == (1, None)
-    assert await world.hand.fetchval("SELECT sum(count) FROM pgrole.history WHERE role = $1", world.role) == 1
+    assert await world.count_drifts() == 1
 
 
 async def test_a_revoke_on_a_table_of_a_small_round_is_drift(world: DatabaseWorkerWorld, reads: HeldReads) -> None:
@@ -239,6 +240,37 @@ async def test_a_new_table_is_no_drift_for_a_role_whose_changed_declaration_is_b
     assert result is not None
     assert result.drift_count == 0
     assert News.DRIFT_CORRECTED not in {reason for reason, _ in world.news()}
+
+
+async def test_a_new_table_is_no_drift_for_a_role_that_the_small_round_did_not_get_to(
+    world: DatabaseWorkerWorld, reads: HeldReads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.declare(READ)
+    world.declare_other(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        await world.wait_may("SELECT", "app.items", role=world.other)
+        monkeypatch.setattr(large_rounds, "MOST_CHANGES", 1)
+        async with reads.hold() as held:
+            worker.note_everything()
+            await held.wait()
+            await world.hand.execute("CREATE TABLE app.invoices (id int)")
+
+            async def are_granted() -> list[bool]:
+                return [await world.may("SELECT", "app.invoices", role) for role in (world.role, world.other)]
+
+            async def is_granted_once() -> bool:
+                return sum(await are_granted()) == 1
+
+            assert await reached(is_granted_once, DEADLINE)
+            await world.hand.execute("ALTER TABLE app.invoices ADD COLUMN name text")
+            await world.wait_may("SELECT", "app.invoices")
+            await world.wait_may("SELECT", "app.invoices", role=world.other)
+        await reads.wait_ended()
+        await world.hand.execute("CREATE TABLE app.last (id int)")
+        await world.wait_may("SELECT", "app.last")
+        await world.wait_may("SELECT", "app.last", role=world.other)
+        assert [await world.count_drifts(role) for role in (world.role, world.other)] == [0, 0]
 
 
 @pytest.mark.parametrize("restarted", [False, True])

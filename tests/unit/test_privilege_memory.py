@@ -37,6 +37,19 @@ def read(memory: PrivilegeMemory, *objects: DatabaseObject) -> frozenset[ObjectI
     return memory.note_objects(observe(*objects), complete=True)
 
 
+def settle(
+    memory: PrivilegeMemory,
+    unfinished: dict[Key, frozenset[ObjectId]],
+    read: frozenset[ObjectId] | None = None,
+    *,
+    everyone: bool = True,
+) -> None:
+    for key, objects in unfinished.items():
+        memory.settle(key, read, objects)
+    if everyone:
+        memory.settle_everyone(read)
+
+
 def remember(memory: PrivilegeMemory, *, suspended: bool = False) -> RoleMemory:
     """Publishes both roles, the first perhaps suspended, and returns the first one's memory."""
     memory.keep_only([replace(READER, suspended=suspended), OTHER])
@@ -51,7 +64,7 @@ def begin() -> tuple[PrivilegeMemory, RoleMemory]:
     assert read(memory, OLD) is None
     for one in (READER, OTHER):
         memory.begin_noting(one.key, NOTHING)
-    memory.settle({READER.key: NOTHING, OTHER.key: NOTHING}, everyone=True)
+    settle(memory, {READER.key: NOTHING, OTHER.key: NOTHING})
     return memory, role
 
 
@@ -60,7 +73,7 @@ def test_what_is_noted_during_a_complete_read_is_newer() -> None:
     renamed = replace(OLD, name="renamed")
     memory.begin_reading()
     assert memory.note_objects(observe(renamed, NEW, complete=False), complete=False) == only(OLD) | only(NEW)
-    memory.settle({READER.key: NOTHING, OTHER.key: NOTHING}, everyone=True)
+    settle(memory, {READER.key: NOTHING, OTHER.key: NOTHING})
     assert read(memory, OLD) == NOTHING
     memory.end_reading()
     assert memory.note_objects(observe(renamed, NEW, complete=False), complete=False) == NOTHING
@@ -71,7 +84,7 @@ def test_a_role_misses_new_objects_of_rounds_in_which_it_took_no_part() -> None:
     memory, role = begin()
     read(memory, OLD, NEW)
     assert memory.fresh == only(NEW)
-    memory.settle({READER.key: NOTHING, OTHER.key: NOTHING}, everyone=True)
+    settle(memory, {READER.key: NOTHING, OTHER.key: NOTHING})
     assert role.new_for(memory.fresh) == NOTHING
     memory.add_missed([READER.key], only(NEW) | only(FAILING))
     assert role.new_for(memory.fresh) == only(NEW), "an object that no one read since is gone"
@@ -81,46 +94,57 @@ def test_a_new_object_stays_new_to_the_role_whose_grant_failed() -> None:
     memory, role = begin()
     other = memory.role(OTHER.key, OTHER.uid, "digest")
     assert read(memory, OLD, FAILING) == only(FAILING)
-    memory.settle({READER.key: only(FAILING), OTHER.key: NOTHING}, everyone=True)
+    settle(memory, {READER.key: only(FAILING), OTHER.key: NOTHING})
     fresh = memory.note_objects(observe(complete=False), complete=False)
     assert role.new_for(fresh) == only(FAILING)
     assert other.new_for(fresh) == NOTHING
-    memory.settle({READER.key: NOTHING}, everyone=False)
+    settle(memory, {READER.key: NOTHING}, only(OLD))
+    assert role.new_for(NOTHING) == only(FAILING), "a round without the object says nothing about it"
+    settle(memory, {READER.key: NOTHING}, only(FAILING), everyone=False)
     assert role.new_for(NOTHING) == NOTHING
 
 
 def test_a_failed_repair_makes_no_object_new() -> None:
     memory, role = begin()
     read(memory, OLD, NEW)
-    memory.settle({READER.key: only(OLD)}, everyone=True)
+    settle(memory, {READER.key: only(OLD)})
     assert role.new_for(NOTHING) == NOTHING
 
 
 def test_no_object_stays_new_to_a_role_that_needed_no_decision() -> None:
     memory, role = begin()
     read(memory, OLD, NEW)
-    memory.settle({OTHER.key: NOTHING}, everyone=True)
+    settle(memory, {OTHER.key: NOTHING})
     assert role.new_for(memory.note_objects(observe(complete=False), complete=False)) == NOTHING
 
 
 def test_objects_stay_new_until_a_round_considers_every_role() -> None:
     memory, role = begin()
     read(memory, OLD, NEW)
-    memory.settle({OTHER.key: NOTHING}, everyone=False)
+    settle(memory, {OTHER.key: NOTHING}, everyone=False)
     assert role.new_for(memory.note_objects(observe(complete=False), complete=False)) == only(NEW)
+
+
+def test_objects_stay_new_to_roles_for_which_only_others_were_read() -> None:
+    memory, role = begin()
+    read(memory, OLD, NEW)  # for the other role; the event about the new object is still to come
+    settle(memory, {READER.key: NOTHING}, only(OLD))
+    assert role.new_for(memory.fresh) == only(NEW)
+    settle(memory, {READER.key: NOTHING}, only(NEW))
+    assert role.new_for(memory.fresh) == NOTHING
 
 
 def test_objects_that_appear_while_a_role_is_suspended_stay_new_to_it() -> None:
     memory, role = begin()
     remember(memory, suspended=True)
     read(memory, OLD, NEW)
-    memory.settle({READER.key: NOTHING, OTHER.key: NOTHING}, everyone=True)
+    settle(memory, {READER.key: NOTHING, OTHER.key: NOTHING})
     read(memory, OLD, NEW, FAILING)
-    memory.settle({OTHER.key: NOTHING}, everyone=True)
+    settle(memory, {OTHER.key: NOTHING})
     read(memory, OLD, NEW)
     remember(memory)
     assert role.new_for(NOTHING) == only(NEW)
-    memory.settle({READER.key: NOTHING}, everyone=True)
+    settle(memory, {READER.key: NOTHING})
     assert role.new_for(NOTHING) == NOTHING
 
 
@@ -129,7 +153,7 @@ def test_new_objects_are_unknown_until_a_complete_read_while_the_role_is_active(
     role = remember(memory, suspended=True)
     assert role.new_for(read(memory, OLD)) is None
     memory.begin_noting(READER.key, NOTHING)
-    memory.settle({READER.key: NOTHING}, everyone=True)
+    settle(memory, {READER.key: NOTHING})
     assert role.new_for(read(memory, OLD)) is None
     remember(memory)
     memory.begin_noting(READER.key, only(OLD))
@@ -139,7 +163,7 @@ def test_new_objects_are_unknown_until_a_complete_read_while_the_role_is_active(
 def test_an_object_with_another_owner_or_name_is_new() -> None:
     memory, _ = begin()
     assert read(memory, make("old", oid=1, owner=STRANGER)) == only(OLD)
-    memory.settle({}, everyone=True)
+    settle(memory, {})
     assert read(memory, make("renamed", oid=1, owner=STRANGER)) == only(OLD)
 
 

@@ -4,7 +4,7 @@ Losing it with the process only makes it less exact which difference counts as d
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pgrole_controller.core.approval import PrivilegeOffer
@@ -266,16 +266,20 @@ class PrivilegeMemory:
         if key not in self._resting:
             self._roles[key].missed = missed
 
-    def settle(self, unfinished: Mapping[Key, frozenset[ObjectId]], *, everyone: bool) -> None:
-        """At the end of a round: these roles were granted what new objects need, except on these objects.
-        `everyone`: no other role needs anything on new objects.
+    def settle(self, key: Key, read: frozenset[ObjectId] | None, unfinished: Collection[ObjectId]) -> None:
+        """The role was granted what it needs on these objects, new or not, except on `unfinished`. `read`: None for all
+        that any role reaches.
         """
-        for key, objects in unfinished.items():
-            role = self._roles[key]
-            if role.missed is not None and key not in self._resting:
-                role.missed = (role.missed | self._fresh) & objects
-        if everyone:
-            self._fresh.clear()
+        role = self._roles[key]
+        if role.missed is not None and key not in self._resting:
+            unread = frozenset[ObjectId]() if read is None else role.missed - read
+            role.missed = unread | ((role.missed | self._fresh) & frozenset(unfinished))
+
+    def settle_everyone(self, read: frozenset[ObjectId] | None) -> None:
+        """At the end of a round: every role was granted what it needs on these objects, or misses them. `read`: as in
+        `settle`.
+        """
+        self._fresh = set() if read is None else self._fresh - read
 
     def add_missed(self, keys: Iterable[Key], objects: Collection[ObjectId]) -> None:
         """These roles took no part in rounds that noted these objects as new."""

@@ -96,7 +96,7 @@ class PrivilegeReconcile:
         self._records = RoundRecords(context.session.database, context.cluster, context.config.history)
         self.left: list[Grantee] = []  # of the last `settle`: not decided about, because of MOST_CHANGES
         self.unclear: set[Key] = set()  # a partial read did not suffice for a report on these
-        self.unfinished: dict[Key, frozenset[ObjectId]] = {}  # objects on which changes are left, by role
+        self.read: frozenset[ObjectId] | None = None  # by the last `settle`, as in PrivilegeMemory
 
     async def settle(self, grantees: Sequence[Grantee], look: Look) -> list[PrivilegeResult]:
         self.left = []
@@ -104,6 +104,7 @@ class PrivilegeReconcile:
             return []
         complete = look.scope is Scope.FULL
         observed, stored = await self._read(grantees, look)
+        self.read = None if complete else frozenset(one.object.id for one in observed.acls)
         every = some = [self._begin(one) for one in await self._screening.choose(grantees, observed)]
         waiting = frozenset[Key]() if complete else self._memory.waiting()
         self.unclear = await self._screening.find_awaited([one for one in grantees if one.key in waiting], observed)
@@ -141,7 +142,7 @@ class PrivilegeReconcile:
             }
         for one in every:
             self._note_applied(one)
-            self.unfinished[one.grantee.key] = frozenset(change.object.id for change in one.changes)
+            self._memory.settle(one.grantee.key, self.read, frozenset(change.object.id for change in one.changes))
         return [self._result(one, complete=complete) for one in every if complete or one.touched]
 
     async def record_reported(self) -> None:

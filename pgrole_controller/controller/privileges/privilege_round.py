@@ -54,6 +54,7 @@ async def run_round(
         small = SmallRounds(context, grantees, busy, notice, note)
         reconcile = PrivilegeReconcile(context, everyone=len(everyone), interruptions=small)
         note(await reconcile.settle([one for one in grantees if one.key in partial], look), since)
+        read = reconcile.read  # None, as after a complete read, if there are none
         complete |= memory.further.admit(frozenset(reconcile.unclear), now)
         complete |= {one.key for one in reconcile.left}
         waiting = [one for one in grantees if one.key in complete]
@@ -64,7 +65,8 @@ async def run_round(
         if complete and look.scope is not Scope.FULL:
             memory.further.note(began, anyio.current_time())
         memory.further.finish(complete)
-        memory.settle(reconcile.unfinished, everyone=complete | partial >= everyone)
+        if complete | partial >= everyone:
+            memory.settle_everyone(read)
         await reconcile.record_reported()
         note(await compare_adoptees(session, adoptees, look, due, memory.adoptees, small), since)
         small.finish()

@@ -143,13 +143,14 @@ class SmallRounds:
         reconcile = PrivilegeReconcile(self._context, everyone=len(some))  # of the others, the same is read again
         before = memory.take_repaired()
         results = await reconcile.settle(some, look)
-        if reconcile.left:
+        left = {one.key for one in reconcile.left}
+        if left:
             self._left |= look
-            self._skipped |= {one.key for one in reconcile.left}
+            self._skipped |= left
         self._unclear |= reconcile.unclear | (memory.unsettled() & {one.key for one in some})
         fresh = memory.fresh
-        memory.settle(reconcile.unfinished, everyone=True)
-        memory.add_missed(self._busy, fresh)
+        memory.settle_everyone(reconcile.read)
+        memory.add_missed(self._busy | left, fresh)
         self._fresh |= fresh
         self._counts |= {result.key: result.drift_count for result in results}
         if look.scope is Scope.RECENT:
