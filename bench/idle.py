@@ -1,6 +1,5 @@
 """Measures CPU and memory of the idle processes, from /proc."""
 
-import os
 import re
 import time
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import anyio
 
-from bench.observe import cpu_seconds, transactions
+from bench.observe import cpu_seconds, ended_cpu_seconds, transactions
 from bench.stand import BenchStand
 from pgrole_controller.local.process import descendants
 
@@ -16,7 +15,6 @@ _SETTLE_SECONDS = 3.0
 #: In seconds: after many objects were applied, their last Events are written this long.
 _MOST_SETTLE_SECONDS = 60.0
 _SETTLED = 1.0  # percent of a core
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ async def measure_idle(stand: BenchStand, seconds: float) -> Idle:
         watch = await connection.fetchval(
             "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgrole-controller watch'"
         )
-        await _settle(stand)
+        await settle(stand)
         begun, start, before = await transactions(connection, watch), time.monotonic(), _used(stand, watch)
         await anyio.sleep(seconds)
         elapsed, after = time.monotonic() - start, _used(stand, watch)
@@ -57,7 +55,8 @@ async def measure_idle(stand: BenchStand, seconds: float) -> Idle:
     return Idle(watching, database, controller, commits)
 
 
-async def _settle(stand: BenchStand) -> None:
+async def settle(stand: BenchStand) -> None:
+    """Waits until the controller rests, for a minute at most."""
     for _ in range(round(_MOST_SETTLE_SECONDS / _SETTLE_SECONDS)):
         before = cpu_seconds(stand.controller.pid)
         await anyio.sleep(_SETTLE_SECONDS)
@@ -84,10 +83,4 @@ def _used(stand: BenchStand, watch: int) -> tuple[float, float, float]:
 
 def cpu_of_family(pid: int) -> float:
     """CPU seconds so far of a process and its descendants."""
-    return _ended_children(pid) + sum(cpu_seconds(one) for one in (pid, *descendants(pid)))
-
-
-def _ended_children(pid: int) -> float:
-    """CPU seconds of the children that a process has waited for."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[13]) + int(fields[14])) / _TICKS
+    return ended_cpu_seconds(pid) + sum(cpu_seconds(one) for one in (pid, *descendants(pid)))

@@ -149,6 +149,12 @@ def cpu_seconds(pid: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
+def ended_cpu_seconds(pid: int) -> float:
+    """User and system time of the children that a process has waited for."""
+    user, system = stat_fields(pid)[13:15]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 def stat_fields(pid: int) -> list[str]:
     """Fields of /proc/PID/stat after the name."""
     return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()

@@ -1,6 +1,5 @@
 """What privileges cost others: DDL, readers beside long transactions, WAL, an idle connection, polls, first grants."""
 
-import os
 import random
 import re
 import statistics
@@ -13,7 +12,8 @@ from pathlib import Path
 import anyio
 import asyncpg
 
-from bench.observe import Quantiles, cpu_seconds, stat_fields
+from bench.idle import settle
+from bench.observe import Quantiles, cpu_seconds, ended_cpu_seconds, stat_fields
 from bench.privilege_stand import DATABASE, SCHEMA, PrivilegeStand, table
 from bench.stand import Connection
 from pgrole_controller.local.process import reached
@@ -81,6 +81,7 @@ async def measure_readers(stand: PrivilegeStand) -> tuple[float, float]:
         await client.execute("CREATE TABLE bench_long (id int PRIMARY KEY)")
         await client.execute("INSERT INTO bench_long SELECT generate_series(1, 1000)")
         for _ in range(_READER_ROUNDS):
+            await settle(stand.stand)
             stand.stand.controller.pause()
             await client.execute(_SWITCH.format("DISABLE"))
             try:
@@ -88,6 +89,7 @@ async def measure_readers(stand: PrivilegeStand) -> tuple[float, float]:
             finally:
                 await client.execute(_SWITCH.format("ENABLE ALWAYS"))
                 stand.stand.controller.resume()
+            await settle(stand.stand)
             beside.append(await _read_beside_ddl(stand, client))
         await client.execute("DROP TABLE bench_long")
     return statistics.median(without), statistics.median(beside)
@@ -157,7 +159,7 @@ async def measure_start(stand: PrivilegeStand) -> float:
         await stand.stand.controller.stop()
         await anyio.sleep(_SETTLE_SECONDS)
         server = _parent(await client.fetchval("SELECT pg_backend_pid()"))
-        ended = _ended(server)
+        ended = ended_cpu_seconds(server)
         await stand.stand.start_controller()
 
         async def is_connected() -> bool:
@@ -193,18 +195,12 @@ async def _total(client: Connection, server: int) -> float:
     for row in await client.fetch(_OURS):
         with suppress(FileNotFoundError):  # it has ended since
             used += cpu_seconds(row["pid"])
-    return _ended(server) + used
+    return ended_cpu_seconds(server) + used
 
 
 def _parent(pid: int) -> int:
     """The server's first process."""
     return int(stat_fields(pid)[1])
-
-
-def _ended(server: int) -> float:
-    """Seconds of CPU of all backends of a server that have ended."""
-    user, system = stat_fields(server)[13:15]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)

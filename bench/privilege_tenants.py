@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import anyio
 
+from bench.idle import settle
 from bench.isolation import read_status
 from bench.objects import Spec, make
 from bench.observe import Quantiles
@@ -35,6 +36,7 @@ async def measure_tenants(stand: PrivilegeStand, drifts: int) -> TenantCosts:
             await client.execute("".join(map(_schema, range(first, first + _AT_ONCE))))
         await stand.stand.start_controller()
         made = await make(stand.stand, {f"tenant-{number}": _spec(number) for number in range(TENANTS)})
+        await settle(stand.stand)
         took = []
         for _ in range(drifts):
             await anyio.sleep(random.uniform(*_PAUSE))

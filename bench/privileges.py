@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import anyio
 
+from bench.idle import settle
 from bench.observe import Quantiles
 from bench.privilege_costs import (
     measure_complete_read,
@@ -101,11 +102,14 @@ async def _measure(of: PrivilegeStand, sizes: Sizes) -> list[PrivilegeLine]:
     note("first grant on every table, s until Ready", f"{first.seconds:.2f}", "≤ 5 at 10,000")
     note("others' ALTER TABLE that failed meanwhile", f"{first.failed} of {first.tried}", "0")
     await of.declare(1)
+    await settle(of.stand)
     note("**GRANT committed → revoked**, ms", _three(await measure_repairs(of, grant, sizes.drifts)), "≤ 8 / 12 / 40")
     beside_declaration = await measure_repairs_beside_declaration(of)
     note("the same while another role is declared, ms", _three(beside_declaration))
+    await settle(of.stand)
     hidden = await measure_repairs(of, grant_hidden, sizes.drifts)
     note("GRANT hidden in DO → revoked, ms", _three(hidden), "≤ 10, 25, 150")
+    await settle(of.stand)
     one = await measure_new_tables(of, sizes.drifts, PRIVATE)
     note("**new table → readable** for one reader, ms", _three(one), "≤ 10")
     note("**new table → readable** for 60 readers, ms", _three(await measure_new_tables(of, sizes.drifts)), "≤ 10")
@@ -121,6 +125,7 @@ async def _measure(of: PrivilegeStand, sizes: Sizes) -> list[PrivilegeLine]:
     connection = f"{idle.connections} / {idle.cpu:.2f} / {idle.private:.1f}"
     note("idle: connections / their CPU, % / private memory, MiB", connection, "1 / 0 / 1.5")
     note("idle: WAL in bytes / rows written", f"{idle.wal} / {idle.rows}", "0 / 0")
+    await settle(of.stand)
     exact, drifts = await measure_attribution(of, sizes.attributed)
     note("attributed to their transaction", f"{exact:,} of {drifts:,}", "all")
     note("complete read: CPU of PostgreSQL, ms", f"{await measure_complete_read(of):.0f}", "≤ 50 at 10,000")

@@ -2,7 +2,9 @@
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import asyncpg
@@ -25,8 +27,10 @@ from pgrole_controller.core.errors import Waiting
 from pgrole_controller.core.plan import Action
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.privileges import grant_ddl
+from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.privileges.grantee import Grantee, PrivilegePolicy
+from pgrole_controller.core.privileges.object_patterns import CompiledPrivileges
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import POWERS, ObservedRole
@@ -208,3 +212,24 @@ def is_exact(one: ExportedObject) -> bool:
     """Whether it declares everything that the role is and holds."""
     spec = one.document["spec"]
     return "drift" not in spec and not any("unmanaged" in item for item in spec.get("privileges", ()))
+
+
+def take_columns(one: ExportedObject) -> tuple[dict[str, Any], set[tuple[str, ...]]]:
+    """Returns the document without privileges on columns, and these as database, schema, table, column and privilege:
+    those that the role holds on the whole table, too, are left out, since the controller does not grant them again.
+    """
+    document = deepcopy(one.document)
+    declared = privileges_of(read_pgrole(document)) or {}
+    columns: set[tuple[str, ...]] = set()
+    for item in document["spec"].get("privileges", ()):
+        compiled = CompiledPrivileges(declared[item["database"]], 180_000)
+        for part in [part for part in item.get("objects", ()) if "columns" in part]:
+            item["objects"].remove(part)
+            for name in part["names"]:
+                table = DatabaseObject(ObjectId("pg_class", 20_000), ObjectKind.TABLE, part["schema"], name, 0, "")
+                granted = set(part["privileges"]) - compiled.wanted(table).privileges
+                places = product((item["database"],), (part["schema"],), (name,), part["columns"], granted)
+                columns.update(places)
+        if not item.get("objects"):
+            item.pop("objects", None)
+    return document, columns
