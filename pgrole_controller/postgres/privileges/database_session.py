@@ -65,8 +65,8 @@ _DEADLINE = 3.0
 _GREETING_SECONDS = 5.0
 #: Where events are in place: seconds between two fingerprints, in case a trigger was disabled.
 BACKSTOP_SECONDS = 60.0
-#: Seconds between two questions for writes that no event tells.
-UNEXPLAINED_SECONDS = 2.0
+#: Seconds between two questions for writes that no event tells, and how much of the time they take at most.
+UNEXPLAINED_SECONDS, _UNEXPLAINED_SHARE = 2.0, 0.01
 #: While nothing may be written, how often to see whether an administrator removed the cause.
 BLOCKED_SECONDS = 5.0
 #: How much of the time is spent on polling, and the longest pause, in seconds: one slow poll says little of the next.
@@ -384,7 +384,7 @@ class DatabaseSession:
             look, took = await searches.run(writes.ask, writes.snapshot)
             if look.scope is not Scope.NOTHING:
                 self.look_again(look)
-            await anyio.sleep(max(UNEXPLAINED_SECONDS, took / _POLLING_SHARE))
+            await anyio.sleep(max(UNEXPLAINED_SECONDS, took / _UNEXPLAINED_SHARE))
 
 
 def pause_after(took: float, interval: float) -> float:
