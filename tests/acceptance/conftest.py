@@ -1,6 +1,6 @@
 """Fixtures for one shared controller process; tests that would disturb it start their own."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from tests import k3s
 from tests.acceptance.namespace_pool import NamespacePool
 from tests.acceptance.order import place
+from tests.acceptance.replicas import Say
 from tests.acceptance.service_account import Refusals, check_none_refused
 from tests.acceptance.two_teams import TwoTeams, open_two_teams
 from tests.acceptance.world import (
@@ -40,6 +41,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def refusals() -> Refusals:
     return Refusals()
+
+
+@pytest.fixture
+def say(record_property: Callable[[str, object], None]) -> Say:
+    def tell(what: str, seconds: float) -> None:
+        record_property(what, round(seconds, 3))
+        print(f"{what}: {seconds:.3f} s")  # noqa: T201 -- a figure for the documents
+
+    return tell
 
 
 @pytest.fixture(scope="module", autouse=True)

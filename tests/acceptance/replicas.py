@@ -23,6 +23,9 @@ from tests.acceptance.service_account import OWN_NAMESPACE, ServiceAccount
 from tests.acceptance.world import PATIENCE, Controller, Database, Json, Stage, make_kube, remove
 from tests.servers import Servers
 
+#: Prints a figure for the documents: what it is, and seconds.
+Say = Callable[[str, float], None]
+
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{OWN_NAMESPACE}/leases"
 #: Log message of a leader.
 LEADS = "session with PostgreSQL begins"

@@ -2,7 +2,7 @@
 
 import random
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from datetime import datetime
 from functools import partial
 from typing import Literal
@@ -22,6 +22,7 @@ from tests.acceptance.replicas import (
     STANDS_BY,
     ControllerReplica,
     Replicas,
+    Say,
     name_of,
     replicas,
     side_by_side,
@@ -46,19 +47,8 @@ ATTEMPTS = 4
 #: How many roles have this connection limit.
 LIMITED = "SELECT count(*) FROM pg_roles WHERE rolname LIKE 'app-%' AND rolconnlimit = {}"
 
+
 #: Measurements of each handover; `-s` shows them.
-Say = Callable[[str, float], None]
-
-
-@pytest.fixture
-def say(record_property: Callable[[str, object], None]) -> Say:
-    def tell(what: str, seconds: float) -> None:
-        record_property(what, round(seconds, 3))
-        print(f"{what}: {seconds:.3f} s")  # noqa: T201 -- a figure for the documents
-
-    return tell
-
-
 @pytest_asyncio.fixture(loop_scope="session")
 async def pair(stage: Stage) -> AsyncIterator[Replicas]:
     async with replicas(stage) as made:

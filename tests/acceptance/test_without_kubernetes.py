@@ -2,7 +2,7 @@
 
 import signal
 import statistics
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Literal
@@ -14,7 +14,7 @@ from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply_crds
 from pgrole_controller.local.process import reached
-from tests.acceptance.replicas import Replicas, replicas, side_by_side
+from tests.acceptance.replicas import Replicas, Say, replicas, side_by_side
 from tests.acceptance.service_account import serving
 from tests.acceptance.wire import Wire, wire
 from tests.acceptance.world import PATIENCE, Controller, Json, Kube, Stage, make_kube, running, says
@@ -33,16 +33,6 @@ ROLES = 40
 PAUSE = 0.5
 
 How = Literal["freeze", "cut"]
-Say = Callable[[str, float], None]
-
-
-@pytest.fixture
-def say(record_property: Callable[[str, object], None]) -> Say:
-    def tell(what: str, seconds: float) -> None:
-        record_property(what, round(seconds, 3))
-        print(f"{what}: {seconds:.3f} s")  # noqa: T201 -- a figure for the documents
-
-    return tell
 
 
 @asynccontextmanager
