@@ -14,7 +14,14 @@ from pgrole_controller.commands.plan_case import Subject
 from pgrole_controller.commands.plan_cluster import ClusterView, created_at, current_namespace, read_cluster
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport, join_reports
 from pgrole_controller.commands.planning import plan_server
-from pgrole_controller.commands.server_reading import at_dsn, of_dsn, open_cluster, read_server, unreachable_server
+from pgrole_controller.commands.server_reading import (
+    at_dsn,
+    check_one_server,
+    of_dsn,
+    open_cluster,
+    read_server,
+    unreachable_server,
+)
 from pgrole_controller.controller.objects import server_of
 from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
@@ -76,11 +83,7 @@ def _on_one_server(by_server: dict[str, list[Subject]], asked: frozenset[Key] | 
     concerned = {
         name: some for name, some in by_server.items() if asked is None or any(one.key in asked for one in some)
     }
-    if len(concerned) > 1:
-        names = ", ".join(sorted(concerned))
-        raise WrongSetting(
-            f"the DSN names one server, but the PgRoles reference several ({names}): choose one with --server"
-        )
+    check_one_server(concerned)
     return concerned
 
 

@@ -29,7 +29,14 @@ from pgrole_controller.commands.plan_cluster import (
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport, join_reports
 from pgrole_controller.commands.plan_output import print_plan, render_json, render_sql
 from pgrole_controller.commands.planning import plan_server
-from pgrole_controller.commands.server_reading import at_dsn, complete_server, of_dsn, read_server, unreachable_server
+from pgrole_controller.commands.server_reading import (
+    at_dsn,
+    check_one_server,
+    complete_server,
+    of_dsn,
+    read_server,
+    unreachable_server,
+)
 from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.imports import gc_paused
@@ -113,11 +120,8 @@ def _choose(roles: Sequence[DeclaredRole], choice: ServerChoice) -> _Chosen:
             left += 1
             continue
         by_server.setdefault(name, []).append(one)
-    if choice.dsn is not None and len(by_server) > 1:
-        names = ", ".join(sorted(by_server))
-        raise WrongSetting(
-            f"the DSN names one server, but the objects reference several ({names}): choose one with --server"
-        )
+    if choice.dsn is not None:
+        check_one_server(by_server)
     notes: list[str] = []
     if left:
         notes.append(f"{_count(left)} left out: spec.serverRef names another PgServer than {choice.server}")

@@ -1,7 +1,7 @@
 """Finds the server that a command looks at, and reads it in READ ONLY transactions."""
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -103,6 +103,15 @@ def of_dsn(dsn: str) -> ServerConfig:
         address_of(dsn),
         databases=DatabasesConfig(("*",), TEMPLATES),
     )
+
+
+def check_one_server(names: Collection[str]) -> None:
+    """Raises WrongSetting if PgRoles reference several servers, for a DSN names one."""
+    if len(names) > 1:
+        several = ", ".join(sorted(names))
+        raise WrongSetting(
+            f"the DSN names one server, but the PgRoles reference several ({several}): choose one with --server"
+        )
 
 
 def at_dsn(server: ServerConfig, dsn: str) -> ServerConfig:
