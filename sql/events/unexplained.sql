@@ -4,7 +4,8 @@
 -- no privilege, e.g. TRUNCATE, count as well, and so do subtransactions, whose events have another id. Not those of this session
 -- that verified what they wrote (acl_transaction.py), whether their events were recorded or not.
 -- The age of a row that was frozen long ago can be negative. Relation oldest is computed once, not for each row.
--- $1 text the snapshot of the last question   $2 text, $3 integer transactions and process of the session, if another one asks
+-- $1 text the snapshot of the last question   $2 text, $3 integer, $4 text transactions, process and snapshot of the session, if
+-- another one asks: what has ended since that snapshot is left for the next question, since the session may have noted it
 WITH oldest AS (SELECT age(pg_catalog.pg_snapshot_xmin($1::text::pg_snapshot)::xid) AS age)
 SELECT now.snapshot, ARRAY(
     SELECT t.id
@@ -36,6 +37,9 @@ SELECT now.snapshot, ARRAY(
             AND e.pid <> coalesce($3::integer, pg_catalog.pg_backend_pid())
           OFFSET 0
       )
+      AND ($4::text IS NULL OR pg_catalog.pg_visible_in_snapshot(
+          (now.next - ((now.next - t.id) & 4294967295))::text::xid8, $4::text::pg_snapshot
+      ))
       AND t.id::text <> ALL (
           pg_catalog.string_to_array(
               coalesce($2::text, pg_catalog.current_setting('pgrole.own_transactions', true), ''), ','
@@ -46,7 +50,7 @@ SELECT now.snapshot, ARRAY(
 ) AS found
 -- OFFSET 0: taken once
 FROM (
-    SELECT s.snapshot::text AS snapshot, pg_catalog.pg_snapshot_xmax(s.snapshot)::text::bigint AS next
+    SELECT coalesce($4::text, s.snapshot::text) AS snapshot, pg_catalog.pg_snapshot_xmax(s.snapshot)::text::bigint AS next
     FROM (SELECT pg_catalog.pg_current_snapshot() AS snapshot OFFSET 0) AS s
     OFFSET 0
 ) AS now

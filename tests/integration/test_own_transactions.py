@@ -18,6 +18,7 @@ from pgrole_controller.postgres.privileges.own_transactions import (
     NOTE_OWN_TRANSACTION,
     OwnSession,
     forget_own_transactions,
+    read_own_session,
 )
 from pgrole_controller.postgres.privileges.searches import Searches
 from tests.integration.database_world import DEADLINE, KEY, READ, DatabaseWorkerWorld, make_world
@@ -236,7 +237,7 @@ async def test_writes_are_not_searched_while_no_transaction_ends(own_postgres: P
         query = resources.text("sql", "events", "unexplained.sql")
         snapshot = await world.hand.fetchval("SELECT pg_current_snapshot()::text")
         await world.hand.execute(f"PREPARE search AS {query}")
-        lines = await world.hand.fetch(f"EXPLAIN (ANALYZE, COSTS OFF) EXECUTE search ('{snapshot}', NULL, NULL)")
+        lines = await world.hand.fetch(f"EXPLAIN (ANALYZE, COSTS OFF) EXECUTE search ('{snapshot}', NULL, NULL, NULL)")
     scans = [row[0] for row in lines if "Scan on pg_class" in row[0] or "on pg_class" in row[0]]
     assert scans
     assert all("never executed" in scan for scan in scans)
@@ -265,3 +266,24 @@ async def test_a_search_beside_the_session_finds_what_one_within_finds(
         await world.wait_may("DELETE", "app.orders", expected=False)
         await wait_drifts(world, 2)
     assert others
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_what_ends_while_a_search_connects_is_left_for_the_next_search(
+    world: DatabaseWorkerWorld, *, silent: bool
+) -> None:
+    """By then, the session has noted the transaction if it was its own."""
+    endpoint = Endpoint(world.server.dsn(database=world.database))
+    async with connect(endpoint, "session") as session, connect(endpoint, "search") as another:
+        await forget_own_transactions(session)
+        writes = UnexplainedWrites(session, await session.fetchval("SELECT pg_current_snapshot()::text"))
+        own = await read_own_session(session)
+        await world.hand.execute(f"GRANT SELECT ON app.orders, app.items TO {world.role}")
+        async with session.transaction():
+            await session.execute(SILENT.format(r=world.role, t="app.orders"))
+            await session.execute(NOTE_OWN_TRANSACTION)
+        if silent:
+            await world.hand.execute(SILENT.format(r=world.role, t="app.items"))
+        assert await writes.ask(another, own) == Look()
+        found = await writes.ask(another, await read_own_session(session))
+    assert found.scope is (Scope.RECENT if silent else Scope.NOTHING)

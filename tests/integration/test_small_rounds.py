@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import anyio
@@ -10,7 +11,7 @@ import pytest
 from pgrole_controller.controller.privileges import large_rounds
 from pgrole_controller.controller.privileges.small_rounds import Notice
 from pgrole_controller.core.errors import Reason, Transient
-from pgrole_controller.core.privileges.grantee import SchemaAccess
+from pgrole_controller.core.privileges.grantee import SchemaAccess, Takeover
 from pgrole_controller.core.privileges.privilege_result import News
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection
@@ -19,7 +20,7 @@ from pgrole_controller.postgres.privileges.acl_transaction import AclTransaction
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import Look, UnexplainedWrites
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
-from tests.integration.database_world import DEADLINE, KEY, READ, DatabaseWorkerWorld
+from tests.integration.database_world import DEADLINE, KEY, READ, SERVER, DatabaseWorkerWorld
 from tests.integration.test_database_worker import find_nothing
 
 
@@ -271,6 +272,21 @@ async def test_a_new_table_is_no_drift_for_a_role_that_the_small_round_did_not_g
         await world.wait_may("SELECT", "app.last")
         await world.wait_may("SELECT", "app.last", role=world.other)
         assert [await world.count_drifts(role) for role in (world.role, world.other)] == [0, 0]
+
+
+async def test_a_change_while_an_adoptee_is_compared_is_compared_afterwards(
+    world: DatabaseWorkerWorld, reads: HeldReads
+) -> None:
+    await world.hand.execute(f"GRANT TRUNCATE ON app.items TO {world.role}")
+    other = world.declare_other(READ)
+    async with world.working():
+        await world.wait_may("SELECT", "app.items", role=other)
+        async with reads.hold(passing=0) as held:
+            world.grantees.publish(SERVER, replace(world.declare(READ), adoptee=Takeover.NEW))
+            await held.wait()
+            await world.hand.execute(f"REVOKE TRUNCATE ON app.items FROM {world.role}; CREATE TABLE app.last (id int)")
+            await world.wait_may("SELECT", "app.last", role=other)
+        await world.wait(lambda result: result.adoption is not None and result.adoption.revoked == ())
 
 
 @pytest.mark.parametrize("restarted", [False, True])

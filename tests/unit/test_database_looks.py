@@ -21,8 +21,9 @@ def begin() -> tuple[DatabaseSession, Reader, list[None]]:
     """Returns the session, its events, and a list that grows with each notice."""
     reader, notices = Reader(), list[None]()
     absent = cast("Any", None)
-    session = DatabaseSession("orders", "postgres", absent, absent, absent, None, 1, absent)
-    session.on_notice = lambda: notices.append(None)
+    session = DatabaseSession(
+        "orders", "postgres", absent, absent, absent, None, 1, absent, lambda: notices.append(None)
+    )
     session._reader = cast("EventReader", reader)
     return session, reader, notices
 

@@ -1,8 +1,8 @@
 """Runs small rounds between the steps of a large one: a drift does not wait until everything is read and applied.
 
-Guarantees: a role whose declaration has still to be applied takes no part: the same events are read again for it
-afterwards. What a small round changed is stale for the large one, which reads it again before it changes it. The
-large round goes on between any two small ones.
+Guarantees: a role whose declaration has still to be applied takes no part, and neither do adoptees: the same events are
+read again for them afterwards. What a small round changed is stale for the large one, which reads it again before it
+changes it. The large round goes on between any two small ones.
 """
 
 import math
@@ -103,7 +103,7 @@ class SmallRounds:
         self._busy |= {one.key for one in self._grantees if published.get(one.key) is not one}
         some = [one for one in self._grantees if one.key not in self._busy]
         if some and self._is_small(look):
-            if self._busy or look.dropped:
+            if self._busy or look.dropped or any(one.adoptee is not None for one in published.values()):
                 self._left |= look
                 self._skipped |= self._busy
             await self._run(some, look, since)

@@ -1,7 +1,7 @@
 """Opens a session with one database whose privileges are managed."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 
 from pgrole_controller import resources
@@ -41,7 +41,8 @@ async def open_database(
     """
     with convert_unexpected():
         # PostgreSQL would plan the large questions of each round again: that takes longer than to answer them
-        async with connect_to(endpoint, database, "database", plan_cache_mode="force_generic_plan") as connection:
+        generic_plans = connect_to(endpoint, database, "database", plan_cache_mode="force_generic_plan")
+        async with generic_plans as connection, AsyncExitStack() as closing:
             with forgetting():
                 identity = await _identify(connection, database)
                 if not identity.is_same_server(server):
@@ -50,6 +51,8 @@ async def open_database(
                 installation = await install_database(connection, allowed=may_install)
                 fence = await _lead(connection, candidate, installation, known)
                 place = await fetch_row(connection, "", resources.text("sql", "events", "place.sql"))
+                reading = ReadingConnections(endpoint, database, server)
+                closing.push_async_callback(reading.close)
                 session = DatabaseSession(
                     database,
                     home,
@@ -58,9 +61,9 @@ async def open_database(
                     installation,
                     fence,
                     place.get("oid", int),
-                    ReadingConnections(endpoint, database, server),
+                    reading,
+                    on_notice,
                     interval=interval,
-                    on_notice=on_notice,
                 )
                 await session.detect(detection)
             yield session

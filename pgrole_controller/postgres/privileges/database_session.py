@@ -77,10 +77,6 @@ PRUNE_SECONDS = 60.0
 _PRUNE_PAUSE = 0.1
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass(slots=True)
 class DatabaseSession:
     """`oid`: of the database. `mode` is never Auto; `why`: why it is not Events, if that was possible to ask for.
@@ -97,9 +93,9 @@ class DatabaseSession:
     fence: Fence | None
     oid: int
     reading: ReadingConnections
+    on_notice: Callable[[], None]
     mode: DatabaseMode = DatabaseMode.RESYNC
     interval: float = 1.0
-    on_notice: Callable[[], None] = _nothing
     why: str = ""
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     _reader: EventReader | None = None
@@ -295,6 +291,7 @@ class DatabaseSession:
             tasks.start_soon(self._await_end)
             tasks.start_soon(self._beat)
             tasks.start_soon(self._watch_installation)
+            tasks.start_soon(self.reading.close_unused)
             if self.stores:
                 tasks.start_soon(self._prune)
             if self._ticks:

@@ -281,7 +281,7 @@ class UnexplainedWrites:
         PgRoleError.
         """
         query = resources.text("sql", "events", "unexplained.sql")
-        known = (own.transactions, own.pid) if own is not None else (None, None)
+        known = (own.transactions, own.pid, own.snapshot) if own is not None else (None, None, None)
         connection = another or self.connection
         row = await fetch_row(connection, "unexplained", query, self.snapshot, *known, seconds=_SECONDS)
         before, self.snapshot = self.snapshot, row.get("snapshot", str)

@@ -1,12 +1,17 @@
-"""A second connection to a database, for one complete read of many objects.
+"""A second connection to a large database, for what reads whole catalogs: complete reads, and searches for changes.
 
-Meanwhile the session's own connection serves events, and the memory that such a read takes ends with this one.
+Meanwhile the session's own connection serves events. The one of a search is kept for the next, because connecting takes
+longer than most searches; the memory that a complete read takes ends with its connection.
 """
 
 import logging
+import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import NoReturn
+
+import anyio
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.postgres.capabilities import Identity, identify
@@ -19,34 +24,68 @@ log = logging.getLogger(__name__)
 #: Bytes of pg_class and pg_proc from which on a complete read takes longer than to connect: of about 2,000 tables.
 LARGE_CATALOGS = 2_500_000
 
+#: How long a kept connection may be unused, and how long after a failure to connect none is tried, in seconds.
+UNUSED_SECONDS = 30.0
+_REFUSED_SECONDS = 60.0
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class ReadingConnections:
     """Opens them. `server`: of the session."""
 
     endpoint: Endpoint
     database: str
     server: Identity
+    _kept: Connection | None = None
+    _closing: AsyncExitStack | None = None  # of `_kept`
+    _used: float = -math.inf  # on the loop's clock
+    _refused: float = -math.inf
 
     @asynccontextmanager
-    async def open(self, size: int) -> AsyncIterator[Connection | None]:
+    async def open(self, size: int, *, keep: bool = False) -> AsyncIterator[Connection | None]:
         """Yields None if the database is small, or accepts no second connection. `size`: of pg_class and pg_proc, in
-        bytes.
+        bytes. `keep`: for the next call, until `close`.
         """
-        async with AsyncExitStack() as stack:
-            connection = None
-            if size > LARGE_CATALOGS:
-                try:
-                    connection = await stack.enter_async_context(self._connect())
-                except PgRoleError as error:
-                    extra = {"database": self.database, "error": error.message}
-                    log.info("no second connection to a large database: its only one reads everything", extra=extra)
+        async with AsyncExitStack() as closing:
+            connection = await self._take(closing) if size > LARGE_CATALOGS else None
             yield connection
+            if keep and connection is not None and self._kept is None:
+                self._kept, self._closing, self._used = connection, closing.pop_all(), anyio.current_time()
+
+    async def close_unused(self) -> NoReturn:
+        """Closes a kept connection that was not used for UNUSED_SECONDS, until cancelled."""
+        while True:
+            await anyio.sleep(UNUSED_SECONDS / 2)
+            if anyio.current_time() - self._used >= UNUSED_SECONDS:
+                await self.close()
+
+    async def close(self) -> None:
+        """Closes the kept connection."""
+        closing, self._kept, self._closing = self._closing, None, None
+        if closing is not None:
+            await closing.aclose()
+
+    async def _take(self, closing: AsyncExitStack) -> Connection | None:
+        kept, kept_closing = self._kept, self._closing
+        if kept is not None and kept_closing is not None:
+            self._kept, self._closing = None, None
+            await closing.enter_async_context(kept_closing)
+            if not kept.is_closed():
+                return kept
+        if anyio.current_time() - self._refused < _REFUSED_SECONDS:
+            return None
+        try:
+            return await closing.enter_async_context(self._connect())
+        except PgRoleError as error:
+            self._refused = anyio.current_time()
+            extra = {"database": self.database, "error": error.message}
+            log.info("no second connection to a large database: its only one reads everything", extra=extra)
+            return None
 
     @asynccontextmanager
     async def _connect(self) -> AsyncIterator[Connection]:
-        read_only = {"default_transaction_read_only": "on"}
-        async with connect_to(self.endpoint, self.database, "database", **read_only) as connection:
+        settings = {"default_transaction_read_only": "on", "plan_cache_mode": "force_generic_plan"}
+        async with connect_to(self.endpoint, self.database, "database", **settings) as connection:
             with forgetting():
                 identity = await identify(connection)
             if not identity.is_same_server(self.server):
