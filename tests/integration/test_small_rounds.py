@@ -279,10 +279,12 @@ async def test_a_change_while_an_adoptee_is_compared_is_compared_afterwards(
 ) -> None:
     await world.hand.execute(f"GRANT TRUNCATE ON app.items TO {world.role}")
     other = world.declare_other(READ)
-    async with world.working():
+    world.grantees.publish(SERVER, replace(world.declare(READ), adoptee=Takeover.NEW))
+    async with world.working() as worker:
         await world.wait_may("SELECT", "app.items", role=other)
-        async with reads.hold(passing=0) as held:
-            world.grantees.publish(SERVER, replace(world.declare(READ), adoptee=Takeover.NEW))
+        await world.wait(lambda result: result.adoption is not None)
+        async with reads.hold() as held:
+            worker.note_grantee(KEY)
             await held.wait()
             await world.hand.execute(f"REVOKE TRUNCATE ON app.items FROM {world.role}; CREATE TABLE app.last (id int)")
             await world.wait_may("SELECT", "app.last", role=other)
