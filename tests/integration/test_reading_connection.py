@@ -1,7 +1,7 @@
 """postgres/privileges/reading_connection: the second connection to a large database, and how long it is kept."""
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from typing import Any
 
 import anyio
 import asyncpg
@@ -55,6 +55,16 @@ async def test_a_kept_connection_is_used_again_and_ends_with_the_first_use_that_
     await connections.close()
     assert last is not None
     assert last.is_closed()
+
+
+async def test_a_kept_connection_can_be_used_any_number_of_times(connections: ReadingConnections) -> None:
+    first = await use(connections, keep=True)
+    for _ in range(5_000):
+        async with connections.open(LARGE, keep=True) as connection:
+            assert connection is first
+    await connections.close()
+    assert first is not None
+    assert first.is_closed()
 
 
 async def test_an_error_ends_the_connection(connections: ReadingConnections) -> None:
@@ -122,10 +132,10 @@ async def test_the_kept_connection_ends_with_the_session(
     opened: list[Connection] = []
     take = ReadingConnections._take
 
-    async def note(connections: ReadingConnections, closing: AsyncExitStack) -> Connection | None:
-        taken = await take(connections, closing)
+    async def note(connections: ReadingConnections) -> Any:
+        taken = await take(connections)
         assert taken is not None
-        opened.append(taken)
+        opened.append(taken.connection)
         return taken
 
     monkeypatch.setattr(ReadingConnections, "_take", note)

@@ -9,7 +9,7 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import anyio
 
@@ -29,6 +29,11 @@ UNUSED_SECONDS = 30.0
 _REFUSED_SECONDS = 60.0
 
 
+class _OpenConnection(NamedTuple):
+    connection: Connection
+    closing: AsyncExitStack
+
+
 @dataclass(slots=True)
 class ReadingConnections:
     """Opens them. `server`: of the session."""
@@ -36,8 +41,7 @@ class ReadingConnections:
     endpoint: Endpoint
     database: str
     server: Identity
-    _kept: Connection | None = None
-    _closing: AsyncExitStack | None = None  # of `_kept`
+    _kept: _OpenConnection | None = None
     _used: float = -math.inf  # on the loop's clock
     _refused: float = -math.inf
 
@@ -46,11 +50,16 @@ class ReadingConnections:
         """Yields None if the database is small, or accepts no second connection. `size`: of pg_class and pg_proc, in
         bytes. `keep`: for the next call, until `close`.
         """
-        async with AsyncExitStack() as closing:
-            connection = await self._take(closing) if size > LARGE_CATALOGS else None
-            yield connection
-            if keep and connection is not None and self._kept is None:
-                self._kept, self._closing, self._used = connection, closing.pop_all(), anyio.current_time()
+        another = await self._take() if size > LARGE_CATALOGS else None
+        if another is None:
+            yield None
+            return
+        async with AsyncExitStack() as ending:
+            ending.push_async_callback(another.closing.aclose)
+            yield another.connection
+            if keep and self._kept is None:
+                ending.pop_all()
+                self._kept, self._used = another, anyio.current_time()
 
     async def close_unused(self) -> NoReturn:
         """Closes a kept connection that was not used for UNUSED_SECONDS, until cancelled."""
@@ -61,21 +70,21 @@ class ReadingConnections:
 
     async def close(self) -> None:
         """Closes the kept connection."""
-        closing, self._kept, self._closing = self._closing, None, None
-        if closing is not None:
-            await closing.aclose()
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            await kept.closing.aclose()
 
-    async def _take(self, closing: AsyncExitStack) -> Connection | None:
-        kept, kept_closing = self._kept, self._closing
-        if kept is not None and kept_closing is not None:
-            self._kept, self._closing = None, None
-            await closing.enter_async_context(kept_closing)
-            if not kept.is_closed():
+    async def _take(self) -> _OpenConnection | None:
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            if not kept.connection.is_closed():
                 return kept
+            await kept.closing.aclose()
         if anyio.current_time() - self._refused < _REFUSED_SECONDS:
             return None
+        closing = AsyncExitStack()
         try:
-            return await closing.enter_async_context(self._connect())
+            return _OpenConnection(await closing.enter_async_context(self._connect()), closing)
         except PgRoleError as error:
             self._refused = anyio.current_time()
             extra = {"database": self.database, "error": error.message}
