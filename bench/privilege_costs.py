@@ -17,6 +17,7 @@ from bench.observe import Quantiles, cpu_seconds, ended_cpu_seconds, stat_fields
 from bench.privilege_stand import DATABASE, SCHEMA, PrivilegeStand, table
 from bench.stand import Connection
 from pgrole_controller.local.process import reached
+from pgrole_controller.postgres.privileges.database_session import PRUNE_SECONDS
 
 _DDL_ROUNDS = 300
 _READERS = 16
@@ -121,8 +122,15 @@ async def _read(stand: PrivilegeStand, took: list[float]) -> None:
 
 
 async def measure_idle(stand: PrivilegeStand, seconds: float) -> ConnectionIdle:
-    """While nothing happens and everything is as declared."""
+    """While nothing happens and everything is as declared: a second connection has ended, and old events are gone."""
     async with stand.connect() as client:
+
+        async def is_quiet() -> bool:
+            return len(await client.fetch(_OURS)) <= 1
+
+        await anyio.sleep(PRUNE_SECONDS)
+        if not await reached(is_quiet, _CONNECT_SECONDS):
+            raise AssertionError("the controller keeps a second connection to the database")
         await client.execute("CHECKPOINT")
         await anyio.sleep(_SETTLE_SECONDS)
         pids = [row["pid"] for row in await client.fetch(_OURS)]

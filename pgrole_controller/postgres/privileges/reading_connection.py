@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 LARGE_CATALOGS = 2_500_000
 
 #: How long a kept connection may be unused, and how long after a failure to connect none is tried, in seconds.
-UNUSED_SECONDS = 30.0
+UNUSED_SECONDS = 15.0
 _REFUSED_SECONDS = 60.0
 
 
