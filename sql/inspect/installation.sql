@@ -12,16 +12,44 @@ WITH trusted AS (
 schema AS (
     SELECT n.oid, n.nspowner, n.nspacl FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'pgrole'
 ),
+-- No index leads from a schema to its relations and routines: reading pg_class as a whole takes 10 ms for 50,000 tables.
+member AS MATERIALIZED (
+    SELECT d.classid, d.objid
+    FROM pg_catalog.pg_depend AS d
+    WHERE d.refclassid = 'pg_catalog.pg_namespace'::regclass AND d.refobjid = (SELECT s.oid FROM schema AS s)
+),
+relation AS MATERIALIZED (
+    SELECT c.oid, c.relname, c.relowner
+    FROM pg_catalog.pg_class AS c
+    WHERE c.oid = ANY (ARRAY(
+        SELECT m.objid FROM member AS m WHERE m.classid = 'pg_catalog.pg_class'::regclass
+        UNION ALL
+        SELECT i.indexrelid
+        FROM pg_catalog.pg_index AS i
+        WHERE i.indrelid = ANY (ARRAY(SELECT m.objid FROM member AS m WHERE m.classid = 'pg_catalog.pg_class'::regclass))
+        UNION ALL
+        SELECT t.typrelid
+        FROM pg_catalog.pg_type AS t
+        WHERE t.oid = ANY (ARRAY(SELECT m.objid FROM member AS m WHERE m.classid = 'pg_catalog.pg_type'::regclass))
+    ))
+),
 part AS (
     SELECT 'schema pgrole' AS what, s.nspowner AS owner FROM schema AS s
     UNION ALL
-    SELECT 'relation pgrole.' || c.relname, c.relowner FROM schema AS s JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid
+    SELECT 'relation pgrole.' || c.relname, c.relowner FROM relation AS c
     UNION ALL
-    SELECT 'routine pgrole.' || p.proname, p.proowner FROM schema AS s JOIN pg_catalog.pg_proc AS p ON p.pronamespace = s.oid
+    SELECT 'routine pgrole.' || p.proname, p.proowner
+    FROM pg_catalog.pg_proc AS p
+    WHERE p.oid = ANY (ARRAY(SELECT m.objid FROM member AS m WHERE m.classid = 'pg_catalog.pg_proc'::regclass))
     UNION ALL
-    SELECT 'type pgrole.' || t.typname, t.typowner FROM schema AS s JOIN pg_catalog.pg_type AS t ON t.typnamespace = s.oid
+    -- the others are those of relations, and arrays
+    SELECT 'type pgrole.' || t.typname, t.typowner
+    FROM pg_catalog.pg_type AS t
+    WHERE t.oid = ANY (ARRAY(SELECT m.objid FROM member AS m WHERE m.classid = 'pg_catalog.pg_type'::regclass))
     UNION ALL
-    SELECT 'operator pgrole.' || o.oprname, o.oprowner FROM schema AS s JOIN pg_catalog.pg_operator AS o ON o.oprnamespace = s.oid
+    SELECT 'operator pgrole.' || o.oprname, o.oprowner
+    FROM pg_catalog.pg_operator AS o
+    WHERE o.oid = ANY (ARRAY(SELECT m.objid FROM member AS m WHERE m.classid = 'pg_catalog.pg_operator'::regclass))
     UNION ALL
     SELECT 'right to CREATE in schema pgrole', a.grantee
     FROM schema AS s, pg_catalog.aclexplode(s.nspacl) AS a
@@ -33,12 +61,12 @@ SELECT
     -- not to_regclass, which fails without USAGE on the schema
     (
         SELECT count(*) = 2
-        FROM schema AS s JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid
+        FROM relation AS c
         WHERE c.relname IN ('installation', 'turn_to_look')
     ) AS versioned,
     -- the home database has claims; the others have only what each database with managed privileges has
     EXISTS (
-        SELECT FROM schema AS s JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid WHERE c.relname = 'claim'
+        SELECT FROM relation AS c WHERE c.relname = 'claim'
     ) AS home,
     pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE') AS may_create,
     textsend(
@@ -47,17 +75,15 @@ SELECT
     -- changes are announced by triggers, which must also fire in sessions with session_replication_role = replica
     NOT EXISTS (
         SELECT
-        FROM schema AS s
-        JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid
-        JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = c.oid
-        WHERE t.tgenabled <> 'A'
+        FROM pg_catalog.pg_trigger AS t
+        WHERE t.tgrelid = ANY (ARRAY(SELECT c.oid FROM relation AS c))
+          AND t.tgenabled <> 'A'
     ) AS armed,
     NOT EXISTS (
         SELECT
-        FROM schema AS s
-        JOIN pg_catalog.pg_class AS c ON c.relnamespace = s.oid
-        JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = c.oid
-        WHERE t.tgenabled NOT IN ('A', CASE current_setting('session_replication_role') WHEN 'replica' THEN 'R' ELSE 'O' END)
+        FROM pg_catalog.pg_trigger AS t
+        WHERE t.tgrelid = ANY (ARRAY(SELECT c.oid FROM relation AS c))
+          AND t.tgenabled NOT IN ('A', CASE current_setting('session_replication_role') WHEN 'replica' THEN 'R' ELSE 'O' END)
     ) AS announcing,
     -- also the database's owner, who can grant the privilege to itself
     EXISTS (
