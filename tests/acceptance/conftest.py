@@ -83,21 +83,24 @@ async def shared_postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture(scope="package")
+def local_api_servers(shared_binaries: Binaries | None, request: pytest.FixtureRequest) -> ApiServerPool | None:
+    """None if the shared API servers run in containers."""
+    return None if shared_binaries is None else request.getfixturevalue("api_servers")
+
+
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
-async def shared_api_server(
-    shared_binaries: Binaries | None, request: pytest.FixtureRequest, refusals: Refusals
-) -> AsyncIterator[ApiServer]:
+async def shared_api_server(local_api_servers: ApiServerPool | None, refusals: Refusals) -> AsyncIterator[ApiServer]:
     """The API server of the shared controller, which writes to every PgRole there: never stop or kill this one.
 
     It is one that earlier tests borrowed, if there is one.
     """
     async with AsyncExitStack() as stack:
-        if shared_binaries is None:
+        if local_api_servers is None:
             server = await stack.enter_async_context(k3s.api_server(None))
         else:
-            pool: ApiServerPool = request.getfixturevalue("api_servers")
-            server = await stack.enter_async_context(pool.lend())
-            pool.abandon(server)  # hardly any test after this package borrows one
+            server = await stack.enter_async_context(local_api_servers.lend())
+            local_api_servers.abandon(server)  # hardly any test after this package borrows one
         await apply_crds(server)
         refusals.watch(server)
         yield server

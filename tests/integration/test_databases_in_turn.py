@@ -162,6 +162,12 @@ async def test_a_changed_declaration_and_an_altered_database_do_not_wait_for_the
             return bool(await three.home.fetchval(query, three.role, last))
 
         await three.wait(is_revoked, "CREATE on the database is revoked")
+
+        def is_reported() -> bool:
+            result = three.result(last)
+            return result is not None and result.drift_count == 1
+
+        await three.wait(is_reported, "nothing more is read in this turn")
         await three.hands[last].execute(f"GRANT TRUNCATE ON app.orders TO {three.role}")
         first = three.names[0]
         await three.hands[first].execute(f"GRANT TRUNCATE ON app.orders TO {three.role}")
