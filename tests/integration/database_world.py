@@ -35,7 +35,7 @@ from pgrole_controller.postgres.privileges.database_session import DatabaseSessi
 
 DEADLINE = 20.0
 SERVER = "default"
-KEY = Key("shop", "reader")
+KEY, OTHER = Key("shop", "reader"), Key("shop", "other")
 #: Allows privileges on everything to be declared.
 POLICY = PrivilegePolicy(rules=(PrivilegeRule(),), databases=("*",))
 READ = SchemaAccess("app", frozenset({Access.READ}))
@@ -71,9 +71,8 @@ class DatabaseWorkerWorld:
     def declare_other(self, *schemas: SchemaAccess) -> str:
         """A second role with privileges; returns its name."""
         declared = DatabasePrivileges(self.database, schemas=schemas)
-        key = Key(KEY.namespace, "other")
         self.grantees.publish(
-            SERVER, Grantee(key, "uid-2", 1, self.other, self.other_oid, {self.database: declared}, policy=POLICY)
+            SERVER, Grantee(OTHER, "uid-2", 1, self.other, self.other_oid, {self.database: declared}, policy=POLICY)
         )
         return self.other
 
@@ -134,6 +133,13 @@ class DatabaseWorkerWorld:
         assert grantee is not None
         digest = grantee.digest_of(self.database)
         return await self.wait(lambda result: result.digest == digest and result.error is None)
+
+    async def wait_other_settled(self) -> None:
+        async def is_so() -> bool:
+            result = self.grantees.results(SERVER, OTHER).get(self.database)
+            return result is not None and result.error is None
+
+        assert await reached(is_so, DEADLINE), f"{self.other} is not settled"
 
     async def may(self, privilege: str, table: str, role: str = "") -> bool:
         query = "SELECT has_table_privilege($1, $2, $3)"

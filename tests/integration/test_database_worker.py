@@ -143,7 +143,8 @@ async def test_a_large_number_of_changes_is_applied_role_by_role(
     other = world.declare_other(READ)
     async with world.working():
         await world.wait_settled()
-        await world.wait_may("SELECT", "app.items", role=other)
+        await world.wait_other_settled()
+        assert await world.may("SELECT", "app.items", other)
         assert decided[0] != decided[-1]
         assert decided == sorted(decided, key=decided.index), "a role was decided before the previous one was done"
         await world.hand.execute("CREATE TABLE app.one (); CREATE TABLE app.two (); CREATE TABLE app.three ()")
