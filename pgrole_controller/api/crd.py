@@ -114,7 +114,7 @@ def crd(definition: Definition = PGROLE) -> Schema:
 
 def render(definition: Definition = PGROLE) -> str:
     """Renders the CustomResourceDefinition as YAML."""
-    return _HEADER + yaml.dump(crd(definition), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return _HEADER + yaml.dump(crd(definition), Dumper=_CrdDumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def files() -> dict[str, str]:
@@ -177,7 +177,7 @@ def _without_null(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
     return {**_inlined(choice, definitions), **own}
 
 
-class _Dumper(yaml.SafeDumper):
+class _CrdDumper(yaml.SafeDumper):
     """Indents lists below their key, and never writes aliases."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002

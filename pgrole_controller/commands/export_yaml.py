@@ -16,7 +16,7 @@ _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null",
 _WIDE = 1 << 30
 
 
-class _Dumper(yaml.SafeDumper):
+class _ExportDumper(yaml.SafeDumper):
     """Indents lists, and quotes what any YAML parser could take for something else than text."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002 -- PyYAML's
@@ -31,14 +31,14 @@ def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
 
 
-_Dumper.add_representer(str, _represent)
+_ExportDumper.add_representer(str, _represent)
 
 
 def to_yaml(document: dict[str, Any], comments: Iterable[str] = ()) -> str:
     """One document without separator. Comments are made printable; each is one line."""
     return to_comments(comments) + yaml.dump(
         document,
-        Dumper=_Dumper,
+        Dumper=_ExportDumper,
         sort_keys=False,
         default_flow_style=False,
         allow_unicode=_is_printable(document),

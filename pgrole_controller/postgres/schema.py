@@ -92,7 +92,7 @@ class SchemaMissing(Refused):
     """Schema pgrole does not exist, and the controller may not create it."""
 
 
-class _InstalledMeanwhile(Exception):
+class InstalledMeanwhile(Exception):
     """Another controller installed the schema first. It may be a later version, which must not be replaced."""
 
 
@@ -120,7 +120,7 @@ async def install(connection: Connection, *, allowed: bool = True) -> SchemaStat
     with translate_errors("install"):
         try:
             return await _install(connection, allowed=allowed)
-        except (asyncpg.UniqueViolationError, asyncpg.DuplicateSchemaError, _InstalledMeanwhile):
+        except (asyncpg.UniqueViolationError, asyncpg.DuplicateSchemaError, InstalledMeanwhile):
             return await _install(connection, allowed=allowed)
 
 
@@ -175,7 +175,7 @@ async def _create_or_replace(connection: Connection, row: Row) -> None:
         await connection.execute(_LOCK)
         version = await _read_home_version(connection, await _read_parts(connection))
         if version is not None and version >= VERSION:
-            raise _InstalledMeanwhile
+            raise InstalledMeanwhile
         await connection.execute(queries.install())
         await _read_parts(connection)
 

@@ -68,10 +68,6 @@ class DatabaseInstallation:
         return bool(self.foreign_event_triggers) and not self.spared
 
 
-class _InstalledMeanwhile(Exception):
-    """Another controller installed it first. It may be a later version, which must not be replaced."""
-
-
 async def inspect_database(connection: Connection) -> DatabaseInstallation:
     """Changes nothing, and calls nothing of a schema that is not trusted. Raises PgRoleError.
 
@@ -124,7 +120,7 @@ async def install_database(connection: Connection, *, allowed: bool) -> Database
         if not found.current:
             try:
                 await _install_parts(connection, found)
-            except (asyncpg.UniqueViolationError, asyncpg.DuplicateSchemaError, _InstalledMeanwhile):
+            except (asyncpg.UniqueViolationError, asyncpg.DuplicateSchemaError, schema.InstalledMeanwhile):
                 log.info("another controller installed schema pgrole", extra={"database": found.database})
             except asyncpg.InsufficientPrivilegeError as error:
                 return _explain(await inspect_database(connection), refused=shorten(str(error)))
@@ -182,7 +178,7 @@ async def _install_parts(connection: Connection, found: DatabaseInstallation) ->
             await connection.execute(_SCHEMA)
         await connection.execute(_LOCK)
         if (await inspect_database(connection)).current:
-            raise _InstalledMeanwhile
+            raise schema.InstalledMeanwhile
         await connection.execute(queries.install_database())
 
 
