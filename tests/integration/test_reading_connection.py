@@ -37,6 +37,13 @@ async def use(connections: ReadingConnections, size: int = LARGE, *, keep: bool 
         return connection
 
 
+async def wait_closed(connection: Connection) -> None:
+    async def is_closed() -> bool:
+        return connection.is_closed()
+
+    assert await reached(is_closed, DEADLINE)
+
+
 async def test_a_kept_connection_is_used_again_and_ends_with_the_first_use_that_does_not_keep_it(
     connections: ReadingConnections,
 ) -> None:
@@ -87,11 +94,7 @@ async def test_a_terminated_connection_is_replaced(connections: ReadingConnectio
     assert first is not None
     async with connect(Endpoint(server.dsn()), "test") as administrator:
         await administrator.execute("SELECT pg_terminate_backend($1)", first.get_server_pid())
-
-    async def is_closed() -> bool:
-        return first.is_closed()
-
-    assert await reached(is_closed, DEADLINE)
+    await wait_closed(first)
     assert await use(connections) is not None
 
 
@@ -99,13 +102,9 @@ async def test_an_unused_connection_ends(connections: ReadingConnections, monkey
     monkeypatch.setattr(reading_connection, "UNUSED_SECONDS", 0.05)
     first = await use(connections, keep=True)
     assert first is not None
-
-    async def is_closed() -> bool:
-        return first.is_closed()
-
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(connections.close_unused)
-        assert await reached(is_closed, DEADLINE)
+        await wait_closed(first)
         tasks.cancel_scope.cancel()
 
 

@@ -257,11 +257,9 @@ async def test_a_new_table_is_no_drift_for_a_role_that_the_small_round_did_not_g
             await held.wait()
             await world.hand.execute("CREATE TABLE app.invoices (id int)")
 
-            async def are_granted() -> list[bool]:
-                return [await world.may("SELECT", "app.invoices", role) for role in (world.role, world.other)]
-
             async def is_granted_once() -> bool:
-                return sum(await are_granted()) == 1
+                held = [await world.may("SELECT", "app.invoices", role) for role in (world.role, world.other)]
+                return sum(held) == 1
 
             assert await reached(is_granted_once, DEADLINE)
             await world.hand.execute("ALTER TABLE app.invoices ADD COLUMN name text")

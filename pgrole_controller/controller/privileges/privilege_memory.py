@@ -266,18 +266,18 @@ class PrivilegeMemory:
         if key not in self._resting:
             self._roles[key].missed = missed
 
-    def settle(self, key: Key, read: frozenset[ObjectId] | None, unfinished: Collection[ObjectId]) -> None:
-        """The role was granted what it needs on these objects, new or not, except on `unfinished`. `read`: None for all
-        that any role reaches.
+    def settle(self, key: Key, read: frozenset[ObjectId] | None, unfinished: frozenset[ObjectId]) -> None:
+        """The round granted the role what it needs on the objects that it read, except on `unfinished`. `read`: None if
+        these are all that any role reaches.
         """
         role = self._roles[key]
         if role.missed is not None and key not in self._resting:
             unread = frozenset[ObjectId]() if read is None else role.missed - read
-            role.missed = unread | ((role.missed | self._fresh) & frozenset(unfinished))
+            role.missed = unread | ((role.missed | self._fresh) & unfinished)
 
     def settle_everyone(self, read: frozenset[ObjectId] | None) -> None:
-        """At the end of a round: every role was granted what it needs on these objects, or misses them. `read`: as in
-        `settle`.
+        """A round ends that considered every role: on the objects that it read, nothing is new any more, except what a
+        role misses. `read`: as in `settle`.
         """
         self._fresh = set() if read is None else self._fresh - read
 

@@ -64,7 +64,7 @@ class Fingerprints:
         row = first(rows)
         if row.get("in_recovery", bool) or row.get("started_at", datetime) != self._started_at:
             raise Transient(Reason.SERVER_NOT_READY, "a different server answers on the same address")
-        # that of the session: what it does meanwhile is explained only after the next one
+        # of the session, so that the next comparison considers what the session does meanwhile
         snapshot, self.snapshot = self.snapshot, row.get("snapshot", str) if own is None else own.snapshot
         if not row.find("computed", bool):
             return Look()
