@@ -145,14 +145,16 @@ async def measure_observe(connection: "asyncpg.Connection[Any]") -> dict[str, fl
 
 def cpu_seconds(pid: int) -> float:
     """User and system time of a process."""
-    user, system = stat_fields(pid)[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return _seconds(stat_fields(pid)[11:13])
 
 
 def ended_cpu_seconds(pid: int) -> float:
-    """User and system time of the children that a process has waited for."""
-    user, system = stat_fields(pid)[13:15]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    """User and system time of those children of a process that have ended."""
+    return _seconds(stat_fields(pid)[13:15])
+
+
+def _seconds(ticks: Sequence[str]) -> float:
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 def stat_fields(pid: int) -> list[str]:
