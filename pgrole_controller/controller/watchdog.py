@@ -8,7 +8,7 @@ Guarantees: the stack is taken while the loop is kept, and shows files, lines an
 in LINE_SECONDS. A turn costs two system calls at most, and no switch to another thread.
 
 Caveats: code that does not give other threads a turn is measured, but its stack is not seen. SIGALRM is the watchdog's:
-it is blocked in every thread that is started later.
+it is blocked in every thread that is started later, and ignored once the loop has closed.
 """
 
 import logging
@@ -57,6 +57,11 @@ class Watchdog:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
+    def stop(self) -> None:
+        """Stops the timer. Python gives up its handlers when it ends: SIGALRM would then end the process."""
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+
     def begin(self) -> None:
         now = time.monotonic()
         if now < self._starts:
@@ -102,7 +107,7 @@ class Watchdog:
 
 
 class _Selector(selectors.DefaultSelector):
-    """Reports to the watchdog when the loop waits in it, and when it continues."""
+    """Reports to the watchdog when the loop waits in it, when it continues, and when it closes."""
 
     def __init__(self, watchdog: Watchdog) -> None:
         super().__init__()
@@ -113,6 +118,10 @@ class _Selector(selectors.DefaultSelector):
         ready = super().select(timeout)
         self._watchdog.begin()
         return ready
+
+    def close(self) -> None:
+        self._watchdog.stop()
+        super().close()
 
 
 def watched_loop() -> SelectorEventLoop:

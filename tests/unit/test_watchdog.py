@@ -70,3 +70,33 @@ def test_the_log_is_not_flooded() -> None:
     ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=120)
     assert ended.stderr.count("event loop blocked") == 1
     assert int(ended.stdout) >= 4  # the last block may still last
+
+
+#: The thread starts before the watchdog, so SIGALRM is not blocked in it. `Late` keeps Python after it has given up its
+#: handlers.
+ENDING = """
+import threading, time
+import anyio
+from pgrole_controller.controller import watchdog
+
+watchdog.START_SECONDS = 0.0
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+
+class Late:
+    def __del__(self, sleep=time.sleep):
+        sleep(0.5)
+        print("late", flush=True)
+
+late = Late()
+
+async def main():
+    for _ in range(500):
+        await anyio.sleep(0)
+
+anyio.run(main, backend_options={"loop_factory": watchdog.watched_loop})
+"""
+
+
+def test_the_timer_ends_with_the_loop() -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, check=False, timeout=120)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "late\n", "")
