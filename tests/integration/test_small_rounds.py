@@ -18,7 +18,7 @@ from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.privileges import acl_apply, look_reading, reading_connection
 from pgrole_controller.postgres.privileges.acl_transaction import AclTransactions
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
-from pgrole_controller.postgres.privileges.ddl_events import Look, UnexplainedWrites
+from pgrole_controller.postgres.privileges.ddl_events import Look, Scope, UnexplainedWrites
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
 from tests.integration.database_world import DEADLINE, KEY, READ, SERVER, DatabaseWorkerWorld
 from tests.integration.test_database_worker import find_nothing
@@ -270,6 +270,40 @@ async def test_a_new_table_is_no_drift_for_a_role_that_the_small_round_did_not_g
         await world.wait_may("SELECT", "app.last")
         await world.wait_may("SELECT", "app.last", role=world.other)
         assert [await world.count_drifts(role) for role in (world.role, world.other)] == [0, 0]
+
+
+async def test_what_a_search_finds_during_a_complete_read_is_read_afterwards(
+    world: DatabaseWorkerWorld, reads: HeldReads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without any event that would ask for another round."""
+    found = Look(Scope.RECENT, xid=3, searches=True)
+    sessions, served, was_read = list[DatabaseSession](), anyio.Event(), anyio.Event()
+    look, look_at_events = DatabaseSession.look, DatabaseSession.look_at_events
+
+    async def look_and_note(session: DatabaseSession) -> Look:
+        sessions.append(session)
+        answer = await look(session)
+        if answer == found:
+            was_read.set()
+        return answer
+
+    async def look_at_events_and_note(session: DatabaseSession) -> Look:
+        answer = await look_at_events(session)
+        served.set()
+        return answer
+
+    monkeypatch.setattr(DatabaseSession, "look", look_and_note)
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        async with reads.hold() as held:
+            worker.note_everything()
+            await held.wait()
+            monkeypatch.setattr(DatabaseSession, "look_at_events", look_at_events_and_note)
+            sessions[-1].look_again(found)
+            await served.wait()
+        with anyio.fail_after(DEADLINE):
+            await was_read.wait()
 
 
 async def test_a_change_while_an_adoptee_is_compared_is_compared_afterwards(

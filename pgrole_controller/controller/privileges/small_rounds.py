@@ -159,11 +159,10 @@ class SmallRounds:
         memory.repaired_at = before
 
     def finish(self) -> None:
-        """At the end of the large round: has the next one do what the small ones left."""
+        """At the end of the large round: has the next one do what the small ones left, and what searches found."""
         memory = self._context.memory
         memory.end_reading()
         memory.add_missed(self._skipped, self._fresh)
         if self._unclear:
             memory.further.put_off(frozenset(self._unclear))
-        if self._left.asks:
-            self._context.session.look_again(self._left)
+        self._context.session.look_again(self._left)

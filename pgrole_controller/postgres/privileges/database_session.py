@@ -153,9 +153,10 @@ class DatabaseSession:
         return Look() if self._reader is None else await self._reader.read()
 
     def look_again(self, look: Look) -> None:
-        """Has one of the next two calls of `look` return this."""
+        """Has one of the next two calls of `look` return this, and what was noted before."""
         self._unread |= look
-        self.on_notice()
+        if self._unread.asks:
+            self.on_notice()
 
     async def check_accepting(self) -> None:
         """Raises PgRoleError if the database accepts no new connections: its administrator wants exclusive access."""
