@@ -139,8 +139,9 @@ def test_every_request_reason_is_used_in_the_code() -> None:
 
 @pytest.mark.parametrize("alert", [pytest.param(alert, id=alert["alert"]) for alert in alerts()])
 def test_every_alert_has_a_summary_and_a_runbook_entry(alert: dict[str, Any]) -> None:
-    page, _, anchor = alert["annotations"]["runbook"].partition("#")
-    text = (ROOT / page).read_text(encoding="utf-8")
+    page, _, anchor = alert["annotations"]["runbook_url"].partition("#")
+    assert page == "https://github.com/pgrole-dev/pgrole-controller/blob/main/docs/runbook.md"
+    text = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
     assert f"\n## {alert['alert']}\n" in text
     assert anchor == alert["alert"].lower()
     assert anchor in anchors(text)
