@@ -350,8 +350,8 @@ async def test_a_drift_is_corrected_between_the_transactions_of_a_first_declarat
         if restarted:
             await working.enter_async_context(world.working())
         await world.wait_may("SELECT", "app.t1", role=other)
-        await world.hand.execute(f"GRANT DELETE ON app.t2 TO {world.role}")
-        await world.wait_may("DELETE", "app.t2", expected=False)
+        await world.hand.execute(f"GRANT DELETE ON app.t1 TO {world.role}")
+        await world.wait_may("DELETE", "app.t1", expected=False)
         result = await world.wait(lambda result: result.drift_count == 1)
         assert not await world.may("SELECT", "app.t400", other), "the drift waited for all grants"
         monkeypatch.setattr(AclTransactions, "run", run)
