@@ -297,7 +297,7 @@ def _by_server(servers: Iterable[ServerFigures]) -> Iterator[tuple[str, str, lis
         ),
         (
             "pgrole_server_detection_fallback",
-            "Whether the detection mode fell back from Watch to another mode (1) or not (0).",
+            "Whether Auto selected Poll because Watch is not available (1) or not (0).",
             declared,
             "fallback",
         ),

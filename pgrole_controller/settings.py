@@ -227,7 +227,8 @@ class Settings:
     allow: frozenset[str] = _setting(
         _attributes,
         "",
-        f"role attributes to allow beside `createdb`, of {', '.join(f'`{power}`' for power in POWERS)}",
+        "more role attributes to allow, besides `createdb`: "
+        f"{', '.join(f'`{power}`' for power in POWERS if power != 'createdb')}",
         "LIST",
         Group.DEFAULT_SERVER,
     )

@@ -265,8 +265,8 @@ class PgRoleSpec(Model):
     adopt: StrictBool = Field(
         default=False,
         description=(
-            "Whether the object can take over an existing role. A role with privileges that this object is not "
-            "allowed to request is never adopted."
+            "Whether the object can take over an existing role. The role is not adopted if its attributes or "
+            "memberships, or its privileges in the databases of spec.privileges, exceed what this object may request."
         ),
     )
     deletion_policy: Literal["Retain", "Drop"] = Field(

@@ -140,7 +140,8 @@ class HistorySpec(Model):
 
     retention: Annotated[str, between("1d", "3650d", _KEPT, read_retention)] = Field(
         default="90d",
-        description="Time for which drifts are kept in the history: days such as 90d, or a duration such as 36h.",
+        description="Time for which drifts are kept in the history, at most 14 months: days such as 90d, or a duration "
+        "such as 36h.",
         json_schema_extra=retention_schema(1, 3650, _KEPT),
     )
     max_rows: int = Field(

@@ -175,7 +175,7 @@ def _role(key: Key, snapshot: Snapshot) -> _View:
         if snapshot.namespaces is not None and key.namespace not in snapshot.namespaces:
             why = f"You may not list PgRoles in namespace {key.namespace}."
             return _missing(
-                "No such role for you", why, "Ask its administrators for permission to list pgroles.", "roles"
+                "Role not visible to you", why, "Ask its administrators for permission to list pgroles.", "roles"
             )
         if snapshot.reading:
             return _missing("Reading", f"PgRole {key} is not among the roles that were read so far.", _SOON, "roles")
@@ -203,7 +203,7 @@ def _server(name: str, request: PageRequest, snapshot: Snapshot) -> _View:
             why = "You may not list PgServers, so this page cannot show the server."
             return _missing("Server hidden", why, "Ask for permission to get, list and watch pgservers.", "servers")
         if snapshot.reading:
-            return _missing("Reading", f"PgServer {name} was not read so far.", _SOON, "servers")
+            return _missing("Reading", f"PgServer {name} has not been read yet.", _SOON, "servers")
         return _missing("Server not found", f"There is no PgServer {name}.", "It may have been deleted.", "servers")
     server = view_server(name, found, _SUMMARIES.list(snapshot.roles), request.now)
     said = f"{name}: {server.summary.state.words}"

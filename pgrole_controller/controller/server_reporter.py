@@ -126,7 +126,7 @@ class ServerReporter:
         except ApiError as error:
             if "driftsPerHour" not in status or _NOT_DECLARED not in error.message:
                 raise
-            log.info("drifts per hour left out: the CRDs are older", extra={"server": worker.server.name})
+            log.info("status.driftsPerHour omitted: the installed CRDs are older", extra={"server": worker.server.name})
             self._older_crds_until = anyio.current_time() + OLDER_CRDS_SECONDS
             del status["driftsPerHour"]
             if unchanged(previous, status):

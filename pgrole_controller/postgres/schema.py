@@ -55,8 +55,8 @@ def check_only(home: Home) -> None:
         raise Refused(
             Reason.SERVER_NOT_READY,
             f"the home database of this server is {other}, not {home.database}: a second one would not see its claims. "
-            f"Name database {other}; or, to move the home, DROP SCHEMA pgrole CASCADE there and, as a "
-            f"superuser, ALTER DATABASE {other} RESET pgrole.home",
+            f"Name database {other}; or, to move the home, first copy schema pgrole with its claims (docs/servers.md), "
+            f"then DROP SCHEMA pgrole CASCADE there and, as a superuser, ALTER DATABASE {other} RESET pgrole.home",
         )
 
 

@@ -192,6 +192,7 @@ async def test_following_the_page_leaves_only_what_retain_promises(
         before = await catalogs(database)
         if steward:
             await database.execute(role_sql(servers.version))
+            await database.execute(f"GRANT CONNECT, CREATE ON DATABASE template1 TO {CONTROLLER_ROLE}")
             await team_objects.servers.apply_credentials(SERVER, CONTROLLER_ROLE, PASSWORD)
         async with running(team_objects.controller(None, "--leader-election", "true")):
             await team_objects.make()

@@ -100,7 +100,7 @@ async def test_a_viewer_of_one_namespace_sees_its_roles_and_the_names_of_servers
             for hidden in ("invoices", version, "127.0.0.1"):
                 await expect(main).not_to_contain_text(hidden)
         await tab.open("/roles/billing/invoices")
-        await expect(tab.page.get_by_role("heading", level=1)).to_have_text("No such role for you")
+        await expect(tab.page.get_by_role("heading", level=1)).to_have_text("Role not visible to you")
         await tab.open("/servers/main")
         await expect(tab.page.get_by_role("heading", level=1)).to_have_text("Server hidden")
 

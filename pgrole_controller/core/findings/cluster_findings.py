@@ -14,6 +14,11 @@ OK, WARNING, PROBLEM, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingSt
 
 CLUSTER = "cluster"
 APPLY_CRDS = "pgrole-controller crds | kubectl apply --server-side -f -"
+_DEFAULT_ACCOUNT = "system:serviceaccount:pgrole-system:pgrole-controller"
+_APPLY_RIGHTS = "kubectl apply --server-side " + " ".join(
+    f"-f deploy/kustomize/{file}.yaml"
+    for file in ("base/own_namespace", "base/servers", "overlays/cluster/roles", "overlays/cluster/connection_secrets")
+)
 
 _CLOCK_SECONDS = 5.0
 _LEASE_SECONDS = 60.0
@@ -91,7 +96,7 @@ def judge_caller(user: str, missing: Sequence[RequiredRight]) -> Finding:
         f"kubectl create clusterrole pgrole-doctor --verb=get,list --resource={grouped}",
         f"kubectl create clusterrolebinding pgrole-doctor --clusterrole=pgrole-doctor --user={quote(user)}",
     )
-    text = f"{user} may not {', '.join(map(str, missing))}: what this would show is not checked"
+    text = f"{user} may not {', '.join(map(str, missing))}: skipped the checks that need it"
     return Finding(CLUSTER, "your permissions", WARNING, text, remedies)
 
 
@@ -102,11 +107,11 @@ def judge_controller_rights(account: str, watched: str, missing: Sequence[Requir
     if not missing:
         return Finding(CLUSTER, check, OK, f"{account} may do what the controller needs{where}")
     text = (
-        f"{account} may not {', '.join(map(str, missing))}{where}: apply its permissions again, as in the installation"
+        f"{account} may not {', '.join(map(str, missing))}{where}: install its permissions again, with helm upgrade or "
+        "your kustomize overlay"
     )
-    overlay = "namespace" if watched else "cluster"
-    remedy = f"kubectl apply --server-side -k deploy/kustomize/overlays/{overlay}"
-    return Finding(CLUSTER, check, PROBLEM, text, shell(remedy))
+    is_default = account == _DEFAULT_ACCOUNT and not watched
+    return Finding(CLUSTER, check, PROBLEM, text, shell(_APPLY_RIGHTS) if is_default else ())
 
 
 def judge_clock(server_time: datetime, now: datetime) -> Finding:

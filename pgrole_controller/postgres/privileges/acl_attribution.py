@@ -88,7 +88,7 @@ class PatientAttribution:
             if connection.is_closed():
                 raise
             self._asks_from = anyio.current_time() + UNANSWERED_SECONDS
-            log.warning("who changed privileges is unknown", extra={"database": database, "error": error.message})
+            log.warning("cannot attribute changes of privileges", extra={"database": database, "error": error.message})
             return {}
 
 

@@ -88,7 +88,7 @@ class ReadingConnections:
         except PgRoleError as error:
             self._refused = anyio.current_time()
             extra = {"database": self.database, "error": error.message}
-            log.info("no second connection to a large database: its only one reads everything", extra=extra)
+            log.info("no second connection to a large database: complete reads use the only one", extra=extra)
             return None
 
     @asynccontextmanager
