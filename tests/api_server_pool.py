@@ -18,6 +18,7 @@ from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.kubeconfig import ADMIN
 
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_DISCOVERY = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 _MERGE = "application/merge-patch+json"
 _EMPTY_SECONDS = 30.0
 _REST_SECONDS = 0.3
@@ -36,16 +37,24 @@ async def list_metadata(server: ApiServer) -> dict[str, Json]:
     meanwhile (404, 429, 503).
     """
     found: dict[str, Json] = {}
-    groups = (await server.request("GET", "/apis"))["groups"]
-    for prefix in ("/api/v1", *(f"/apis/{group['preferredVersion']['groupVersion']}" for group in groups)):
-        for resource in (await server.request("GET", prefix))["resources"]:
-            if "list" not in resource["verbs"] or resource["name"] in ("events", "componentstatuses"):
-                continue
-            answer = await server.request("GET", f"{prefix}/{resource['name']}", accept=_METADATA)
-            for obj in answer["items"] or ():
-                metadata = obj["metadata"]
-                place = f"namespaces/{metadata['namespace']}/" if "namespace" in metadata else ""
-                found[f"{prefix}/{place}{resource['name']}/{metadata['name']}"] = metadata
+    for root in ("/api", "/apis"):
+        for group in (await server.request("GET", root, accept=_DISCOVERY))["items"]:
+            preferred = group["versions"][0]
+            prefix = "/".join(filter(None, (root, group["metadata"].get("name"), preferred["version"])))
+            for resource in preferred["resources"]:
+                if "list" not in resource["verbs"] or resource["resource"] in ("events", "componentstatuses"):
+                    continue
+                found |= await _list_resource(server, f"{prefix}/{resource['resource']}")
+    return found
+
+
+async def _list_resource(server: ApiServer, path: str) -> dict[str, Json]:
+    found: dict[str, Json] = {}
+    prefix, name = path.rsplit("/", 1)
+    for obj in (await server.request("GET", path, accept=_METADATA))["items"] or ():
+        metadata = obj["metadata"]
+        place = f"namespaces/{metadata['namespace']}/" if "namespace" in metadata else ""
+        found[f"{prefix}/{place}{name}/{metadata['name']}"] = metadata
     return found
 
 

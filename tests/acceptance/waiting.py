@@ -7,7 +7,7 @@ import anyio
 _FIRST_SECONDS = 0.02
 _LAST_SECONDS = 0.2
 #: Share of the time waited so far.
-_SHARE = 1 / 5
+_SHARE = 1 / 3
 
 
 class Attempts:
