@@ -78,8 +78,11 @@ class SessionKeeper:
         on_change: OnChange,
         enqueue_all: Callable[[RequestReason, Rank], None],
         on_database: OnChange = lambda _names: None,
+        on_suspension: Callable[[], None] = lambda: None,
     ) -> None:
-        """`work` runs for as long as the session. `on_change`, `on_database`: as in `run_session`."""
+        """`work` runs for as long as the session. `on_change`, `on_database`: as in `run_session`. `on_suspension`:
+        changes were suspended on the server, or are no longer.
+        """
         self.server = server
         self.state = SessionState.CONNECTING
         self.trouble: PgRoleError | None = None
@@ -89,6 +92,7 @@ class SessionKeeper:
         self._work = work
         self._on_change = on_change
         self._on_database = on_database
+        self._on_suspension = on_suspension
         self._enqueue_all = enqueue_all
         self._status_claims = StatusClaims()
         self._since = -math.inf  # of the session, on the loop's clock
@@ -127,6 +131,7 @@ class SessionKeeper:
         self.state = state
         log.warning("pgrole.suspend changed", extra={"server": self.server.name, "suspended": suspended})
         self._enqueue_all(RequestReason.SUSPENSION, Rank.RESYNC)
+        self._on_suspension()
 
     def _set_down(self) -> None:
         self.state = SessionState.CONNECTING if self.trouble is None else SessionState.UNAVAILABLE

@@ -67,6 +67,7 @@ class ServerWorker:
             self._note_notification,
             self.enqueue_all,
             lambda names: self.databases.note_databases(names),
+            lambda: self.databases.note_everything(),
         )
         self.ended = anyio.Event()  # since the queue is closed
         self.retimed = Signal()  # pulsed when the period of the resync changes

@@ -124,6 +124,14 @@ def notice(field_contest: FieldContest, now: Moment, *, drifts: bool) -> FieldCo
     return replace(field_contest, seen=now, drifts=True, delay=delay, until=now.after(delay))
 
 
+def postpone(field_contest: FieldContest, now: Moment) -> FieldContest:
+    """Returns the state after an attempt: if a repair was due and is still due, it is held back again, for longer."""
+    if field_contest.until is None or field_contest.holds(now):
+        return field_contest
+    delay = _BACKOFF.longer(field_contest.delay)
+    return replace(field_contest, delay=delay, until=now.after(delay))
+
+
 @dataclass(frozen=True, slots=True)
 class Contest:
     """What is known of one object, by field.

@@ -61,14 +61,14 @@ AS $$
     DELETE FROM pgrole.applied WHERE role_oid = of_role
 $$;
 
--- Deletes the rows of roles that no longer exist. Returns their number.
+-- Deletes the rows of roles that no longer exist, whatever they are called now. Returns their number.
 CREATE OR REPLACE FUNCTION pgrole.prune_applied() RETURNS bigint
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
     WITH pruned AS (
         DELETE FROM pgrole.applied AS a
-        WHERE NOT EXISTS (SELECT FROM pg_roles AS r WHERE r.oid = a.role_oid AND r.rolname::text = a.role_name)
+        WHERE NOT EXISTS (SELECT FROM pg_roles AS r WHERE r.oid = a.role_oid)
         RETURNING 1
     )
     SELECT count(*) FROM pruned

@@ -513,10 +513,17 @@ async def test_drifts_are_counted_per_role_and_object(connection: Connection) ->
     assert row is not None
     assert row is not None
     assert (row["drift_count"], row["drifted"]) == (0, False)
-    await connection.execute("SELECT pgrole.store_applied(99999, 'gone', 'u', 'd')")
-    assert await connection.fetchval("SELECT pgrole.prune_applied()") == 1
     await connection.execute("SELECT pgrole.delete_applied(10)")
     assert await connection.fetch(rows) == []
+
+
+async def test_rows_of_dropped_roles_are_pruned_and_those_of_renamed_roles_are_kept(connection: Connection) -> None:
+    await install_database(connection, allowed=True)
+    await connection.execute(
+        "SELECT pgrole.store_applied(10, 'former_name', 'u', 'd'); SELECT pgrole.store_applied(99999, 'gone', 'u', 'd')"
+    )
+    assert await connection.fetchval("SELECT pgrole.prune_applied()") == 1
+    assert await connection.fetchval("SELECT role_name FROM pgrole.applied") == "former_name"
 
 
 def drift(**columns: object) -> str:

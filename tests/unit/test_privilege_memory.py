@@ -45,7 +45,7 @@ def settle(
     everyone: bool = True,
 ) -> None:
     for key, objects in unfinished.items():
-        memory.settle(key, read, objects)
+        memory.settle(key, read, objects, Moment(0.0, datetime.now(UTC)))
     if everyone:
         memory.settle_everyone(read)
 

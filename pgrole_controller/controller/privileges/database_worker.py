@@ -11,7 +11,7 @@ role whose privileges cannot be read or decided delays no other role; after ever
 import logging
 import math
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -59,8 +59,10 @@ OPENING_SECONDS = 20.0
 TURN_SECONDS = 60.0
 #: Pause after a failure to apply a role's privileges, in seconds.
 _RETRY = Backoff(1.0, 300.0)
-#: The same while another session holds a lock, since nothing announces its release.
+#: The same while another session holds a lock, and while a setting of the database suspends changes, since nothing
+#: announces the end.
 _LOCK_RETRY = Backoff(1.0, 15.0)
+_SUSPENDED_RETRY = Backoff(5.0, 60.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +118,8 @@ class DatabaseWorker:
         self._changed.add(key)
         self._retries.pop(key, None)
         self._wake.set()
-        if self.mode is None and self.trouble is not None:
-            self._report_trouble(self.trouble)
+        if self.mode is None and self.trouble is not None and grantee and self.database in grantee.databases:
+            self._report_trouble(self.trouble, [grantee])
 
     def take_recorded(self) -> bool:
         """Whether drifts were recorded since the last call."""
@@ -204,12 +206,12 @@ class DatabaseWorker:
         log.log(logging.WARNING if news else logging.DEBUG, "no session with a database", extra=extra)
         if self.failures > 1 or error.reason is not Reason.SERVER_NOT_READY:
             self.trouble = error
-            self._report_trouble(error)
+            self._report_trouble(error, self._grantees)
 
-    def _report_trouble(self, error: PgRoleError) -> None:
-        """Reports the trouble on every object that names the database. A missing database holds nothing to revoke."""
+    def _report_trouble(self, error: PgRoleError, grantees: Iterable[Grantee]) -> None:
+        """Reports the trouble on objects that name the database. A missing database holds nothing to revoke."""
         gone = isinstance(error, DatabaseMissing)
-        for grantee in self._grantees:
+        for grantee in grantees:
             former = gone and self.database not in grantee.declared
             before = self._context.grantees.results(self._context.config().name, grantee.key).get(self.database)
             self.report(
@@ -352,8 +354,12 @@ class DatabaseWorker:
             session, self._memory, config, lambda: self._grantees, self._context.cluster, self._context.suspended
         )
         results = await run_round(context, look, keys, since, self._notice, self._report_results)
-        for result in {result.key: result for result in results}.values():  # the last of each role
-            self._note_retry(result)
+        last = {result.key: result for result in results}
+        published = {one.key for one in self._grantees}  # since a role may be withdrawn during the round
+        for key in (self._retries.keys() & keys) - last.keys() | self._retries.keys() - published:
+            del self._retries[key]
+        for key in last.keys() & published:
+            self._note_retry(last[key])
 
     def _report_results(self, results: Sequence[PrivilegeResult], since: float) -> None:
         """As Report."""
@@ -366,12 +372,12 @@ class DatabaseWorker:
         return min([self._memory.next_check(), *(at for _, at in self._retries.values())])
 
     def _note_retry(self, result: PrivilegeResult) -> None:
-        if result.error is None or result.error.reason in (Reason.CONTESTED, Reason.SUSPENDED):
+        if result.error is None or result.error.reason is Reason.CONTESTED:
             self._retries.pop(result.key, None)
             return
         failures = self._retries.get(result.key, (0, 0.0))[0] + 1
-        backoff = _LOCK_RETRY if result.error.reason is Reason.PROGRESSING else _RETRY
-        delay = backoff.delay(failures, random.random())  # noqa: S311 -- no secret
+        retries = {Reason.PROGRESSING: _LOCK_RETRY, Reason.SUSPENDED: _SUSPENDED_RETRY}
+        delay = retries.get(result.error.reason, _RETRY).delay(failures, random.random())  # noqa: S311 -- no secret
         self._retries[result.key] = failures, anyio.current_time() + delay
 
     def _note_event(self) -> None:

@@ -121,6 +121,12 @@ class Databases:
             self._rotation.retry(name)
         self._changed.set()
 
+    def note_everything(self) -> None:
+        """Any role may have to be reconciled in any database."""
+        for name, served in self._served.items():
+            served.worker.note_everything()
+            self._rotation.retry(name)
+
     def note_databases(self, names: tuple[str, ...] | None) -> None:
         """These databases were created, or changed their name, owner or ACL; None: any."""
         for name in self._served if names is None else self._served.keys() & set(names):

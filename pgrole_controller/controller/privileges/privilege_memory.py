@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pgrole_controller.core.approval import PrivilegeOffer
-from pgrole_controller.core.contest import FieldContest, Moment, notice, repair
+from pgrole_controller.core.contest import FieldContest, Moment, notice, postpone, repair
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId
 from pgrole_controller.core.privileges.acl_screening import PrivilegeTerms
@@ -266,11 +266,13 @@ class PrivilegeMemory:
         if key not in self._resting:
             self._roles[key].missed = missed
 
-    def settle(self, key: Key, read: frozenset[ObjectId] | None, unfinished: frozenset[ObjectId]) -> None:
+    def settle(self, key: Key, read: frozenset[ObjectId] | None, unfinished: frozenset[ObjectId], now: Moment) -> None:
         """The round granted the role what it needs on the objects that it read, except on `unfinished`. `read`: None if
-        these are all that any role reaches.
+        these are all that any role reaches. `now`: when the round began.
         """
         role = self._roles[key]
+        for name, contest in role.contests.items():
+            role.contests[name] = postpone(contest, now)
         if role.missed is not None and key not in self._resting:
             unread = frozenset[ObjectId]() if read is None else role.missed - read
             role.missed = unread | ((role.missed | self._fresh) & unfinished)

@@ -142,7 +142,8 @@ class PrivilegeReconcile:
             }
         for one in every:
             self._note_applied(one)
-            self._memory.settle(one.grantee.key, self.read, frozenset(change.object.id for change in one.changes))
+            unfinished = frozenset(change.object.id for change in one.changes)
+            self._memory.settle(one.grantee.key, self.read, unfinished, self._now)
         return [self._result(one, complete=complete) for one in every if complete or one.touched]
 
     async def record_reported(self) -> None:

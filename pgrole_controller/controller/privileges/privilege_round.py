@@ -37,6 +37,7 @@ async def run_round(
     keys -= {one.key for one in adoptees}
     memory.keep_only(grantees)
     everyone = frozenset(one.key for one in grantees)
+    memory.further.keep_only(everyone)
     now = anyio.current_time()
     unclear = memory.unsettled() if look.asks else frozenset[Key]()
     if look.dropped:
