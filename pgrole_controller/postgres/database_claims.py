@@ -4,11 +4,8 @@ If other roles can create schemas in the home database, they could replace schem
 and every transaction first locks the schema and verifies its owner (`guarded`, sql/inspect/guard.sql).
 """
 
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-
-import anyio
 
 from pgrole_controller.core.ddl import literal, seen_name, statements
 from pgrole_controller.core.errors import PgRoleError
@@ -19,11 +16,8 @@ from pgrole_controller.core.state import Observed
 from pgrole_controller.postgres import catalog, queries
 from pgrole_controller.postgres.claim_store import HeldClaim, HomeConnection, changes_role, limited_transaction
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.rows import Row
-
-#: Time limit of one guarded read, in seconds.
-GUARDED_SECONDS = 10.0
+from pgrole_controller.postgres.trusted_schema import trusting
 
 _SOURCE = "claims_in_database"
 _VERIFIERS = "verifiers_by_schema"
@@ -58,26 +52,26 @@ class DatabaseClaims:
 
     async def _fetch(self, home: HomeConnection, asked: Sequence[tuple[Key, str]]) -> list[Row]:
         query = queries.inspect_from("roles", claims=_SOURCE, verifiers=_VERIFIERS)
-        async with self._trusting(home.connection):
+        async with trusting(home.connection, guarded=self.guarded):
             return await catalog.fetch_roles(home, query, asked)
 
     async def read_new_owners(self, home: HomeConnection, names: Collection[str]) -> dict[str, NewOwner]:
         query = queries.inspect_from("new_owners", claims=_SOURCE)
-        async with self._trusting(home.connection):
+        async with trusting(home.connection, guarded=self.guarded):
             return await catalog.read_new_owners(home, query, names)
 
     async def read_verifiers(self, home: HomeConnection, oids: Sequence[int]) -> dict[int, Verifier]:
-        async with self._trusting(home.connection):
+        async with trusting(home.connection, guarded=self.guarded):
             return await catalog.read_verifiers(home.connection, _VERIFIERS, oids)
 
     async def read_held(self, home: HomeConnection) -> list[HeldClaim]:
-        async with self._trusting(home.connection):
+        async with trusting(home.connection, guarded=self.guarded):
             return await catalog.read_claims(home.connection, home.cluster)
 
     async def read_namespace_roles(
         self, home: HomeConnection, namespaces: Sequence[tuple[str, str]]
     ) -> dict[tuple[str, str], frozenset[int]]:
-        async with self._trusting(home.connection):
+        async with trusting(home.connection, guarded=self.guarded):
             return await catalog.read_namespace_roles(home, namespaces)
 
     def opening(self) -> list[str]:
@@ -97,17 +91,6 @@ class DatabaseClaims:
     async def commit(self, connection: Connection, plans: Sequence[Plan], script: str) -> None:  # noqa: ARG002
         with limited_transaction():
             await connection.execute(script)
-
-    @asynccontextmanager
-    async def _trusting(self, connection: Connection) -> AsyncIterator[None]:
-        """Locks schema pgrole while it is read, and verifies that it can be trusted."""
-        if not self.guarded:
-            yield
-            return
-        with translate_errors(), anyio.fail_after(GUARDED_SECONDS, shield=True):
-            async with connection.transaction():
-                await connection.execute(queries.inspect("guard"))
-                yield
 
 
 def _expectations(plan: Plan, *, enforcing: bool) -> Iterator[str]:

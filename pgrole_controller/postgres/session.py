@@ -39,7 +39,7 @@ from pgrole_controller.postgres.capabilities import (
 from pgrole_controller.postgres.catalog import ReferencedNames, read_suspects
 from pgrole_controller.postgres.claim_store import ClaimStore, HeldClaim, HomeConnection
 from pgrole_controller.postgres.connection import Connection, Endpoint, await_end, connect, first_error
-from pgrole_controller.postgres.database_claims import GUARDED_SECONDS, DatabaseClaims
+from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.detection import POLL_SECONDS, Detector, OnChange, open_detector
 from pgrole_controller.postgres.errors import convert_unexpected, translate_errors
 from pgrole_controller.postgres.fence import Candidate, Fence, take_lead
@@ -50,6 +50,7 @@ from pgrole_controller.postgres.rows import fetch_row, query_each
 from pgrole_controller.postgres.schema import SchemaState, is_current
 from pgrole_controller.postgres.standby import stand_by
 from pgrole_controller.postgres.status_claims import StatusClaims
+from pgrole_controller.postgres.trusted_schema import GUARDED_SECONDS
 
 log = logging.getLogger(__name__)
 

@@ -164,7 +164,7 @@ async def test_the_backstop_reads_everything_only_if_events_do_not_explain_a_dif
     world: DatabaseWorkerWorld,
 ) -> None:
     async with connect(Endpoint(world.server.dsn(database=world.database)), "test") as connection:
-        fingerprints = Fingerprints(connection, await identify(connection))
+        fingerprints = Fingerprints(connection, await identify(connection), guarded=False)
         fingerprints.events = True
         assert not (await fingerprints.compare()).asks
         for change, expected in (
@@ -219,7 +219,7 @@ async def test_the_backstop_notices_a_dropped_object_that_no_event_tells(
     """A catalog row that is gone leaves nothing recent to read."""
     asked.closed = True
     async with connect(Endpoint(world.server.dsn(database=world.database)), "test") as connection:
-        fingerprints = Fingerprints(connection, await identify(connection))
+        fingerprints = Fingerprints(connection, await identify(connection), guarded=False)
         fingerprints.events = True
         await fingerprints.compare()
         await world.hand.execute(
@@ -276,7 +276,7 @@ async def test_what_ends_while_a_search_connects_is_left_for_the_next_search(
     endpoint = Endpoint(world.server.dsn(database=world.database))
     async with connect(endpoint, "session") as session, connect(endpoint, "search") as another:
         await forget_own_transactions(session)
-        writes = UnexplainedWrites(session, await session.fetchval("SELECT pg_current_snapshot()::text"))
+        writes = UnexplainedWrites(session, await session.fetchval("SELECT pg_current_snapshot()::text"), guarded=False)
         own = await read_own_session(session)
         await world.hand.execute(f"GRANT SELECT ON app.orders, app.items TO {world.role}")
         async with session.transaction():

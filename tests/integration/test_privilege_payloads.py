@@ -11,13 +11,14 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
+from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.privileges.grantee import Access, SchemaAccess
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import answer_pages
 from pgrole_controller.postgres.connection import Connection, Endpoint
-from pgrole_controller.postgres.privileges import database_session, ddl_events
-from tests.integration.database_world import DEADLINE, READ, DatabaseWorkerWorld, make_world
+from pgrole_controller.postgres.privileges import database_session, ddl_events, reading_connection, searches
+from tests.integration.database_world import DEADLINE, READ, DatabaseWorkerWorld, make_world, note_sessions
 from tests.servers import Servers
 
 WRITE = SchemaAccess("app", frozenset({Access.WRITE, Access.EXECUTE}))
@@ -233,6 +234,58 @@ async def test_event_triggers_of_others_never_run_in_the_controllers_session(
         await world.wait_may("UPDATE", "app.orders", expected=False)
     await assert_untouched(world)
     await spring(world, "SELECT trap.spring()")
+
+
+#: Schema pgrole as a tenant makes it after someone dropped it: whoever reads a relation in it runs the tenant's code.
+REPLACED_SCHEMA = """
+DROP SCHEMA pgrole CASCADE;
+SET ROLE {tenant};
+CREATE SCHEMA pgrole;
+CREATE TABLE pgrole.turn_to_look ();
+CREATE FUNCTION pgrole.ddl_events() RETURNS TABLE (id bigint, at timestamptz, xid xid8, pid integer, login oid,
+    session name, acting text, system text, app text, addr inet, port integer, tag text, command text, kind text,
+    class oid, object oid, identity text, said text)
+LANGUAGE plpgsql AS $$ BEGIN PERFORM trap.spring(); END $$;
+CREATE VIEW pgrole.ddl_event AS SELECT e.* FROM pgrole.ddl_events() AS e;
+CREATE FUNCTION pgrole.all_applied() RETURNS TABLE (role_oid oid, role_name text, holder text, digest text,
+    drift_count bigint, last_drift_at timestamptz, last_drift jsonb, updated_at timestamptz, approve_handled text)
+LANGUAGE plpgsql AS $$ BEGIN PERFORM trap.spring(); END $$;
+CREATE VIEW pgrole.applied AS SELECT a.* FROM pgrole.all_applied() AS a;
+RESET ROLE;
+"""
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("cause", ["event", "search", "everything"])
+async def test_a_tenant_that_replaces_the_dropped_schema_has_none_of_its_code_run(
+    world: DatabaseWorkerWorld, tenant: Tenant, monkeypatch: pytest.MonkeyPatch, cause: str, *, large: bool
+) -> None:
+    """`large`: complete reads and searches have a connection of their own."""
+    monkeypatch.setattr(reading_connection, "LARGE_CATALOGS", 0 if large else 10**12)
+    monkeypatch.setattr(searches, "LARGE_CATALOGS", 0 if large else 10**12)
+    if cause != "search":
+        monkeypatch.setattr(database_session, "UNEXPLAINED_SECONDS", 3600.0)
+    await world.hand.execute(RECORDING)
+    sessions = note_sessions(monkeypatch)
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        assert worker.mode is DatabaseMode.EVENTS
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+        await world.hand.execute(REPLACED_SCHEMA.format(tenant=tenant.name))
+        if cause == "event":
+            await world.hand.execute("NOTIFY pgrole, 'x'")
+        elif cause == "everything":
+            worker.note_everything()
+
+        async def ended() -> bool:
+            return worker.trouble is not None or len(sessions) > 1
+
+        assert await reached(ended, DEADLINE)
+        await assert_untouched(world)
+    await assert_untouched(world)
+    await spring(world, "SELECT count(*) FROM pgrole.ddl_event")
 
 
 @asynccontextmanager

@@ -32,12 +32,13 @@ _DROPPED = WITH_PRIVILEGES - {SCHEMA}
 
 class Fingerprints:
     """Compares each fingerprint of all privileges with the last one. `events`: events announce changes. `snapshot`: of
-    the last one.
+    the last one. `guarded`: as in EventReader.
     """
 
-    def __init__(self, connection: Connection, identity: Identity) -> None:
+    def __init__(self, connection: Connection, identity: Identity, *, guarded: bool) -> None:
         self.events = False
         self._connection = connection
+        self._guarded = guarded
         self._started_at = identity.started_at
         self._key = secrets.randbits(64) - 2**63
         self.snapshot: str | None = None
@@ -74,7 +75,7 @@ class Fingerprints:
             return Look()
         if not self.events or before[1] != self._others:
             return EVERYTHING
-        unexplained = await UnexplainedWrites(self._connection, snapshot).ask(another, own)
+        unexplained = await UnexplainedWrites(self._connection, snapshot, self._guarded).ask(another, own)
         if unexplained.scope is not Scope.NOTHING:
             return EVERYTHING
         return Look(Scope.RECENT, xid=oldest_running(snapshot), defaults=True, dropped=_DROPPED, searches=True)

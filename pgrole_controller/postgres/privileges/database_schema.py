@@ -58,6 +58,11 @@ class DatabaseInstallation:
     remedy: str = ""
 
     @property
+    def essentials(self) -> tuple[object, ...]:
+        """What a session relies on: it ends when this changes."""
+        return self.present, self.armed, self.endangered, self.foreign_parts, self.others_may_create
+
+    @property
     def notifies(self) -> bool:
         """Whether each change sends a notification; if only `armed`, its row has to be looked for."""
         return self.armed and self.max_prepared_transactions == 0

@@ -8,7 +8,6 @@ Guarantees: nothing is written unless this process leads in this database; what 
 is never missed, since the worker reads everything when a session begins.
 """
 
-import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -27,9 +26,8 @@ from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privileges.privilege_result import Culprit
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.errors import refusing_connections, shorten, translate_errors
+from pgrole_controller.postgres.errors import refusing_connections, shorten
 from pgrole_controller.postgres.fence import Fence
-from pgrole_controller.postgres.framing import NotificationFilter
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls, apply_acls
 from pgrole_controller.postgres.privileges.acl_attribution import PatientAttribution
 from pgrole_controller.postgres.privileges.acl_batches import GiveWay
@@ -47,22 +45,23 @@ from pgrole_controller.postgres.privileges.ddl_events import (
     UnexplainedWrites,
     prune_events,
 )
+from pgrole_controller.postgres.privileges.ddl_notifications import listen
 from pgrole_controller.postgres.privileges.look_reading import read_look
 from pgrole_controller.postgres.privileges.own_transactions import forget_own_transactions, read_own_session
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
 from pgrole_controller.postgres.privileges.searches import Searches
 from pgrole_controller.postgres.privileges.stored_state import StoredState
-from pgrole_controller.postgres.protocol import protocol_of, reason_of
+from pgrole_controller.postgres.protocol import reason_of
 from pgrole_controller.postgres.rows import fetch, fetch_row
+from pgrole_controller.postgres.trusted_schema import trusting
 from pgrole_controller.postgres.unnamed_statements import forgetting
-from pgrole_controller.postgres.watch import CHANNEL, NotDelivered, greeting
+from pgrole_controller.postgres.watch import CHANNEL, NotDelivered
 
 #: Interval of reads of the events where no notification can be sent, in seconds.
 TICK_SECONDS = 0.05
 #: Interval of heartbeats, and deadline of each, in seconds.
 BEAT_SECONDS = 5.0
 _DEADLINE = 3.0
-_GREETING_SECONDS = 5.0
 #: Where events are in place: seconds between two fingerprints, in case a trigger was disabled.
 BACKSTOP_SECONDS = 60.0
 #: Seconds between two questions for writes that no event tells, and how much of the time they take at most.
@@ -110,6 +109,11 @@ class DatabaseSession:
     def stores(self) -> bool:
         """Whether the database stores what was applied, and the history of drifts."""
         return self.installation.present
+
+    @property
+    def guarded(self) -> bool:
+        """Whether every read of schema pgrole first verifies that it can be trusted."""
+        return self.stores and self.installation.others_may_create
 
     @property
     def blocked(self) -> PgRoleError | None:
@@ -181,7 +185,15 @@ class DatabaseSession:
         """
         connection = connection or self.connection
         return await read_look(
-            connection, self.oid, grantees, reach, look, with_columns, home=self.home, stores=self.stores
+            connection,
+            self.oid,
+            grantees,
+            reach,
+            look,
+            with_columns,
+            home=self.home,
+            stores=self.stores,
+            guarded=self.guarded,
         )
 
     @asynccontextmanager
@@ -202,16 +214,24 @@ class DatabaseSession:
 
     async def read_older(self, asked: Collection[tuple[int, ObjectId]]) -> frozenset[tuple[int, ObjectId]]:
         """As `acl_catalog.read_older`. Raises PgRoleError."""
+        if not (asked and self.stores):
+            return frozenset()
         with forgetting():
-            return await read_older(self.connection, asked) if asked and self.stores else frozenset()
+            async with trusting(self.connection, guarded=self.guarded):
+                return await read_older(self.connection, asked)
 
     async def read_culprits(self, rows: Sequence[ChangedRow]) -> dict[ChangedRow, Culprit]:
-        """Who changed these rows, as far as it is known. Raises PgRoleError only if the connection is lost."""
+        """Who changed these rows, as far as it is known. Raises PgRoleError only if the connection is lost, or
+        schema pgrole is no longer trusted.
+        """
         if not (rows and self.installation.armed):
             return {}
         found = self._reader.find_culprits(rows) if self._reader is not None else {}
         left = [row for row in rows if row not in found]
-        return found | await self._attribution.ask(self.connection, self.database, left) if left else found
+        if not left:
+            return found
+        async with trusting(self.connection, guarded=self.guarded):
+            return found | await self._attribution.ask(self.connection, self.database, left)
 
     async def apply(
         self,
@@ -242,48 +262,24 @@ class DatabaseSession:
         if detection in (DatabaseMode.AUTO, DatabaseMode.EVENTS) and self.installation.armed:
             try:
                 if self.installation.notifies:
-                    await self._listen()
+                    await listen(self.connection, self.on_notice)
             except NotDelivered as error:
                 why = error.message
             else:
                 self._ticks = not self.installation.notifies
                 await forget_own_transactions(self.connection)
-                self._reader = EventReader(self.connection)
+                self._reader = EventReader(self.connection, self.guarded)
                 await self._reader.begin()
-                self._unexplained = UnexplainedWrites(self.connection, self._reader.snapshot)
+                self._unexplained = UnexplainedWrites(self.connection, self._reader.snapshot, self.guarded)
                 self.mode = DatabaseMode.EVENTS
         if detection is DatabaseMode.EVENTS and self.mode is not detection:
             raise Refused(Reason.DATABASE_ERROR, f"PgServer.spec.databases.detection: Events is not possible: {why}")
         self.why = "" if detection is DatabaseMode.POLL or self.mode is DatabaseMode.EVENTS else why
-        self._fingerprints = Fingerprints(self.connection, self.identity)
+        self._fingerprints = Fingerprints(self.connection, self.identity, guarded=self.guarded)
         self._fingerprints.events = self.mode is DatabaseMode.EVENTS
         await self._fingerprints.compare()
         if self.mode is not DatabaseMode.EVENTS:
             self.mode = DatabaseMode.POLL
-
-    async def _listen(self) -> None:
-        """LISTENs, and verifies that notifications arrive, which a pooler may prevent. Raises NotDelivered."""
-        greeted, hello = anyio.Event(), greeting(secrets.token_hex(8))
-        row = await fetch_row(self.connection, "", _query("place"))
-        own = row.get("pid", int)
-
-        def receive(noted: list[tuple[int, bytes]], left_out: bool) -> None:
-            if any(payload == hello.encode() for _, payload in noted):
-                greeted.set()
-            if left_out or any(pid != own for pid, _ in noted):
-                self.on_notice()
-
-        with translate_errors():
-            protocol_of(self.connection).listen(NotificationFilter(CHANNEL, own, receive))
-            await self.connection.execute(f"LISTEN {CHANNEL}")
-            await self.connection.execute("SELECT pg_catalog.pg_notify($1, $2)", CHANNEL, hello)
-        with anyio.move_on_after(_GREETING_SECONDS):
-            await greeted.wait()
-            return
-        raise NotDelivered(
-            Reason.SERVER_NOT_READY,
-            "notifications do not arrive: connect to the server itself, not through a pooler in transaction mode",
-        )
 
     async def run(self) -> None:
         """Detects changes and keeps the leadership, until cancelled. Raises PgRoleError when the session fails."""
@@ -326,13 +322,13 @@ class DatabaseSession:
 
     async def _watch_installation(self) -> NoReturn:
         """Ends the session when someone dropped, disabled or installed the event triggers or the schema."""
-        before = _summary(self.installation)
+        before = self.installation.essentials
         while True:
             await anyio.sleep(BACKSTOP_SECONDS if self.blocked is None else min(BLOCKED_SECONDS, BACKSTOP_SECONDS))
             async with self.lock:
                 with forgetting():
                     found = await inspect_database(self.connection)
-            if _summary(found) != before:
+            if found.essentials != before:
                 text = f'what is installed in database "{self.database}" changed: it is read again'
                 raise Transient(Reason.SERVER_NOT_READY, text)
 
@@ -347,7 +343,7 @@ class DatabaseSession:
         async with self.lock:
             if self.fence is not None and not self.fence.acting:
                 return False
-            return await prune_events(self.connection, guarded=self.installation.others_may_create) >= PRUNED_AT_ONCE
+            return await prune_events(self.connection, guarded=self.guarded) >= PRUNED_AT_ONCE
 
     async def _look_often(self) -> NoReturn:
         """Reads the events often where a notification would break PREPARE TRANSACTION."""
@@ -388,10 +384,6 @@ class DatabaseSession:
 def pause_after(took: float, interval: float) -> float:
     """Limits polling to about 2 % of the time, however large the catalog is."""
     return min(max(interval, took / _POLLING_SHARE), max(interval, LONGEST_PAUSE_SECONDS))
-
-
-def _summary(installation: DatabaseInstallation) -> tuple[object, ...]:
-    return installation.present, installation.armed, installation.endangered, installation.foreign_parts
 
 
 def _query(name: str) -> str:

@@ -16,13 +16,13 @@ from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.privileges.acl import ObjectId
 from pgrole_controller.core.privileges.attribution import ChangedRow, find_culprit_of
 from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
-from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.privileges.acl_attribution import MOST_EVENTS as MOST_EXPLAINING
 from pgrole_controller.postgres.privileges.acl_attribution import read_event
 from pgrole_controller.postgres.privileges.own_transactions import OwnSession
 from pgrole_controller.postgres.rows import Row, Unreadable, fetch, fetch_row, first
+from pgrole_controller.postgres.trusted_schema import trusting
 
 #: A transaction with this many events has an incomplete list (sql/database).
 CUT = 100
@@ -211,9 +211,10 @@ def _choose_after_drop(event: CommittedCommand) -> Look:
 
 @dataclass(slots=True)
 class EventReader:
-    """Reads the events of one database on one connection."""
+    """Reads the events of one database on one connection. `guarded`: others can create objects in the database."""
 
     connection: Connection
+    guarded: bool
     snapshot: str = ""
     _rows: Sequence[Row] = ()
     _query: str = field(default_factory=lambda: resources.text("sql", "events", "new.sql"))
@@ -228,15 +229,16 @@ class EventReader:
         """Returns what to read after the events since the last call. `gated`: cheap if no transaction ended. Raises
         PgRoleError.
         """
-        rows = await fetch(
-            self.connection,
-            "events",
-            self._query,
-            self.snapshot,
-            gated,
-            seconds=_SECONDS,
-            reason=Reason.SERVER_NOT_READY,
-        )
+        async with trusting(self.connection, guarded=self.guarded):
+            rows = await fetch(
+                self.connection,
+                "events",
+                self._query,
+                self.snapshot,
+                gated,
+                seconds=_SECONDS,
+                reason=Reason.SERVER_NOT_READY,
+            )
         self._rows = [row for row in rows if row.find("id", int) is not None]
         look = choose(map(_read_command, self._rows))
         if look.xid:
@@ -269,11 +271,12 @@ class EventReader:
 class UnexplainedWrites:
     """Notices what no event tells: REASSIGN OWNED, and DDL while event triggers are off.
 
-    A write is found again as long as a transaction runs that is older, and told once.
+    A write is found again as long as a transaction runs that is older, and told once. `guarded`: as in EventReader.
     """
 
     connection: Connection
     snapshot: str
+    guarded: bool
     _told: frozenset[int] = frozenset()
 
     async def ask(self, another: Connection | None = None, own: OwnSession | None = None) -> Look:
@@ -283,7 +286,8 @@ class UnexplainedWrites:
         query = resources.text("sql", "events", "unexplained.sql")
         known = (own.transactions, own.pid, own.snapshot) if own is not None else (None, None, None)
         connection = another or self.connection
-        row = await fetch_row(connection, "unexplained", query, self.snapshot, *known, seconds=_SECONDS)
+        async with trusting(connection, guarded=self.guarded):
+            row = await fetch_row(connection, "unexplained", query, self.snapshot, *known, seconds=_SECONDS)
         before, self.snapshot = self.snapshot, row.get("snapshot", str)
         found, told = frozenset(row.some("found", int)), self._told
         if before != self.snapshot:
@@ -322,8 +326,6 @@ async def prune_events(connection: Connection, *, guarded: bool) -> int:
     `guarded`: others may create objects in the database. Raises PgRoleError.
     """
     with translate_errors("prune"), anyio.fail_after(_SECONDS):
-        async with connection.transaction():
-            if guarded:
-                await connection.execute(queries.inspect("guard"))
+        async with trusting(connection, guarded=guarded):
             pruned: int = await connection.fetchval("SELECT pgrole.prune_events()")
     return pruned

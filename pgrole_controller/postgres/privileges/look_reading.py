@@ -23,6 +23,7 @@ from pgrole_controller.postgres.privileges.acl_catalog import (
 from pgrole_controller.postgres.privileges.ddl_events import Look, Scope
 from pgrole_controller.postgres.privileges.stored_state import StoredState, ask_state
 from pgrole_controller.postgres.rows import fetch_row
+from pgrole_controller.postgres.trusted_schema import trusting
 from pgrole_controller.postgres.unnamed_statements import forgetting
 
 _SECONDS = 3.0
@@ -38,25 +39,28 @@ async def read_look(
     *,
     home: str,
     stores: bool,
+    guarded: bool,
 ) -> tuple[ObservedDatabase, StoredState]:
     """As `DatabaseSession.read`. `database`: its oid. `home`: the name of the home database. `stores`: schema pgrole
-    exists. Raises PgRoleError.
+    exists. `guarded`: as in `trusting`. Raises PgRoleError.
     """
     if look.scope is Scope.FULL:
         with forgetting():
-            return await _read_everything(connection, grantees, reach, home=home, stores=stores)
+            return await _read_everything(connection, grantees, reach, home=home, stores=stores, guarded=guarded)
     question = ask_state(grantees, home, stores=stores, drifts=False)
     question = question.and_one(ask_facts(connection, reach.creators))
     if look.scope is Scope.RECENT:
         own = ObjectId("pg_database", database)
-        acls, row = await read_recent_acls_and(
-            question, connection, grantees, look.xid, reach.touches, with_columns, database=own in look.objects
-        )
+        async with trusting(connection, guarded=guarded):
+            acls, row = await read_recent_acls_and(
+                question, connection, grantees, look.xid, reach.touches, with_columns, database=own in look.objects
+            )
     else:
         oids = [identity.oid for identity in look.objects]
-        acls, row = await read_named_acls_and(
-            question, connection, grantees, oids, look.names, look.xid, columns=look.columns
-        )
+        async with trusting(connection, guarded=guarded):
+            acls, row = await read_named_acls_and(
+                question, connection, grantees, oids, look.names, look.xid, columns=look.columns
+            )
     facts, roles = facts_of(row)
     tables = [
         one.object.id.oid for one in acls if one.object.id.catalog == "pg_class" and reach.has_columns(one.object)
@@ -74,9 +78,10 @@ async def read_look(
 
 
 async def _read_everything(
-    connection: Connection, grantees: Sequence[int], reach: PrivilegeReach, *, home: str, stores: bool
+    connection: Connection, grantees: Sequence[int], reach: PrivilegeReach, *, home: str, stores: bool, guarded: bool
 ) -> tuple[ObservedDatabase, StoredState]:
     _, observed = await read_database(connection, grantees, reach.creators, reach.touches, reach.has_columns)
     question = ask_state(grantees, home, stores=stores, drifts=True)
-    row = await fetch_row(connection, "applied", question.question, *question.arguments, seconds=_SECONDS)
+    async with trusting(connection, guarded=guarded):
+        row = await fetch_row(connection, "applied", question.question, *question.arguments, seconds=_SECONDS)
     return observed, StoredState.of(row, stores=stores)
