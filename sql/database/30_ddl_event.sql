@@ -25,7 +25,8 @@ CREATE UNLOGGED TABLE IF NOT EXISTS pgrole.ddl_event (
 CREATE INDEX IF NOT EXISTS ddl_event_xid ON pgrole.ddl_event (xid);
 
 -- Called by both event triggers. It must never fail, since that would fail other people's DDL.
--- The subtransaction catches every error. From 65 subtransactions with an id on, every other session has to look them up in
+-- The subtransaction catches every error except one that whoever runs the DDL can cause at will, to hide it: that the stack has
+-- no room for more. One call deeper, the DDL fails by itself. From 65 subtransactions with an id on, every other session has to look them up in
 -- pg_subtrans; one that only reads has no id. Therefore, once its transaction has about 32 rows here, it only prepares the rows
 -- and locks the table, which can then neither be dropped nor be locked by others, and the rows are written outside. It reads no
 -- row of the table: that could end serializable transactions.
@@ -110,8 +111,11 @@ BEGIN
         IF current_setting('max_prepared_transactions') = '0' AND pg_notification_queue_usage() < 0.5 THEN
             PERFORM pg_notify('pgrole', 'ddl');
         END IF;
-    EXCEPTION WHEN OTHERS THEN
-        RETURN;
+    EXCEPTION
+        WHEN statement_too_complex THEN
+            RAISE;
+        WHEN OTHERS THEN
+            RETURN;
     END;
     IF outside THEN
         INSERT INTO pgrole.ddl_event (

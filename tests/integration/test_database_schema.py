@@ -517,6 +517,34 @@ async def test_drifts_are_counted_per_role_and_object(connection: Connection) ->
     assert await connection.fetch(rows) == []
 
 
+async def test_ddl_near_the_limit_of_the_stack_is_recorded_or_fails(connection: Connection) -> None:
+    await install_database(connection, allowed=True)
+    await connection.execute("""
+        CREATE TABLE public.own ();
+        CREATE FUNCTION public.deep(n integer, what text) RETURNS void LANGUAGE plpgsql AS $$
+        BEGIN
+            IF n = 0 THEN EXECUTE what; ELSE PERFORM public.deep(n - 1, what); END IF;
+        END $$
+    """)
+
+    async def runs(depth: int) -> bool:
+        try:
+            await connection.execute(f"SELECT public.deep({depth}, 'GRANT SELECT ON public.own TO pg_monitor')")
+        except asyncpg.StatementTooComplexError:
+            return False
+        return True
+
+    shallow, deep = 0, 20_000
+    while deep - shallow > 1:
+        depth = (shallow + deep) // 2
+        shallow, deep = (depth, deep) if await runs(depth) else (shallow, depth)
+    count = "SELECT count(*) FROM pgrole.ddl_event"
+    before = await connection.fetchval(count)
+    runs_there = [depth for depth in range(shallow - 10, deep) if await runs(depth)]
+    assert runs_there
+    assert await connection.fetchval(count) == before + len(runs_there)
+
+
 async def test_rows_of_dropped_roles_are_pruned_and_those_of_renamed_roles_are_kept(connection: Connection) -> None:
     await install_database(connection, allowed=True)
     await connection.execute(
