@@ -315,11 +315,11 @@ def _sql(options: argparse.Namespace) -> int:
     from pgrole_controller.postgres import queries
 
     if options.remove:
-        script = f"BEGIN;\n{queries.remove()}\nCOMMIT;"
+        parts = ["BEGIN;", queries.remove(), "COMMIT;"]
     elif options.database:
         # The event triggers after the rest, which can be used if they are not permitted.
-        script = f"BEGIN;\n{_CREATE}\n{queries.install_database()}\nCOMMIT;\n\n{queries.install_event_triggers()}"
+        parts = ["BEGIN;", _CREATE, queries.install_database(), "COMMIT;\n", queries.install_event_triggers()]
     else:
-        script = f"BEGIN;\n{_CREATE}\n{queries.install()}\nCOMMIT;"
-    print(script)  # noqa: T201
+        parts = ["BEGIN;", _CREATE, queries.install(), "COMMIT;"]
+    print(*queries.SCRIPT_SETTINGS, *parts, sep="\n")  # noqa: T201
     return 0

@@ -18,6 +18,7 @@ from pgrole_controller.commands.plan_model import (
 )
 from pgrole_controller.core.ddl import spell_printably
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError
+from pgrole_controller.postgres.queries import SCRIPT_SETTINGS
 
 _COLOURS = {Sign.ADDED: "green", Sign.REMOVED: "red", Sign.CHANGED: "yellow"}
 _ACTIONS: dict[PlannedAction, tuple[str, str]] = {
@@ -34,10 +35,6 @@ _ACTIONS: dict[PlannedAction, tuple[str, str]] = {
     PlannedAction.FAIL: ("!", "bold red"),
 }
 _COUNTED = {PlannedAction.NOTHING: "as declared", PlannedAction.CLAIM: "adopted as they are"}
-
-
-#: Run after each connection: settings by the owner of a database could change what names mean.
-_SESSION = (r"\encoding UTF8", "SET search_path = pg_catalog, pg_temp;", "SET standard_conforming_strings = on;")
 
 
 def print_plan(console: Console, report: PlanReport) -> None:
@@ -64,7 +61,7 @@ def render_sql(report: PlanReport) -> str:
         "-- Passwords are not part of it.",
         *(f"-- note: {_comment(note)}" for note in report.notes),
         r"\set ON_ERROR_STOP on",
-        *_SESSION,
+        *SCRIPT_SETTINGS,
     ]
     for one in report.objects:
         lines += _remarks(one)
@@ -188,7 +185,7 @@ def _script(objects: Sequence[PlannedObject]) -> Iterator[str]:
             yield f"-- database {_comment(database)}: psql cannot be told this name, so its statements are left out"
             continue
         yield connect
-        yield from _SESSION
+        yield from SCRIPT_SETTINGS
         for one in objects:
             for some in one.sql:
                 if some.database == database:

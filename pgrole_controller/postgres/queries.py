@@ -12,6 +12,14 @@ from pgrole_controller import resources
 #: A text that a query sends as bytes; within it, parentheses are nested once at most.
 _SENT = re.compile(r"\btextsend\(((?:[^()]|\([^()]*\))*)\)")
 
+#: First in each script for an administrator. The owner of a database can set what names mean for everyone who connects
+#: to it. For the whole session, since what SET LOCAL sets ends with its transaction.
+SCRIPT_SETTINGS = (
+    "SET client_encoding = 'UTF8';",
+    "SET search_path = pg_catalog, pg_temp;",
+    "SET standard_conforming_strings = on;",
+)
+
 
 @cache
 def inspect(name: str) -> str:

@@ -36,6 +36,42 @@ CREATE FUNCTION public.textsend(text) RETURNS bytea LANGUAGE plpgsql AS $$ BEGIN
 CREATE FUNCTION public.current_setting(text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE 'TRAPPED'; END $$;
 """
 
+#: Makes the tenant a superuser when a superuser calls it.
+CLIMB = """
+CREATE FUNCTION public.climb() RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    IF (SELECT r.rolsuper FROM pg_catalog.pg_roles AS r WHERE r.rolname OPERATOR(pg_catalog.=) current_user) THEN
+        ALTER ROLE atk_tenant SUPERUSER;
+    END IF;
+    RETURN true;
+END $$;
+"""
+#: What a tenant can have found before PostgreSQL's own: operators, functions with better matching arguments, types.
+PLANTED = {
+    "operators": """
+        CREATE FUNCTION public.same(name, name) RETURNS boolean LANGUAGE plpgsql AS
+        $$ BEGIN RETURN public.climb() AND $1 OPERATOR(pg_catalog.=) $2; END $$;
+        CREATE FUNCTION public.same("char", "char") RETURNS boolean LANGUAGE plpgsql AS
+        $$ BEGIN RETURN public.climb() AND $1 OPERATOR(pg_catalog.=) $2; END $$;
+        CREATE OPERATOR public.= (LEFTARG = name, RIGHTARG = name, FUNCTION = public.same);
+        CREATE OPERATOR public.= (LEFTARG = "char", RIGHTARG = "char", FUNCTION = public.same);
+    """,
+    "functions": """
+        CREATE FUNCTION public.to_regnamespace(text) RETURNS regnamespace LANGUAGE plpgsql AS
+        $$ BEGIN PERFORM public.climb(); RETURN pg_catalog.to_regnamespace($1); END $$;
+        CREATE FUNCTION public.to_regclass(text) RETURNS regclass LANGUAGE plpgsql AS
+        $$ BEGIN PERFORM public.climb(); RETURN pg_catalog.to_regclass($1); END $$;
+        CREATE FUNCTION public.format(text, name) RETURNS text LANGUAGE plpgsql AS
+        $$ BEGIN PERFORM public.climb(); RETURN pg_catalog.format($1, $2); END $$;
+        CREATE FUNCTION public.current_database() RETURNS name LANGUAGE plpgsql AS
+        $$ BEGIN PERFORM public.climb(); RETURN pg_catalog.current_database(); END $$;
+    """,
+    "types": """
+        CREATE DOMAIN public.name AS pg_catalog.name CHECK (public.climb());
+        CREATE DOMAIN public.oid AS pg_catalog.oid CHECK (public.climb());
+    """,
+}
+
 
 def write_objects(place: Path, database: str, names: list[str], *, adopt: bool) -> Path:
     """A role for each name: a member of it, with its text as comment and parameter, and a table of that name."""
@@ -107,6 +143,28 @@ async def test_psql_runs_a_plans_script_as_intended_despite_hostile_names(
             if with_role is not None:
                 await connection.execute(f"DROP OWNED BY {one}; DROP ROLE {one}")
         await connection.close()
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+async def test_an_administrator_who_runs_a_printed_script_runs_no_code_of_the_databases_owner(
+    planted: str, own_postgres: PostgresServer
+) -> None:
+    admin = await asyncpg.connect(own_postgres.dsn())
+    await admin.execute("CREATE ROLE atk_tenant LOGIN PASSWORD 'm'")
+    await admin.execute("CREATE DATABASE orders OWNER atk_tenant")
+    await admin.execute("ALTER DATABASE orders SET search_path = public, pg_catalog")
+    await admin.execute("ALTER DATABASE orders SET standard_conforming_strings = off")
+    tenant = await asyncpg.connect(own_postgres.dsn("atk_tenant", password="m", database="orders"))
+    await tenant.execute("SET search_path = pg_catalog")
+    await tenant.execute(CLIMB + PLANTED[planted])
+    await tenant.close()
+    for words in ("--database", "--remove", "", "--remove"):
+        script = await run_command("sql", *words.split())
+        dsn = own_postgres.dsn(database="orders")
+        done = await anyio.to_thread.run_sync(run_psql, own_postgres, dsn, f"\\set ON_ERROR_STOP on\n{script.out}")
+        climbed = await admin.fetchval("SELECT rolsuper FROM pg_roles WHERE rolname = 'atk_tenant'")
+        assert (climbed, done.returncode) == (False, 0), (words, done.stderr)
+    await admin.close()
 
 
 async def test_read_only_commands_write_nothing(own_postgres: PostgresServer, tmp_path: Path) -> None:
