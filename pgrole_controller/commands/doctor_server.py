@@ -16,6 +16,7 @@ from pgrole_controller.postgres.schema import VERSION
 
 #: Maximum number of databases whose event triggers are read, one connection after the other.
 MOST_DATABASES = 50
+_HISTORY_UNREAD = "not readable: connect as the controller's role, or as a member of pg_monitor that is no superuser"
 
 
 @dataclass(slots=True)
@@ -95,7 +96,7 @@ async def _ask_all(
         history = await diagnosis.read_history_facts(connection)
         if history is None:
             kept = basis.schema is not None and basis.schema.keeps_history
-            text = "not readable: connect as a member of pg_monitor" if kept else "no history is kept in this database"
+            text = _HISTORY_UNREAD if kept else "no history is kept in this database"
             return [Finding(area, "history", FindingState.UNKNOWN if kept else FindingState.OK, text)]
         return [schema_findings.judge_history(area, history, config.history, now)]
 

@@ -34,6 +34,18 @@ _PLURALS = {
 }
 _DEFAULTS = {"r": "tables", "S": "sequences", "f": "routines", "n": "schemas"}
 
+_CLAIMS_UNSEEN = (
+    "claims not read, since {}: existing roles are assumed to belong to the objects that declare them, and earlier "
+    "declarations are not seen. To see them: {}"
+)
+CLAIMS_UNREADABLE = _CLAIMS_UNSEEN.format(
+    "the login may not read table pgrole.claim", "GRANT SELECT ON pgrole.claim TO the login"
+)
+CLAIMS_UNSAFE = _CLAIMS_UNSEEN.format(
+    "the owner of table pgrole.claim could run code as the login",
+    "connect as the controller's role, or as a login that is no superuser and may read the table",
+)
+
 
 def describe_changes(
     changes: Iterable[Change], before: Role | None, *, corrected: bool = True

@@ -18,6 +18,7 @@ from pgrole_controller.commands.plan_case import PlanCase, Subject
 from pgrole_controller.commands.plan_conclusion import PlanConclusion
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport
 from pgrole_controller.commands.plan_privileges import PlannedGrantee, plan_privileges
+from pgrole_controller.commands.plan_words import CLAIMS_UNREADABLE, CLAIMS_UNSAFE
 from pgrole_controller.commands.server_reading import reading
 from pgrole_controller.controller.objects import RIVALS, Target
 from pgrole_controller.controller.observation import read_observed
@@ -51,11 +52,6 @@ _BATCH = 250
 _FIRST_PLACEHOLDER = 2**32
 
 OFFLINE = "no cluster was read: objects are matched to claims in the database by namespace and name"
-_CLAIMS_UNSEEN = (
-    "claims not read, since the login may not read table pgrole.claim: existing roles are assumed to belong to the "
-    "objects that declare them, and earlier declarations are not seen. To see them: GRANT SELECT ON pgrole.claim TO "
-    "the login"
-)
 
 
 async def plan_server(
@@ -190,7 +186,7 @@ class _ServerPlan:
 
     def _note_unseen(self) -> None:
         if self._view.claims_unseen:
-            self._note(_CLAIMS_UNSEEN)
+            self._note(CLAIMS_UNSAFE if self._view.claims_unsafe else CLAIMS_UNREADABLE)
         elif any(not case.subject.cluster_read for case in self._cases):
             self._note(OFFLINE)
         if not self._view.session.identity.sees_passwords and any(

@@ -15,7 +15,7 @@ from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.access_catalog import CATALOG_OIDS, INHERIT_BY_GRANT_SINCE, AclVersion
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row
-from pgrole_controller.postgres.stored_table import StoredTable, find_tables, savepoint
+from pgrole_controller.postgres.stored_table import StoredTable, explain_unsafe, find_tables, savepoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,7 @@ async def _explain_unread(connection: Connection, table: StoredTable) -> str:
             "the controller uses"
         )
     if table.permitted:
-        return (
-            f'DECLARED BY is unknown: pgrole.claim in database "{database}" is not as the controller makes it: an '
-            "administrator must inspect it"
-        )
+        return f"DECLARED BY is unknown: {explain_unsafe('claim', database, login)}"
     return (
         f'DECLARED BY is unknown: login "{login}" cannot read pgrole.claim: in database "{database}", run '
         f"{_grant('claim', login)}"
@@ -118,8 +115,10 @@ async def read_changes(
         )
     elif version < INHERIT_BY_GRANT_SINCE:
         notes.append("SINCE: paths through memberships have a time since PostgreSQL 16")
+    database, login = setting.text("database"), setting.text("login")
+    if events.unsafe:
+        notes.append(f"SINCE: {explain_unsafe('ddl_event', database, login)}")
     if events.exists and not events.permitted:
-        database, login = setting.text("database"), setting.text("login")
         notes.append(
             f'SINCE: login "{login}" cannot read pgrole.ddl_event, which tells who granted: in database "{database}", '
             f"run {_grant('ddl_event', login)}"

@@ -21,8 +21,9 @@ from pgrole_controller.core.findings.server_facts import (
 )
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.rows import fetch, fetch_row, first
+from pgrole_controller.postgres.rows import Row, fetch, fetch_row, first
 from pgrole_controller.postgres.schema import read_home
+from pgrole_controller.postgres.stored_table import reading_table
 
 _SECONDS = 10.0
 
@@ -101,10 +102,8 @@ async def read_schema_facts(connection: Connection, role: str) -> SchemaFacts:
     row = await fetch_row(connection, "", _query("schema"), seconds=_SECONDS)
     parts = await fetch_row(connection, "", queries.inspect("installation"), _bytes(role), seconds=_SECONDS)
     home = await read_home(connection)
-    version = None
-    if await may_read(connection, "installation"):
-        rows = await fetch(connection, "", _query("schema_version"), seconds=_SECONDS)
-        version = rows[0].get("version", int) if rows else None
+    versions = await _read_stored(connection, "installation", "schema_version")
+    version = versions[0].get("version", int) if versions else None
     return SchemaFacts(
         owner=row.find_text("owner"),
         version=version,
@@ -114,12 +113,6 @@ async def read_schema_facts(connection: Connection, role: str) -> SchemaFacts:
         recorded=home.recorded,
         elsewhere=home.elsewhere,
     )
-
-
-async def may_read(connection: Connection, table: str) -> bool:
-    """Whether this login may read a table of schema pgrole, and reading it runs no code of the schema's owner."""
-    row = await fetch_row(connection, "", _query("table_state"), table, seconds=_SECONDS)
-    return all(row.get(column, bool) for column in ("kept", "readable", "inert"))
 
 
 async def read_session_facts(connection: Connection, role: str) -> SessionFacts:
@@ -140,28 +133,27 @@ async def read_event_trigger_facts(connection: Connection, role: str) -> EventTr
 
 
 async def read_declared_databases(connection: Connection) -> tuple[str, ...] | None:
-    """Reads the databases for which claims hold privileges; None if this login may not read claims."""
-    if not await may_read(connection, "claim"):
-        return None
-    rows = await fetch(connection, "", _query("declared_databases"), seconds=_SECONDS)
-    return tuple(row.text("name") for row in rows)
+    """Reads the databases for which claims hold privileges; None if this login cannot read claims."""
+    rows = await _read_stored(connection, "claim", "declared_databases")
+    return None if rows is None else tuple(row.text("name") for row in rows)
 
 
 async def read_claim_counts(connection: Connection) -> tuple[ClaimCount, ...] | None:
-    """Reads the number of claims by cluster; None if this login may not read claims."""
-    if not await may_read(connection, "claim"):
+    """Reads the number of claims by cluster; None if this login cannot read claims."""
+    rows = await _read_stored(connection, "claim", "claims")
+    if rows is None:
         return None
-    rows = await fetch(connection, "", _query("claims"), seconds=_SECONDS)
     return tuple(
         ClaimCount(row.text("cluster"), row.get("held_or_released", int), row.get("released", int)) for row in rows
     )
 
 
 async def read_history_facts(connection: Connection) -> HistoryFacts | None:
-    """Reads the history; None if this login may not."""
-    if not await may_read(connection, "drift_history"):
+    """Reads the history; None if this login cannot."""
+    rows = await _read_stored(connection, "drift_history", "history_size")
+    if rows is None:
         return None
-    row = await fetch_row(connection, "", _query("history_size"), seconds=_SECONDS)
+    row = first(rows)
     return HistoryFacts(row.get("bytes", int), row.get("rows", int), row.find("oldest", datetime))
 
 
@@ -180,6 +172,12 @@ async def read_old_transactions(connection: Connection) -> tuple[tuple[str, int]
 async def count_md5_roles(connection: Connection) -> int:
     """Counts roles with an MD5 verifier. Only for a login that may read pg_authid."""
     return first(await fetch(connection, "", _query("md5_verifiers"), seconds=_SECONDS)).get("roles", int)
+
+
+async def _read_stored(connection: Connection, table: str, query: str) -> list[Row] | None:
+    """Reads a table of schema pgrole; None if this login may not, or if that could run code of the table's owner."""
+    async with reading_table(connection, table) as found:
+        return await fetch(connection, "", _query(query), seconds=_SECONDS) if found.readable else None
 
 
 def _bytes(name: str) -> bytes:

@@ -1,7 +1,7 @@
 """Reads the history of drifts for people, as a login that may not be the controller's.
 
 Schema pgrole may belong to anyone, and the reader may be a superuser. Therefore only the table is read, and only after
-the catalogs show that reading it runs no code of its owner.
+the catalogs show that reading it runs no code of others (postgres/stored_table.py).
 """
 
 from dataclasses import dataclass
@@ -12,9 +12,11 @@ from pgrole_controller import resources
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.listed_drift import ListedDrift, read_details, read_proof
 from pgrole_controller.core.privileges.privilege_result import Culprit
+from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.drift_history import STATEMENT_SHOWN
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row
+from pgrole_controller.postgres.stored_table import explain_unsafe, find_tables
 
 _SECONDS = 20.0
 
@@ -39,28 +41,27 @@ class HistoryPlace:
 
 
 async def find_history(connection: Connection) -> HistoryPlace:
-    """Raises PgRoleError, in particular Refused if the table is not what the controller made."""
-    query = resources.text("sql", "diagnosis", "table_state.sql")
-    row = await fetch_row(connection, "", query, "drift_history", seconds=_SECONDS)
-    if not row.get("present", bool):
-        state = HistoryState.ABSENT
-    elif not row.get("kept", bool):
-        state = HistoryState.OLDER
-    elif not row.get("readable", bool):
+    """`connection`: in a transaction whose first statement this is. Raises PgRoleError, in particular Refused if
+    reading the table could run code of its owner.
+    """
+    history, claims = await find_tables(connection, "drift_history", "claim")
+    raw = bool(connection.get_settings().server_encoding == "SQL_ASCII")
+    row = await fetch_row(connection, "", queries.access("login", raw=raw), seconds=_SECONDS)
+    database, login = row.text("database"), row.text("login")
+    if history.unsafe:
+        raise Refused(Reason.SERVER_NOT_READY, explain_unsafe("drift_history", database, login))
+    if history.readable:
+        state = HistoryState.READABLE
+    elif history.exists:
         state = HistoryState.FORBIDDEN
     else:
-        state = HistoryState.READABLE
-    if state is HistoryState.READABLE and not row.get("inert", bool):
-        raise Refused(
-            Reason.SERVER_NOT_READY,
-            f"table pgrole.drift_history in database {row.text('database')} is not as the controller makes it, and "
-            "reading it could run code of its owner: an administrator must inspect it",
-        )
-    return HistoryPlace(row.text("database"), row.text("login"), state, row.get("home", bool))
+        state = HistoryState.OLDER if history.present else HistoryState.ABSENT
+    return HistoryPlace(database, login, state, claims.exists)
 
 
 async def list_drifts(connection: Connection, since: datetime, role: str | None, most: int) -> list[ListedDrift]:
-    """The latest drifts, at most `most`, the latest first. Call find_history first. Raises PgRoleError."""
+    """The latest drifts, at most `most`, the latest first. Call find_history first, in the same
+    transaction. Raises PgRoleError."""
     query = resources.text("sql", "diagnosis", "history.sql")
     rows = await fetch(connection, "", query, since, role, most, seconds=_SECONDS)
     return [_drift(row) for row in rows]

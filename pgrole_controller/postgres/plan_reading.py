@@ -35,10 +35,14 @@ _PLANNED = "SET LOCAL enable_seqscan = on; SET LOCAL enable_hashjoin = on; SET L
 
 @dataclass(frozen=True, slots=True)
 class PlanSession:
-    """A session that only reads. `claims_unseen`: schema pgrole exists, but its claims cannot be read."""
+    """A session that only reads. `claims_unseen`: schema pgrole exists, but its claims cannot be read.
+
+    `claims_unsafe`: because their owner could run code as the login.
+    """
 
     session: Session
     claims_unseen: bool
+    claims_unsafe: bool
 
     def of_cluster(self, cluster: str) -> Session:
         """The session for the objects of a cluster."""
@@ -97,7 +101,9 @@ async def open_plan_session(connection: Connection) -> PlanSession:
         connection,
         Detection(Mode.RESYNC, identity.sees_passwords, "Database" if table.present else "Status"),
     )
-    return PlanSession(session, claims_unseen=table.present and not table.readable)
+    return PlanSession(
+        session, claims_unseen=table.present and not table.readable, claims_unsafe=table.present and table.unsafe
+    )
 
 
 async def read_owners(plan_session: PlanSession, keys: Collection[Key]) -> list[Owner]:

@@ -1,7 +1,7 @@
 """The tables of schema pgrole, as a login reads them that cannot verify the schema.
 
-Guarantees: reading a table that is `readable` runs no code of its owner, whoever that is. A missing table, or one that
-the login may not read, does not end the transaction.
+Guarantees: reading a table that is `readable` runs no code of roles that the login does not trust, whoever they are, as
+sql/inspect/own_table.sql defines it. A missing table, or one that the login may not read, does not end the transaction.
 """
 
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ _RELEASE = "RELEASE SAVEPOINT reading"
 class StoredTable:
     """A table of schema pgrole. `present`: the schema exists. `readable`: the table is there and can be read safely.
 
-    `exists`: the table does. `permitted`: the login may read it.
+    `exists`: the table does. `permitted`: the login may read it, be that safe or not.
     """
 
     present: bool
@@ -31,6 +31,28 @@ class StoredTable:
     permitted: bool
     readable: bool
     keeps_privileges: bool
+
+    @property
+    def unsafe(self) -> bool:
+        """Whether the login may read it, but doing so could run code of its owner."""
+        return self.exists and self.permitted and not self.readable
+
+
+def explain_unsafe(name: str, database: str, login: str) -> str:
+    """What a person can do about a table that is `unsafe`."""
+    return (
+        f'pgrole.{name} in database "{database}" is not read: its owner, or what was added to it, could run code as '
+        f'"{login}". Connect as the controller\'s role, or as a member of pg_monitor that is no superuser. If that '
+        "fails too, an administrator must inspect the table"
+    )
+
+
+@asynccontextmanager
+async def reading_table(connection: Connection, name: str) -> AsyncIterator[StoredTable]:
+    """As find_table, in a transaction of its own, in which the table can be read. Raises PgRoleError."""
+    with translate_errors():
+        async with connection.transaction(readonly=True):
+            yield await find_table(connection, name)
 
 
 @asynccontextmanager

@@ -15,6 +15,9 @@ import pytest
 
 from pgrole_controller.core.ddl import quote_identifier
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.connection import Endpoint, connect
+from pgrole_controller.postgres.stored_table import reading_table
 from tests.commands import run_command
 
 NAMES = (
@@ -70,6 +73,40 @@ PLANTED = {
         CREATE DOMAIN public.name AS pg_catalog.name CHECK (public.climb());
         CREATE DOMAIN public.oid AS pg_catalog.oid CHECK (public.climb());
     """,
+}
+
+#: Claims to be immutable, so that PostgreSQL calls it when it plans a query. Leaves file `ran` in the data folder.
+STRIKE = """
+CREATE FUNCTION pgrole.act() RETURNS int LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    IF current_user <> 'atk_tenant' THEN
+        COPY (SELECT 1) TO PROGRAM 'cat > ran';
+    END IF;
+    RETURN 1;
+END $$;
+CREATE FUNCTION pgrole.strike() RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN RETURN pgrole.act(); END $$;
+"""
+#: What an owner can add to a table ({0}) so that planning a query of it calls a function.
+ADDED = {
+    "index": "CREATE INDEX ON pgrole.{0} ((pgrole.strike()))",
+    "predicate": "CREATE INDEX ON pgrole.{0} ((1)) WHERE pgrole.strike() > 0",
+    "statistics": "CREATE STATISTICS pgrole.s_{0} ON (pgrole.strike()) FROM pgrole.{0}",
+    "child": "CREATE TABLE pgrole.c_{0} () INHERITS (pgrole.{0}); CREATE INDEX ON pgrole.c_{0} ((pgrole.strike()))",
+    "partition": """
+        DROP TABLE pgrole.{0} CASCADE;
+        CREATE TABLE pgrole.{0} (LIKE pgrole.copy_of_{0}) PARTITION BY RANGE (({1}));
+        CREATE TABLE pgrole.p_{0} PARTITION OF pgrole.{0} DEFAULT PARTITION BY RANGE (({1}));
+        CREATE TABLE pgrole.q_{0} PARTITION OF pgrole.p_{0} DEFAULT;
+        CREATE INDEX ON pgrole.q_{0} ((pgrole.strike()))
+    """,
+}
+#: The tables of schema pgrole that commands read, with a column of each.
+READ_TABLES = {
+    "claim": "role_name",
+    "ddl_event": "id",
+    "applied": "role_oid",
+    "drift_history": "slot",
+    "installation": "version",
 }
 
 
@@ -165,6 +202,94 @@ async def test_an_administrator_who_runs_a_printed_script_runs_no_code_of_the_da
         climbed = await admin.fetchval("SELECT rolsuper FROM pg_roles WHERE rolname = 'atk_tenant'")
         assert (climbed, done.returncode) == (False, 0), (words, done.stderr)
     await admin.close()
+
+
+@pytest.mark.parametrize("reader", ["superuser", "looker"])
+@pytest.mark.parametrize("added", ADDED)
+async def test_commands_run_no_code_of_the_owner_of_the_tables_that_they_read(
+    added: str, reader: str, own_postgres: PostgresServer, tmp_path: Path
+) -> None:
+    """The owner has CREATEROLE, as the controller's role does: a login that is no superuser trusts it otherwise."""
+    admin = await asyncpg.connect(own_postgres.dsn())
+    await admin.execute("""
+        CREATE ROLE atk_tenant LOGIN CREATEROLE PASSWORD 'm';
+        CREATE ROLE looker LOGIN PASSWORD 'm'; GRANT pg_monitor, pg_execute_server_program TO looker
+    """)
+    await admin.execute("CREATE DATABASE orders OWNER atk_tenant")
+    tenant = await asyncpg.connect(own_postgres.dsn("atk_tenant", password="m", database="orders"))
+    await tenant.execute(f"CREATE TABLE public.t (a int); CREATE SCHEMA pgrole; {queries.install()}")
+    await tenant.execute("GRANT USAGE ON SCHEMA pgrole TO PUBLIC")
+    login = "looker" if reader == "looker" else None
+    dsn = own_postgres.dsn(login, password="m", database="orders") if login else own_postgres.dsn(database="orders")
+    file = write_objects(tmp_path, "orders", ["t"], adopt=True)
+
+    async def run_commands() -> str:
+        shown = ""
+        for words in (
+            ("access", "--on", "public.t", "--database", "orders"),
+            ("plan", "-f", str(file)),
+            ("history",),
+            ("doctor",),
+        ):
+            answer = await run_command(*words, PGROLE_DSN=dsn)
+            assert "Traceback" not in answer.err
+            shown += answer.out + answer.err
+        return shown
+
+    await tenant.execute("GRANT SELECT ON ALL TABLES IN SCHEMA pgrole TO PUBLIC")
+    assert ("could run code" in await run_commands()) is (reader == "superuser")
+    await tenant.execute(STRIKE)
+    for table, column in READ_TABLES.items():
+        if added == "partition":
+            await tenant.execute(f"CREATE TABLE pgrole.copy_of_{table} (LIKE pgrole.{table})")
+        if not (added == "child" and table == "drift_history"):
+            await tenant.execute(ADDED[added].format(table, column))
+    await tenant.execute("GRANT SELECT ON ALL TABLES IN SCHEMA pgrole TO PUBLIC")
+    assert "could run code" in await run_commands()
+    assert await admin.fetchval("SELECT (pg_stat_file('ran', true)).size IS NULL")
+    # the trap works: whoever does not ask runs it
+    for table in READ_TABLES:
+        unguarded = await asyncpg.connect(dsn)
+        if not (added == "child" and table == "drift_history"):
+            await unguarded.execute(f"SELECT count(*) FROM pgrole.{table}")
+            assert await admin.fetchval("SELECT (pg_stat_file('ran', true)).size IS NOT NULL"), table
+        await unguarded.close()
+    await tenant.close()
+    await admin.close()
+
+
+@pytest.mark.parametrize(
+    ("schema_owner", "table_owner", "reader", "readable"),
+    [
+        ("postgres", "postgres", "looker", True),
+        ("maker", "maker", "looker", True),
+        ("maker", "maker", "maker", True),
+        ("plain", "plain", "plain", True),
+        ("maker", "maker", "postgres", False),
+        ("plain", "plain", "looker", False),
+        ("plain", "postgres", "postgres", False),
+        ("plain", "postgres", "looker", False),
+        ("postgres", "plain", "postgres", False),
+    ],
+)
+async def test_a_table_is_read_only_if_no_untrusted_owner_could_replace_it_meanwhile(
+    schema_owner: str, table_owner: str, reader: str, *, readable: bool, own_postgres: PostgresServer
+) -> None:
+    """`maker` has CREATEROLE, as the controller's role does; `plain` has no attribute."""
+    admin = await asyncpg.connect(own_postgres.dsn())
+    await admin.execute(f"""
+        CREATE ROLE maker LOGIN CREATEROLE PASSWORD 'm'; CREATE ROLE plain LOGIN PASSWORD 'm';
+        CREATE ROLE looker LOGIN PASSWORD 'm'; ALTER ROLE postgres PASSWORD 'm';
+        CREATE SCHEMA pgrole; CREATE TABLE pgrole.claim (privileges text);
+        GRANT USAGE ON SCHEMA pgrole TO PUBLIC; GRANT SELECT ON pgrole.claim TO PUBLIC;
+        ALTER SCHEMA pgrole OWNER TO {schema_owner}; ALTER TABLE pgrole.claim OWNER TO {table_owner}
+    """)
+    await admin.close()
+    async with (
+        connect(Endpoint(own_postgres.dsn(reader, password="m")), "test") as connection,
+        reading_table(connection, "claim") as found,
+    ):
+        assert (found.exists, found.permitted, found.readable, found.unsafe) == (True, True, readable, not readable)
 
 
 async def test_read_only_commands_write_nothing(own_postgres: PostgresServer, tmp_path: Path) -> None:
