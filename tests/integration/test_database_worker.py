@@ -27,7 +27,7 @@ from pgrole_controller.core import contest as contests
 from pgrole_controller.core.approval import read_approval
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
-from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.privileges.acl import ObjectKind
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.privileges.grantee import (
@@ -45,6 +45,8 @@ from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.held_databases import HeldQuestion, read_unheld
 from pgrole_controller.postgres.privileges import acl_attribution
+from pgrole_controller.postgres.privileges.acl_refusal import Ineffective
+from pgrole_controller.postgres.privileges.acl_transaction import AclTransactions
 from pgrole_controller.postgres.privileges.database_session import LONGEST_PAUSE_SECONDS, DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import EventReader, Look, Scope, UnexplainedWrites
 from tests.integration.database_world import (
@@ -159,6 +161,61 @@ async def test_a_large_number_of_changes_is_applied_role_by_role(
         await world.wait_may("UPDATE", "app.two", expected=False, role=other)
         result = await world.wait(lambda result: result.drift_count == 1)
     assert result.error is None
+
+
+def note_refusals(monkeypatch: pytest.MonkeyPatch) -> list[PgRoleError]:
+    """Returns a list to which every later transaction that fails adds its error."""
+    errors: list[PgRoleError] = []
+    run, run_parts = AclTransactions.run, AclTransactions.run_parts
+
+    def noting(call: Callable[..., Any]) -> Callable[..., Any]:
+        async def note(*arguments: Any, **options: Any) -> Any:
+            try:
+                return await call(*arguments, **options)
+            except PgRoleError as error:
+                errors.append(error)
+                raise
+
+        return note
+
+    monkeypatch.setattr(AclTransactions, "run", noting(run))
+    monkeypatch.setattr(AclTransactions, "run_parts", noting(run_parts))
+    return errors
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA app FROM {role}",
+        "GRANT UPDATE (id) ON app.orders, app.items TO {role}",
+        # the other role's EXECUTE depends on what is revoked
+        "BEGIN; GRANT EXECUTE ON FUNCTION app.f1() TO {role} WITH GRANT OPTION; REVOKE EXECUTE ON FUNCTION app.f1()"
+        " FROM {other}; SET LOCAL ROLE {role}; GRANT EXECUTE ON FUNCTION app.f1() TO {other}; COMMIT",
+    ],
+)
+async def test_a_repair_beside_privileges_of_another_role_succeeds_at_once(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, statement: str
+) -> None:
+    await world.hand.execute(
+        "CREATE FUNCTION app.f1() RETURNS int LANGUAGE sql RETURN 1; REVOKE ALL ON FUNCTION app.f1() FROM PUBLIC;"
+        "CREATE FUNCTION app.f2() RETURNS int LANGUAGE sql RETURN 2; REVOKE ALL ON FUNCTION app.f2() FROM PUBLIC"
+    )
+    both = SchemaAccess("app", frozenset({Access.READ, Access.EXECUTE}))
+    world.declare(both)
+    other = world.declare_other(both)
+    async with world.working():
+        await world.wait_settled()
+        await world.wait_other_settled()
+        errors = note_refusals(monkeypatch)
+        await world.hand.execute(statement.format(role=world.role, other=other))
+        await world.wait(lambda result: result.drift_count == 1 and result.error is None)
+        assert [error for error in errors if isinstance(error, Ineffective)] == []
+        for role in (world.role, other):
+            for function in ("app.f1()", "app.f2()"):
+                query = "SELECT has_function_privilege($1, $2, 'EXECUTE')"
+                assert await world.hand.fetchval(query, role, function), f"{role} has lost {function}"
+        query = "SELECT has_function_privilege($1, 'app.f1()', 'EXECUTE WITH GRANT OPTION')"
+        assert not await world.hand.fetchval(query, world.role)
 
 
 def note_threads(monkeypatch: pytest.MonkeyPatch, *functions: tuple[ModuleType, str]) -> list[threading.Thread]:

@@ -92,6 +92,7 @@ class PrivilegeReconcile:
         self._now = Moment(anyio.current_time(), datetime.now(UTC))
         self._is_suspended = False
         self._whole = False  # the last read was for every role
+        self._read_oids: list[int] = []  # of the roles that it was for
         self._screening = RoundScreening(context.memory, context.session.database)
         self._records = RoundRecords(context.session.database, context.cluster, context.config.history)
         self.left: list[Grantee] = []  # of the last `settle`: not decided about, because of MOST_CHANGES
@@ -173,7 +174,8 @@ class PrivilegeReconcile:
             self._memory.begin_reading()
         reach = self._memory.reach(grantees, self._session.database)
         self._screening.forget()
-        read = partial(self._session.read, [one.oid for one in grantees], reach, look, self._memory.with_columns)
+        self._read_oids = [one.oid for one in grantees]
+        read = partial(self._session.read, self._read_oids, reach, look, self._memory.with_columns)
         if look.takes_long:
             observed, stored = await read_beside(self._interruptions, self._session, read)
         else:
@@ -310,13 +312,12 @@ class PrivilegeReconcile:
         repairs = await large_rounds.run_aside(observed.size, large_rounds.group_changes, some, observed)
         defaults = [change for one in some for change in one.default_changes]
         session = self._session
-        grantees = [one.grantee.oid for one in some]
         for one in some:
             one.error = None if one.has_changes else one.error
         applied = await session.apply(
             repairs,
             defaults,
-            grantees,
+            self._read_oids,
             self._build_records(some),
             whole=self._whole,
             give_way=self._interruptions.give_way,
@@ -334,7 +335,7 @@ class PrivilegeReconcile:
                 one.told = tuple(self._keep_succeeded(one, applied))
             records = [] if applied.stored else self._build_records(some)
             if records:
-                recorded = await session.apply([], [], grantees, records)
+                recorded = await session.apply([], [], [], records)
                 self._memory.recorded |= recorded.stored and any(one.told for one in some)
         for one in some:
             self._conclude(one, applied)
