@@ -145,7 +145,7 @@ async def measure_new_tables(stand: PrivilegeStand, tables: int, schema: str = S
 
 
 #: Drifts of many kinds; {} stands for the table, then the role.
-_MIXED = (
+MIXED = (
     "GRANT INSERT ON {0} TO {1}",
     "REVOKE SELECT ON {0} FROM {1}",
     "GRANT UPDATE (name) ON {0} TO {1}",
@@ -168,7 +168,7 @@ async def measure_attribution(stand: PrivilegeStand, drifts: int) -> tuple[int, 
         await client.execute("DELETE FROM pgrole.drift_history")
         for turn in range(drifts):
             role, name = reader(turn), table(random.randrange(stand.tables))
-            await client.execute(_MIXED[turn % len(_MIXED)].format(f"{SCHEMA}.{name}", role))
+            await client.execute(MIXED[turn % len(MIXED)].format(f"{SCHEMA}.{name}", role))
             await _recorded(client, turn + 1)
             stand.stand.display.advance(f"{turn + 1} of {drifts} drifts attributed")
             await anyio.sleep(_UNCONTESTED)

@@ -9,6 +9,7 @@ import pytest_asyncio
 
 from pgrole_controller.core.privileges.attribution import DEFAULTS, GRANTED, REVOKED, ChangedRow
 from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
+from pgrole_controller.core.privileges.recorded_statement import ChangedPrivilege
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.privileges.acl_attribution import MOST_ROWS, read_culprits, read_culprits_of
 from tests.integration.event_support import PEOPLE, EventDatabase, event_database
@@ -173,6 +174,32 @@ async def test_concurrent_transactions_are_attributed_correctly(database: EventD
     assert {row: (found[row].login, found[row].proof) for row in rows} == {
         row: (name, Evidence.TRANSACTION) for row, name in rows.items()
     }
+
+
+async def test_a_grant_by_an_event_trigger_within_another_grant_is_attributed(database: EventDatabase) -> None:
+    """Its event has the text of the outer one, which does not make the change."""
+    alice, bob = await database.person("alice"), await database.person("bob")
+    await bob.execute(
+        """
+        CREATE FUNCTION public.more() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF NOT has_table_privilege('reader', 'public.h', 'TRUNCATE') THEN
+                GRANT TRUNCATE ON public.h TO reader;
+            END IF;
+        END $$;
+        CREATE EVENT TRIGGER more ON ddl_command_end WHEN TAG IN ('GRANT') EXECUTE FUNCTION public.more();
+        """
+    )
+    try:
+        await alice.execute("GRANT INSERT ON h TO reader")
+    finally:
+        await bob.execute("DROP EVENT TRIGGER more; DROP FUNCTION public.more()")
+    oid = await database.reading.fetchval("SELECT 'public.h'::regclass::oid")
+    for privilege in ("TRUNCATE", "INSERT"):
+        change = ChangedPrivilege(privilege, granted=True)
+        row = ChangedRow(await database.xmin_of_table("h"), GRANTED, ("h", "reader"), oid, "public", change)
+        found = await culprit_of(database, row)
+        assert (found.proof, found.login) == (Evidence.TRANSACTION, "alice")
+    await bob.execute("REVOKE TRUNCATE, INSERT ON h FROM reader")
 
 
 async def test_no_one_is_named_without_an_event(database: EventDatabase) -> None:

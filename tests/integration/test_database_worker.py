@@ -4,7 +4,8 @@ others do.
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,7 @@ import anyio
 import asyncpg
 import pytest
 
+from bench.privilege_repairs import MIXED
 from pgrole_controller import metrics
 from pgrole_controller.controller.privileges import (
     database_worker,
@@ -42,7 +44,7 @@ from pgrole_controller.core.privileges.privilege_news import combine_drifts
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privileges.privilege_result import Evidence, News
 from pgrole_controller.local.process import reached
-from pgrole_controller.postgres.connection import Endpoint, connect
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.held_databases import HeldQuestion, read_unheld
 from pgrole_controller.postgres.privileges import acl_attribution
 from pgrole_controller.postgres.privileges.acl_refusal import Ineffective
@@ -424,7 +426,7 @@ async def test_a_grant_by_a_foreign_event_trigger_within_a_grant_is_detected(wor
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
-        await world.hand.execute(f"GRANT DELETE ON app.items TO {world.role}")
+        await as_alice(world, f"GRANT DELETE ON app.items TO {world.role}")
         await world.wait_may("DELETE", "app.items", expected=False)
         await world.wait_may("DELETE", "app.orders", expected=False)
 
@@ -1321,6 +1323,209 @@ async def test_a_later_writer_of_a_row_is_not_blamed_for_anothers_grant(
     await world.hand.execute(f"DROP OWNED BY {bob}; DROP ROLE {bob}")
 
 
+@asynccontextmanager
+async def logged_in_as_bob(world: DatabaseWorkerWorld) -> AsyncIterator[Connection]:
+    bob = world.role.replace("reader", "bob")
+    await world.home.execute(f"CREATE ROLE {bob} LOGIN SUPERUSER PASSWORD 'a'")
+    session = await asyncpg.connect(world.server.dsn(bob, password="a", database=world.database))
+    try:
+        yield session
+    finally:
+        await session.close()
+        await world.hand.execute(f"DROP OWNED BY {bob}; DROP ROLE {bob}")
+
+
+async def attribute(
+    world: DatabaseWorkerWorld,
+    monkeypatch: pytest.MonkeyPatch,
+    statements: Sequence[tuple[Connection | None, str]],
+    *,
+    live: bool,
+) -> dict[str, tuple[str, Evidence]]:
+    """By its words, who caused each drift. `None` stands for alice. `live`: the worker reads once all have committed;
+    otherwise it starts afterwards.
+    """
+    sessions = note_sessions(monkeypatch)
+    grantee = world.grantees.get(SERVER, KEY)
+    assert grantee is not None
+    world.grantees = Grantees()  # without earlier results
+    world.grantees.publish(SERVER, grantee)
+
+    async def change() -> None:
+        for session, statement in statements:
+            if session is None:
+                await as_alice(world, statement.format(role=world.role))
+            else:
+                await session.execute(statement.format(role=world.role))
+
+    async with world.working():
+        result = await world.wait_settled()
+        count = result.drift_count
+        if live:
+            async with sessions[0].lock:
+                await change()
+            await world.wait_more_drifts(count)
+    if not live:
+        await change()
+        async with world.working():
+            await world.wait_more_drifts(count)
+    assert world.result is not None
+    return {words: (one.by.login, one.by.proof) for one in world.result.last_drifts for words in one.words}
+
+
+DELETE_GRANTED = "DELETE on table app.orders was granted"
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("GRANT DELETE ON app.orders TO {role}", DELETE_GRANTED),
+        ('grant all privileges on "app"."orders" to {role}', DELETE_GRANTED),
+        ("GRANT /* ON */ INSERT, Delete ON ALL TABLES IN SCHEMA app TO {role}", DELETE_GRANTED),
+        ("REVOKE SELECT ON app.orders FROM {role}", "SELECT on table app.orders was revoked"),
+        (
+            "GRANT SELECT ON app.orders TO {role} WITH GRANT OPTION",
+            "grant option for SELECT on table app.orders was granted",
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "later",
+    [
+        "GRANT SELECT (id), UPDATE ON app.orders TO {role}",
+        "REVOKE INSERT ON app.orders FROM {role}",
+        "GRANT SELECT ON ALL TABLES IN SCHEMA app TO {role}",
+        "GRANT UPDATE ON app.orders TO {role} -- and no more",
+        "DO $$ BEGIN GRANT UPDATE ON app.orders TO {role}; END $$",
+        "BEGIN; SAVEPOINT one; GRANT UPDATE ON app.orders TO {role}; RELEASE one; COMMIT",
+    ],
+)
+async def test_who_grants_another_privilege_later_is_not_blamed(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, change: str, words: str, later: str, live: bool
+) -> None:
+    if "SELECT ON app.orders" in change and "SELECT" in later:
+        later = later.replace("SELECT", "UPDATE")  # not what the change is about
+    world.declare(READ)
+    async with logged_in_as_bob(world) as bob:
+        found = await attribute(world, monkeypatch, [(None, change), (bob, later)], live=live)
+    # the row has bob's transaction, so it proves nothing about alice's
+    assert found[words] == (world.alice, Evidence.SESSION)
+    granted = "UPDATE on table app.orders was granted"
+    if "all" not in change and granted in found and not later.startswith(("DO", "BEGIN")):
+        assert found[granted] == (world.role.replace("reader", "bob"), Evidence.TRANSACTION)
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize(
+    "later",
+    [
+        "GRANT SELECT ON app.orders TO {role}",
+        "GRANT UPDATE ON app.orders TO {role}",
+        "GRANT UPDATE ON app.orders TO {role} -- and no more",
+        "DO $$ BEGIN GRANT UPDATE ON app.orders TO {role}; END $$",
+        "BEGIN; SAVEPOINT one; GRANT UPDATE ON app.orders TO {role}; RELEASE one; COMMIT",
+    ],
+)
+async def test_who_changes_two_privileges_of_a_table_in_a_row_is_the_author_of_both(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, later: str, live: bool
+) -> None:
+    world.declare(READ)
+    change = "GRANT DELETE ON app.orders TO {role}"
+    async with logged_in_as_bob(world) as bob:
+        found = await attribute(world, monkeypatch, [(bob, change), (None, change), (None, later)], live=live)
+    assert DELETE_GRANTED in found
+    assert set(found.values()) == {(world.alice, Evidence.TRANSACTION)}
+
+
+@pytest.mark.parametrize("live", [False, True])
+async def test_who_changes_a_column_or_default_privileges_later_is_not_blamed(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, live: bool
+) -> None:
+    creator = f"{world.database}_creator"
+    await world.home.execute(f"CREATE ROLE {creator}")
+    declared = replace(DatabasePrivileges(world.database, schemas=(READ,)), created_by=(creator,))
+    policy = replace(POLICY, rules=(PrivilegeRule(), PrivilegeRule(owned_by=(creator,))))
+    grantee = Grantee(KEY, "uid-1", 1, world.role, world.oid, {world.database: declared}, policy=policy)
+    world.grantees.publish(SERVER, grantee)
+    defaults = f"ALTER DEFAULT PRIVILEGES FOR ROLE {creator} IN SCHEMA app"
+    async with logged_in_as_bob(world) as bob:
+        statements = [
+            (None, "GRANT UPDATE (id) ON app.orders TO {role}"),
+            (None, f"{defaults} GRANT INSERT ON TABLES TO {{role}}"),
+            (bob, "GRANT REFERENCES (id), UPDATE (total) ON app.orders TO {role}"),
+            (bob, f"{defaults} GRANT SELECT ON TABLES TO {{role}}"),
+        ]
+        found = await attribute(world, monkeypatch, statements, live=live)
+    of_bob = (world.role.replace("reader", "bob"), Evidence.TRANSACTION)
+    assert found.pop("UPDATE on column app.orders.id was granted") == (world.alice, Evidence.SESSION)
+    assert found.pop("REFERENCES on column app.orders.id was granted") == of_bob
+    assert found.pop("UPDATE on column app.orders.total was granted") == of_bob
+    assert list(found.values()) == [(world.alice, Evidence.SESSION)]
+    await world.hand.execute(f"DROP OWNED BY {creator}")
+    await world.home.execute(f"DROP ROLE {creator}")
+
+
+@pytest.mark.parametrize("live", [False, True])
+async def test_an_earlier_grant_that_was_taken_back_is_not_blamed_for_a_hidden_one(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, live: bool
+) -> None:
+    world.declare(READ)
+    grant, hidden = "GRANT DELETE ON app.orders TO {role}", "DO $$ BEGIN GRANT DELETE ON app.orders TO {role}; END $$"
+    async with logged_in_as_bob(world) as bob:
+        expected = {DELETE_GRANTED: (world.role.replace("reader", "bob"), Evidence.TRANSACTION)}
+        found = await attribute(world, monkeypatch, [(None, grant)], live=True)
+        assert found == {DELETE_GRANTED: (world.alice, Evidence.TRANSACTION)}
+        assert await attribute(world, monkeypatch, [(bob, hidden)], live=live) == expected
+        taken_back = "REVOKE DELETE ON app.orders FROM {role}"
+        statements = [(None, grant), (None, taken_back), (bob, hidden)]
+        assert await attribute(world, monkeypatch, statements, live=live) == expected
+        elsewhere = "CREATE TABLE orders (); GRANT DELETE ON orders TO {role}"
+        statements = [(None, elsewhere), (None, "GRANT DELETE ON public.orders TO {role}"), (bob, hidden)]
+        assert (await attribute(world, monkeypatch, statements, live=live))[DELETE_GRANTED] == expected[DELETE_GRANTED]
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("statement", MIXED)
+async def test_each_kind_of_drift_that_the_benchmark_counts_is_attributed_to_its_transaction(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, statement: str, live: bool
+) -> None:
+    await world.hand.execute("ALTER TABLE app.orders ADD COLUMN name text")
+    world.declare(READ)
+    statements = [(None, statement.format("app.orders", world.role).replace("{", "{{").replace("}", "}}"))]
+    found = await attribute(world, monkeypatch, statements, live=live)
+    assert list(found.values()) == [(world.alice, Evidence.TRANSACTION)]
+
+
+async def test_a_statement_that_is_not_among_the_first_of_its_transaction_is_attributed(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last events of a transaction are compared: this one has too many."""
+    world.declare(READ)
+    async with logged_in_as_bob(world) as bob:
+
+        async def migrate() -> None:
+            async with bob.transaction():
+                await bob.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+                for _ in range(acl_attribution.MOST_EVENTS + 5):
+                    await bob.execute(f"GRANT SELECT ON app.orders TO {world.role}")
+
+        async with world.working():
+            await world.wait_settled()
+            await migrate()
+            result = await world.wait(lambda result: result.drift_count == 1)
+            assert result.last_drift is not None
+            assert result.last_drift.by.proof is Evidence.TRANSACTION
+            await as_alice(world, f"GRANT DELETE ON app.items TO {world.role}")
+            await world.wait(lambda result: result.drift_count == 2)
+        await migrate()
+        async with world.working():
+            result = await world.wait(lambda result: result.drift_count == 3)
+    assert result.last_drift is not None
+    expected = (world.role.replace("reader", "bob"), Evidence.TRANSACTION)
+    assert (result.last_drift.by.login, result.last_drift.by.proof) == expected
+
+
 async def test_a_correction_is_recorded_even_if_another_repair_of_the_role_fails(
     world: DatabaseWorkerWorld,
 ) -> None:
@@ -1356,7 +1561,7 @@ async def test_drift_is_corrected_even_if_attribution_times_out(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sessions = note_sessions(monkeypatch)
-    monkeypatch.setattr(EventReader, "find_culprits", lambda _reader, _rows: {})
+    monkeypatch.setattr(EventReader, "_find_culprits", lambda _reader, _rows: {})
     world.declare(READ)
     async with world.working():
         await world.wait_settled()

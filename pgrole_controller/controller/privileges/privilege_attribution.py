@@ -8,12 +8,13 @@ from dataclasses import replace
 
 from pgrole_controller.controller.privileges import large_rounds
 from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress
-from pgrole_controller.core.privileges.acl import ObjectId, ObservedAcl
+from pgrole_controller.core.privileges.acl import ObjectId, ObjectKind, ObservedAcl
 from pgrole_controller.core.privileges.attribution import DEFAULTS, GRANTED, REVOKED, ChangedRow
 from pgrole_controller.core.privileges.default_acl_decision import label_default
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
 from pgrole_controller.core.privileges.privilege_result import Culprit
+from pgrole_controller.core.privileges.recorded_statement import ChangedPrivilege
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 
 _LONGEST_STATEMENT = 1000
@@ -33,7 +34,7 @@ async def find_culprits(
     """By culprit, the given differences of each role; the latest culprit last. Raises PgRoleError."""
     number = sum(len(differences) for _, differences in some)
     rows = await large_rounds.run_aside(number, _find_rows, some, observed)
-    # All differences of a table, of its columns, too, can have the same.
+    # Entries of several grantors for one privilege have the same.
     distinct = dict.fromkeys(row for by_one in rows for row in by_one.values() if row is not None)
     culprits = await session.read_culprits(list(distinct))
     return [
@@ -63,15 +64,18 @@ def _changed_row(
 
     Of missing default privileges, none shows it: the row is gone, or others changed it since.
     """
+    change = ChangedPrivilege(difference.privilege, difference.held, difference.column, difference.option)
     if difference.object is None:
         xmin = defaults.get(difference.place, 0) if difference.held else 0
-        return ChangedRow(xmin, DEFAULTS, (role_name,))
+        return ChangedRow(xmin, DEFAULTS, (role_name,), change=change)
     found = acls.get(difference.object.id)
     if found is None or not found.xmin:
         return None
     tags = GRANTED if difference.held else REVOKED
     xmin = found.column_xmins.get(difference.column, found.xmin)
-    return ChangedRow(xmin, tags, (difference.object.name, role_name), difference.object.id.oid)
+    obj = difference.object
+    schema = "" if obj.kind is ObjectKind.SCHEMA else obj.schema
+    return ChangedRow(xmin, tags, (obj.name, role_name), obj.id.oid, schema, change)
 
 
 def sum_up(commands: Sequence[Culprit]) -> Culprit:

@@ -6,23 +6,31 @@ the transaction or subtransaction that wrote it; `find_culprit_of` compares the 
 Guarantees: proof TRANSACTION means that the row has the very id of the transaction, or that no other recorded one can
 have written it with a command that fits, or that all that can have the same author, or that the event has the next id
 after the row's. Otherwise the proof is SESSION. (A subtransaction's parent cannot be asked for. Ids of transactions
-that run at the same time are interleaved, but a command's event directly follows its change.)
+that run at the same time are interleaved, but a command's event directly follows its change.) A transaction whose
+recorded statements do not make the change has only overwritten what an earlier one left. Then the last statement that
+makes it is named, with proof TRANSACTION only if it has the same author, since the row no longer has its id.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 from itertools import groupby
+from typing import TypeAlias
 
 from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
+from pgrole_controller.core.privileges.recorded_statement import ChangedPrivilege, find_name, read_statement
 
-#: Statements that need not name the object and the grantee.
-_UNNAMED = re.compile(r"\bon\s+all\s|\balter\s+default\s|\b(?:current_user|current_role|session_user)\b|\bu&\"")
+#: What a name is qualified with, at most this many characters before it.
+_QUALIFIER = re.compile(r'(?P<name>[\w$]+|"(?:[^"]|"")*")\s*\.\s*"?$')
+_LONGEST_QUALIFIER = 140
 
 #: Maximum length of a statement in a Culprit.
 STATEMENT_LENGTH = 1000
+
+#: Login, application, address.
+Author: TypeAlias = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,7 @@ class DdlEvent:
     - `kind`: of the object, as PostgreSQL spells it: `TABLE` for GRANT, `table` for others.
     - `object`: oid, or 0: GRANT and REVOKE name none.
     - `statement`: empty unless it was a GRANT, REVOKE or ALTER DEFAULT PRIVILEGES alone.
+    - `outdated`: the controller has changed a role that the statement names since.
     """
 
     id: int
@@ -52,6 +61,7 @@ class DdlEvent:
     distance: int = 0
     object: int = 0
     statement: str = ""
+    outdated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +69,27 @@ class ChangedRow:
     """A row whose ACL someone changed, as far as it is known.
 
     `tags`: commands that make such a change, e.g. GRANT. `names`: that such a statement contains: of the object, of the
-    grantee. `oid`: of the object, else 0. `xmin` 0: the row is gone, or does not show the change.
+    grantee. `oid`: of the object, else 0. `xmin` 0: the row is gone, or does not show the change. `schema`: a statement
+    about all objects of a schema contains this name instead of the object's. `change` None: anything.
     """
 
     xmin: int
     tags: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     oid: int = 0
+    schema: str = ""
+    change: ChangedPrivilege | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCulprit:
+    """`shown`: by the recorded statement, or because the object was created. Otherwise, e.g. for a DO block, an earlier
+    statement may be a better explanation. `writers`: the authors of all events that may have written the row.
+    """
+
+    culprit: Culprit = Culprit()  # noqa: RUF009 -- frozen
+    shown: bool = False
+    writers: frozenset[Author] = frozenset()
 
 
 GRANTED = ("GRANT",)
@@ -73,42 +97,121 @@ REVOKED = ("REVOKE", "DROP OWNED")
 DEFAULTS = ("ALTER DEFAULT PRIVILEGES", "DROP OWNED")
 
 
-def find_nearest(changed: ChangedRow, events: Sequence[DdlEvent]) -> Culprit:
-    """Who may have changed a row that is gone or was written again: the last event that fits, which proves nothing.
+#: Statements that change the same rows.
+COMMANDS = (*GRANTED, *REVOKED, *DEFAULTS)
 
-    For an existing row, only an event whose statement names the object and the grantee counts.
+
+class LastEvents:
+    """The last commands in the database, among which someone may have changed a row that does not prove it.
+
+    Rows with the same kind of change share the choice among the events.
     """
-    fitting = [event for event in events if _is_possible(changed, event)]
-    if changed.xmin:
-        fitting = [event for event in fitting if _fit(changed, event) is Fit.NAMED]
-    if not fitting:
-        return Culprit()
-    return _culprit(max(fitting, key=lambda event: (_fit(changed, event).value, event.id)), Evidence.SESSION)
+
+    def __init__(self, events: Sequence[DdlEvent]) -> None:
+        self._events = sorted(events, key=lambda event: event.id, reverse=True)
+        self._chosen: dict[tuple[tuple[str, ...], ChangedPrivilege | None], list[DdlEvent]] = {}
+
+    def find_better(self, changed: ChangedRow, found: FoundCulprit) -> Culprit:
+        """Returns who changed a row instead of `found`, which is not shown; with proof NONE if that is no better.
+
+        A row that is gone, or was written again by others, proves nothing.
+        """
+        made = self._find_made(changed)
+        same = made is not None and found.writers == {_author(made)}
+        if found.culprit.proof is Evidence.TRANSACTION:
+            return Culprit() if made is None or same else _culprit(made, Evidence.SESSION)
+        if made is not None and same:
+            return _culprit(made, Evidence.TRANSACTION)
+        return self._find_nearest(changed)
+
+    def _find_made(self, changed: ChangedRow) -> DdlEvent | None:
+        """The last statement that made the change to an object, unless a later one or the controller took it back."""
+        change = changed.change
+        if change is None or not changed.oid:
+            return None
+        opposite = replace(changed, tags=(), change=replace(change, granted=not change.granted))
+        made = next((one for one in self._choose(changed) if not one.outdated and _shows(changed, one)), None)
+        undone = next((one for one in self._choose(opposite) if _shows(opposite, one)), None)
+        return None if made is not None and undone is not None and undone.id > made.id else made
+
+    def _find_nearest(self, changed: ChangedRow) -> Culprit:
+        """The last event that fits; for an existing row, only if its statement names the object and the grantee."""
+        fitting = [event for event in self._choose(changed) if _is_possible(changed, event)]
+        if changed.xmin:
+            fitting = [event for event in fitting if _shows(changed, event)]
+        if not fitting:
+            return Culprit()
+        best = max(fitting, key=lambda event: (_fit(changed, event).value, not event.outdated, event.id))
+        return _culprit(best, Evidence.SESSION)
+
+    def _choose(self, changed: ChangedRow) -> list[DdlEvent]:
+        """The latest first."""
+        kind = (changed.tags, changed.change)
+        if kind not in self._chosen:
+            alike = ChangedRow(0, changed.tags, change=changed.change)
+            self._chosen[kind] = [event for event in self._events if _is_possible(alike, event)]
+        return self._chosen[kind]
 
 
-def find_culprit_of(changed: ChangedRow, events: Sequence[DdlEvent]) -> Culprit:
+def find_culprit_of(changed: ChangedRow, events: Sequence[DdlEvent], *, cut: bool = False) -> FoundCulprit:
     """Returns who changed the row, according to the events that may have. Without any, a Culprit with proof NONE.
 
     A transaction that wrote the row last has not changed the privilege if its commands do not: it has overwritten what
-    another left. An ALTER of the object may have changed its owner.
+    another left. An ALTER of the object may have changed its owner. `cut`: there are more events.
     """
+    found = _find_culprit(changed, events)
+    if found.culprit.proof is Evidence.TRANSACTION or changed.change is None or not (cut or _is_repeated(events)):
+        return found
+    unknown = _find_culprit(replace(changed, change=None), events)
+    return replace(unknown, shown=False) if unknown.culprit.proof is Evidence.TRANSACTION else found
+
+
+def _is_repeated(events: Sequence[DdlEvent]) -> bool:
+    """Whether a statement may not be that of its command: an event trigger of others may grant more within a GRANT."""
+    said = [(event.xid, event.statement) for event in events if event.statement]
+    return len(set(said)) < len(said)
+
+
+def _find_culprit(changed: ChangedRow, events: Sequence[DdlEvent]) -> FoundCulprit:
     exact = [event for event in events if event.exact]
     if exact:
         explaining = [event for event in exact if _explains(changed, event)]
         if explaining:
-            return _culprit(_best(changed, explaining), Evidence.TRANSACTION)
+            return _found(changed, _best(changed, explaining), exact, certain=True)
         altering = [event for event in exact if event.tag.startswith("ALTER ") and event.object == changed.oid != 0]
-        return _culprit(_best(changed, altering), Evidence.SESSION) if altering else Culprit()
+        if altering:
+            return _found(changed, _best(changed, altering), exact, certain=False)
+        return FoundCulprit(writers=_authors(exact))
+    # Who wrote the row last need not have made the change.
+    written = replace(changed, change=None)
+    writers = [event for event in events if _is_possible(written, event)]
     candidates = [event for event in events if _is_possible(changed, event)]
     if not candidates:
-        return Culprit()
+        return FoundCulprit(writers=_authors(writers))
     naming = {event.xid for event in candidates if _fit(changed, event) is Fit.NAMED}
-    nearest = min(candidates, key=lambda event: (event.distance, event.id))
-    xid = naming.pop() if len(naming) == 1 else nearest.xid
+    nearest = min(writers, key=lambda event: (event.distance, event.id))
+    fitting = min(candidates, key=lambda event: (event.distance, event.id))
+    xid = naming.pop() if len(naming) == 1 else fitting.xid
     chosen = [event for event in candidates if event.xid == xid]
-    alike = len({(event.login, event.application, event.address) for event in candidates}) == 1
-    certain = alike or (xid == nearest.xid and nearest.distance == 1) or len({event.xid for event in candidates}) == 1
-    return _culprit(_best(changed, chosen), Evidence.TRANSACTION if certain else Evidence.SESSION)
+    alike = len(_authors(writers)) == 1
+    certain = alike or (xid == nearest.xid and nearest.distance == 1) or len({event.xid for event in writers}) == 1
+    return _found(changed, _best(changed, chosen), writers, certain=certain)
+
+
+def _found(changed: ChangedRow, event: DdlEvent, writers: Sequence[DdlEvent], *, certain: bool) -> FoundCulprit:
+    created = event.object == changed.oid != 0
+    # In a text whose comments cannot be told, the privilege may be part of one.
+    said = _fit(changed, event) is Fit.NAMED and read_statement(event.statement).words is None
+    proof = Evidence.TRANSACTION if certain else Evidence.SESSION
+    return FoundCulprit(_culprit(event, proof), changed.change is None or created or said, _authors(writers))
+
+
+def _author(event: DdlEvent) -> Author:
+    return event.login, event.application, event.address
+
+
+def _authors(events: Sequence[DdlEvent]) -> frozenset[Author]:
+    return frozenset(map(_author, events))
 
 
 def _best(changed: ChangedRow, events: Sequence[DdlEvent]) -> DdlEvent:
@@ -132,18 +235,36 @@ class Fit(Enum):
 
 
 def _fit(changed: ChangedRow, event: DdlEvent) -> Fit:
-    if not event.statement or not changed.names or len(event.statement) >= STATEMENT_LENGTH:
+    if not event.statement:
         return Fit.UNKNOWN
-    statement = event.statement.casefold()
-    if all(_mentions(statement, name.casefold()) for name in changed.names):
+    statement, cut = read_statement(event.statement), len(event.statement) >= STATEMENT_LENGTH
+    if changed.change is not None and not statement.may_make(changed.change, cut=cut):
+        return Fit.OTHER
+    if not changed.names or cut:
+        return Fit.UNKNOWN
+    names = (changed.schema, *changed.names[1:]) if changed.schema and statement.in_schema else changed.names
+    if all(map(statement.mentions, names)):
         return Fit.NAMED
-    legible = all(name.isprintable() for name in changed.names)
-    return Fit.OTHER if legible and not _UNNAMED.search(statement) else Fit.UNKNOWN
+    return Fit.OTHER if not statement.unnamed and all(map(str.isprintable, names)) else Fit.UNKNOWN
 
 
-def _mentions(statement: str, name: str) -> bool:
-    spellings = {name, name.replace('"', '""')}
-    return any(re.search(rf"(?<!\w){re.escape(one)}(?!\w)", statement) for one in spellings)
+def _shows(changed: ChangedRow, event: DdlEvent) -> bool:
+    """Whether the statement makes the change, whichever row its transaction has written."""
+    if _fit(changed, event) is not Fit.NAMED:
+        return False
+    statement = read_statement(event.statement)
+    if not (changed.schema and changed.names) or statement.in_schema:
+        return True
+    return _mentions_in_schema(statement.text, changed.names[0].casefold(), changed.schema.casefold())
+
+
+def _mentions_in_schema(text: str, name: str, schema: str) -> bool:
+    """Whether the name occurs without a schema, or with this one."""
+    for place in find_name(text, name.replace('"', '""')):
+        qualifier = _QUALIFIER.search(text[max(place - _LONGEST_QUALIFIER, 0) : place])
+        if qualifier is None or schema == qualifier["name"].strip('"').replace('""', '"'):
+            return True
+    return False
 
 
 def _explains(changed: ChangedRow, event: DdlEvent) -> bool:

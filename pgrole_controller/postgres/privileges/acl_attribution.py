@@ -6,35 +6,47 @@ bytes, and decoded here without errors; control characters become spaces.
 
 import logging
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
+from typing import ParamSpec, TypeVar
 
 import anyio
+import anyio.to_thread
 
 from pgrole_controller import resources
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.attribution import (
+    COMMANDS,
     ChangedRow,
     DdlEvent,
+    FoundCulprit,
+    LastEvents,
     find_culprit_of,
-    find_nearest,
     group_by_row,
 )
 from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import Row, fetch
 
-#: Maximum number of rows asked about at once, of events for each, and of the newest events that are searched for
-#: subtransactions.
+#: Maximum number of rows asked about at once, of events for each, of the last events, and of the newest events that are
+#: searched for subtransactions.
 MOST_ROWS = 100
 MOST_EVENTS = 20
+MOST_LAST = 100
 MOST_RECENT = 10_000
 
 #: Seconds that one question may take.
 ATTRIBUTION_SECONDS = 2.0
 #: After a question that failed, seconds until the next one.
 UNANSWERED_SECONDS = 60.0
+
+#: Number of rows from which on a thread compares them with events: each takes up to 50 µs.
+_MANY_ROWS = 500
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -51,23 +63,48 @@ async def read_culprits(connection: Connection, xmins: Collection[int]) -> dict[
 async def read_culprits_of(connection: Connection, rows: Sequence[ChangedRow]) -> dict[ChangedRow, Culprit]:
     """As `read_culprits`, for rows about which more is known: several rows can have one xmin and different commands.
 
-    Of rows that are gone (`xmin` 0), and of those that a transaction wrote that did not make the change, the last
-    events with their tags are looked at.
+    Of rows that are gone (`xmin` 0), and of those that a transaction wrote that did not make the change, or whose
+    statements are not known, the last events are looked at.
     """
     wanted = list(dict.fromkeys(changed.xmin for changed in rows if changed.xmin))[:MOST_ROWS]
     events = await read_events(connection, wanted) if wanted else {}
     known = [changed for changed in dict.fromkeys(rows) if changed.xmin in events]
-    found = {changed: find_culprit_of(changed, events[changed.xmin]) for changed in known}
+    cut = {xmin for xmin, some in events.items() if len(some) >= MOST_EVENTS}
+    found = await run_aside(len(known), find_all, known, events, cut)
+    proven = {changed for changed, one in found.items() if one.culprit.proof is Evidence.TRANSACTION}
     unproven = [
         changed
         for changed in dict.fromkeys(rows)
-        if not changed.xmin or (changed.tags and changed in found and found[changed].proof is not Evidence.TRANSACTION)
+        if not changed.xmin or (changed.tags and changed in found and changed not in proven)
     ]
-    if unproven:
-        last = await _read_last_events(connection, sorted({tag for changed in unproven for tag in changed.tags}))
-        nearest = {changed: find_nearest(changed, last) for changed in unproven}
-        found |= {changed: culprit for changed, culprit in nearest.items() if culprit.login}
-    return found
+    not_shown = [changed for changed in found if changed in proven and changed.change and not found[changed].shown]
+    culprits = {changed: one.culprit for changed, one in found.items()}
+    if unproven or not_shown:
+        comparing = any(changed.change for changed in (*unproven, *not_shown))
+        tags = COMMANDS if comparing else {tag for changed in unproven for tag in changed.tags}
+        last = LastEvents(await _read_last_events(connection, sorted(tags)))
+        asked = {changed: found.get(changed, FoundCulprit()) for changed in (*unproven, *not_shown)}
+        culprits |= await run_aside(len(asked), _find_better, last, asked)
+    return culprits
+
+
+def _find_better(last: LastEvents, asked: Mapping[ChangedRow, FoundCulprit]) -> dict[ChangedRow, Culprit]:
+    better = {changed: last.find_better(changed, one) for changed, one in asked.items()}
+    return {changed: culprit for changed, culprit in better.items() if culprit.login}
+
+
+def find_all(
+    rows: Iterable[ChangedRow], events: Mapping[int, Sequence[DdlEvent]], cut: Collection[int]
+) -> dict[ChangedRow, FoundCulprit]:
+    """`events`: by xmin of each row. `cut`: xmins that have more events."""
+    return {one: find_culprit_of(one, events[one.xmin], cut=one.xmin in cut) for one in rows}
+
+
+async def run_aside(rows: int, call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """Runs `call`, in a thread if there are many rows, because the event loop serves every server."""
+    if rows < _MANY_ROWS:
+        return call(*arguments, **options)
+    return await anyio.to_thread.run_sync(partial(call, *arguments, **options))
 
 
 @dataclass(slots=True)
@@ -93,12 +130,10 @@ class PatientAttribution:
 
 
 async def _read_last_events(connection: Connection, tags: Sequence[str]) -> list[DdlEvent]:
-    """The last MOST_EVENTS with these tags that other sessions than the controller's caused."""
+    """The last MOST_LAST with these tags that other sessions than the controller's caused."""
     query = resources.text("sql", "attribution", "last_events.sql")
-    rows = await fetch(
-        connection, "attribute", query, list(tags), MOST_EVENTS, MOST_RECENT, seconds=ATTRIBUTION_SECONDS
-    )
-    return [read_event(row) for row in rows]
+    rows = await fetch(connection, "attribute", query, list(tags), MOST_LAST, MOST_RECENT, seconds=ATTRIBUTION_SECONDS)
+    return [replace(read_event(row), outdated=row.get("outdated", bool)) for row in rows]
 
 
 async def read_events(connection: Connection, xmins: Sequence[int]) -> dict[int, tuple[DdlEvent, ...]]:

@@ -226,7 +226,7 @@ class DatabaseSession:
         """
         if not (rows and self.installation.armed):
             return {}
-        found = self._reader.find_culprits(rows) if self._reader is not None else {}
+        found = await self._reader.find_culprits(rows) if self._reader is not None else {}
         left = [row for row in rows if row not in found]
         if not left:
             return found

@@ -14,12 +14,12 @@ import anyio
 from pgrole_controller import resources
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.privileges.acl import ObjectId
-from pgrole_controller.core.privileges.attribution import ChangedRow, find_culprit_of
+from pgrole_controller.core.privileges.attribution import ChangedRow, LastEvents
 from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.privileges.acl_attribution import MOST_EVENTS as MOST_EXPLAINING
-from pgrole_controller.postgres.privileges.acl_attribution import read_event
+from pgrole_controller.postgres.privileges.acl_attribution import MOST_LAST, find_all, read_event, run_aside
 from pgrole_controller.postgres.privileges.own_transactions import OwnSession
 from pgrole_controller.postgres.rows import Row, Unreadable, fetch, fetch_row, first
 from pgrole_controller.postgres.trusted_schema import trusting
@@ -247,15 +247,16 @@ class EventReader:
         self.snapshot = first(rows).get("snapshot", str)
         return EVERYTHING | look if len(self._rows) >= MOST_EVENTS else look
 
-    def find_culprits(self, rows: Collection[ChangedRow]) -> dict[ChangedRow, Culprit]:
+    async def find_culprits(self, rows: Collection[ChangedRow]) -> dict[ChangedRow, Culprit]:
         """Who changed those of these rows that a transaction wrote whose events the last call of `read` returned, and
         explain the change.
 
-        Rows that a subtransaction wrote are left out: events of older transactions may explain them, too. Raises
-        PgRoleError.
+        Rows that a subtransaction wrote are left out: events of older transactions may explain them, too. So are those
+        that an earlier event explains better. Raises PgRoleError.
         """
-        if len(self._rows) >= MOST_EVENTS:
-            return {}
+        return {} if len(self._rows) >= MOST_EVENTS else await run_aside(len(rows), self._find_culprits, rows)
+
+    def _find_culprits(self, rows: Collection[ChangedRow]) -> dict[ChangedRow, Culprit]:
         wanted = {changed.xmin for changed in rows}
         by_row: dict[int, list[Row]] = {}
         for row in self._rows:
@@ -263,8 +264,14 @@ class EventReader:
             if xmin in wanted:
                 by_row.setdefault(xmin, []).append(row)
         events = {xmin: [read_event(one) for one in some[-MOST_EXPLAINING:]] for xmin, some in by_row.items()}
-        found = {one: find_culprit_of(one, events[one.xmin]) for one in rows if one.xmin in events}
-        return {one: culprit for one, culprit in found.items() if culprit.proof is Evidence.TRANSACTION}
+        cut = {xmin for xmin, some in by_row.items() if len(some) > MOST_EXPLAINING}
+        found = find_all([one for one in rows if one.xmin in events], events, cut)
+        said = LastEvents([read_event(row) for row in self._rows if row.get("said", bytes)][-MOST_LAST:])
+        return {
+            changed: one.culprit
+            for changed, one in found.items()
+            if one.culprit.proof is Evidence.TRANSACTION and (one.shown or not said.find_better(changed, one).login)
+        }
 
 
 @dataclass(slots=True)
