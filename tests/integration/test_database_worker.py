@@ -1024,6 +1024,23 @@ async def test_the_worker_needs_no_notification_where_transactions_can_be_prepar
             await world.wait(lambda result: result.drift_count == 1)
 
 
+@pytest.mark.since(17, "max_notify_queue_pages: before, the queue has 8 GB")
+async def test_drift_is_corrected_while_the_servers_notification_queue_is_nearly_full(servers: Servers) -> None:
+    async with servers.run({"max_notify_queue_pages": "64"}) as own, make_world(own) as world:
+        world.declare(READ)
+        async with world.working() as worker:
+            await world.wait_settled()
+            assert worker.mode is DatabaseMode.EVENTS
+            lazy = await asyncpg.connect(own.dsn())
+            await lazy.execute("LISTEN others; BEGIN; SELECT 1")  # reads no notification
+            while await world.hand.fetchval("SELECT pg_notification_queue_usage()") < 0.5:
+                await world.hand.execute("SELECT pg_notify('others', repeat('x', 7000))")
+            await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+            await world.wait_may("UPDATE", "app.orders", expected=False)
+            await world.wait(lambda result: result.drift_count == 1)
+            await lazy.close()
+
+
 async def test_report_only_applies_to_changes_that_an_event_names(world: DatabaseWorkerWorld) -> None:
     world.declare(READ, report_only=True)
     async with world.working():

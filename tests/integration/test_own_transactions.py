@@ -59,7 +59,7 @@ class Asked:
         monkeypatch.setattr(DatabaseSession, "read", note_read)
         monkeypatch.setattr(UnexplainedWrites, "ask", note_ask)
         monkeypatch.setattr(Searches, "run", note_run)
-        monkeypatch.setattr(database_session, "UNEXPLAINED_SECONDS", 0.02)
+        monkeypatch.setattr(searches, "UNEXPLAINED_SECONDS", 0.02)
 
     async def wait_more(self, times: int = 3) -> None:
         enough = self.times + times

@@ -13,7 +13,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.privileges import database_session, reading_connection, searches
+from pgrole_controller.postgres.privileges import reading_connection, searches
 from pgrole_controller.postgres.privileges.reading_connection import LARGE_CATALOGS, ReadingConnections
 from tests.integration.database_world import DEADLINE, READ, DatabaseWorkerWorld
 
@@ -140,7 +140,7 @@ async def test_the_kept_connection_ends_with_the_session(
     monkeypatch.setattr(ReadingConnections, "_take", note)
     for module in (searches, reading_connection):
         monkeypatch.setattr(module, "LARGE_CATALOGS", 0)
-    monkeypatch.setattr(database_session, "UNEXPLAINED_SECONDS", 0.02)
+    monkeypatch.setattr(searches, "UNEXPLAINED_SECONDS", 0.02)
     world.declare(READ)
     async with world.working():
         await world.wait_settled()

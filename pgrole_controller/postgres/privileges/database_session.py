@@ -64,8 +64,6 @@ BEAT_SECONDS = 5.0
 _DEADLINE = 3.0
 #: Where events are in place: seconds between two fingerprints, in case a trigger was disabled.
 BACKSTOP_SECONDS = 60.0
-#: Seconds between two questions for writes that no event tells, and how much of the time they take at most.
-UNEXPLAINED_SECONDS, _UNEXPLAINED_SHARE = 2.0, 0.01
 #: While nothing may be written, how often to see whether an administrator removed the cause.
 BLOCKED_SECONDS = 5.0
 #: How much of the time is spent on polling, and the longest pause, in seconds: one slow poll says little of the next.
@@ -295,8 +293,9 @@ class DatabaseSession:
                 tasks.start_soon(self._look_often)
             if self._fingerprints is not None:
                 tasks.start_soon(self._compare, self._fingerprints, searches)
-            if self._unexplained is not None:
-                tasks.start_soon(self._watch_unexplained, self._unexplained, searches)
+            if self._unexplained is not None and self._reader is not None:
+                watched = self._unexplained, self._reader, self.on_notice, self.look_again
+                tasks.start_soon(searches.watch_unexplained, *watched)
 
     async def _await_end(self) -> NoReturn:
         ended = anyio.Event()
@@ -372,13 +371,6 @@ class DatabaseSession:
                     pause = pause_after(anyio.current_time() - began, self.interval)
             if look.asks:
                 self.look_again(look)
-
-    async def _watch_unexplained(self, writes: UnexplainedWrites, searches: Searches) -> NoReturn:
-        while True:
-            look, took = await searches.run(writes.ask, writes.snapshot)
-            if look.scope is not Scope.NOTHING:
-                self.look_again(look)
-            await anyio.sleep(max(UNEXPLAINED_SECONDS, took / _UNEXPLAINED_SHARE))
 
 
 def pause_after(took: float, interval: float) -> float:

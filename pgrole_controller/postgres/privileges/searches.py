@@ -1,15 +1,19 @@
 """Searches for changes that no event tells. They read catalogs as a whole, so events must not wait for them."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import anyio
 
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.privileges.ddl_events import Look
+from pgrole_controller.postgres.privileges.ddl_events import EventReader, Look, UnexplainedWrites
 from pgrole_controller.postgres.privileges.own_transactions import OwnSession, read_own_session
 from pgrole_controller.postgres.privileges.reading_connection import LARGE_CATALOGS, ReadingConnections
+
+#: Seconds between two questions for writes that no event tells, and for events that no notification announced; and how
+#: much of the time the searches for such writes take at most.
+UNEXPLAINED_SECONDS, _UNEXPLAINED_SHARE = 2.0, 0.01
 
 
 class CatalogSearch(Protocol):
@@ -42,6 +46,33 @@ class Searches:
                 return await _time(search(another, own))
         async with self.lock:
             return await _time(search())
+
+    async def watch_unexplained(
+        self,
+        writes: UnexplainedWrites,
+        reader: EventReader,
+        on_notice: Callable[[], None],
+        look_again: Callable[[Look], None],
+    ) -> NoReturn:
+        """Notices writes without an event, and events without a notification, until cancelled. Raises PgRoleError.
+
+        The event trigger sends no notification while PostgreSQL's queue is half full. While no transaction ends,
+        nothing but the snapshot is read.
+        """
+        while True:
+            look, took = await self.run(writes.ask, writes.snapshot)
+            if look.asks:
+                look_again(look)
+            if writes.snapshot != reader.snapshot:
+                on_notice()
+            search_at = anyio.current_time() + took / _UNEXPLAINED_SHARE
+            await anyio.sleep(UNEXPLAINED_SECONDS)
+            while anyio.current_time() < search_at:
+                async with self.lock:
+                    snapshot = (await read_own_session(self.connection)).snapshot
+                if snapshot != reader.snapshot:
+                    on_notice()
+                await anyio.sleep(UNEXPLAINED_SECONDS)
 
 
 async def _time(answer: Awaitable[Look]) -> tuple[Look, float]:
