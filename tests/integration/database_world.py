@@ -193,6 +193,18 @@ async def make_world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorl
     await made.home.close()
 
 
+@asynccontextmanager
+async def full_queue(world: DatabaseWorkerWorld) -> AsyncIterator[None]:
+    """The server's notification queue is more than half full. Its setting max_notify_queue_pages must be small."""
+    lazy = await asyncpg.connect(world.server.dsn())
+    await lazy.execute("LISTEN others")
+    await lazy.execute("BEGIN; SELECT 1")  # from now on, it reads no notification
+    while await world.hand.fetchval("SELECT pg_notification_queue_usage()") < 0.5:
+        await world.hand.execute("SELECT pg_notify('others', repeat('x', 7000))")
+    yield
+    await lazy.close()
+
+
 def note_sessions(monkeypatch: pytest.MonkeyPatch) -> list[DatabaseSession]:
     """Returns a list to which each session of a worker is added."""
     sessions: list[DatabaseSession] = []

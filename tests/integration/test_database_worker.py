@@ -59,6 +59,7 @@ from tests.integration.database_world import (
     SERVER,
     WRITE,
     DatabaseWorkerWorld,
+    full_queue,
     make_world,
     note_sessions,
 )
@@ -1031,14 +1032,10 @@ async def test_drift_is_corrected_while_the_servers_notification_queue_is_nearly
         async with world.working() as worker:
             await world.wait_settled()
             assert worker.mode is DatabaseMode.EVENTS
-            lazy = await asyncpg.connect(own.dsn())
-            await lazy.execute("LISTEN others; BEGIN; SELECT 1")  # reads no notification
-            while await world.hand.fetchval("SELECT pg_notification_queue_usage()") < 0.5:
-                await world.hand.execute("SELECT pg_notify('others', repeat('x', 7000))")
-            await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
-            await world.wait_may("UPDATE", "app.orders", expected=False)
-            await world.wait(lambda result: result.drift_count == 1)
-            await lazy.close()
+            async with full_queue(world):
+                await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+                await world.wait_may("UPDATE", "app.orders", expected=False)
+                await world.wait(lambda result: result.drift_count == 1)
 
 
 async def test_report_only_applies_to_changes_that_an_event_names(world: DatabaseWorkerWorld) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from pgrole_controller.controller.privileges import large_rounds
 from pgrole_controller.controller.privileges.small_rounds import Notice
+from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.privileges.grantee import SchemaAccess, Takeover
 from pgrole_controller.core.privileges.privilege_result import News
@@ -20,8 +21,17 @@ from pgrole_controller.postgres.privileges.acl_transaction import AclTransaction
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import Look, Scope, UnexplainedWrites
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
-from tests.integration.database_world import DEADLINE, KEY, READ, SERVER, DatabaseWorkerWorld
+from tests.integration.database_world import (
+    DEADLINE,
+    KEY,
+    READ,
+    SERVER,
+    DatabaseWorkerWorld,
+    full_queue,
+    make_world,
+)
 from tests.integration.test_database_worker import find_nothing
+from tests.servers import Servers
 
 
 class HeldReads:
@@ -72,6 +82,14 @@ class HeldReads:
         assert await reached(are_closed, DEADLINE)
 
 
+run_at_once = AclTransactions.run
+
+
+async def run_slowly(*arguments: Any, **options: Any) -> None:
+    await run_at_once(*arguments, **options)
+    await anyio.sleep(0.05)
+
+
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> HeldReads:
     return HeldReads(monkeypatch)
@@ -99,6 +117,53 @@ async def test_a_drift_during_a_complete_read_is_corrected_and_counted_once(
     assert await world.count_drifts() == 2
 
 
+async def check_a_drift_during_a_complete_read_is_corrected(world: DatabaseWorkerWorld, reads: HeldReads) -> None:
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        assert worker.mode is DatabaseMode.EVENTS
+        async with reads.hold() as held:
+            worker.note_everything()
+            await held.wait()
+            await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+            await world.wait_may("DELETE", "app.orders", expected=False)
+            await world.wait(lambda result: result.drift_count == 1)
+
+
+async def test_a_drift_during_a_complete_read_needs_no_notification_where_transactions_can_be_prepared(
+    servers: Servers, reads: HeldReads
+) -> None:
+    async with servers.run({"max_prepared_transactions": "5"}) as own, make_world(own) as world:
+        await check_a_drift_during_a_complete_read_is_corrected(world, reads)
+
+
+@pytest.mark.since(17, "max_notify_queue_pages: before, the queue has 8 GB")
+async def test_a_drift_during_a_complete_read_is_corrected_while_the_servers_notification_queue_is_nearly_full(
+    servers: Servers, reads: HeldReads
+) -> None:
+    async with servers.run({"max_notify_queue_pages": "64"}) as own, make_world(own) as world, full_queue(world):
+        await check_a_drift_during_a_complete_read_is_corrected(world, reads)
+
+
+async def test_a_drift_between_two_steps_needs_no_notification_where_transactions_can_be_prepared(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
+    monkeypatch.setattr(acl_apply, "OBJECTS", 1)
+    many = "DO $$ BEGIN FOR i IN 1..400 LOOP EXECUTE format('CREATE TABLE app.t%s ()', i); END LOOP; END $$"
+    async with servers.run({"max_prepared_transactions": "5"}) as own, make_world(own) as world:
+        await world.hand.execute(many)
+        world.declare()
+        async with world.working():
+            await world.wait_settled()
+            monkeypatch.setattr(AclTransactions, "run", run_slowly)
+            other = world.declare_other(READ)
+            await world.wait_may("SELECT", "app.t1", role=other)
+            await world.hand.execute(f"GRANT DELETE ON app.t1 TO {world.role}")
+            await world.wait_may("DELETE", "app.t1", expected=False)
+            assert not await world.may("SELECT", "app.t400", other), "the drift waited for all grants"
+
+
 async def test_what_a_complete_read_found_before_a_small_round_corrected_it_is_not_counted_again(
     world: DatabaseWorkerWorld, reads: HeldReads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,9 +174,9 @@ async def test_what_a_complete_read_found_before_a_small_round_corrected_it_is_n
             reads.starting, reads.waits = anyio.Event(), anyio.Event()
             look = DatabaseSession.look_at_events
 
-            async def look_after_the_read(session: DatabaseSession) -> Look:
+            async def look_after_the_read(session: DatabaseSession, *, gated: bool = False) -> Look:
                 await held.wait()
-                return await look(session)
+                return await look(session, gated=gated)
 
             worker.note_everything()
             await reads.waits.wait()
@@ -287,8 +352,8 @@ async def test_what_a_search_finds_during_a_complete_read_is_read_afterwards(
             was_read.set()
         return answer
 
-    async def look_at_events_and_note(session: DatabaseSession) -> Look:
-        answer = await look_at_events(session)
+    async def look_at_events_and_note(session: DatabaseSession, *, gated: bool = False) -> Look:
+        answer = await look_at_events(session, gated=gated)
         served.set()
         return answer
 
@@ -330,12 +395,6 @@ async def test_a_drift_is_corrected_between_the_transactions_of_a_first_declarat
     """`restarted`: the process knows nothing yet, and reads everything for both roles together."""
     monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
     monkeypatch.setattr(acl_apply, "OBJECTS", 1)
-    run = AclTransactions.run
-
-    async def run_slowly(*arguments: Any, **options: Any) -> None:
-        await run(*arguments, **options)
-        await anyio.sleep(0.05)
-
     await world.hand.execute(
         "DO $$ BEGIN FOR i IN 1..400 LOOP EXECUTE format('CREATE TABLE app.t%s ()', i); END LOOP; END $$"
     )
@@ -354,7 +413,7 @@ async def test_a_drift_is_corrected_between_the_transactions_of_a_first_declarat
         await world.wait_may("DELETE", "app.t1", expected=False)
         result = await world.wait(lambda result: result.drift_count == 1)
         assert not await world.may("SELECT", "app.t400", other), "the drift waited for all grants"
-        monkeypatch.setattr(AclTransactions, "run", run)
+        monkeypatch.setattr(AclTransactions, "run", run_at_once)
         await world.wait_may("SELECT", "app.t400", role=other)
     assert result.error is None
 

@@ -78,6 +78,7 @@ class SmallRounds:
         self._recent = FurtherReads()
         self._turns = Turns()
         self._begins = anyio.current_time() + _SHORT_SECONDS
+        self._looked_at = anyio.current_time()
         self._left = Look()
         self._skipped: set[Key] = set()
         self._unclear: set[Key] = set()
@@ -95,10 +96,13 @@ class SmallRounds:
     async def give_way(self) -> None:
         """Runs a small round if an event asks for one. Raises PgRoleError if the session fails."""
         await self._turns.share()
-        if self._notice.since == math.inf or anyio.current_time() < self._begins:
+        now, session = anyio.current_time(), self._context.session
+        unannounced = self._notice.since == math.inf
+        if now < self._begins or (unannounced and now < self._looked_at + session.unannounced_seconds):
             return
-        since = self._notice.take()
-        look = await self._context.session.look_at_events()
+        since = min(self._notice.take(), now)
+        look = await session.look_at_events(gated=unannounced)
+        self._looked_at = anyio.current_time()
         published = {one.key: one for one in self._context.grantees()}
         self._busy |= {one.key for one in self._grantees if published.get(one.key) is not one}
         some = [one for one in self._grantees if one.key not in self._busy]
@@ -119,7 +123,8 @@ class SmallRounds:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._call, call, answer)
                 while not answer:
-                    await self._notice.wait()
+                    with anyio.move_on_after(self._context.session.unannounced_seconds):
+                        await self._notice.wait()
                     await anyio.sleep(max(self._begins - anyio.current_time(), 0.0))
                     await self.give_way()
         except BaseExceptionGroup as group:

@@ -49,7 +49,7 @@ from pgrole_controller.postgres.privileges.ddl_notifications import listen
 from pgrole_controller.postgres.privileges.look_reading import read_look
 from pgrole_controller.postgres.privileges.own_transactions import forget_own_transactions, read_own_session
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
-from pgrole_controller.postgres.privileges.searches import Searches
+from pgrole_controller.postgres.privileges.searches import UNEXPLAINED_SECONDS, Searches
 from pgrole_controller.postgres.privileges.stored_state import StoredState
 from pgrole_controller.postgres.protocol import reason_of
 from pgrole_controller.postgres.rows import fetch, fetch_row
@@ -150,9 +150,14 @@ class DatabaseSession:
         look, self._unread = self._unread, Look()
         return look
 
-    async def look_at_events(self) -> Look:
-        """As `look`, after events. Raises PgRoleError."""
-        return Look() if self._reader is None else await self._reader.read()
+    async def look_at_events(self, *, gated: bool = False) -> Look:
+        """As `look`, after events. `gated`: as in `EventReader.read`. Raises PgRoleError."""
+        return Look() if self._reader is None else await self._reader.read(gated=gated)
+
+    @property
+    def unannounced_seconds(self) -> float:
+        """How long an event may have no notice: whoever holds the lock for longer looks at events without one."""
+        return TICK_SECONDS if self._ticks else UNEXPLAINED_SECONDS
 
     def look_again(self, look: Look) -> None:
         """Has one of the next two calls of `look` return this, and what was noted before."""
