@@ -13,12 +13,30 @@ import pytest_asyncio
 
 from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.privileges.grantee import Access, SchemaAccess
+from pgrole_controller.core.privileges.acl import ObjectKind
+from pgrole_controller.core.privileges.grantee import (
+    Access,
+    DatabasePrivileges,
+    Grantee,
+    ObjectPrivileges,
+    SchemaAccess,
+)
+from pgrole_controller.core.request import Key
 from pgrole_controller.local.process import reached
-from pgrole_controller.postgres import answer_pages
-from pgrole_controller.postgres.connection import Connection, Endpoint
+from pgrole_controller.postgres import answer_pages, framing
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.privileges import database_session, ddl_events, reading_connection, searches
-from tests.integration.database_world import DEADLINE, READ, DatabaseWorkerWorld, make_world, note_sessions
+from pgrole_controller.postgres.privileges.stored_state import StoredState, ask_state, read_left_out, read_state
+from pgrole_controller.postgres.rows import fetch_row
+from tests.integration.database_world import (
+    DEADLINE,
+    POLICY,
+    READ,
+    SERVER,
+    DatabaseWorkerWorld,
+    make_world,
+    note_sessions,
+)
 from tests.servers import Servers
 
 WRITE = SchemaAccess("app", frozenset({Access.WRITE, Access.EXECUTE}))
@@ -567,3 +585,61 @@ async def test_content_too_large_for_one_answer_stops_no_other_repair(
         WHERE s.refobjid = $1 AND s.deptype = 'a' AND s.objid >= 'm'::regnamespace
     """
     assert await world.hand.fetchval(held, world.oid) == 0
+
+
+async def test_roles_for_which_very_much_is_stored_stop_no_other_repair(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One namespace declares privileges on many missing tables for many roles. What waits is stored for each role."""
+    monkeypatch.setitem(framing._LONGEST, ord("D"), 256 << 10)
+    number, missing = 100, [tuple(f"missing_{i}_{j}" for j in range(128)) for i in range(4)]
+    objects = tuple(ObjectPrivileges(ObjectKind.TABLE, "app", names, frozenset({"SELECT"})) for names in missing)
+    declared = {world.database: DatabasePrivileges(world.database, objects=objects)}
+    roles = [f"{world.database}_{i}" for i in range(number)]
+    await world.home.execute("; ".join(f"CREATE ROLE {role}" for role in roles))
+    oids = await world.home.fetch("SELECT oid, rolname FROM pg_roles WHERE rolname = ANY ($1)", roles)
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        for oid, role in oids:
+            key = Key("mallory", role)
+            world.grantees.publish(SERVER, Grantee(key, f"uid-{role}", 1, role, oid, declared, policy=POLICY))
+
+        async def are_stored() -> bool:
+            query = "SELECT count(*) FROM pgrole.applied WHERE octet_length(digest) > 4500"
+            return bool(await world.hand.fetchval(query) == number)
+
+        assert await reached(are_stored, DEADLINE), worker.trouble
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+        worker.note_everything()
+        await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}, {roles[0]}")
+        await world.wait_may("DELETE", "app.orders", expected=False)
+        await world.wait_may("DELETE", "app.orders", expected=False, role=roles[0])
+        await world.hand.execute("CREATE TABLE app.missing_0_0 ()")
+        await world.wait_may("SELECT", "app.missing_0_0", role=roles[1])
+        await world.wait_settled()
+        assert worker.trouble is None
+    assert [await world.count_drifts(role) for role in (world.role, *roles[:2])] == [2, 1, 0]
+    await world.hand.execute("; ".join(f"DROP OWNED BY {role}; DROP ROLE {role}" for role in roles))
+
+
+async def test_what_is_stored_about_all_roles_is_read_in_parts(world: DatabaseWorkerWorld) -> None:
+    stored = "INSERT INTO pgrole.applied (role_oid, role_name, holder, digest) SELECT i, i, 'uid', {} FROM {} AS s (i)"
+    await world.hand.execute(stored.format("repeat('s', 900)", "generate_series(1, 2000)"))
+    await world.hand.execute(stored.format("repeat('l', 5000)", "generate_series(2001, 2003)"))
+    async with connect(Endpoint(world.server.dsn(database=world.database)), "test") as connection:
+        question = ask_state([*range(1, 2100)], "postgres", stores=True)
+        row = await fetch_row(connection, "", question.question, *question.arguments)
+        state = StoredState.of(row, stores=True)
+        length = sum(len(digest) for digest in row.texts("digests"))
+        assert 900_000 < length <= 1 << 20
+        left_out = [role for role in range(1, 2004) if state.find(role) is None]
+        assert len(left_out) == 2003 - len(row.texts("digests"))
+        assert {2001, 2002, 2003} < set(left_out)
+        state = await read_left_out(connection, state, [left_out[0], 2002, 2099])
+        found = [state.find(role) for role in (left_out[0], 2002, 2003, 2099)]
+        assert [one and (one.holder, len(one.digest)) for one in found] == [("uid", 900), ("uid", 5000), None, None]
+        state = await read_state(connection, [*range(1, 2100)], "postgres", stores=True)
+        assert all(state.find(role) for role in range(1, 2004))
+        assert not state.suspended

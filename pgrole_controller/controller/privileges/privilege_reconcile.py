@@ -110,6 +110,7 @@ class PrivilegeReconcile:
         waiting = frozenset[Key]() if complete else self._memory.waiting()
         self.unclear = await self._screening.find_awaited([one for one in grantees if one.key in waiting], observed)
         for turn in range(1, PASSES + 1):
+            stored = await self._session.read_left_out(stored, [one.grantee.oid for one in some])
             for one in some:
                 restore_applied(one, stored, self._memory.applied)
                 self._count(one)

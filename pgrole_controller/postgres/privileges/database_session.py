@@ -50,7 +50,7 @@ from pgrole_controller.postgres.privileges.look_reading import read_look
 from pgrole_controller.postgres.privileges.own_transactions import forget_own_transactions, read_own_session
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
 from pgrole_controller.postgres.privileges.searches import UNEXPLAINED_SECONDS, Searches
-from pgrole_controller.postgres.privileges.stored_state import StoredState
+from pgrole_controller.postgres.privileges.stored_state import StoredState, read_left_out
 from pgrole_controller.postgres.protocol import reason_of
 from pgrole_controller.postgres.rows import fetch, fetch_row
 from pgrole_controller.postgres.trusted_schema import trusting
@@ -198,6 +198,11 @@ class DatabaseSession:
             stores=self.stores,
             guarded=self.guarded,
         )
+
+    async def read_left_out(self, stored: StoredState, roles: Collection[int]) -> StoredState:
+        """As `stored_state.read_left_out`. Raises PgRoleError."""
+        async with trusting(self.connection, guarded=self.guarded and stored.incomplete):
+            return await read_left_out(self.connection, stored, roles)
 
     @asynccontextmanager
     async def open_another(self) -> AsyncIterator[Connection | None]:

@@ -21,12 +21,9 @@ from pgrole_controller.postgres.privileges.acl_catalog import (
     read_schemas,
 )
 from pgrole_controller.postgres.privileges.ddl_events import Look, Scope
-from pgrole_controller.postgres.privileges.stored_state import StoredState, ask_state
-from pgrole_controller.postgres.rows import fetch_row
+from pgrole_controller.postgres.privileges.stored_state import StoredState, ask_state, read_state
 from pgrole_controller.postgres.trusted_schema import trusting
 from pgrole_controller.postgres.unnamed_statements import forgetting
-
-_SECONDS = 3.0
 
 
 async def read_look(
@@ -47,8 +44,7 @@ async def read_look(
     if look.scope is Scope.FULL:
         with forgetting():
             return await _read_everything(connection, grantees, reach, home=home, stores=stores, guarded=guarded)
-    question = ask_state(grantees, home, stores=stores, drifts=False)
-    question = question.and_one(ask_facts(connection, reach.creators))
+    question = ask_state(grantees, home, stores=stores).and_one(ask_facts(connection, reach.creators))
     if look.scope is Scope.RECENT:
         own = ObjectId("pg_database", database)
         async with trusting(connection, guarded=guarded):
@@ -81,7 +77,5 @@ async def _read_everything(
     connection: Connection, grantees: Sequence[int], reach: PrivilegeReach, *, home: str, stores: bool, guarded: bool
 ) -> tuple[ObservedDatabase, StoredState]:
     _, observed = await read_database(connection, grantees, reach.creators, reach.touches, reach.has_columns)
-    question = ask_state(grantees, home, stores=stores, drifts=True)
     async with trusting(connection, guarded=guarded):
-        row = await fetch_row(connection, "applied", question.question, *question.arguments, seconds=_SECONDS)
-    return observed, StoredState.of(row, stores=stores)
+        return observed, await read_state(connection, grantees, home, stores=stores)

@@ -1,10 +1,16 @@
-"""What one database stores: what was last applied for each role, and whether a superuser suspended all changes."""
+"""What one database stores: what was last applied for each role, and whether a superuser suspended all changes.
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+A partial read asks for it beside something else, as one row, of which what is long is left out: `read_left_out` reads
+that for the few roles that are decided about.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from pgrole_controller import resources
-from pgrole_controller.postgres.rows import Row
+from pgrole_controller.postgres.answer_pages import fetch_pages
+from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.rows import Row, fetch_row, first
 from pgrole_controller.postgres.single_row import SingleRow
 
 
@@ -17,46 +23,88 @@ class AppliedDigest:
     holder: str
     digest: str
     drift_count: int
-    last_drift: Mapping[str, object] | None = None
     approve_handled: str = ""
+    last_drift: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
     """`suspended`: a superuser has suspended all changes, here or in the home database. `stores`: the database stores
-    what was applied.
+    what was applied. `incomplete`: some of it is left out.
     """
 
     suspended: bool
     stores: bool
     _applied: Mapping[int, AppliedDigest]
+    incomplete: bool = False
 
     @classmethod
     def of(cls, row: Row, *, stores: bool) -> "StoredState":
         """`row`: of `ask_state`. Raises PgRoleError."""
-        return cls(row.get("suspended", bool), stores, dict(_read_applied(row)) if stores else {})
+        if not stores:
+            return cls(row.get("suspended", bool), stores, {})
+        left_out = row.get("left_out", int)
+        return cls(row.get("suspended", bool), stores, dict(_read_short(row)), incomplete=left_out > 0)
 
     def find(self, role: int) -> AppliedDigest | None:
-        """Returns what was last applied for the role with this oid; None if nothing was."""
+        """Returns what was last applied for the role with this oid; None if nothing was, or if it is left out."""
         return self._applied.get(role)
 
 
-def _read_applied(row: Row) -> Iterator[tuple[int, AppliedDigest]]:
-    roles, drifts = row.some("roles", int), row.jsons("last_drifts")
-    columns = (
-        row.texts("holders"),
-        row.texts("digests"),
-        row.some("drift_counts", int),
-        [one if type(one) is dict else None for one in drifts] or [None] * len(roles),
-        row.texts("handled"),
-    )
+def ask_state(roles: Sequence[int], home: str, *, stores: bool) -> SingleRow:
+    """The question for `StoredState.of`. `home`: name of the home database."""
+    suspended = _ask_suspended(home)
+    return SingleRow(_query("short_applied"), (list(roles),)).and_one(suspended) if stores else suspended
+
+
+async def read_left_out(connection: Connection, state: StoredState, roles: Collection[int]) -> StoredState:
+    """The same with what is left out of these roles. Raises PgRoleError."""
+    wanted = [role for role in roles if state.find(role) is None] if state.incomplete else []
+    if not wanted:
+        return state
+    rows = await fetch_pages(connection, "applied", _query("applied"), wanted, False)
+    return replace(state, _applied={**state._applied, **dict(_read_applied(rows))})  # noqa: SLF001 -- its own kind
+
+
+async def read_state(connection: Connection, roles: Sequence[int], home: str, *, stores: bool) -> StoredState:
+    """Everything that is stored about these roles, with the last drift of each. `home`: as `ask_state`. Raises
+    PgRoleError.
+    """
+    suspended = _ask_suspended(home)
+    if not stores:
+        row = await fetch_row(connection, "applied", suspended.question, *suspended.arguments)
+        return StoredState.of(row, stores=False)
+    rows = await fetch_pages(connection, "applied", _query("applied"), list(roles), True, beside=suspended)
+    return StoredState(first(rows).get("suspended", bool), stores, dict(_read_applied(rows)))
+
+
+def _read_short(row: Row) -> Iterator[tuple[int, AppliedDigest]]:
+    roles = row.some("roles", int)
+    columns = (row.texts("holders"), row.texts("digests"), row.some("drift_counts", int), row.texts("handled"))
     if any(len(column) != len(roles) for column in columns):
         raise row.wrong("roles")
     return zip(roles, map(AppliedDigest, *columns), strict=True)
 
 
-def ask_state(roles: Sequence[int], home: str, *, stores: bool, drifts: bool) -> SingleRow:
-    """The question for `StoredState.of`. `home`: name of the home database. `drifts`: with the last drift of each."""
-    if not stores:
-        return SingleRow(resources.text("sql", "events", "suspended.sql"), (home,))
-    return SingleRow(resources.text("sql", "events", "applied.sql"), (list(roles), home, drifts))
+def _read_applied(rows: Iterable[Row]) -> Iterator[tuple[int, AppliedDigest]]:
+    for row in rows:
+        role = row.find("role", int)
+        if role is not None:
+            yield (
+                role,
+                AppliedDigest(
+                    row.text("holder"),
+                    row.text("digest"),
+                    row.get("drift_count", int),
+                    row.text("handled"),
+                    row.object("last_drift") or None,
+                ),
+            )
+
+
+def _ask_suspended(home: str) -> SingleRow:
+    return SingleRow(_query("suspended"), (home,))
+
+
+def _query(name: str) -> str:
+    return resources.text("sql", "events", f"{name}.sql")
