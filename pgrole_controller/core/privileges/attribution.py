@@ -23,7 +23,7 @@ from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
 from pgrole_controller.core.privileges.recorded_statement import ChangedPrivilege, find_name, read_statement
 
 #: What a name is qualified with, at most this many characters before it.
-_QUALIFIER = re.compile(r'(?P<name>[\w$]+|"(?:[^"]|"")*")\s*\.\s*"?$')
+_QUALIFIER = re.compile(r'(?P<name>[\w$]+|"(?:[^"]|"")*")\s*\.$')
 _LONGEST_QUALIFIER = 140
 
 #: Maximum length of a statement in a Culprit.
@@ -261,7 +261,10 @@ def _shows(changed: ChangedRow, event: DdlEvent) -> bool:
 def _mentions_in_schema(text: str, name: str, schema: str) -> bool:
     """Whether the name occurs without a schema, or with this one."""
     for place in find_name(text, name.replace('"', '""')):
-        qualifier = _QUALIFIER.search(text[max(place - _LONGEST_QUALIFIER, 0) : place])
+        before = text[max(place - _LONGEST_QUALIFIER, 0) : place].removesuffix('"').rstrip()
+        if not before.endswith("."):
+            return True
+        qualifier = _QUALIFIER.search(before)
         if qualifier is None or schema == qualifier["name"].strip('"').replace('""', '"'):
             return True
     return False
