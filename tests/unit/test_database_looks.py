@@ -13,7 +13,7 @@ class Reader:
     def __init__(self) -> None:
         self.next = Look()
 
-    async def read(self) -> Look:
+    async def read(self, *, gated: bool) -> Look:  # noqa: ARG002
         return self.next
 
 
