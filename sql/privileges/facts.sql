@@ -6,7 +6,7 @@ SELECT
         SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname IN (current_user, session_user)
     ) AS own_roles,
     ARRAY(
-        SELECT DISTINCT textsend(substring(c.setting FROM 13 FOR 2000))
+        SELECT DISTINCT substring(textsend(substring(c.setting FROM 13 FOR 2000)) FROM 1 FOR 2000)
         FROM (
             SELECT s.setconfig
             FROM pg_catalog.pg_db_role_setting AS s

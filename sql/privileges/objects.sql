@@ -1,6 +1,7 @@
 -- Which objects have which ACL? One row for each distinct owner and ACL in a schema: few rows, whatever the number of objects.
 -- Rows of schemas that are not asked for are left out, unless a grantee holds something there that it does not own.
--- Within a row, object n has bytes 4n of `oids` and `versions`, and name n of `names`, which NUL separates.
+-- Within a row, object n has bytes 4n of `oids` and `versions`, and name n of `names`, which NUL separates. These are NULL if they
+-- are too long for one row, beside other answers; those of 50,000 objects are not.
 -- `extension`, `with_columns`: whether the objects belong to an extension, and whether columns of them have an ACL; NULL: unknown.
 -- An ACL has at most 10,000 entries of the grantees in an answer; of a longer one, the others follow once these are revoked.
 -- `page_key`, `page_size`: postgres/answer_pages.py. Relation object: sql/privileges/sources.
@@ -10,10 +11,10 @@ SELECT
     g.catalog, textsend(n.nspname::text) AS schema, g.kind::text AS kind, g.owner,
     textsend(pg_catalog.pg_get_userbyid(g.owner)::text) AS owner_name, g.security_definer,
     g.extension, g.with_columns, g.apart, coalesce(e.held, false) AS held,
-    g.oids, g.names, g.versions, g.seen, e.grantees, e.grantors, e.grantor_names, e.privileges, e.grantable,
+    CASE WHEN l.fits THEN g.oids END AS oids, CASE WHEN l.fits THEN g.names END AS names,
+    CASE WHEN l.fits THEN g.versions END AS versions, g.seen, e.grantees, e.grantors, e.grantor_names, e.privileges, e.grantable,
     (g.catalog::bigint << 32) + g.first AS page_key,
-    1200 + octet_length(g.oids) + octet_length(g.names) + octet_length(g.versions) + 110 * coalesce(cardinality(e.grantees), 0)
-        AS page_size
+    1200 + CASE WHEN l.fits THEN l.bytes ELSE 0 END + 110 * coalesce(cardinality(e.grantees), 0) AS page_size
 FROM (
     SELECT
         o.catalog, o.schema, o.kind, o.owner, o.acl, o.initial, o.security_definer, o.apart, o.extension, o.with_columns,
@@ -25,6 +26,10 @@ FROM (
         o.catalog, o.schema, o.kind, o.owner, o.acl, o.initial, o.security_definer, o.apart, o.extension, o.with_columns
 ) AS g
 LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid = g.schema
+CROSS JOIN LATERAL (
+    SELECT b.bytes, b.bytes <= CASE WHEN getdatabaseencoding() IN ('UTF8', 'SQL_ASCII') THEN 3600000 ELSE 1200000 END AS fits
+    FROM (SELECT octet_length(g.oids) + octet_length(g.names) + octet_length(g.versions) AS bytes OFFSET 0) AS b
+) AS l
 CROSS JOIN LATERAL (
     SELECT
         array_agg(a.grantee) AS grantees, array_agg(a.grantor) AS grantors,

@@ -5,6 +5,7 @@ maintains the privileges of others there and in other databases.
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import anyio
 import asyncpg
@@ -23,9 +24,18 @@ from pgrole_controller.core.privileges.grantee import (
 )
 from pgrole_controller.core.request import Key
 from pgrole_controller.local.process import reached
-from pgrole_controller.postgres import answer_pages, framing
+from pgrole_controller.postgres import answer_pages, framing, queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.privileges import database_session, ddl_events, reading_connection, searches
+from pgrole_controller.postgres.privileges import (
+    acl_catalog,
+    database_session,
+    ddl_events,
+    reading_connection,
+    searches,
+)
+from pgrole_controller.postgres.privileges.acl_catalog import ask_facts, facts_of
+from pgrole_controller.postgres.privileges.database_session import DatabaseSession
+from pgrole_controller.postgres.privileges.ddl_events import Look, Scope
 from pgrole_controller.postgres.privileges.stored_state import StoredState, ask_state, read_left_out, read_state
 from pgrole_controller.postgres.rows import fetch_row
 from tests.integration.database_world import (
@@ -610,12 +620,12 @@ async def test_roles_for_which_very_much_is_stored_stop_no_other_repair(
             return bool(await world.hand.fetchval(query) == number)
 
         assert await reached(are_stored, DEADLINE), worker.trouble
-        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}, {roles[0]}")
         await world.wait_may("UPDATE", "app.orders", expected=False)
+        await world.wait_may("UPDATE", "app.orders", expected=False, role=roles[0])
         worker.note_everything()
-        await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}, {roles[0]}")
+        await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
         await world.wait_may("DELETE", "app.orders", expected=False)
-        await world.wait_may("DELETE", "app.orders", expected=False, role=roles[0])
         await world.hand.execute("CREATE TABLE app.missing_0_0 ()")
         await world.wait_may("SELECT", "app.missing_0_0", role=roles[1])
         await world.wait_settled()
@@ -643,3 +653,67 @@ async def test_what_is_stored_about_all_roles_is_read_in_parts(world: DatabaseWo
         state = await read_state(connection, [*range(1, 2100)], "postgres", stores=True)
         assert all(state.find(role) for role in range(1, 2004))
         assert not state.suspended
+
+
+async def test_a_grant_on_more_objects_than_fit_in_a_row_is_revoked(
+    world: DatabaseWorkerWorld, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With smaller limits: a row has place for 100 functions, and a portion of a complete read has 50."""
+    monkeypatch.setitem(framing._LONGEST, ord("D"), 8 << 10)
+    monkeypatch.setattr(acl_catalog, "PORTION_OBJECTS", 50)
+    text = queries.privileges
+
+    def limited(name: str, *, objects: str = "", raw: bool = False) -> str:
+        return text(name, objects=objects, raw=raw).replace("3600000", "7200")
+
+    monkeypatch.setattr(queries, "privileges", limited)
+    sessions, reads = note_sessions(monkeypatch), list[Look]()
+    read = DatabaseSession.read
+
+    async def note_read(session: DatabaseSession, roles: Any, reach: Any, look: Look, *a: Any, **o: Any) -> Any:
+        reads.append(look)
+        return await read(session, roles, reach, look, *a, **o)
+
+    monkeypatch.setattr(DatabaseSession, "read", note_read)
+    world.declare(READ)
+    world.declare_other(READ)
+    async with world.working(), tenant.connected() as session:
+        await session.execute(f"""
+            DO $$ BEGIN FOR n IN 1 .. 200 LOOP
+                EXECUTE format('CREATE FUNCTION app.%s() RETURNS int LANGUAGE sql RETURN 1', rpad('f' || n, 60, '_'));
+            END LOOP; END $$;
+            GRANT USAGE ON SCHEMA app TO {world.role}
+        """)
+        await world.wait_settled()
+        await world.wait_other_settled()
+        reads.clear()
+        function = "app." + "f200".ljust(60, "_") + "()"
+        held = f"SELECT has_function_privilege('{world.role}', '{function}', 'EXECUTE')"
+        await session.execute("REVOKE ALL ON ALL FUNCTIONS IN SCHEMA app FROM PUBLIC")
+        await session.execute(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA app TO {world.role}")
+
+        async def is_revoked() -> bool:
+            return not await world.hand.fetchval(held)
+
+        assert await reached(is_revoked, DEADLINE), world.result
+        await world.wait(lambda result: result.drift_count > 0 and result.error is None)
+        assert Scope.RECENT in {look.scope for look in reads}
+        assert len(sessions) == 1, "the read ended the session"
+
+
+async def test_search_paths_of_many_routines_fit_beside_other_answers(
+    world: DatabaseWorkerWorld, tenant: Tenant
+) -> None:
+    async with tenant.connected() as session:
+        await session.execute(f"""
+            DO $$ BEGIN FOR n IN 1 .. 1000 LOOP
+                EXECUTE format('CREATE FUNCTION app.f%s() RETURNS int LANGUAGE sql SET search_path = x%1$s', n)
+                    || repeat(', "{chr(0x1F600) * 15}"', 150) || ' RETURN 1';
+            END LOOP; END $$
+        """)
+    async with connect(Endpoint(world.server.dsn(database=world.database)), "test") as connection:
+        question = ask_facts(connection, ())
+        row = await fetch_row(connection, "", question.question, *question.arguments)
+        assert len(row.texts("search_paths")) == 1000
+        assert sum(len(path) for path in row.some("search_paths", bytes)) <= 2_000_000
+        assert facts_of(row)[0].search_paths_cut

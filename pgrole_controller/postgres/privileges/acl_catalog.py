@@ -48,15 +48,15 @@ _PG_AUTHID = 1260
 #: Number of objects parsed without a pause, in which tasks of other servers run.
 _AT_ONCE = 2000
 
-#: Maximum number of objects of one answer: at most 72 bytes each if they have few owners and ACLs, which
-#: `framing.VOLUME` and the longest row allow.
-PORTION_OBJECTS = 100_000
+#: Maximum number of objects of one answer: at most 72 bytes each if they have few owners and ACLs, which fit in a row
+#: (sql/privileges/objects.sql).
+PORTION_OBJECTS = 50_000
 #: Maximum number of routines and types that one question names, and of tables.
 _ARGUMENTS, _TYPES, _TABLES_WITH_COLUMNS = 50_000, 5_000, 10_000
 #: Maximum number of different lists of types in an answer (sql/privileges/arguments.sql).
 _LISTS = 15_000
 
-#: Maximum number of values of search_path read, and of characters of each (sql/privileges/facts.sql).
+#: Maximum number of values of search_path read, and of bytes of each (sql/privileges/facts.sql).
 _MOST_PATHS, _LONGEST_PATH = 1000, 2000
 
 
@@ -281,7 +281,8 @@ def facts_of(row: Row) -> tuple[DatabaseFacts, dict[str, int]]:
         search_path_schemas=frozenset(
             (*row.texts("role_schemas"), *(name for path in paths for name in _schemas_of(path)))
         ),
-        search_paths_cut=len(paths) >= _MOST_PATHS or any(len(path) >= _LONGEST_PATH for path in paths),
+        search_paths_cut=len(paths) >= _MOST_PATHS
+        or any(len(path) >= _LONGEST_PATH for path in row.some("search_paths", bytes)),
     )
     return facts, dict(pair(row, row.texts("creator_names"), row.some("creators", int), "creators"))
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
+from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.privileges.acl import AclEntry, DatabaseObject, ObjectId, ObjectKind, ObservedAcl
 from pgrole_controller.core.privileges.object_patterns import TEMPORARY_SCHEMAS
 from pgrole_controller.postgres.rows import Row
@@ -55,6 +56,13 @@ LAST_OID = 0xFFFF_FFFF
 MEMBER = struct.Struct("!II")
 
 
+class TooManyObjects(Transient):
+    """Objects with one owner and ACL do not fit in a row. Only a complete read has portions."""
+
+    def __init__(self) -> None:
+        super().__init__(Reason.DATABASE_ERROR, "too many objects with the same privileges changed at once")
+
+
 @dataclass(frozen=True, slots=True)
 class AclGroup:
     """Objects with the same owner and ACL. `oids`, `names`, `versions` and `arguments` have the same length."""
@@ -85,9 +93,12 @@ def kind_of(catalog: int, kind: str) -> ObjectKind | None:
 
 
 def read_group(row: Row) -> AclGroup:
+    """Raises TooManyObjects; another PgRoleError for a row that cannot be read."""
     catalog = CATALOGS.get(row.get("catalog", int))
     if catalog is None:
         raise row.wrong("catalog")
+    if row.find("oids", bytes) is None:
+        raise TooManyObjects
     oids, versions = numbers(row, "oids"), numbers(row, "versions")
     names = row.text("names").split("\0")
     if not len(oids) == len(versions) == len(names):

@@ -5,6 +5,7 @@ event, in one round trip, and are kept.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from pgrole_controller.core.privileges.acl import ObjectId
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
@@ -20,6 +21,7 @@ from pgrole_controller.postgres.privileges.acl_catalog import (
     read_recent_acls_and,
     read_schemas,
 )
+from pgrole_controller.postgres.privileges.acl_rows import TooManyObjects
 from pgrole_controller.postgres.privileges.ddl_events import Look, Scope
 from pgrole_controller.postgres.privileges.stored_state import StoredState, ask_state, read_state
 from pgrole_controller.postgres.trusted_schema import trusting
@@ -41,9 +43,33 @@ async def read_look(
     """As `DatabaseSession.read`. `database`: its oid. `home`: the name of the home database. `stores`: schema pgrole
     exists. `guarded`: as in `trusting`. Raises PgRoleError.
     """
-    if look.scope is Scope.FULL:
-        with forgetting():
-            return await _read_everything(connection, grantees, reach, home=home, stores=stores, guarded=guarded)
+    if look.scope is not Scope.FULL:
+        try:
+            return await _read_some(
+                connection, database, grantees, reach, look, with_columns, home=home, stores=stores, guarded=guarded
+            )
+        except TooManyObjects:
+            pass
+    with forgetting():
+        observed, stored = await _read_everything(
+            connection, grantees, reach, home=home, stores=stores, guarded=guarded
+        )
+    return replace(observed, complete=look.scope is Scope.FULL), stored
+
+
+async def _read_some(
+    connection: Connection,
+    database: int,
+    grantees: Sequence[int],
+    reach: PrivilegeReach,
+    look: Look,
+    with_columns: Collection[int],
+    *,
+    home: str,
+    stores: bool,
+    guarded: bool,
+) -> tuple[ObservedDatabase, StoredState]:
+    """As `read_look`, less than everything. Raises TooManyObjects, or another PgRoleError."""
     question = ask_state(grantees, home, stores=stores).and_one(ask_facts(connection, reach.creators))
     if look.scope is Scope.RECENT:
         own = ObjectId("pg_database", database)
