@@ -1,9 +1,11 @@
 """postgres/privileges/acl_catalog and sql/privileges: which privileges of a database are read, and which are not."""
 
 from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
 
+import asyncpg
 import pytest
 import pytest_asyncio
 
@@ -13,9 +15,11 @@ from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.routine_signature import normalize_arguments
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import answer_pages, queries
-from pgrole_controller.postgres.connection import Endpoint, connect
+from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.privileges import acl_catalog
 from pgrole_controller.postgres.privileges.acl_catalog import (
+    ask_facts,
+    facts_of,
     read_acls,
     read_columns,
     read_database,
@@ -26,10 +30,14 @@ from pgrole_controller.postgres.privileges.acl_catalog import (
     read_recent_acls,
     read_recent_acls_and,
 )
+from pgrole_controller.postgres.rows import fetch_row
 from pgrole_controller.postgres.single_row import SingleRow
 from tests.integration.acl_support import AclDatabase, acl_database, anywhere, held, labels, named, nowhere
 from tests.integration.sql_support import count_pages_of
 from tests.servers import Servers
+
+#: More than a query reads again of PostgreSQL's own catalogs, and fewer than a setting of 20 MB has.
+FEW_PAGES = 20
 
 #: One object of each declarable kind, by name: its kind, and how GRANT names it.
 OBJECTS = {
@@ -418,6 +426,76 @@ async def test_the_facts_of_a_database_are_read(db: AclDatabase, servers: Server
     assert superuser in facts.superusers
     assert facts.own_roles == {superuser}
     assert not facts.superusers & set(db.oids.values())
+
+
+#: How any role stores settings of 20 MB: `tenant` may log in, and create functions in schema app.
+LONG_SETTINGS = {
+    "of a role": "ALTER ROLE CURRENT_USER SET search_path FROM CURRENT",
+    "of a role in this database": "ALTER ROLE CURRENT_USER IN DATABASE {database} SET search_path FROM CURRENT",
+    "of a function": "CREATE FUNCTION app.long() RETURNS int LANGUAGE sql SET search_path FROM CURRENT AS 'SELECT 1'",
+}
+TEMPORARY = """
+    DO $$ BEGIN FOR n IN 1 .. 20 LOOP EXECUTE format(
+        'CREATE FUNCTION pg_temp.f%s() RETURNS int LANGUAGE sql SET search_path FROM CURRENT AS $f$ SELECT 1 $f$', n
+    ); END LOOP; END $$
+"""
+
+
+@asynccontextmanager
+async def tenant_with_a_long_search_path(db: AclDatabase) -> AsyncIterator[Connection]:
+    await db.run("ALTER ROLE {delegate} LOGIN PASSWORD 'p'; GRANT CREATE ON SCHEMA app TO {delegate}")
+    tenant = await asyncpg.connect(db.dsn, user=db.name("delegate"), password="p")
+    try:
+        await tenant.execute("SELECT set_config('search_path', repeat('a', 20000000), false)")
+        yield tenant
+    finally:
+        await tenant.close()
+
+
+async def count_pages_of_facts(db: AclDatabase) -> int:
+    return await count_pages_of(db.beside, queries.privileges("facts"), "('{}', true)")
+
+
+@pytest.mark.parametrize("kind", LONG_SETTINGS)
+async def test_a_long_setting_is_not_read_and_may_name_any_schema(db: AclDatabase, kind: str) -> None:
+    before = await count_pages_of_facts(db)
+    assert not (await read_facts(db.connection, ()))[0].search_paths_cut
+    async with tenant_with_a_long_search_path(db) as tenant:
+        database = await db.beside.fetchval("SELECT quote_ident(current_database())")
+        await tenant.execute(LONG_SETTINGS[kind].replace("{database}", database))
+    facts, _ = await read_facts(db.connection, ())
+    assert facts.search_paths_cut
+    assert facts.search_path_schemas == set()
+    assert await count_pages_of_facts(db) <= before + FEW_PAGES
+
+
+async def test_functions_in_temporary_schemas_of_other_sessions_do_not_count(db: AclDatabase) -> None:
+    before = await count_pages_of_facts(db)
+    async with tenant_with_a_long_search_path(db) as tenant:
+        await tenant.execute(TEMPORARY)
+        facts, _ = await read_facts(db.connection, ())
+        assert not facts.search_paths_cut
+        assert facts.search_path_schemas == set()
+        assert await count_pages_of_facts(db) <= before + FEW_PAGES
+
+
+async def test_as_many_search_paths_as_are_read_at_most_may_name_any_schema(db: AclDatabase) -> None:
+    await db.run("""
+        SELECT set_config('search_path', string_agg(md5(n::text), ', '), false) FROM generate_series(1, 55) AS n;
+        DO $do$ BEGIN FOR n IN 1 .. 1200 LOOP EXECUTE format(
+            'CREATE FUNCTION app.f%s() RETURNS int LANGUAGE sql SET search_path FROM CURRENT AS $f$ SELECT 1 $f$', n
+        ); END LOOP; END $do$;
+        RESET search_path
+    """)
+    assert (await read_facts(db.connection, ()))[0].search_paths_cut
+
+
+async def test_search_paths_that_are_not_asked_for_may_name_any_schema(db: AclDatabase) -> None:
+    await db.run("ALTER ROLE {owner} SET search_path = app")
+    asked = ask_facts(db.connection, (), search_paths=False)
+    facts, _ = facts_of(await fetch_row(db.connection, "", asked.question, *asked.arguments))
+    assert facts.search_paths_cut
+    assert facts.search_path_schemas == set()
 
 
 async def test_a_full_read_has_everything_in_one_snapshot(db: AclDatabase) -> None:

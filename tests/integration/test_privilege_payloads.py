@@ -24,7 +24,7 @@ from pgrole_controller.core.privileges.grantee import (
 )
 from pgrole_controller.core.request import Key
 from pgrole_controller.local.process import reached
-from pgrole_controller.postgres import answer_pages, framing, queries
+from pgrole_controller.postgres import answer_pages, framing, queries, session_settings
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.privileges import (
     acl_catalog,
@@ -426,6 +426,29 @@ async def attack(world: DatabaseWorkerWorld, tenant: Tenant, flood: str, times: 
             await world.wait_may("SELECT", f"app.flood_{times - 1}_1000")
 
 
+#: Settings of any role that may log in: as long as PostgreSQL permits, though they compress well.
+GIANT_SETTINGS = """
+    DO $$ BEGIN
+        EXECUTE 'ALTER ROLE CURRENT_USER SET search_path = ''' || repeat('a', 300000000) || '''';
+        EXECUTE 'ALTER ROLE CURRENT_USER IN DATABASE {database} SET search_path = ''' || repeat('a', 300000000) || '''';
+    END $$
+"""
+
+
+async def test_giant_settings_of_roles_stop_no_repair(
+    world: DatabaseWorkerWorld, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading them would take longer than the timeout."""
+    monkeypatch.setitem(session_settings.PINNED, "statement_timeout", "2s")
+    world.declare(READ)
+    async with tenant.connected() as session:
+        await session.execute(GIANT_SETTINGS.replace("{database}", world.database), timeout=600)
+    async with world.working():
+        await check_repairs(world, world)
+    await world.home.execute(f"ALTER ROLE {tenant.name} RESET ALL")
+    await world.home.execute(f"ALTER ROLE {tenant.name} IN DATABASE {world.database} RESET ALL")
+
+
 FORBIDDEN = (
     "INSERT INTO pgrole.ddl_event (xid, pid, session, acting, app, tag, command) VALUES ('1', 1, '', '', '', '', '')",
     "UPDATE pgrole.ddl_event SET app = ''",
@@ -712,7 +735,7 @@ async def test_search_paths_of_many_routines_fit_beside_other_answers(
             END LOOP; END $$
         """)
     async with connect(Endpoint(world.server.dsn(database=world.database)), "test") as connection:
-        question = ask_facts(connection, ())
+        question = ask_facts(connection, (), search_paths=True)
         row = await fetch_row(connection, "", question.question, *question.arguments)
         assert len(row.texts("search_paths")) == 1000
         assert sum(len(path) for path in row.some("search_paths", bytes)) <= 2_000_000

@@ -131,6 +131,15 @@ def test_other_privileges_on_the_same_objects_are_not_dangerous() -> None:
     assert allowed(wide, make(ObjectKind.SCHEMA, schema="app", name="app"), "CREATE")
 
 
+def test_create_on_any_schema_needs_exact_names_while_a_search_path_is_too_long_to_be_read() -> None:
+    schema, cut = make(ObjectKind.SCHEMA, schema="app", name="app"), replace(FACTS, search_paths_cut=True)
+    denial = why_not_granted(ruled(PrivilegeRule()), schema, "CREATE", cut, literal=False)
+    assert denial is not None
+    assert "too long to be read" in denial.message
+    assert why_not_granted(ruled(PrivilegeRule(schemas=("app",))), schema, "CREATE", cut, literal=True) is None
+    assert why_not_granted(replace(GRANTEE, owned=frozenset({OTHER})), schema, "CREATE", cut, literal=False) is None
+
+
 def test_create_on_a_database_of_another_owner_needs_its_name_in_a_rule() -> None:
     database = make(ObjectKind.DATABASE, schema="", name="orders", oid=5)
     assert not allowed(ruled(PrivilegeRule()), database, "CREATE", literal=True)

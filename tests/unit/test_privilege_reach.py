@@ -1,5 +1,7 @@
 """core/privileges/privilege_reach: which objects declarations may concern: at least all that one matches."""
 
+from dataclasses import replace
+
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.privileges.grantee import (
     Access,
@@ -56,3 +58,14 @@ def test_reach_covers_every_object_that_a_declaration_may_match() -> None:
     assert read.covers([made(ObjectKind.SCHEMA, "other")])
     assert read.covers([made(ObjectKind.DATABASE, "")])
     assert not read.covers([])
+
+
+def test_creation_in_schemas_is_in_reach_only_if_create_on_a_schema_is_declared() -> None:
+    schema = ObjectPrivileges(ObjectKind.SCHEMA, "app*", (), frozenset({"USAGE", "CREATE"}))
+    create = DatabasePrivileges("orders", objects=(schema,))
+    assert reach(create).creates_in_schemas
+    assert reach(None, create).creates_in_schemas
+    use = DatabasePrivileges("orders", objects=(replace(schema, privileges=frozenset({"USAGE"})),))
+    assert not reach(use).creates_in_schemas
+    database = ObjectPrivileges(ObjectKind.DATABASE, "", (), frozenset({"CREATE"}))
+    assert not reach(DatabasePrivileges("orders", objects=(database, PEOPLE))).creates_in_schemas

@@ -31,7 +31,8 @@ class DatabaseFacts:
     - `superusers`: oids of roles with SUPERUSER.
     - `own_roles`: oids of the controller's own roles.
     - `search_path_schemas`: schemas in the search_path of the database, a role or a routine, and schemas with the name
-      of a role, because of "$user". `public` is implied. `search_paths_cut`: there are more of them.
+      of a role, because of "$user". `public` is implied. `search_paths_cut`: there may be others, since not every
+      search_path was read.
     """
 
     database: str
@@ -144,17 +145,23 @@ def _guard(grantee: Grantee, obj: DatabaseObject, privilege: str, facts: Databas
             "CREATE on a database of another owner allows schemas and extensions: name the database exactly in a rule "
             "of PgServer.spec.allow.privileges"
         )
-    if obj.kind is ObjectKind.SCHEMA and privilege == "CREATE" and _is_searched(obj, grantee, facts):
-        return (
-            f"the schema is in the search_path of other roles or of routines, so objects in it can replace those they "
-            f"use: {both}"
-        )
+    if obj.kind is ObjectKind.SCHEMA and privilege == "CREATE":
+        if _is_searched(obj, grantee, facts):
+            return (
+                f"the schema is in the search_path of other roles or of routines, so objects in it can replace those "
+                f"they use: {both}"
+            )
+        if facts.search_paths_cut:
+            return (
+                f"settings of roles, databases or routines are too long to be read, so the schema may be in the "
+                f"search_path of others: {both}"
+            )
     return None
 
 
 def _is_searched(schema: DatabaseObject, grantee: Grantee, facts: DatabaseFacts) -> bool:
     named = ("public", schema.owner_name, grantee.role_name)
-    return schema.name in named or schema.name in facts.search_path_schemas or facts.search_paths_cut
+    return schema.name in named or schema.name in facts.search_path_schemas
 
 
 def _allowing(

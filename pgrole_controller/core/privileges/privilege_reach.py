@@ -18,13 +18,14 @@ _MOST_REMEMBERED = 5000
 class PrivilegeReach:
     """`relations`, `routines`: patterns of schemas. `with_columns`: schemas and names of tables with declared columns.
 
-    `creators`: roles whose default privileges are declared.
+    `creators`: roles whose default privileges are declared. `creates_in_schemas`: CREATE on schemas is declared.
     """
 
     relations: frozenset[str]
     routines: frozenset[str]
     with_columns: tuple[tuple[str, tuple[str, ...]], ...]
     creators: frozenset[str]
+    creates_in_schemas: bool
     _known: dict[tuple[str, bool], bool] = field(default_factory=dict)
     _columns: dict[str, list[tuple[str, ...]]] = field(default_factory=dict, init=False)  # by name of the schema
     _wide_columns: list[tuple[str, tuple[str, ...]]] = field(default_factory=list, init=False)
@@ -51,6 +52,7 @@ class PrivilegeReach:
             frozenset(routines),
             tuple({(one.schema, one.names) for one in objects if one.columns}),
             frozenset(name for declared in some for name in declared.created_by),
+            any(one.kind is ObjectKind.SCHEMA and "CREATE" in one.privileges for one in objects),
         )
 
     def touches(self, schema: str, kind: ObjectKind) -> bool:

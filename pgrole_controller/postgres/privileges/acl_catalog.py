@@ -261,13 +261,13 @@ async def read_older(
 
 async def read_facts(connection: Connection, creators: Collection[str]) -> tuple[DatabaseFacts, dict[str, int]]:
     """What policies need to know of the database, and the oids of those of these roles that exist, by name."""
-    asked = ask_facts(connection, creators)
+    asked = ask_facts(connection, creators, search_paths=True)
     return facts_of(await fetch_row(connection, "read_facts", asked.question, *asked.arguments))
 
 
-def ask_facts(connection: Connection, creators: Collection[str]) -> SingleRow:
-    """The question for `facts_of`. `creators`: roles that declarations name."""
-    return SingleRow(_query(connection, "facts"), (list(creators),))
+def ask_facts(connection: Connection, creators: Collection[str], *, search_paths: bool) -> SingleRow:
+    """The question for `facts_of`. `creators`: roles that declarations name. `search_paths`: whether to read them."""
+    return SingleRow(_query(connection, "facts"), (list(creators), search_paths))
 
 
 def facts_of(row: Row) -> tuple[DatabaseFacts, dict[str, int]]:
@@ -281,7 +281,8 @@ def facts_of(row: Row) -> tuple[DatabaseFacts, dict[str, int]]:
         search_path_schemas=frozenset(
             (*row.texts("role_schemas"), *(name for path in paths for name in _schemas_of(path)))
         ),
-        search_paths_cut=len(paths) >= _MOST_PATHS
+        search_paths_cut=row.get("search_paths_cut", bool)
+        or len(paths) >= _MOST_PATHS
         or any(len(path) >= _LONGEST_PATH for path in row.some("search_paths", bytes)),
     )
     return facts, dict(pair(row, row.texts("creator_names"), row.some("creators", int), "creators"))

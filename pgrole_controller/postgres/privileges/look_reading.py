@@ -70,7 +70,8 @@ async def _read_some(
     guarded: bool,
 ) -> tuple[ObservedDatabase, StoredState]:
     """As `read_look`, less than everything. Raises TooManyObjects, or another PgRoleError."""
-    question = ask_state(grantees, home, stores=stores).and_one(ask_facts(connection, reach.creators))
+    question = ask_state(grantees, home, stores=stores)
+    question = question.and_one(ask_facts(connection, reach.creators, search_paths=reach.creates_in_schemas))
     if look.scope is Scope.RECENT:
         own = ObjectId("pg_database", database)
         async with trusting(connection, guarded=guarded):
