@@ -28,8 +28,14 @@ RARE = (
     ("privileges", "sources", "every_object"),
     ("privileges", "portions"),
     ("privileges", "extension_members"),
+    ("events", "applied"),
 )
-OFTEN = (("events", "new"), ("events", "applied"), ("privileges", "facts"), ("privileges", "sources", "named_objects"))
+OFTEN = (
+    ("events", "new"),
+    ("events", "short_applied"),
+    ("privileges", "facts"),
+    ("privileges", "sources", "named_objects"),
+)
 FINGERPRINT = ("events", "fingerprint")
 
 
