@@ -81,23 +81,18 @@ BEGIN
 END
 $$;
 
--- Hash of a text of any length, as bytes: a text of another database need not be valid in this one's encoding. A role can give
--- itself a setting of hundreds of megabytes, whose copies would exceed PostgreSQL's limit, so long texts are hashed in place;
--- settings that are long even when compressed are represented by the version of their row (digest_all).
+-- Hash of a short text, as bytes: a text of another database need not be valid in this one's encoding.
 -- No SET clause, which would prevent inlining; names in a standard SQL body are resolved when the function is created.
 CREATE OR REPLACE FUNCTION pgrole.hash_text(content text) RETURNS text
 LANGUAGE sql IMMUTABLE
-RETURN CASE
-    WHEN octet_length(content) <= 1000000
-    THEN encode(sha256(decode(replace(content, E'\\', E'\\\\'), 'escape')), 'hex')
-    ELSE octet_length(content)::text
-        || ' ' || hashtextextended(content COLLATE "C", 0)::text
-        || ' ' || hashtextextended(content COLLATE "C", 1)::text
-END;
+RETURN encode(sha256(decode(replace(content, E'\\', E'\\\\'), 'escape')), 'hex');
 
 -- Name and digest of the existing roles. The digest covers everything that a PgRole can declare.
--- Equal for equal content on one server, regardless of session settings. Nested loops would make a pass over all roles
--- quadratic, since the plan is made for few roles. Fails if a role cannot be digested.
+-- Any role that can log in can store values of hundreds of megabytes, which PostgreSQL compresses to little, and settings in each
+-- database. They are not read: settings that are compressed or long, and long comments, are represented by the version of their
+-- row, a long verifier by its length. pg_column_size, pg_column_compression and octet_length decompress nothing.
+-- Equal for equal content on one server, regardless of session settings, if it is short. Nested loops would make a pass over all
+-- roles quadratic, since the plan is made for few roles. Fails if a role cannot be digested.
 CREATE OR REPLACE FUNCTION pgrole.digest_all(roles oid[]) RETURNS TABLE (oid oid, name text, digest bytea)
 LANGUAGE plpgsql VOLATILE ROWS 1
 SET search_path = pg_catalog, pg_temp
@@ -111,7 +106,11 @@ BEGIN
         sha256(decode(replace(ROW(
             r.rolname, r.rolcanlogin, r.rolsuper, r.rolcreatedb, r.rolcreaterole, r.rolinherit, r.rolreplication,
             r.rolbypassrls, r.rolconnlimit, extract(epoch FROM nullif(r.rolvaliduntil, 'infinity')),
-            pgrole.hash_text(v.verifier), m.held, s.settings, pgrole.hash_text(d.description)
+            CASE WHEN octet_length(v.verifier) > 4096 THEN octet_length(v.verifier)::text ELSE pgrole.hash_text(v.verifier) END,
+            m.held, s.settings,
+            CASE WHEN octet_length(d.description) > 8192 THEN format('%s %s', octet_length(d.description), d.xmin)
+                 ELSE pgrole.hash_text(d.description)
+            END
         )::text, E'\\', E'\\\\'), 'escape'))
     FROM pg_roles AS r
     LEFT JOIN pgrole.read_verifiers(roles) AS v ON v.role = r.oid
@@ -128,7 +127,7 @@ BEGIN
             SELECT g.setrole, format('%s %s', g.setdatabase, pgrole.hash_text(c.item)) AS hash
             FROM pg_db_role_setting AS g
             CROSS JOIN LATERAL unnest(
-                CASE WHEN pg_column_size(g.setconfig) <= 300000 THEN g.setconfig
+                CASE WHEN pg_column_compression(g.setconfig) IS NULL AND pg_column_size(g.setconfig) <= 16384 THEN g.setconfig
                      ELSE ARRAY[format('%s %s', pg_column_size(g.setconfig), g.xmin)]
                 END
             ) AS c (item)

@@ -6,7 +6,9 @@ DECLARE
         -- another database may have written the name in its encoding
         SELECT encode(textsend(d.datname::text), 'escape')
         FROM pg_db_role_setting AS s JOIN pg_database AS d ON d.oid = s.setdatabase
-        WHERE s.setrole = 0 AND 'pgrole.home=on' = ANY (s.setconfig) AND d.datname <> current_database()
+        -- as sql/inspect/home.sql
+        WHERE s.setrole = 0 AND d.datname <> current_database()
+          AND CASE WHEN pg_column_size(s.setconfig) <= 65536 THEN 'pgrole.home=on' = ANY (s.setconfig) ELSE false END
         LIMIT 1
     );
 BEGIN

@@ -27,8 +27,11 @@ LEFT JOIN LATERAL (
             UNION ALL
             SELECT m.member, hash_record_extended(m.*, $2::bigint) FROM pg_catalog.pg_auth_members AS m
             UNION ALL
-            SELECT s.setrole, CASE WHEN pg_column_size(s.setconfig) <= 16384 THEN hash_record_extended(s.*, $2::bigint)
-                ELSE hash_record_extended(ROW(s.setrole, s.setdatabase, s.xmin, pg_column_size(s.setconfig)), $2::bigint) END
+            SELECT s.setrole, CASE
+                WHEN pg_column_compression(s.setconfig) IS NULL AND pg_column_size(s.setconfig) <= 16384
+                THEN hash_record_extended(s.*, $2::bigint)
+                ELSE hash_record_extended(ROW(s.setrole, s.setdatabase, s.xmin, pg_column_size(s.setconfig)), $2::bigint)
+            END
             FROM pg_catalog.pg_db_role_setting AS s
             WHERE s.setrole <> 0
             UNION ALL

@@ -86,6 +86,8 @@ CHANGES = [
     "COMMENT ON ROLE subject IS 'told'",
     "ALTER ROLE subject SET work_mem = '1MB'",
     "ALTER ROLE subject IN DATABASE template1 SET work_mem = '1MB'",
+    f"ALTER ROLE subject SET search_path = '{'a' * 10_000}'",
+    f"ALTER ROLE subject SET search_path = '{'b' * 10_000}'",
     "GRANT pg_monitor TO subject",
     "DROP ROLE subject",
 ]

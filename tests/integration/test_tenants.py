@@ -1,5 +1,6 @@
 """sql/install: roles that can only connect can neither stop `observe` nor make it fail."""
 
+from base64 import b64encode
 from collections.abc import AsyncIterator
 
 import asyncpg
@@ -7,9 +8,17 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.schema import install
-from tests.integration.sql_support import MISMATCHES, NotificationListener, listening, role_oid, seen_home
+from tests.integration.sql_support import (
+    MISMATCHES,
+    NotificationListener,
+    count_pages_of,
+    listening,
+    role_oid,
+    seen_home,
+)
 
 # As version 1 used them.
 ADVISORY_LOCKS = (8102098230143320033, 8102098230143320034, 8102098230143320035)
@@ -128,6 +137,51 @@ async def test_a_tenants_giant_setting_does_not_prevent_observing_other_roles(
     assert [message["name"] for message in await told(home, listener)] == ["tenant"]
     await home.execute("SELECT pgrole.observe(true)")
     assert await home.fetchval("SELECT count(*) FROM pgrole.role_state WHERE digest = 'undigested'") == 0
+
+
+async def test_observing_and_polling_read_nothing_long_that_a_role_stored(home: Connection, tenant: Connection) -> None:
+    """Values that compress well: a few pages on disk, and a second to hash."""
+
+    async def count_pages() -> dict[str, int]:
+        every = await home.fetchval("SELECT array_agg(oid)::text FROM pg_roles")
+        return {
+            "observe": await count_pages_of(
+                home, "SELECT d.digest FROM pgrole.digest_all($1::oid[]) AS d", f"('{every}')"
+            ),
+            "poll": await count_pages_of(home, queries.poll(verifiers=True), "('', 5)"),
+            "home": await count_pages_of(home, queries.inspect("home"), ""),
+        }
+
+    before = await count_pages()
+    await home.execute("CREATE DATABASE tenants OWNER tenant")
+    try:
+        await tenant.execute("""
+            DO $$ BEGIN PERFORM set_config('search_path', repeat('a', 25000000), false); END $$;
+            ALTER ROLE CURRENT_USER SET search_path FROM CURRENT;
+            ALTER DATABASE tenants SET search_path FROM CURRENT;
+            DO $$ BEGIN PERFORM set_config('search_path', repeat('a', 1300000), false); END $$;
+            ALTER ROLE CURRENT_USER IN DATABASE postgres SET search_path FROM CURRENT;
+            ALTER ROLE CURRENT_USER IN DATABASE template1 SET search_path FROM CURRENT;
+            ALTER ROLE CURRENT_USER IN DATABASE tenants SET search_path FROM CURRENT;
+            RESET search_path
+        """)
+        await home.execute(
+            "DO $$ BEGIN EXECUTE 'COMMENT ON ROLE tenant IS ''' || repeat('x', 25000000) || ''''; END $$"
+        )
+        if int(await home.fetchval("SHOW server_version_num")) < 180000:  # limits their length
+            key = b64encode(bytes(32)).decode()
+            await tenant.execute(f"""
+                DO $$ BEGIN
+                    EXECUTE format(
+                        'ALTER ROLE CURRENT_USER PASSWORD %L',
+                        'SCRAM-SHA-256$4096:' || repeat('AAAA', 5000000) || '${key}:{key}'
+                    );
+                END $$
+            """)
+        more = {name: pages - before[name] for name, pages in (await count_pages()).items()}
+    finally:
+        await home.execute("DROP DATABASE tenants")
+    assert more == {name: pytest.approx(0, abs=5) for name in more}
 
 
 async def test_a_role_that_cannot_be_digested_is_notified_when_changed_and_hides_no_other(
