@@ -2,8 +2,8 @@
 -- belong to two roles, one row without a role if there is none.
 -- Names and texts of shared catalogs are sent as bytes: another database may have written them in its encoding.
 -- Any role that can log in can make some of them as long as PostgreSQL permits. Values longer than an object can declare are
--- not sent, and not even decompressed (octet_length and pg_column_size do not): then a comment is one zero byte, and the
--- settings in one database are NULL. `put_off`: memberships and settings are omitted since they are, or may be, long; the
+-- not sent: then a comment is one zero byte, and the settings in one database are NULL. They are not even decompressed
+-- (octet_length, pg_column_size and pg_column_compression do not), except settings of at most 1 MB while compressed. `put_off`: memberships and settings are omitted since they are, or may be, long; the
 -- role must be requested alone. So must one whose claim holds long privileges, which are NULL then.
 -- OFFSET 0: each row is found by index, whatever the statistics say, instead of reading all roles, claims or settings.
 -- Relations claim and verifier: sql/sources.
@@ -139,23 +139,53 @@ LEFT JOIN LATERAL (
             )::text)
             FROM (
                 SELECT
-                    i.setdatabase, i.setconfig, d.datname, c.bytes, c.number,
+                    i.setdatabase, i.setconfig, i.datname, c.bytes, c.number,
                     sum(c.bytes) OVER (ORDER BY i.setdatabase) AS total
-                -- by index, which begins with the database
-                FROM (SELECT 0::oid AS oid, ''::name AS datname UNION ALL SELECT oid, datname FROM pg_catalog.pg_database) AS d
-                CROSS JOIN LATERAL (
-                    SELECT g.*
-                    FROM pg_catalog.pg_db_role_setting AS g
-                    WHERE g.setdatabase = d.oid AND g.setrole = r.oid
-                    OFFSET 0
+                FROM (
+                    SELECT
+                        u.setdatabase, u.setconfig, u.datname, u.unpacked,
+                        sum(CASE WHEN u.unpacked <= 610000 THEN u.unpacked END) OVER (ORDER BY u.setdatabase) AS unpacked_total
+                    FROM (
+                        SELECT p.setdatabase, p.setconfig, p.datname, CASE
+                            WHEN p.size > 300000 THEN NULL
+                            WHEN NOT p.is_packed THEN p.size
+                            -- PostgreSQL unpacks it in order to append nothing, which takes less than to read its items
+                            WHEN p.packed_total <= 1000000 THEN pg_column_size(p.setconfig || '{}'::text[])
+                        END AS unpacked
+                        FROM (
+                            SELECT
+                                l.*,
+                                sum(CASE WHEN l.is_packed AND l.size <= 300000 THEN l.size END)
+                                    OVER (ORDER BY l.setdatabase) AS packed_total
+                            FROM (
+                                SELECT
+                                    g.setdatabase, g.setconfig, d.datname, pg_column_size(g.setconfig) AS size,
+                                    pg_column_compression(g.setconfig) IS NOT NULL AS is_packed
+                                -- by index, which begins with the database
+                                FROM (
+                                    SELECT 0::oid AS oid, ''::name AS datname
+                                    UNION ALL
+                                    SELECT oid, datname FROM pg_catalog.pg_database
+                                ) AS d
+                                CROSS JOIN LATERAL (
+                                    SELECT x.setdatabase, x.setconfig
+                                    FROM pg_catalog.pg_db_role_setting AS x
+                                    WHERE x.setdatabase = d.oid AND x.setrole = r.oid
+                                    OFFSET 0
+                                ) AS g
+                                ORDER BY g.setdatabase
+                                LIMIT 1000
+                            ) AS l
+                        ) AS p
+                    ) AS u
                 ) AS i
                 CROSS JOIN LATERAL (
                     -- as JSON, in which they are sent: a control character takes six bytes
                     SELECT sum(octet_length(to_json(n.item)::text)) AS bytes, count(*) AS number
-                    FROM unnest(CASE WHEN pg_column_size(i.setconfig) <= 300000 THEN i.setconfig END) AS n (item)
+                    FROM unnest(
+                        CASE WHEN i.unpacked <= 610000 AND i.unpacked_total <= 3100000 THEN i.setconfig END
+                    ) AS n (item)
                 ) AS c
-                ORDER BY i.setdatabase
-                LIMIT 1000
             ) AS s
         ) END AS settings
     FROM (

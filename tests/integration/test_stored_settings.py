@@ -19,13 +19,14 @@ from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.schema import SchemaState, install
 from pgrole_controller.postgres.session import Session
 from tests.cpu_time import within_a_callback
-from tests.integration.sql_support import seen
+from tests.integration.sql_support import count_pages_of, seen
 
 #: The pod's memory that one read may take, in bytes.
 MOST_MEMORY = 40_000_000
@@ -242,6 +243,46 @@ async def test_settings_that_a_role_stores_are_drift_of_that_role_only_and_are_c
         finally:
             await connection.close()
     await check_drift_of_one(estate, before)
+
+
+async def test_settings_that_compress_well_are_read_and_corrected_like_others(
+    estate: SettingsEstate, hand: Connection
+) -> None:
+    before = await see(estate)
+    declared = {f"app.n{number}": str(number) * 1000 for number in range(10)}
+    for name, value in declared.items():
+        await hand.execute(f"ALTER ROLE tenant SET {name} = '{value}'")
+        await hand.execute(f"ALTER ROLE tenant IN DATABASE postgres SET {name} = '{value}'")
+    compressed = "SELECT count(*) FROM pg_db_role_setting WHERE pg_column_compression(setconfig) IS NOT NULL"
+    assert await hand.fetchval(compressed) == 2
+    found = (await see(estate))["tenant"].role
+    assert dict(found.parameters) == {**declared, "work_mem": "64MB"}
+    assert {name: dict(some) for name, some in found.database_parameters} == {"postgres": declared}
+    await check_drift_of_one(estate, before)
+
+
+async def test_giant_settings_in_many_databases_are_read_within_bounds_and_removed(
+    server: PostgresServer, estate: SettingsEstate, hand: Connection
+) -> None:
+    """As many pages of what compresses well as one second decompresses: a single value has 40."""
+    before = await see(estate)
+    databases = [f"many_{number}" for number in range(12)]
+    for name in databases:
+        await hand.execute(f"CREATE DATABASE {name}")
+    try:
+        tenant = await asyncpg.connect(estate.dsn)
+        try:
+            await tenant.execute("DO $$ BEGIN PERFORM set_config('search_path', repeat('a', 25000000), false); END $$")
+            for name in databases:
+                await tenant.execute(f"ALTER ROLE CURRENT_USER IN DATABASE {name} SET search_path FROM CURRENT")
+        finally:
+            await tenant.close()
+        roles = queries.inspect_from("roles", claims="claims_in_database", verifiers="verifiers_by_schema")
+        assert await count_pages_of(hand, roles, "('{tenant}', '{shop}', '{tenant}', 'cluster', 0)") < 400
+        await check_drift_of_one(estate, before)
+    finally:
+        for name in databases:
+            await hand.execute(f"DROP DATABASE {name}")
 
 
 async def test_a_giant_comment_is_drift_of_its_role_only_and_is_corrected(
