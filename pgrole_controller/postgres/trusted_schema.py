@@ -18,12 +18,18 @@ GUARDED_SECONDS = 10.0
 @asynccontextmanager
 async def trusting(connection: Connection, *, guarded: bool) -> AsyncIterator[None]:
     """Locks the schema while it is read, and verifies that it can be trusted (sql/inspect/guard.sql). Does nothing
-    unless `guarded`. Raises PgRoleError.
+    unless `guarded`. Must not be nested in a transaction. Raises PgRoleError.
     """
     if not guarded:
         yield
         return
     with translate_errors(), anyio.fail_after(GUARDED_SECONDS, shield=True):
-        async with connection.transaction():
-            await connection.execute(queries.inspect("guard"))
+        try:
+            await connection.execute(f"BEGIN;\n{queries.inspect('guard')}")  # one round trip
             yield
+            await connection.execute("COMMIT")
+        except BaseException:
+            if not connection.is_closed():
+                with anyio.move_on_after(GUARDED_SECONDS, shield=True):
+                    await connection.execute("ROLLBACK")
+            raise
