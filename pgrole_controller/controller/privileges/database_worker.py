@@ -355,11 +355,10 @@ class DatabaseWorker:
         )
         results = await run_round(context, look, keys, since, self._notice, self._report_results)
         last = {result.key: result for result in results}
-        published = {one.key for one in self._grantees}  # since a role may be withdrawn during the round
-        for key in (self._retries.keys() & keys) - last.keys() | self._retries.keys() - published:
+        for key in (self._retries.keys() & keys) - last.keys():  # withdrawn, or an adoptee that waits for its turn
             del self._retries[key]
-        for key in last.keys() & published:
-            self._note_retry(last[key])
+        for result in last.values():
+            self._note_retry(result)
 
     def _report_results(self, results: Sequence[PrivilegeResult], since: float) -> None:
         """As Report."""
