@@ -60,8 +60,9 @@ async def find_history(connection: Connection) -> HistoryPlace:
 
 
 async def list_drifts(connection: Connection, since: datetime, role: str | None, most: int) -> list[ListedDrift]:
-    """The latest drifts, at most `most`, the latest first. Call find_history first, in the same
-    transaction. Raises PgRoleError."""
+    """The latest drifts, at most `most`, the latest first. Call find_history first, in the same transaction. Raises
+    PgRoleError.
+    """
     query = resources.text("sql", "diagnosis", "history.sql")
     rows = await fetch(connection, "", query, since, role, most, seconds=_SECONDS)
     return [_drift(row) for row in rows]

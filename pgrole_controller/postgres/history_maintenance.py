@@ -9,21 +9,16 @@ database that this process still leads.
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import anyio
-
 from pgrole_controller.core.database_options import HistoryConfig
-from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.drift_history import copy_history, prune_history
-from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.privileges.ddl_events import PRUNED_AT_ONCE
+from pgrole_controller.postgres.trusted_schema import trusting
 
 #: How often one round copies drifts from a database, and how often it deletes events there.
 _ROUNDS = 20
 _PRUNING_ROUNDS = 100
-
-_SECONDS = 10.0
 
 
 async def prune(connection: Connection, config: HistoryConfig, fence: Fence | None = None) -> None:
@@ -55,11 +50,9 @@ async def copy_all(database: Connection, home: Connection, fence: Fence | None) 
 
 @asynccontextmanager
 async def _trusting(connection: Connection, fence: Fence | None) -> AsyncIterator[None]:
-    with translate_errors(), anyio.fail_after(_SECONDS, shield=True):
-        async with connection.transaction():
-            await connection.execute(queries.inspect("guard"))
-            if fence is not None:
-                fence.check_clock()
-                if fence.statement is not None:
-                    await connection.execute(fence.statement)
-            yield
+    async with trusting(connection, guarded=True):
+        if fence is not None:
+            fence.check_clock()
+            if fence.statement is not None:
+                await connection.execute(fence.statement)
+        yield

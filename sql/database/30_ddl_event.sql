@@ -25,8 +25,8 @@ CREATE UNLOGGED TABLE IF NOT EXISTS pgrole.ddl_event (
 CREATE INDEX IF NOT EXISTS ddl_event_xid ON pgrole.ddl_event (xid);
 
 -- Called by both event triggers. It must never fail, since that would fail other people's DDL.
--- The subtransaction catches every error except one that whoever runs the DDL can cause at will, to hide it: that the stack has
--- no room for more. One call deeper, the DDL fails by itself. From 65 subtransactions with an id on, every other session has to look them up in
+-- The subtransaction catches every error except a full stack, which whoever runs the DDL could cause in order to hide it: one
+-- call deeper, the DDL fails by itself. From 65 subtransactions with an id on, every other session has to look them up in
 -- pg_subtrans; one that only reads has no id. Therefore, once its transaction has about 32 rows here, it only prepares the rows
 -- and locks the table, which can then neither be dropped nor be locked by others, and the rows are written outside. It reads no
 -- row of the table: that could end serializable transactions.

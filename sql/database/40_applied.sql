@@ -61,7 +61,7 @@ AS $$
     DELETE FROM pgrole.applied WHERE role_oid = of_role
 $$;
 
--- Deletes the rows of roles that no longer exist, whatever they are called now. Returns their number.
+-- Deletes the rows of dropped roles, and keeps those of renamed ones. Returns the number of deleted rows.
 CREATE OR REPLACE FUNCTION pgrole.prune_applied() RETURNS bigint
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp

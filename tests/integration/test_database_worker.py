@@ -1247,13 +1247,19 @@ async def test_reported_drift_is_attributed(world: DatabaseWorkerWorld) -> None:
     assert await world.hand.fetchval("SELECT login FROM pgrole.history") == world.alice
 
 
-async def test_drift_of_default_privileges_is_attributed(world: DatabaseWorkerWorld) -> None:
+async def declare_with_creator(world: DatabaseWorkerWorld) -> str:
+    """Declares default privileges, too. Returns the role whose future objects they are about."""
     creator = f"{world.database}_creator"
     await world.home.execute(f"CREATE ROLE {creator}")
     declared = replace(DatabasePrivileges(world.database, schemas=(READ,)), created_by=(creator,))
     policy = replace(POLICY, rules=(PrivilegeRule(), PrivilegeRule(owned_by=(creator,))))
     grantee = Grantee(KEY, "uid-1", 1, world.role, world.oid, {world.database: declared}, policy=policy)
     world.grantees.publish(SERVER, grantee)
+    return creator
+
+
+async def test_drift_of_default_privileges_is_attributed(world: DatabaseWorkerWorld) -> None:
+    creator = await declare_with_creator(world)
     change = f"ALTER DEFAULT PRIVILEGES FOR ROLE {creator} IN SCHEMA app"
     async with world.working():
         await world.wait_settled()
@@ -1456,12 +1462,7 @@ async def test_who_changes_two_privileges_of_a_table_in_a_row_is_the_author_of_b
 async def test_who_changes_a_column_or_default_privileges_later_is_not_blamed(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, live: bool
 ) -> None:
-    creator = f"{world.database}_creator"
-    await world.home.execute(f"CREATE ROLE {creator}")
-    declared = replace(DatabasePrivileges(world.database, schemas=(READ,)), created_by=(creator,))
-    policy = replace(POLICY, rules=(PrivilegeRule(), PrivilegeRule(owned_by=(creator,))))
-    grantee = Grantee(KEY, "uid-1", 1, world.role, world.oid, {world.database: declared}, policy=policy)
-    world.grantees.publish(SERVER, grantee)
+    creator = await declare_with_creator(world)
     defaults = f"ALTER DEFAULT PRIVILEGES FOR ROLE {creator} IN SCHEMA app"
     async with logged_in_as_bob(world) as bob:
         statements = [

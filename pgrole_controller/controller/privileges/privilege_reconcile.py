@@ -92,7 +92,7 @@ class PrivilegeReconcile:
         self._now = Moment(anyio.current_time(), datetime.now(UTC))
         self._is_suspended = False
         self._whole = False  # the last read was for every role
-        self._read_oids: list[int] = []  # of the roles that it was for
+        self._read_oids: list[int] = []  # roles of the last read
         self._screening = RoundScreening(context.memory, context.session.database)
         self._records = RoundRecords(context.session.database, context.cluster, context.config.history)
         self.left: list[Grantee] = []  # of the last `settle`: not decided about, because of MOST_CHANGES

@@ -1,7 +1,7 @@
 """What one database stores: what was last applied for each role, and whether a superuser suspended all changes.
 
-A partial read asks for it beside something else, as one row, of which what is long is left out: `read_left_out` reads
-that for the few roles that are decided about.
+A partial read asks for it together with something else, in one row that omits long values. `read_left_out` reads these
+for the few roles that are decided about.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ class AppliedDigest:
 @dataclass(frozen=True, slots=True)
 class StoredState:
     """`suspended`: a superuser has suspended all changes, here or in the home database. `stores`: the database stores
-    what was applied. `incomplete`: some of it is left out.
+    what was applied. `incomplete`: the row omitted some of it.
     """
 
     suspended: bool
@@ -47,7 +47,7 @@ class StoredState:
         return cls(row.get("suspended", bool), stores, dict(_read_short(row)), incomplete=left_out > 0)
 
     def find(self, role: int) -> AppliedDigest | None:
-        """Returns what was last applied for the role with this oid; None if nothing was, or if it is left out."""
+        """Returns what was last applied for the role with this oid; None if nothing was, or if the row omitted it."""
         return self._applied.get(role)
 
 
@@ -58,7 +58,7 @@ def ask_state(roles: Sequence[int], home: str, *, stores: bool) -> SingleRow:
 
 
 async def read_left_out(connection: Connection, state: StoredState, roles: Collection[int]) -> StoredState:
-    """The same with what is left out of these roles. Raises PgRoleError."""
+    """Returns the state with what the row omitted about these roles. Raises PgRoleError."""
     wanted = [role for role in roles if state.find(role) is None] if state.incomplete else []
     if not wanted:
         return state
