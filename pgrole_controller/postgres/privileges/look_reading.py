@@ -72,15 +72,14 @@ async def _read_some(
     """As `read_look`, less than everything. Raises TooManyObjects, or another PgRoleError."""
     question = ask_state(grantees, home, stores=stores)
     question = question.and_one(ask_facts(connection, reach.creators, search_paths=reach.creates_in_schemas))
-    if look.scope is Scope.RECENT:
-        own = ObjectId("pg_database", database)
-        async with trusting(connection, guarded=guarded):
+    async with trusting(connection, guarded=guarded):
+        if look.scope is Scope.RECENT:
+            database_itself = ObjectId("pg_database", database) in look.objects
             acls, row = await read_recent_acls_and(
-                question, connection, grantees, look.xid, reach.touches, with_columns, database=own in look.objects
+                question, connection, grantees, look.xid, reach.touches, with_columns, database=database_itself
             )
-    else:
-        oids = [identity.oid for identity in look.objects]
-        async with trusting(connection, guarded=guarded):
+        else:
+            oids = [identity.oid for identity in look.objects]
             acls, row = await read_named_acls_and(
                 question, connection, grantees, oids, look.names, look.xid, columns=look.columns
             )
