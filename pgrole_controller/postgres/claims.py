@@ -93,7 +93,7 @@ async def list_claims(connection: Connection, selection: Selection) -> list[List
     """The selected claims, sorted by cluster, namespace, object and role. Raises PgRoleError."""
     with translate_errors(), anyio.fail_after(CHANGE_SECONDS, shield=True):
         async with connection.transaction(readonly=True):
-            await connection.execute(queries.inspect("guard"))
+            await connection.execute(queries.guard())
             return await _list(connection, selection)
 
 
@@ -129,7 +129,7 @@ async def _changing(
     """A transaction for changing the claims that were shown, which it verifies. Yields the names of their roles."""
     with translate_errors(), anyio.fail_after(CHANGE_SECONDS, shield=True):
         async with connection.transaction():
-            await connection.execute(queries.inspect("guard"))
+            await connection.execute(queries.guard())
             # its name in version 3 of the schema, kept in version 4
             await connection.execute("SELECT pgrole.take_turn()")
             now = await _list(connection, selection)

@@ -75,7 +75,7 @@ class DatabaseClaims:
             return await catalog.read_namespace_roles(home, namespaces)
 
     def opening(self) -> list[str]:
-        guard = [queries.inspect("guard").strip()] if self.guarded else []
+        guard = [queries.guard()] if self.guarded else []
         if self.current:
             return [*guard, "SELECT pgrole.lock_changes()", "SELECT pgrole.check_not_suspended()"]
         return [*guard, "SELECT pgrole.take_turn()", queries.without_schema("check_not_suspended")]

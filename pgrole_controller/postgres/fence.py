@@ -99,7 +99,7 @@ class Fence:
         with translate_errors("beat"), anyio.fail_after(BEAT_SECONDS, shield=True):
             async with connection.transaction():
                 if self.guarded:
-                    await connection.execute(queries.inspect("guard"))
+                    await connection.execute(queries.guard())
                 alive = await connection.fetchval(call)
         if not alive:
             raise NotLeading
@@ -164,4 +164,4 @@ async def _call(connection: Connection, call: str, *, guarded: bool) -> int:
 
 
 def _guard(statement: str, *, guarded: bool) -> str:
-    return f"{queries.inspect('guard').strip()};\n{statement}" if guarded else statement
+    return f"{queries.guard()};\n{statement}" if guarded else statement

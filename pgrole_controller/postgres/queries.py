@@ -33,6 +33,18 @@ def inspect_from(name: str, *, claims: str = "", verifiers: str = "") -> str:
     return _from_sources(inspect(name), claims, verifiers)
 
 
+@cache
+def guard() -> str:
+    """Verifies that schema pgrole can be trusted: one statement, the first of a transaction."""
+    return _with_usual_schema("guard")
+
+
+@cache
+def prepare_usual_guard() -> str:
+    """Prepares `pgrole_guard`, as `guard` in the usual case: one statement."""
+    return _with_usual_schema("usual_guard")
+
+
 def verifier_source(*, readable: bool) -> str:
     """The source of verifiers without schema pgrole; `readable`: the controller's role may read them."""
     return "verifiers" if readable else "no_verifiers"
@@ -100,6 +112,10 @@ def install_event_triggers() -> str:
 def remove() -> str:
     """Removes everything that is installed in one database: one statement."""
     return resources.text("sql", "remove", "remove.sql")
+
+
+def _with_usual_schema(name: str) -> str:
+    return inspect(name).strip().replace("FROM usual_schema AS", f"FROM (\n{inspect('usual_schema')}\n) AS")
 
 
 def _from_sources(question: str, claims: str, verifiers: str) -> str:

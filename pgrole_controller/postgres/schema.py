@@ -195,7 +195,7 @@ async def read_version(connection: Connection, row: Row) -> int | None:
     `row`: of sql/inspect/installation.sql, without foreign parts; the table pgrole.installation exists.
     """
     async with connection.transaction():
-        await connection.execute(queries.inspect("guard"))
+        await connection.execute(queries.guard())
         installed = await connection.fetchrow("SELECT version, parts FROM pgrole.installation")
     if installed is None:
         return None

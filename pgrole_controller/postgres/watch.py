@@ -200,7 +200,7 @@ async def observe(watcher: Connection, *, guarded: bool) -> None:
     with translate_errors("observe"):
         async with watcher.transaction():
             if guarded:
-                await watcher.execute(queries.inspect("guard"))
+                await watcher.execute(queries.guard())
             await watcher.execute("SELECT pgrole.observe()")
 
 
@@ -209,7 +209,7 @@ async def watch(watcher: Connection, guarded: bool) -> NoReturn:
     while True:
         with translate_errors():
             if guarded:
-                await watcher.execute(queries.inspect("guard"))
+                await watcher.execute(queries.guard())
             await watcher.execute(
                 f"CALL pgrole.watch(interval '{TICK}', interval '{WATCH_SECONDS} s')",
                 timeout=_WATCH_DEADLINE,

@@ -2,21 +2,13 @@
 -- Fails with PGR02 if a role other than the controller's and superusers owns the schema or a routine in it or can create
 -- objects in it, or if the session acts as another role than it logged in as; with 3F000 or 42P01 if the schema does not exist.
 -- The session's search_path must be "pg_catalog, pg_temp".
+-- The relation usual_schema is usual_schema.sql.
 DO $guard$
 BEGIN
     -- its owner is not verified yet, but locking runs none of its code
     LOCK TABLE pgrole.turn_to_look IN ACCESS SHARE MODE;
-    -- the usual case: every DO is planned again, but only the statements that it reaches
-    IF NOT EXISTS (
-        SELECT
-        FROM pg_catalog.pg_namespace AS n
-        WHERE n.nspname = 'pgrole' AND pg_catalog.pg_get_userbyid(n.nspowner) = session_user
-          AND (
-              n.nspacl = pg_catalog.acldefault('n', n.nspowner)
-              OR n.nspacl = pg_catalog.acldefault('n', n.nspowner)
-                  || pg_catalog.makeaclitem('pg_monitor'::pg_catalog.regrole, n.nspowner, 'USAGE', false)
-          )
-    ) OR current_user <> session_user THEN
+    -- every DO is planned again, but only the statements that it reaches
+    IF NOT (SELECT u.usual FROM usual_schema AS u) THEN
         IF current_user <> session_user OR EXISTS (
             SELECT
             FROM pg_catalog.pg_namespace AS n

@@ -105,7 +105,7 @@ async def test_the_guard_stops_a_session_that_acts_as_another_role(server: Postg
         )
         await home.execute(f"ALTER SCHEMA pgrole OWNER TO {TENANT}; SET ROLE {TENANT}")
         with pytest.raises(asyncpg.PostgresError) as caught:
-            await home.execute(queries.inspect("guard"))
+            await home.execute(queries.guard())
         assert caught.value.sqlstate == "PGR02"
 
 

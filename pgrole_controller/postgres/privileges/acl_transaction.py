@@ -57,6 +57,7 @@ from pgrole_controller.postgres.privileges.acl_verification import (
 )
 from pgrole_controller.postgres.privileges.own_transactions import NOTE_OWN_TRANSACTION
 from pgrole_controller.postgres.rows import fetch
+from pgrole_controller.postgres.trusted_schema import guard_of
 
 _STATEMENT_TIMEOUT = "3500ms"
 _CHANGE_LOCK_TIMEOUT = "2s"
@@ -88,14 +89,15 @@ class AclDialect:
     spared: bool = False
     whole: bool = False
 
-    def opening(self) -> list[str]:
+    def opening(self, guard: str) -> list[str]:
+        """`guard`: verifies that schema pgrole can be trusted."""
         statements = [CHECK_SUSPENDED]
         if not self.spared:
             statements.append(CHECK_TRIGGERS)
         if self.fence is None or self.fence.statement is None:
             return statements
-        guard = [queries.inspect("guard").strip()] if self.fence.guarded else []
-        return [*guard, "SELECT pgrole.lock_changes()", *statements, self.fence.statement]
+        verification = [guard] if self.fence.guarded else []
+        return [*verification, "SELECT pgrole.lock_changes()", *statements, self.fence.statement]
 
 
 class AclTransactions:
@@ -227,7 +229,7 @@ class AclTransactions:
         opening = [
             f"SET LOCAL lock_timeout = '{_CHANGE_LOCK_TIMEOUT}'",
             f"SET LOCAL statement_timeout = '{_STATEMENT_TIMEOUT}'",
-            *self._dialect.opening(),
+            *self._dialect.opening(guard_of(self._connection)),
             f"SET LOCAL lock_timeout = '{max(round(1000 * seconds), 1)}ms'",
         ]
         if repairs:
