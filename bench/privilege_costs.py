@@ -22,7 +22,7 @@ from pgrole_controller.postgres.privileges.database_session import PRUNE_SECONDS
 _DDL_ROUNDS = 300
 _READERS = 16
 _LONG_DDL = 10_000
-_READER_ROUNDS = 5
+_READER_ROUNDS = 9
 _READ_PAUSE = 0.02
 _SETTLE_SECONDS = 3.0
 _CONNECT_SECONDS = 60.0
