@@ -49,8 +49,9 @@ from pgrole_controller.postgres.held_databases import HeldQuestion, read_unheld
 from pgrole_controller.postgres.privileges import acl_attribution
 from pgrole_controller.postgres.privileges.acl_refusal import Ineffective
 from pgrole_controller.postgres.privileges.acl_transaction import AclTransactions
-from pgrole_controller.postgres.privileges.database_session import LONGEST_PAUSE_SECONDS, DatabaseSession
+from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import EventReader, Look, Scope, UnexplainedWrites
+from pgrole_controller.postgres.privileges.poll_pace import LONGEST_PAUSE_SECONDS
 from tests.integration.database_world import (
     DEADLINE,
     KEY,

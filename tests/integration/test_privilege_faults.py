@@ -39,7 +39,15 @@ from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.privileges import database_session
 from pgrole_controller.postgres.schema import install as install_home
-from tests.integration.database_world import DEADLINE, POLICY, READ, SERVER, DatabaseWorkerWorld, make_world
+from tests.integration.database_world import (
+    DEADLINE,
+    POLICY,
+    READ,
+    SERVER,
+    DatabaseWorkerWorld,
+    make_world,
+    note_sessions,
+)
 from tests.servers import Servers
 
 OTHER = Key("shop", "other")
@@ -217,6 +225,28 @@ async def test_a_database_that_allows_no_connections_is_reported_and_served_agai
         assert anyio.current_time() - began < 5.0
         world.hand = await asyncpg.connect(world.server.dsn(database=world.database))
         assert not await world.may("UPDATE", "app.orders")
+
+
+@pytest.mark.parametrize(
+    "change", ["GRANT CREATE ON DATABASE {database} TO {tenant}", "ALTER DATABASE {database} OWNER TO {tenant}"]
+)
+async def test_reads_are_guarded_as_soon_as_another_role_may_create_schemas(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    sessions = note_sessions(monkeypatch)
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        assert not sessions[-1].guarded
+        await world.home.execute(change.format(database=world.database, tenant=world.other))
+        worker.note_database()
+
+        async def is_guarded() -> bool:
+            return sessions[-1].guarded
+
+        assert await reached(is_guarded, DEADLINE)
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        await world.wait_may("UPDATE", "app.orders", expected=False)
 
 
 async def test_a_copy_of_a_managed_database_starts_without_applied_declarations(world: DatabaseWorkerWorld) -> None:

@@ -117,6 +117,21 @@ def test_screened_out_roles_need_no_decision() -> None:
     assert left_out > 200
 
 
+def test_a_role_differs_if_an_object_is_selected_for_it() -> None:
+    answers = set[bool]()
+    for seed in range(300):
+        chance = random.Random(seed)
+        grantees = [_grantee(number, chance) for number in range(6)]
+        acls = tuple(_acl(number, grantees, chance) for number in range(chance.randint(1, 3)))
+        screening = AclScreening(ObservedDatabase(FACTS, acls, complete=False))
+        for one in grantees:
+            terms = PrivilegeTerms.of(one, "orders")
+            differs = screening.differs(one, terms)
+            assert differs == bool(screening.select(one, terms)), (seed, one, acls)
+            answers.add(differs)
+    assert answers == {True, False}
+
+
 def test_screening_does_not_change_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparing each role only with the objects on which it may differ leads to the same decision."""
     decided = []

@@ -342,7 +342,7 @@ class DatabaseWorker:
                 look |= await session.look()
         if self._database_changed:
             self._database_changed = False
-            await session.check_accepting()
+            await session.check_database()
             look |= session.own_acl
         return look, frozenset(changed | due), since
 

@@ -47,9 +47,12 @@ class RoundScreening:
 
     def select(self, grantee: Grantee, observed: ObservedDatabase) -> Sequence[ObservedAcl]:
         """Returns the objects on which the role may differ from its declaration."""
+        return self._screen(observed).select(grantee, self._memory.terms(grantee, self._database))
+
+    def _screen(self, observed: ObservedDatabase) -> AclScreening:
         if self._last is None or self._last.observed is not observed:
             self._last = AclScreening(observed)
-        return self._last.select(grantee, self._memory.terms(grantee, self._database))
+        return self._last
 
     def forget(self) -> None:
         """Frees the last screening, with what was read for it."""
@@ -72,6 +75,6 @@ class RoundScreening:
 
     def _differs(self, grantee: Grantee, observed: ObservedDatabase) -> bool:
         try:
-            return bool(self.select(grantee, observed))
+            return self._screen(observed).differs(grantee, self._memory.terms(grantee, self._database))
         except Exception:  # noqa: BLE001 -- the decision meets it again, as this role's error
             return True

@@ -41,8 +41,15 @@ class AclScreening:
         self._known: dict[int, _EqualTerms] = {}
         self._places = 0
 
+    def differs(self, grantee: Grantee, terms: PrivilegeTerms) -> bool:
+        """Whether `select` returns anything; in half the time."""
+        return self._expect(grantee, terms).differs(grantee.oid, self.observed)
+
     def select(self, grantee: Grantee, terms: PrivilegeTerms) -> Sequence[ObservedAcl]:
         """Returns the objects on which the role may differ from its declaration, or declares what it may not."""
+        return self.observed.index.select(self._expect(grantee, terms).find_differing(grantee.oid, self.observed))
+
+    def _expect(self, grantee: Grantee, terms: PrivilegeTerms) -> "_EqualTerms":
         expected = self._known.get(id(terms))
         if expected is None:
             expected = _find_expected(grantee, terms, self.observed)
@@ -51,7 +58,7 @@ class AclScreening:
                 self._known, self._places = {}, 0
             self._known[id(terms)] = expected
             self._places += places
-        return self.observed.index.select(expected.find_differing(grantee.oid, self.observed))
+        return expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +89,16 @@ class _EqualTerms:
     def find_differing(self, role: int, observed: ObservedDatabase) -> Iterator[Sequence[int]]:
         """Yields places of objects."""
         yield from (one.places for one in self.screens if one.differs(role))
+        yield list(self._find_outside(role, observed))
+
+    def differs(self, role: int, observed: ObservedDatabase) -> bool:
+        if any(one.differs(role) for one in self.screens):
+            return True
+        return any(True for _ in self._find_outside(role, observed))
+
+    def _find_outside(self, role: int, observed: ObservedDatabase) -> Iterator[int]:
         acls = observed.acls
-        yield [place for place in observed.index.held_outside(role, self.schemas) if acls[place].object.owner != role]
+        return (place for place in observed.index.held_outside(role, self.schemas) if acls[place].object.owner != role)
 
 
 def _find_expected(grantee: Grantee, terms: PrivilegeTerms, observed: ObservedDatabase) -> _EqualTerms:

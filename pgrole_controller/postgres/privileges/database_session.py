@@ -48,6 +48,7 @@ from pgrole_controller.postgres.privileges.ddl_events import (
 from pgrole_controller.postgres.privileges.ddl_notifications import listen
 from pgrole_controller.postgres.privileges.look_reading import read_look
 from pgrole_controller.postgres.privileges.own_transactions import forget_own_transactions, read_own_session
+from pgrole_controller.postgres.privileges.poll_pace import POLLING_SHARE, PollPace
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
 from pgrole_controller.postgres.privileges.searches import UNEXPLAINED_SECONDS, Searches
 from pgrole_controller.postgres.privileges.stored_state import StoredState, read_left_out
@@ -66,9 +67,6 @@ _DEADLINE = 3.0
 BACKSTOP_SECONDS = 60.0
 #: While nothing may be written, how often to see whether an administrator removed the cause.
 BLOCKED_SECONDS = 5.0
-#: How much of the time is spent on polling, and the longest pause, in seconds: one slow poll says little of the next.
-_POLLING_SHARE = 0.02
-LONGEST_PAUSE_SECONDS = 15.0
 #: Between two times that old events are deleted, and between two of these deletions, in seconds.
 PRUNE_SECONDS = 60.0
 _PRUNE_PAUSE = 0.1
@@ -165,13 +163,16 @@ class DatabaseSession:
         if self._unread.asks:
             self.on_notice()
 
-    async def check_accepting(self) -> None:
-        """Raises PgRoleError if the database accepts no new connections: its administrator wants exclusive access."""
+    async def check_database(self) -> None:
+        """Call it after the database changed its name, owner or ACL. Raises PgRoleError if it accepts no new
+        connections, since its administrator wants exclusive access, or if the session relies on what has changed.
+        """
         async with self.lock:
             with forgetting():
                 row = await fetch_row(self.connection, "", _query("place"), seconds=_DEADLINE)
         if not row.get("accepting", bool):
             raise refusing_connections(self.database)
+        await self._check_installation()
 
     async def read(
         self,
@@ -330,16 +331,18 @@ class DatabaseSession:
             await anyio.sleep(BEAT_SECONDS)
 
     async def _watch_installation(self) -> NoReturn:
-        """Ends the session when someone dropped, disabled or installed the event triggers or the schema."""
-        before = self.installation.essentials
+        """Ends the session when what it relies on changes: the event triggers, the schema, who may replace it."""
         while True:
             await anyio.sleep(BACKSTOP_SECONDS if self.blocked is None else min(BLOCKED_SECONDS, BACKSTOP_SECONDS))
-            async with self.lock:
-                with forgetting():
-                    found = await inspect_database(self.connection)
-            if found.essentials != before:
-                text = f'what is installed in database "{self.database}" changed: it is read again'
-                raise Transient(Reason.SERVER_NOT_READY, text)
+            await self._check_installation()
+
+    async def _check_installation(self) -> None:
+        async with self.lock:
+            with forgetting():
+                found = await inspect_database(self.connection)
+        if found.essentials != self.installation.essentials:
+            what = f'what is installed in database "{self.database}", or who may create something there, changed'
+            raise Transient(Reason.SERVER_NOT_READY, f"{what}: it is read again")
 
     async def _prune(self) -> NoReturn:
         pause = PRUNE_SECONDS
@@ -369,23 +372,19 @@ class DatabaseSession:
     async def _compare(self, fingerprints: Fingerprints, searches: Searches) -> NoReturn:
         events = self.mode is DatabaseMode.EVENTS
         pause = BACKSTOP_SECONDS if events else self.interval
+        pace = PollPace(self.interval)
         while True:
             await anyio.sleep(pause)
             if events:
                 look, took = await searches.run(fingerprints.compare, fingerprints.snapshot)
-                pause = max(BACKSTOP_SECONDS, took / _POLLING_SHARE)
+                pause = max(BACKSTOP_SECONDS, took / POLLING_SHARE)
             else:
                 async with self.lock:
                     began = anyio.current_time()  # without the wait for a round, which may take long
                     look = await fingerprints.compare()
-                    pause = pause_after(anyio.current_time() - began, self.interval)
+                    pause = pace.pause_after(anyio.current_time() - began)
             if look.asks:
                 self.look_again(look)
-
-
-def pause_after(took: float, interval: float) -> float:
-    """Limits polling to about 2 % of the time, however large the catalog is."""
-    return min(max(interval, took / _POLLING_SHARE), max(interval, LONGEST_PAUSE_SECONDS))
 
 
 def _query(name: str) -> str:
