@@ -57,3 +57,14 @@ async def test_what_is_read_again_is_read_although_there_are_no_events() -> None
     session.look_again(EVERYTHING)
     assert await session.look() == EVERYTHING
     assert await session.look() == Look()
+
+
+async def test_what_a_search_found_during_a_large_round_is_announced_again_after_it() -> None:
+    """Small rounds take the notice, and read only events."""
+    session, _, notices = begin()
+    session.look_again(SEARCH)
+    assert await session.look_at_events() == Look()
+    del notices[:]
+    session.look_again(Look())  # what the small rounds left
+    assert notices, "no one comes back for the search"
+    assert await session.look() == SEARCH
