@@ -31,9 +31,8 @@ from pgrole_controller.postgres.rows import fetch, first
 MOST_RECORDED = 1000
 MOST_COPIED = 100
 
-#: Characters of a statement that are kept, and entries that `read_history` returns.
+#: Characters of a statement that are kept.
 STATEMENT_SHOWN = 120
-MOST_READ = 10
 
 #: Phrases that `details` keep, bytes of each, and characters of the digest: what the table's limit for `details` fits.
 _MOST_WORDS = 5
@@ -147,32 +146,6 @@ async def record_at_home(
 def _storable(text: str) -> str:
     """jsonb accepts neither NUL nor a lone surrogate."""
     return text.replace("\0", " ").encode(errors="surrogateescape").decode(errors="backslashreplace")
-
-
-async def read_history(connection: Connection, role: str) -> tuple[RecordedDrift, ...]:
-    """Reads the last MOST_READ drifts of a role that this database has, latest first. Raises PgRoleError."""
-    query = resources.text("sql", "attribution", "history.sql")
-    rows = await fetch(connection, "drift_history", query, role, MOST_READ, seconds=_SECONDS)
-    return tuple(
-        RecordedDrift(
-            role=role,
-            fields=row.texts("fields"),
-            corrected=row.get("corrected", bool),
-            database="" if row.get("kind", str) == "role" else row.text("database"),
-            at=row.get("at", datetime),
-            count=row.get("count", int),
-            by=Culprit(
-                Evidence(proof) if (proof := row.get("proof", str)) in set(Evidence) else Evidence.NONE,
-                login=row.text("login"),
-                role=row.text("acting"),
-                application=row.text("application"),
-                address=row.text("address"),
-                time=row.get("at", datetime),
-                statement=row.text("statement")[:STATEMENT_SHOWN],
-            ),
-        )
-        for row in rows
-    )
 
 
 async def prune_history(connection: Connection, config: HistoryConfig) -> None:

@@ -12,18 +12,18 @@ import pytest_asyncio
 
 from pgrole_controller.core.database_options import HistoryConfig
 from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.listed_drift import ListedDrift
 from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.drift_history import (
-    MOST_READ,
     RecordedDrift,
     build_record_statement,
     copy_history,
     prune_history,
-    read_history,
 )
+from pgrole_controller.postgres.history_listing import list_drifts
 from pgrole_controller.postgres.history_maintenance import copy_all, prune
 from pgrole_controller.postgres.schema import install
 
@@ -59,10 +59,15 @@ async def record(connection: Connection, *drifts: RecordedDrift, config: History
     await connection.execute(f"SELECT pgrole.lock_changes(); {build_record_statement(drifts, config)}")
 
 
+async def read(connection: Connection, role: str) -> list[ListedDrift]:
+    """The last drifts of a role, at most 10, the latest first."""
+    return await list_drifts(connection, datetime.min.replace(tzinfo=UTC), role, 10)
+
+
 async def test_a_drift_reads_back_as_recorded(other: Connection) -> None:
     drift = RecordedDrift("reader", ("privileges",), True, "orders", NOW, 3, BY)
     await record(other, drift)
-    (found,) = await read_history(other, "reader")
+    (found,) = await read(other, "reader")
     assert (found.fields, found.corrected, found.database, found.count) == (("privileges",), True, "orders", 3)
     assert found.at == NOW
     assert (found.by.proof, found.by.login, found.by.role) == (Evidence.TRANSACTION, "alice", "owner")
@@ -71,7 +76,7 @@ async def test_a_drift_reads_back_as_recorded(other: Connection) -> None:
 
 async def test_statements_of_role_ddl_are_never_stored_and_addresses_only_if_configured(other: Connection) -> None:
     await record(other, RecordedDrift("reader", ("login",), True, by=BY), config=HistoryConfig(addresses=False))
-    (found,) = await read_history(other, "reader")
+    (found,) = await read(other, "reader")
     assert (found.database, found.by.statement, found.by.address, found.by.login) == ("", "", "", "alice")
     rows = await other.fetch("SELECT h::text AS row FROM pgrole.drift_history AS h")
     assert all("GRANT" not in row["row"] and "10.2.3.4" not in row["row"] for row in rows)
@@ -80,14 +85,14 @@ async def test_statements_of_role_ddl_are_never_stored_and_addresses_only_if_con
 async def test_a_contest_adds_one_row_per_minute_and_a_report_one_row(other: Connection) -> None:
     for second in range(0, 180, 2):
         await record(other, RecordedDrift("contested", ("login",), True, at=NOW + timedelta(seconds=second)))
-    contested = await read_history(other, "contested")
+    contested = await read(other, "contested")
     assert 3 <= len(contested) <= 4
     assert sum(drift.count for drift in contested) == 90
     for _ in range(5):
         await record(other, RecordedDrift("reported", ("login",), False, at=NOW, key="sha256:1"))
-    assert len(await read_history(other, "reported")) == 1
+    assert len(await read(other, "reported")) == 1
     await record(other, RecordedDrift("reported", ("login",), False, at=NOW + timedelta(hours=1), key="sha256:2"))
-    assert len(await read_history(other, "reported")) == 2
+    assert len(await read(other, "reported")) == 2
 
 
 async def test_drifts_by_different_logins_or_of_different_objects_have_separate_rows(other: Connection) -> None:
@@ -119,11 +124,10 @@ async def test_privileges_shortened_to_the_same_words_have_separate_rows(other: 
 async def test_only_the_latest_drifts_are_read(other: Connection) -> None:
     await record(
         other,
-        *(RecordedDrift("busy", ("login",), True, at=NOW + timedelta(minutes=2 * n)) for n in range(MOST_READ + 5)),
+        *(RecordedDrift("busy", ("login",), True, at=NOW + timedelta(minutes=2 * n)) for n in range(15)),
     )
-    found = await read_history(other, "busy")
-    assert len(found) == MOST_READ
-    assert found[0].at == NOW + timedelta(minutes=2 * (MOST_READ + 4))
+    found = await read(other, "busy")
+    assert [drift.last_at for drift in found] == [NOW + timedelta(minutes=2 * n) for n in range(14, 4, -1)]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +136,7 @@ async def test_only_the_latest_drifts_are_read(other: Connection) -> None:
 async def test_hostile_texts_are_shortened(other: Connection, text: str) -> None:
     by = Culprit(Evidence.LOG, text, text, text, text, None, text)
     await record(other, RecordedDrift("hostile", (text,), True, "orders", by=by))
-    (found,) = await read_history(other, "hostile")
+    (found,) = await read(other, "hostile")
     assert found.by.proof is Evidence.LOG
     assert len(found.by.application.encode()) <= 63
     assert len(found.by.statement) <= 120
@@ -146,13 +150,13 @@ async def test_rows_of_other_databases_are_copied_and_a_repeated_copy_adds_none(
     unmarked = await other.fetchval(question)
     assert await copy_history(other, home) == 1
     assert await copy_history(other, home) == 0
-    (copied,) = await read_history(home, "reader")
+    (copied,) = await read(home, "reader")
     assert (copied.database, copied.by.login) == ("orders", "alice")
     # as after a crash between the copy and its mark
     await other.execute("UPDATE pgrole.drift_history SET copied = false")
     assert await other.fetchval(question) == unmarked
     assert await copy_history(other, home) == 1
-    assert len(await read_history(home, "reader")) == 1
+    assert len(await read(home, "reader")) == 1
 
 
 async def test_old_rows_and_rows_beyond_the_maximum_are_pruned(other: Connection) -> None:
