@@ -96,16 +96,14 @@ def read_manifests(names: Sequence[str], namespace: str) -> Manifests:
     """Reads files, directories with their subdirectories, and standard input (`-`). `namespace`: of objects that name
     none. Raises WrongSetting for a file that cannot be read.
     """
+    return parse_manifests(_texts(names), namespace)
+
+
+def parse_manifests(texts: Iterable[tuple[str, str]], namespace: str) -> Manifests:
+    """As `read_manifests`, of these texts, each with the name of its place."""
     collected = _Collected(namespace)
-    for place, text in _texts(names):
+    for place, text in texts:
         collected.add_text(place, text)
-    return Manifests(tuple(collected.roles.values()), tuple(collected.servers.values()), tuple(collected.wrong))
-
-
-def parse_manifests(place: str, text: str, namespace: str) -> Manifests:
-    """As `read_manifests`, of one text."""
-    collected = _Collected(namespace)
-    collected.add_text(place, text)
     return Manifests(tuple(collected.roles.values()), tuple(collected.servers.values()), tuple(collected.wrong))
 
 

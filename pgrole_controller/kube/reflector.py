@@ -250,7 +250,6 @@ class _Reflection:
         timeout = self._timing.list_timeout
         most = self._timing.page_limit
         text = await self._client.request("GET", self._path, query=query, accept=accept, timeout=timeout, most=most)
-        self._store.last_contact = self._clock()
         try:
             page = read_json(text)
         except ValueError as error:
@@ -285,11 +284,9 @@ class _Reflection:
                 line_limit=timing.line_limit,
                 accept=METADATA if self._metadata_only else JSON,
             ) as lines:
-                self._store.last_contact = self._clock()
                 self._store.allow()
                 log.debug("watching", extra={"resource": self._resource.plural, "version": version})
                 async for line in lines:
-                    self._store.last_contact = self._clock()
                     if self._prepare is not None and b'"BOOKMARK"' not in line:
                         await self._get_ready()
                     self._take(line)

@@ -212,14 +212,13 @@ class Store:
     """Objects by key, with an optional index. Notifies its listeners of every change, whoever makes it.
 
     `index` returns, for a parsed object, the values under which `by_index` finds its key. The reflector sets the rest.
-    `synced`: set after the first complete list. `last_contact`: when the API server was last heard, in monotonic
-    seconds. `refused`: its message while it refuses to list or watch (Forbidden, …), else None. `answered`: set once it
-    has listed or refused. `allowed`: set when it no longer refuses; whoever waits for it clears it.
+    `synced`: set after the first complete list. `refused`: its message while it refuses to list or watch (Forbidden,
+    …), else None. `answered`: set once it has listed or refused. `allowed`: set when it no longer refuses; whoever
+    waits for it clears it.
     """
 
     def __init__(self, index: Callable[[dict[str, Any]], Iterable[str]] | None = None) -> None:
         self.synced = Signal()
-        self.last_contact: float | None = None
         self.refused: str | None = None
         self.answered = anyio.Event()
         self.allowed = Signal()

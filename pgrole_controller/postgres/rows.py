@@ -99,13 +99,6 @@ class Row:
             raise self.wrong(column)
         return value or {}
 
-    def jsons(self, column: str) -> list[Any]:
-        """The values of an array of JSON sent as bytes; empty for NULL."""
-        try:
-            return [json.loads(text) for text in self.texts(column)]
-        except (ValueError, RecursionError):
-            raise self.wrong(column) from None
-
     def content(self, besides: Container[str]) -> tuple[Any, ...]:
         """The values as they were sent, in the order of the columns, except those of `besides`."""
         return tuple(value for column, value in self._record.items() if column not in besides)

@@ -57,7 +57,7 @@ def write(kube: Kube, specs: dict[str, dict[str, Any]]) -> Manifests:
         }
         for name, spec in specs.items()
     ]
-    return parse_manifests("roles.yaml", yaml.safe_dump_all(documents), kube.namespace)
+    return parse_manifests([("roles.yaml", yaml.safe_dump_all(documents))], kube.namespace)
 
 
 @pytest.fixture

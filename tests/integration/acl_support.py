@@ -10,6 +10,9 @@ import asyncpg
 from pgrole_controller.core.privileges.acl import ObjectKind, ObservedAcl
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.privileges.acl_catalog import read_database, read_recent_acls
+from pgrole_controller.postgres.privileges.acl_rows import SchemaFilter
+from pgrole_controller.postgres.single_row import SingleRow
 
 #: Roles of every such database; `owner` owns schema app.
 ROLES = ("owner", "heir", "delegate", "reader", "writer", "stranger")
@@ -94,3 +97,18 @@ def held(one: ObservedAcl, *grantees: int) -> set[tuple[str, str]]:
 
 def labels(acls: Collection[ObservedAcl]) -> set[str]:
     return {one.object.label for one in acls}
+
+
+async def read_acls(connection: Connection, grantees: Collection[int], touched: SchemaFilter) -> list[ObservedAcl]:
+    """The ACLs that a complete read returns."""
+    return list((await read_database(connection, grantees, (), touched, lambda _table: False))[1].acls)
+
+
+async def read_recent(
+    connection: Connection, grantees: Collection[int], number: int, touched: SchemaFilter, tables: Collection[int] = ()
+) -> list[ObservedAcl]:
+    """The ACLs that the last transactions, of this number, may have written. `tables`: as in read_recent_acls."""
+    latest = await connection.fetchval("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
+    nothing = SingleRow("SELECT 1 AS one")
+    found, _ = await read_recent_acls(nothing, connection, grantees, latest - number, touched, tables, database=False)
+    return found

@@ -20,7 +20,6 @@ from pgrole_controller.postgres.privileges import acl_catalog
 from pgrole_controller.postgres.privileges.acl_catalog import (
     ask_facts,
     facts_of,
-    read_acls,
     read_columns,
     read_database,
     read_defaults,
@@ -28,11 +27,20 @@ from pgrole_controller.postgres.privileges.acl_catalog import (
     read_named_acls,
     read_named_acls_and,
     read_recent_acls,
-    read_recent_acls_and,
 )
 from pgrole_controller.postgres.rows import fetch_row
 from pgrole_controller.postgres.single_row import SingleRow
-from tests.integration.acl_support import AclDatabase, acl_database, anywhere, held, labels, named, nowhere
+from tests.integration.acl_support import (
+    AclDatabase,
+    acl_database,
+    anywhere,
+    held,
+    labels,
+    named,
+    nowhere,
+    read_acls,
+    read_recent,
+)
 from tests.integration.sql_support import count_pages_of
 from tests.servers import Servers
 
@@ -103,7 +111,7 @@ async def test_privileges_on_columns_belong_to_their_table(db: AclDatabase) -> N
     reads = [
         named(await read_acls(db.connection, reader, nowhere), "t"),
         named(await read_named_acls(db.connection, reader, names=["t"]), "t"),
-        named(await read_recent_acls(db.connection, reader, 1, nowhere), "t"),
+        named(await read_recent(db.connection, reader, 1, nowhere), "t"),
     ]
     for found in reads:
         assert held(found) == {("id", "SELECT"), ("name", "SELECT"), ("name", "UPDATE")}
@@ -304,17 +312,17 @@ async def test_a_recent_read_finds_the_objects_changed_since(db: AclDatabase) ->
     names = {"t", "fn", "v", "app"}
 
     async def recent(age: int) -> set[str]:
-        return {one.object.name for one in await read_recent_acls(db.connection, reader, age, nowhere)} & names
+        return {one.object.name for one in await read_recent(db.connection, reader, age, nowhere)} & names
 
     assert await recent(1) == {"app"}
     assert await recent(2) == {"app", "v"}
     assert await recent(4) == names
     tables = [await db.beside.fetchval("SELECT 'app.m'::regclass::oid")]
-    found = await read_recent_acls(db.connection, reader, 1, nowhere, tables)
+    found = await read_recent(db.connection, reader, 1, nowhere, tables)
     assert "m" not in {one.object.name for one in found}
     await db.run("GRANT SELECT (id) ON app.m TO {reader}")
     await db.run("REVOKE SELECT (id) ON app.m FROM {reader}")
-    found = await read_recent_acls(db.connection, reader, 1, nowhere, tables)
+    found = await read_recent(db.connection, reader, 1, nowhere, tables)
     assert "m" in {one.object.name for one in found}
 
 
@@ -561,7 +569,7 @@ async def test_several_pages_return_the_same_as_one(db: AclDatabase, monkeypatch
         _, whole = await read_database(db.connection, grantees, (), anywhere, lambda _: True)
         names = ("t", "last", "fn", "late")
         by_name, answer = await read_named_acls_and(asked, db.connection, grantees, (), names, 0, columns=True)
-        recent, same = await read_recent_acls_and(asked, db.connection, grantees, 3, anywhere, (), database=True)
+        recent, same = await read_recent_acls(asked, db.connection, grantees, 3, anywhere, (), database=True)
         assert answer.get("one", int) == same.get("one", int) == 7
         lists = [sorted(acls, key=lambda one: one.object.id) for acls in (whole.acls, by_name, recent)]
         return [*lists, whole.columns, whole.schemas, sorted(whole.defaults or (), key=str)]

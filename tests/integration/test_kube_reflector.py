@@ -462,18 +462,6 @@ async def test_the_next_watch_continues_from_the_version_of_a_bookmark(fake: Fak
         tasks.cancel_scope.cancel()
 
 
-async def test_the_store_records_the_last_contact_with_the_api_server(fake: FakeApiServer, faked: Client) -> None:
-    async with anyio.create_task_group() as tasks:
-        assert Store().last_contact is None
-        followed = Followed(tasks, faked)
-        await followed.synced()
-        before = followed.store.last_contact or 0.0
-        fake.put("shop", "a")
-        await followed.saw(("a", *APPEARED))
-        assert (followed.store.last_contact or 0.0) > before > 0.0
-        tasks.cancel_scope.cancel()
-
-
 async def test_a_refusal_in_plain_text_is_an_error_with_its_text(fake: FakeApiServer, faked: Client) -> None:
     fake.faults["list"].append(plain(429, "slow down"))
     with pytest.raises(ApiError) as refused:

@@ -68,7 +68,7 @@ class PlanTrial:
         return yaml.safe_dump_all(documents, allow_unicode=True)
 
     async def plan(self, *specs: dict[str, Any], text: str = "", dsn: str | None = None) -> PlanReport:
-        manifests = parse_manifests("roles.yaml", text + "\n---\n" + self.write(*specs), self.namespace)
+        manifests = parse_manifests([("roles.yaml", text + "\n---\n" + self.write(*specs))], self.namespace)
         return await plan_files(manifests, self.choice(dsn))
 
     async def plan_one(self, spec: dict[str, Any], *, text: str = "", dsn: str | None = None) -> PlannedObject:
@@ -574,7 +574,9 @@ async def test_a_schema_pgrole_that_would_run_code_is_not_read(servers: Servers,
             "CREATE SCHEMA pgrole; CREATE SEQUENCE pgrole.called;"
             "CREATE VIEW pgrole.claim AS SELECT 'x'::text AS role_name WHERE 1 / (nextval('pgrole.called') - 1) > 0"
         )
-        manifests = parse_manifests("a.yaml", json.dumps({**SPEC, "metadata": {"name": "p-trap"}, "spec": {}}), "shop")
+        manifests = parse_manifests(
+            [("a.yaml", json.dumps({**SPEC, "metadata": {"name": "p-trap"}, "spec": {}}))], "shop"
+        )
         report = await plan_files(manifests, choose(dsn=database))
         assert [one.action for one in report.objects] == [PlannedAction.CREATE]
         assert not await connection.fetchval("SELECT is_called FROM pgrole.called")

@@ -41,7 +41,7 @@ def test_each_error_has_its_line_and_hides_no_other() -> None:
         + "---\n"
         + ROLE % "b"
     )
-    found = parse_manifests("f.yaml", text, "shop")
+    found = parse_manifests([("f.yaml", text)], "shop")
     assert [one.key.name for one in found.roles] == ["a", "b"]
     assert [one.place for one in found.wrong] == ["f.yaml:6", "f.yaml:12", "f.yaml:13", "f.yaml:18", "f.yaml:20"]
     messages = [one.error.message for one in found.wrong]
@@ -54,7 +54,7 @@ def test_each_error_has_its_line_and_hides_no_other() -> None:
 
 def test_times_stay_text_as_in_kubernetes() -> None:
     text = (ROLE % "a").replace("spec: {}", "spec: {comment: 2027-01-01, validUntil: 2027-01-01T00:00:00Z}")
-    (one,) = parse_manifests("f.yaml", text, "shop").roles
+    (one,) = parse_manifests([("f.yaml", text)], "shop").roles
     assert one.pgrole.spec.comment == "2027-01-01"
     assert one.pgrole.spec.valid_until is not None
 
@@ -75,7 +75,7 @@ def test_times_stay_text_as_in_kubernetes() -> None:
     ids=["laughs", "cycle", "deep", "python", "list as key"],
 )
 def test_hostile_documents_are_refused_at_once(document: str, why: str) -> None:
-    found = parse_manifests("f.yaml", f"{document}\n---\n{ROLE % 'fine'}", "shop")
+    found = parse_manifests([("f.yaml", f"{document}\n---\n{ROLE % 'fine'}")], "shop")
     assert [one.key.name for one in found.roles] == ["fine"]
     assert why in found.wrong[0].error.message or "nested" in found.wrong[0].error.message
 
@@ -98,7 +98,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | No
 
 def test_a_server_is_read_and_an_invalid_one_is_an_error() -> None:
     text = "apiVersion: pgrole.dev/v1alpha1\nkind: PgServer\nmetadata: {name: main}\nspec: {}\n"
-    found = parse_manifests("f.yaml", text, "shop")
+    found = parse_manifests([("f.yaml", text)], "shop")
     assert (found.servers, len(found.wrong)) == ((), 1)
     assert 'PgServer "main"' in found.wrong[0].error.message
 
@@ -113,20 +113,20 @@ def test_a_server_is_read_and_an_invalid_one_is_an_error() -> None:
     ],
 )
 def test_a_misspelled_field_is_an_error_as_for_kubectl(spec: str, field: str) -> None:
-    found = parse_manifests("f.yaml", (ROLE % "a").replace("{}", spec), "shop")
+    found = parse_manifests([("f.yaml", (ROLE % "a").replace("{}", spec))], "shop")
     assert found.roles == ()
     assert field in found.wrong[0].error.message
 
 
 def test_maps_with_free_keys_have_no_unknown_fields() -> None:
     spec = "{parameters: {app.tenant: x, work_mem: 8MB}, databaseParameters: [{database: d, parameters: {a.b: c}}]}"
-    found = parse_manifests("f.yaml", (ROLE % "a").replace("{}", spec), "shop")
+    found = parse_manifests([("f.yaml", (ROLE % "a").replace("{}", spec))], "shop")
     assert found.wrong == ()
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 100_000, "- " * 100_000, "a:\n" + " [" * 300 + "]" * 300])
 def test_deeply_nested_documents_are_refused_before_libyaml_exhausts_the_stack(text: str) -> None:
-    found = parse_manifests("f.yaml", f"{text}\n---\n{ROLE % 'a'}", "shop")
+    found = parse_manifests([("f.yaml", f"{text}\n---\n{ROLE % 'a'}")], "shop")
     assert [one.error.message for one in found.wrong] == ["the document is nested too deeply"]
     assert len(found.roles) == 1
 
@@ -134,12 +134,12 @@ def test_deeply_nested_documents_are_refused_before_libyaml_exhausts_the_stack(t
 def test_many_brackets_in_a_long_line_do_not_count_as_nesting() -> None:
     comment = "[" * 500 + "x" * 500
     text = (ROLE % "a").replace("spec: {}", f'spec: {{comment: "{comment}"}}')
-    assert parse_manifests("f.yaml", text, "shop").roles[0].pgrole.spec.comment == comment
+    assert parse_manifests([("f.yaml", text)], "shop").roles[0].pgrole.spec.comment == comment
 
 
 def test_a_duplicate_key_is_an_error_with_its_line() -> None:
     text = (ROLE % "a").replace("spec: {}", "spec:\n  login: false\n  login: true")
-    found = parse_manifests("f.yaml", text, "shop")
+    found = parse_manifests([("f.yaml", text)], "shop")
     assert found.roles == ()
     assert [(one.place, one.error.message) for one in found.wrong] == [
         ("f.yaml:6", 'key "login" is given twice: remove one')

@@ -36,13 +36,13 @@ def write(roles: dict[str, str], *servers: str) -> str:
 
 
 async def test_a_dsn_is_rejected_for_objects_of_several_servers() -> None:
-    manifests = parse_manifests("f", write(ROLES), "shop")
+    manifests = parse_manifests([("f", write(ROLES))], "shop")
     with pytest.raises(WrongSetting, match="default, main, other"):
         await plan_files(manifests, choose(dsn=DSN))
 
 
 async def test_a_named_server_selects_its_objects_and_those_without_a_server() -> None:
-    manifests = parse_manifests("f", write(ROLES, "main"), "shop")
+    manifests = parse_manifests([("f", write(ROLES, "main"))], "shop")
     report = await plan_files(manifests, choose(dsn=DSN, server="main"))
     assert [(one.name, one.server) for one in report.objects] == [("shop/a", "main"), ("shop/c", "main")]
     assert any(note.startswith("1 object left out") for note in report.notes)
@@ -51,11 +51,11 @@ async def test_a_named_server_selects_its_objects_and_those_without_a_server() -
 
 async def test_without_a_dsn_a_cluster_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nowhere/at/all")
-    manifests = parse_manifests("f", write({"a": "main"}, "main"), "shop")
+    manifests = parse_manifests([("f", write({"a": "main"}, "main"))], "shop")
     with pytest.raises(NotConfigured, match="/nowhere/at/all"):
         await plan_files(manifests, choose())
 
 
 async def test_files_without_objects_need_neither_a_dsn_nor_a_cluster() -> None:
-    report = await plan_files(parse_manifests("f", "kind: Secret", "shop"), choose())
+    report = await plan_files(parse_manifests([("f", "kind: Secret")], "shop"), choose())
     assert (report.objects, report.differs) == ((), False)

@@ -87,20 +87,15 @@ async def read_database(
     return snapshot, observed
 
 
-async def read_acls(connection: Connection, grantees: Collection[int], touched: SchemaFilter) -> list[ObservedAcl]:
-    """Reads every object that a declaration may match, or on which a grantee that does not own it holds something.
-
-    These are all objects in touched schemas, every schema, the database, and objects in other schemas with entries of a
-    grantee, but not objects of PostgreSQL itself. Raises PgRoleError.
-    """
-    async with _one_snapshot(connection):
-        return (await _read_acls(connection, grantees, await read_schemas(connection), touched))[1]
-
-
 async def _read_acls(
     connection: Connection, grantees: Collection[int], schemas: Mapping[int, str], touched: SchemaFilter
 ) -> tuple[str, list[ObservedAcl]]:
-    """Reads portions of the objects, so that an answer never becomes too large; returns the snapshot's text, too."""
+    """Reads every object that a declaration may match, or on which a grantee that does not own it holds something;
+    returns the snapshot's text, too.
+
+    These are all objects in touched schemas, every schema, the database, and objects in other schemas with entries of a
+    grantee, but not objects of PostgreSQL itself. They are read in portions, so that no answer becomes too large.
+    """
     size = max(1, PORTION_OBJECTS // expansion(connection) ** 2)  # with the ACL, names of several bytes a character fit
     row = await fetch_row(connection, "", queries.privileges("portions"), size)
     relations = [oid for oid, name in schemas.items() if touched(name, ObjectKind.TABLE)]
@@ -115,23 +110,6 @@ async def _read_acls(
 
 
 async def read_recent_acls(
-    connection: Connection,
-    grantees: Collection[int],
-    age: int,
-    touched: SchemaFilter,
-    tables: Collection[int] = (),
-) -> list[ObservedAcl]:
-    """As `read_acls`, of the objects whose ACL a recent transaction may have written.
-
-    `age`: of the oldest of these, in transactions. `tables`: whose columns are looked at. Pass those with declared
-    columns: a column whose last privilege was revoked is found in no catalog but pg_attribute, which is not searched.
-    """
-    query = _query(connection, "objects", "recent_objects")
-    arguments = (list(grantees), None, None, sorted(tables), age, None, False)
-    return (await _read_objects(connection, query, arguments, grantees, touched=touched))[0]
-
-
-async def read_recent_acls_and(
     row: SingleRow,
     connection: Connection,
     grantees: Collection[int],
@@ -141,11 +119,14 @@ async def read_recent_acls_and(
     *,
     database: bool,
 ) -> tuple[list[ObservedAcl], Row]:
-    """As `read_recent_acls`, of what this transaction (64 bits) and later ones may have written; with the answer to
+    """Reads the objects whose ACL this transaction (64 bits) or a later one may have written; with the answer to
     another question. `database`: also the database itself, whenever it was written.
+
+    `tables`: whose columns are looked at. Pass those with declared columns: a column whose last privilege was revoked
+    is found in no catalog but pg_attribute, which is not searched.
     """
     query = _query(connection, "objects", "recent_objects")
-    arguments = (list(grantees), None, None, sorted(tables), None, str(xid), database)
+    arguments = (list(grantees), None, None, sorted(tables), str(xid), database)
     return await _read_objects(connection, query, arguments, grantees, touched=touched, beside=row)
 
 
@@ -157,7 +138,7 @@ async def read_named_acls(
     touched: SchemaFilter | None = None,
     tables: Collection[int] = (),
 ) -> list[ObservedAcl]:
-    """As `read_acls`, for objects with these oids, in whichever catalog, or these names, in whichever schema.
+    """Reads objects with these oids, in whichever catalog, or these names, in whichever schema.
 
     `touched` None: in all schemas. Columns can be newer than their tables. The duration does not depend on the number
     of objects in the database. `tables`: of the oids, those that had entries on columns. Other tables' columns are not

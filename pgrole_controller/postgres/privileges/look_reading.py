@@ -18,7 +18,7 @@ from pgrole_controller.postgres.privileges.acl_catalog import (
     read_database,
     read_defaults,
     read_named_acls_and,
-    read_recent_acls_and,
+    read_recent_acls,
     read_schemas,
 )
 from pgrole_controller.postgres.privileges.acl_rows import TooManyObjects
@@ -75,7 +75,7 @@ async def _read_some(
     async with trusting(connection, guarded=guarded):
         if look.scope is Scope.RECENT:
             database_itself = ObjectId("pg_database", database) in look.objects
-            acls, row = await read_recent_acls_and(
+            acls, row = await read_recent_acls(
                 question, connection, grantees, look.xid, reach.touches, with_columns, database=database_itself
             )
         else:

@@ -1,9 +1,8 @@
 -- Tables, views, sequences, routines, schemas and the database, if recent transactions wrote their rows; and relations that get
 -- rows of their own: those with a column whose row a recent transaction wrote, and $4 as in objects.sql.
 -- OFFSET 0: PostgreSQL looks up each of the few objects by index, instead of reading a whole catalog.
--- $5 int age of the oldest of these transactions   $6 text the oldest of these transactions, 64 bits, if $5 is NULL
--- $7 boolean the database in any case
-WITH oldest AS (SELECT coalesce($5::int, age($6::text::xid8::xid)) AS age)
+-- $5 text the oldest of these transactions, 64 bits   $6 boolean the database in any case
+WITH oldest AS (SELECT age($5::text::xid8::xid) AS age)
 SELECT
     'pg_class'::regclass::oid AS catalog, c.oid, c.relnamespace AS schema, c.relkind AS kind, c.relowner AS owner,
     c.relacl AS acl, CASE c.relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END AS initial, false AS security_definer,
@@ -64,4 +63,4 @@ WHERE age(n.xmin) <= (SELECT o.age FROM oldest AS o)
 UNION ALL
 SELECT 'pg_database'::regclass, d.oid, 0, 'd', d.datdba, d.datacl, 'd', false, true, d.datname, d.xmin, false, false
 FROM pg_catalog.pg_database AS d
-WHERE ($7::boolean OR age(d.xmin) <= (SELECT o.age FROM oldest AS o)) AND d.datname = current_database()
+WHERE ($6::boolean OR age(d.xmin) <= (SELECT o.age FROM oldest AS o)) AND d.datname = current_database()
