@@ -93,19 +93,6 @@ async def read_access(connection: Connection) -> Access:
     return {column: Row(row, Reason.SERVER_NOT_READY)[column] for column in _COLUMNS}
 
 
-async def await_access_change(
-    connection: Connection, lock: anyio.Lock, before: Access, seconds: float, only: str | None = None
-) -> tuple[str, ...]:
-    """Checks every `seconds`, and returns the columns that differ from `before`. `only`: compares this column alone."""
-    while True:
-        await anyio.sleep(seconds)
-        async with lock:
-            now = await read_access(connection)
-        changed = tuple(name for name in now if now[name] != before[name] and only in (None, name))
-        if changed:
-            return changed
-
-
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """The state of the home database. `missing`: why schema pgrole does not exist; claims are in status then."""
@@ -150,6 +137,23 @@ async def prepare_schema(
     if schema_state is not SchemaState.PRESENT:
         access = await read_access(writer)
     return Capabilities(identity, access, schema_state, await others_may_create(writer), None)
+
+
+async def await_access_change(
+    connection: Connection, lock: anyio.Lock, before: Capabilities, seconds: float, only: str | None = None
+) -> tuple[str, ...]:
+    """Checks every `seconds`, and returns the columns that differ from `before`, or that others may create objects now.
+    `only`: compares this column alone.
+    """
+    while True:
+        await anyio.sleep(seconds)
+        async with lock:
+            now, guarded = await read_access(connection), await others_may_create(connection)
+        changed = tuple(name for name in now if now[name] != before.access[name] and only in (None, name))
+        if guarded != before.guarded and before.missing is None:
+            changed += ("others_may_create",)
+        if changed:
+            return changed
 
 
 @asynccontextmanager

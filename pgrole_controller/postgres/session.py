@@ -329,10 +329,10 @@ async def _fence(writer: Connection, found: Capabilities, candidate: Candidate |
 
 
 async def _watch_access(detector: Detector, found: Capabilities, seconds: float, session: anyio.CancelScope) -> None:
-    """Ends the session when the controller's privileges have changed in a way that affects it."""
+    """Ends the session when privileges in the home database have changed in a way that affects it."""
     only = "sees_passwords" if detector.mode is Mode.WATCH else None
-    changed = await await_access_change(detector.connection, detector.lock, found.access, seconds, only)
-    log.info("the controller's privileges changed", extra={"changed": ", ".join(changed)})
+    changed = await await_access_change(detector.connection, detector.lock, found, seconds, only)
+    log.info("privileges in the home database changed", extra={"changed": ", ".join(changed)})
     session.cancel()
 
 

@@ -63,7 +63,7 @@ async def _begin(connection: Connection) -> None:
     if connection not in _usual:
         with forgetting():
             row = await fetch_row(connection, "", queries.inspect("usual_schema"))
-        usual = row.get("usual", bool)
-        if usual:
+        _usual[connection] = False  # if this ends here, the statement may exist or not
+        if row.get("usual", bool):
             await connection.execute(queries.prepare_usual_guard())
-        _usual[connection] = usual
+            _usual[connection] = True

@@ -451,3 +451,32 @@ class TestChoice:
                 await attended(Endpoint(server.dsn("steward", password="p")), Mode.AUTO)
         finally:
             await hand.execute("ALTER DATABASE template1 RESET ALL")
+
+    @pytest.mark.parametrize("asked", [Mode.WATCH, Mode.POLL])
+    async def test_a_session_ends_when_another_role_may_create_in_the_home_database(
+        self, server: PostgresServer, hand: Connection, asked: Mode
+    ) -> None:
+        """Only a session that begins then verifies schema pgrole at each read."""
+        working = anyio.Event()
+
+        async def work(_session: Session) -> None:
+            working.set()
+            await anyio.sleep_forever()
+
+        async def run() -> None:
+            await run_session(
+                Endpoint(server.dsn()),
+                CLUSTER,
+                detection=asked,
+                interval=0.01,
+                may_install=True,
+                on_change=lambda _names: None,
+                work=work,
+            )
+
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run)
+                await working.wait()
+                await hand.execute("GRANT CREATE ON DATABASE postgres TO steward")
+        assert (await attended(Endpoint(server.dsn()), asked)).claims == DatabaseClaims(guarded=True)
