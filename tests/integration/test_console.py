@@ -111,8 +111,8 @@ async def test_losing_a_right_empties_the_page(
         await browser.log_in(token, namespace)
         assert (await browser.show())["roles"]
         await accounts.revoke(namespace, "leaver")
-        shown = await shown_once(browser, lambda page: not page["roles"])
-    assert shown["namespaces"] == []
+        shown = await shown_once(browser, lambda page: page["namespaces"] == [])
+    assert not shown["roles"]
 
 
 async def test_losing_a_right_empties_the_page_long_before_the_watch_ends(
@@ -127,8 +127,8 @@ async def test_losing_a_right_empties_the_page_long_before_the_watch_ends(
         assert (await browser.show())["roles"]
         await accounts.revoke(namespace, "revoked")
         assert viewer.TIMING.watch_least > DEADLINE
-        shown = await shown_once(browser, lambda page: not page["roles"])
-    assert shown["namespaces"] == []
+        shown = await shown_once(browser, lambda page: page["namespaces"] == [])
+    assert not shown["roles"]
 
 
 async def test_a_requested_object_is_read_in_full_with_the_viewers_own_rights(
