@@ -416,6 +416,7 @@ ROUTINES = {
     "FUNCTION app.over(VARIADIC text[])": "RETURNS int",
     "FUNCTION app.outs(a int, OUT b text, INOUT c bigint)": "",
     "PROCEDURE app.proc(a int, INOUT b text)": "",
+    "FUNCTION app.both(int)": "RETURNS int",
     'FUNCTION app.quoted(a app."Odd ""type")': "RETURNS int",
     'FUNCTION app.chars("char", char(3), bit varying)': "RETURNS int",
 }
@@ -427,7 +428,8 @@ async def test_execute_is_granted_on_routines_with_every_kind_of_argument(db: Ac
         await db.run(f"CREATE {signature} {returns} LANGUAGE plpgsql AS 'BEGIN END'")
     await db.run("CREATE FUNCTION app.step(int, int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 1'")
     await db.run("CREATE AGGREGATE app.total(int) (SFUNC = app.step, STYPE = int)")
-    await db.run("CREATE PROCEDURE app.more(a int, OUT b text) LANGUAGE plpgsql AS 'BEGIN b := 1; END'")
+    for outs in ("more(a int, OUT b text)", "both(OUT a int)"):
+        await db.run(f"CREATE PROCEDURE app.{outs} LANGUAGE plpgsql AS 'BEGIN END'")
     found = [one for one in await read(db) if one.object.id.catalog == "pg_proc"]
     applied = await apply(db, [AclRepair(one, (change(db, one, "reader", "EXECUTE"),)) for one in found])
     assert not applied.errors

@@ -260,7 +260,7 @@ class TestOneObject:
             for at, one in enumerate(("bigint", "text"))
         ]
         decision = decide(grantee(declared), observe(*((one, ()) for one in routines)))
-        assert texts(decision) == ["GRANT EXECUTE ON ROUTINE app.close(bigint) TO reader"]
+        assert texts(decision) == ["GRANT EXECUTE ON ROUTINE app.close(IN bigint) TO reader"]
         assert decision.pending == ()
 
 
@@ -509,7 +509,8 @@ class TestPending:
         declared = of_objects(ObjectPrivileges(ObjectKind.ROUTINE, "app", names, frozenset({"EXECUTE"})))
         routine = make("close", ObjectKind.ROUTINE, arguments="bigint, timestamp with time zone[]")
         decision = decide(grantee(declared), observe((routine, ())))
-        assert texts(decision) == ["GRANT EXECUTE ON ROUTINE app.close(bigint, timestamp with time zone[]) TO reader"]
+        types = "IN bigint, IN timestamp with time zone[]"
+        assert texts(decision) == [f"GRANT EXECUTE ON ROUTINE app.close({types}) TO reader"]
         (waiting,) = decision.pending
         assert waiting.message.endswith(
             "waiting for routine app.open(): the controller grants the privileges once each exists"

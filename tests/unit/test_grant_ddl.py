@@ -42,7 +42,7 @@ def texts(*changes: AclChange, cascade: bool = False) -> list[str]:
         (change(make(kind=ObjectKind.SCHEMA, name="s"), "USAGE"), 'GRANT USAGE ON SCHEMA "s" TO "reader"'),
         (
             change(make(kind=ObjectKind.ROUTINE, name="f", arguments='bigint, app."A b"[]'), "EXECUTE"),
-            'GRANT EXECUTE ON ROUTINE "app"."f"(bigint, app."A b"[]) TO "reader"',
+            'GRANT EXECUTE ON ROUTINE "app"."f"(IN bigint, IN app."A b"[]) TO "reader"',
         ),
         (
             change(make(), "SELECT UPDATE", columns=("a", 'b"')),
@@ -210,11 +210,21 @@ def test_argument_types_that_format_type_never_returns_raise_errors(types: str) 
 
 
 @pytest.mark.parametrize(
-    "types",
-    ["", "bigint, text", "character varying", 'app."A;b"[]', '"char"', 'app."x""(y"', "timestamp without time zone"],
+    ("types", "rendered"),
+    [
+        ("", ""),
+        ("bigint, text", "IN bigint, IN text"),
+        ("character varying", "IN character varying"),
+        ('app."A;b"[]', 'IN app."A;b"[]'),
+        ('"char"', 'IN "char"'),
+        ('app."x"", (y", text', 'IN app."x"", (y", IN text'),
+        ("timestamp without time zone", "IN timestamp without time zone"),
+    ],
 )
-def test_argument_types_that_format_type_returns_are_unchanged(types: str) -> None:
-    assert render_types(types) == types
+def test_argument_types_that_format_type_returns_are_rendered_as_those_of_input_arguments(
+    types: str, rendered: str
+) -> None:
+    assert render_types(types) == rendered
 
 
 @given(schema=names(), name=names(), role=names(), column=names(), oid=st.sampled_from([1, 2]))

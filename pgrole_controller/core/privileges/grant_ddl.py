@@ -53,6 +53,7 @@ _DEFAULT_TYPES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 #: Types as format_type spells them: words, quoted names, arrays, and no other SQL.
 _QUOTED = r'"(?:[^"\x00]|"")+"'
+_QUOTED_OR_COMMA = re.compile(rf"{_QUOTED}|, ")
 _TYPES = re.compile(rf"(?:{_QUOTED}|[A-Za-z0-9_ ,.\[\]])*")
 
 
@@ -213,11 +214,17 @@ def _name(obj: DatabaseObject) -> str:
 def render_types(arguments: str) -> str:
     """Renders the types of a routine's arguments, which PostgreSQL's format_type spelled with an empty search_path.
 
-    Raises ValueError for any text that this function cannot have returned.
+    With IN, they are those of input arguments only. Without, a procedure that has the same types as OUT arguments would
+    match, too, and PostgreSQL would find the name not unique. Raises ValueError for any text that this function cannot
+    have returned.
     """
     if not _TYPES.fullmatch(arguments):
         raise ValueError("a routine's argument types contain what no type's name does")
-    return re.sub(_QUOTED, lambda name: render_identifier(name[0][1:-1].replace('""', '"')), arguments)
+    return "IN " + _QUOTED_OR_COMMA.sub(_render_part, arguments) if arguments else ""
+
+
+def _render_part(found: re.Match[str]) -> str:
+    return f"{found[0]}IN " if found[0] == ", " else render_identifier(found[0][1:-1].replace('""', '"'))
 
 
 def _default_statement(change: DefaultAclChange, version: int, *, cascade: bool) -> GrantStatement:
