@@ -17,6 +17,9 @@ from pgrole_controller.postgres.single_row import SingleRow
 #: Roles of every such database; `owner` owns schema app.
 ROLES = ("owner", "heir", "delegate", "reader", "writer", "stranger")
 
+#: Each table has these columns, too.
+SYSTEM_COLUMNS = frozenset({"cmax", "cmin", "ctid", "tableoid", "xmax", "xmin"})
+
 
 @dataclass(frozen=True, slots=True)
 class AclDatabase:

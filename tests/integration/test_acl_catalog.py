@@ -31,6 +31,7 @@ from pgrole_controller.postgres.privileges.acl_catalog import (
 from pgrole_controller.postgres.rows import fetch_row
 from pgrole_controller.postgres.single_row import SingleRow
 from tests.integration.acl_support import (
+    SYSTEM_COLUMNS,
     AclDatabase,
     acl_database,
     anywhere,
@@ -122,6 +123,21 @@ async def test_privileges_on_columns_belong_to_their_table(db: AclDatabase) -> N
     columns = {row["attname"]: row["xmin"] for row in rows}
     assert all(found.column_xmins == columns for found in reads)
     assert {found.xmin for found in reads} == {written}
+
+
+async def test_privileges_on_system_columns_are_read(db: AclDatabase) -> None:
+    await db.run("CREATE TABLE app.system (id int); CREATE VIEW app.without AS SELECT 1 AS id")
+    await db.run("GRANT SELECT (xmin) ON app.system TO {reader}")
+    roles = db.grantees("reader")
+    expected = {("xmin", "SELECT")}
+    complete = await read_acls(db.connection, roles, nowhere)
+    by_name = await read_named_acls(db.connection, roles, names=["system"])
+    by_age = await read_recent(db.connection, roles, 1, nowhere)
+    assert [held(named(found, "system")) for found in (complete, by_name, by_age)] == [expected] * 3
+    found = await read_named_acls(db.connection, roles, names=["system", "without"])
+    table, view = (named(found, name).object.id for name in ("system", "without"))
+    columns = await read_columns(db.connection, [table.oid, view.oid])
+    assert columns == {table: SYSTEM_COLUMNS | {"id"}, view: {"id"}}
 
 
 async def test_each_grantor_has_an_entry_of_its_own(db: AclDatabase) -> None:
@@ -283,7 +299,7 @@ async def test_odd_names_are_read_unchanged(db: AclDatabase) -> None:
         (name, name, (name, "SELECT")) for name in ODD_NAMES
     }
     columns = await read_columns(db.connection, [one.object.id.oid for one in tables])
-    assert sorted(columns.values(), key=str) == sorted([frozenset({name}) for name in ODD_NAMES], key=str)
+    assert set(columns.values()) == {SYSTEM_COLUMNS | {name} for name in ODD_NAMES}
     by_name = await read_named_acls(db.connection, db.grantees("reader"), names=ODD_NAMES)
     assert {one.object.name for one in by_name} == set(ODD_NAMES)
 
@@ -299,7 +315,7 @@ async def test_names_in_other_encodings_are_read(postgres_server: PostgresServer
         found = named(await read_acls(db.connection, db.grantees("reader"), nowhere), shown)
         assert held(found) == {("", "SELECT")}
         assert await read_columns(db.connection, [found.object.id.oid]) == {
-            found.object.id: frozenset({shown.replace("caf", "c")})
+            found.object.id: SYSTEM_COLUMNS | {shown.replace("caf", "c")}
         }
 
 
@@ -517,7 +533,7 @@ async def test_a_full_read_has_everything_in_one_snapshot(db: AclDatabase) -> No
     assert observed.schemas == {"app", "public", "pg_catalog", "information_schema"}
     assert observed.roles == {db.name("owner"): db.oids["owner"]}
     table = named(observed.acls, "t").object.id
-    assert observed.columns == {table: frozenset({"id", "name"})}
+    assert observed.columns == {table: SYSTEM_COLUMNS | {"id", "name"}}
     assert {one.object.kind for one in observed.acls} >= {*TABLE_KINDS, ObjectKind.DATABASE, ObjectKind.SCHEMA}
     assert len({one.object.id for one in observed.acls}) == len(observed.acls)
     assert isinstance(table, ObjectId)
@@ -725,7 +741,7 @@ async def test_content_larger_than_one_answer_is_read_in_several(db: AclDatabase
         case "privileges on the columns of one table":
             assert len(named(observed.acls, "t", "m").entries) == 4 * 4 * 1600
         case "names of columns":
-            assert len(observed.columns[named(observed.acls, "t170", "m").object.id]) == 1600
+            assert len(observed.columns[named(observed.acls, "t170", "m").object.id] - SYSTEM_COLUMNS) == 1600
         case "an ACL with many entries":
             assert len(named(observed.acls, "f", "m").entries) == 10_000
         case "default privileges":

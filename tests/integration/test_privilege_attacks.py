@@ -359,6 +359,18 @@ async def test_every_undeclared_privilege_is_revoked(db: AclDatabase, name: str)
             assert await db.beside.fetchval(f"SELECT {db.fill(kept)}"), f"{other} lost its own privilege"
 
 
+async def test_privileges_on_system_columns_are_revoked_and_granted_as_declared(db: AclDatabase) -> None:
+    """SELECT on ctid tells how many rows a table has."""
+    await db.run(TABLE + "GRANT SELECT (ctid) ON app.t TO {reader}")
+    one = grantee(db, on(TABLES, "app", "t", "SELECT", columns=("id", "xmin")), rules=(WIDE,))
+    settled = await settle(db, one)
+    assert not settled.said
+    held = [f"has_column_privilege('{{reader}}', 'app.t', '{column}', 'SELECT')" for column in ("id", "xmin", "ctid")]
+    assert await db.beside.fetchval(db.fill(f"SELECT ARRAY[{', '.join(held)}]")) == [True, True, False]
+    decision = (await decide(db, one))[1]
+    assert (decision.changes, decision.pending) == ((), ())
+
+
 async def test_a_grant_by_a_role_that_became_a_superuser_is_reported_with_a_working_remedy(db: AclDatabase) -> None:
     """Whatever role is set, PostgreSQL revokes in the owner's name."""
     await db.run(f"""

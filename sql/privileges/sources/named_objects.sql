@@ -18,7 +18,7 @@ SELECT
         SELECT
         FROM pg_catalog.pg_shdepend AS s
         WHERE s.dbid = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
-          AND s.classid = 'pg_class'::regclass AND s.objid = c.oid AND s.objsubid > 0
+          AND s.classid = 'pg_class'::regclass AND s.objid = c.oid AND s.objsubid <> 0
         OFFSET 0
     ) AS with_columns
 FROM pg_catalog.pg_class AS c

@@ -15,7 +15,7 @@ SELECT
         SELECT
         FROM pg_catalog.pg_shdepend AS s
         WHERE s.dbid = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
-          AND s.classid = 'pg_class'::regclass AND s.objid = c.oid AND s.objsubid > 0
+          AND s.classid = 'pg_class'::regclass AND s.objid = c.oid AND s.objsubid <> 0
         OFFSET 0
     ) AS with_columns
 FROM (
@@ -27,7 +27,7 @@ FROM (
         FROM pg_catalog.pg_shdepend AS s
         JOIN pg_catalog.pg_attribute AS a ON a.attrelid = s.objid AND a.attnum = s.objsubid AND NOT a.attisdropped
         WHERE s.dbid = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
-          AND s.classid = 'pg_class'::regclass AND s.objsubid > 0 AND age(a.xmin) <= (SELECT o.age FROM oldest AS o)
+          AND s.classid = 'pg_class'::regclass AND s.objsubid <> 0 AND age(a.xmin) <= (SELECT o.age FROM oldest AS o)
         UNION ALL
         SELECT t.oid, true
         FROM unnest($4::oid[]) AS t (oid)
