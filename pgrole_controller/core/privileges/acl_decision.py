@@ -150,9 +150,10 @@ def _find_missing(declaration: CompiledPrivileges, observed: ObservedDatabase, p
         kinds = TABLE_KINDS if one.kind is ObjectKind.TABLE else (one.kind,)
         found, similar = any((kind, one.schema, one.name) in objects for kind in kinds), None
         if not found and one.kind is ObjectKind.ROUTINE:
-            ways = [(name, types) for name, types in split_signature(one.name) if (one.schema, name) in routines]
-            found = any(types is not None and types in routines[one.schema, name] for name, types in ways)
-            similar = next((SimilarRoutines(name, routines[one.schema, name]) for name, _ in ways), None)
+            name, types = split_signature(one.name)
+            overloads = routines.get((one.schema, name), set())
+            found = types is not None and types in overloads
+            similar = SimilarRoutines(name, overloads) if overloads else None
         if not found:
             label = label_of(one.kind, one.schema, one.name)
             if one.schema in POSTGRESQL_SCHEMAS:

@@ -320,13 +320,13 @@ def _sort_names(
     """Adds each name to the ones that are looked up, or to the patterns."""
     wide = []
     for text in names:
-        for name, arguments in split_signature(text) if kind is ObjectKind.ROUTINE else [(text, None)]:
-            if not is_pattern(text):
-                named.setdefault((name, arguments), []).append(wish)
-            elif arguments is None:
-                wide.append(name)
-            else:
-                patterns.append((compile_patterns([name]), compile_patterns([arguments]), wish))
+        name, arguments = split_signature(text) if kind is ObjectKind.ROUTINE else (text, None)
+        if not is_pattern(text):
+            named.setdefault((name, arguments), []).append(wish)
+        elif arguments is None:
+            wide.append(name)
+        else:
+            patterns.append((compile_patterns([name]), compile_patterns([arguments]), wish))
     if wide:
         patterns.append((compile_patterns(wide), None, wish))
 

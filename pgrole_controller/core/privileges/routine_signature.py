@@ -44,6 +44,7 @@ _BY_KEYWORD = {name: shown for shown, names in _KEYWORDS.items() for name in (sh
 _QUOTED_NAMES = {'"char"': '"char"', "char": '"char"', '"any"': '"any"', "any": '"any"'}
 
 _QUOTED = r'"(?:[^"]|"")+"'
+_MARK = re.compile(r'["()]')
 _SEPARATOR = re.compile(rf"{_QUOTED}|\([^()\"]*\)|,")
 _FOLDED = re.compile(rf'{_QUOTED}|[^"]+')
 _MODE = re.compile(r"(?:in out|inout|in|out|variadic) ")
@@ -60,21 +61,32 @@ _LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 #: Single-precision floats have at most this precision.
 _REAL_BITS = 24
 
-#: Maximum number of types whose normalized form is remembered.
+#: Maximum number of types whose normalized form is remembered, and of declared routines.
 _MOST_TYPES = 4096
 
 
-def split_signature(text: str) -> list[tuple[str, str | None]]:
-    """Returns the ways to read a declared routine: its name and normalized arguments, None for every overload.
-
-    A name may contain parentheses. Only one way can match an existing routine, since PostgreSQL quotes types whose
-    names contain parentheses.
-    """
+@lru_cache(maxsize=_MOST_TYPES)
+def split_signature(text: str) -> tuple[str, str | None]:
+    """Returns the name and the normalized arguments of a declared routine; arguments None: every overload."""
     if not (text.endswith(")") and "(" in text):
-        return [(text, None)]
-    return [
-        (text[:at], normalize_arguments(text[at + 1 : -1])) for at, character in enumerate(text) if character == "("
-    ]
+        return text, None
+    begin = _find_arguments(text)
+    return text[:begin], normalize_arguments(text[begin + 1 : -1])
+
+
+def _find_arguments(text: str) -> int:
+    """Returns the place of the parenthesis that the last one closes. A name may contain parentheses, but PostgreSQL
+    quotes types whose names do.
+    """
+    depth, quoted = 0, False
+    for found in reversed([*_MARK.finditer(text)]):
+        if found[0] == '"':
+            quoted = not quoted
+        elif not quoted:
+            depth += 1 if found[0] == ")" else -1
+            if depth == 0:
+                return found.start()
+    return text.index("(")
 
 
 def normalize_arguments(arguments: str) -> str:
