@@ -253,6 +253,25 @@ async def test_decisions_about_many_objects_run_in_a_thread(
     assert threading.main_thread() not in threads
 
 
+async def test_comparisons_with_many_patterns_run_in_a_thread(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A comparison with 2,000 patterns takes several milliseconds."""
+    threads = note_threads(monkeypatch, (privilege_reconcile, "decide_privileges"))
+    patterns = tuple(tuple(f"*{part}_{number}*" for number in range(128)) for part in range(15))
+    items = tuple(ObjectPrivileges(ObjectKind.TABLE, "app", some, frozenset({"SELECT"})) for some in patterns)
+    for number in range(10):
+        await world.hand.execute(f"CREATE TABLE app.extra_{number} (id int)")
+    declared = DatabasePrivileges(world.database, objects=items)
+    world.grantees.publish(
+        SERVER, Grantee(KEY, "uid-1", 1, world.role, world.oid, {world.database: declared}, policy=POLICY)
+    )
+    async with world.working():
+        await world.wait_settled()
+    assert threads
+    assert threading.main_thread() not in threads
+
+
 async def test_comparisons_of_many_columns_of_one_table_run_in_a_thread(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.privileges import large_rounds
 from pgrole_controller.controller.privileges.interruptions import Interruptions, read_beside
 from pgrole_controller.controller.privileges.privilege_memory import FurtherReads
+from pgrole_controller.core.privileges.acl_screening import PrivilegeTerms
 from pgrole_controller.core.privileges.adoption_findings import answer_for, is_cut
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
@@ -65,8 +66,9 @@ async def _compare(
     results: list[PrivilegeResult] = []
     for one in adoptees:
         await interruptions.give_way()
+        comparisons = observed.size * PrivilegeTerms.of(one, session.database).weight
         results.append(
-            await large_rounds.run_aside(observed.size, answer_for, one, observed, partial(contain, key=one.key))
+            await large_rounds.run_aside(comparisons, answer_for, one, observed, partial(contain, key=one.key))
         )
         if anyio.current_time() - began > _LONGEST:
             break

@@ -131,6 +131,7 @@ class PrivilegeMemory:
     _resting: frozenset[Key] = frozenset()  # suspended or ignored: nothing is granted to these
     _reach: tuple[tuple[Grantee, ...], PrivilegeReach] | None = None
     _index: GranteeIndex | None = None
+    _weight: int | None = None
     _terms: dict[Key, tuple[Grantee, PrivilegeTerms]] = field(default_factory=dict)
     _equal: dict[PrivilegeTerms, PrivilegeTerms] = field(default_factory=dict)
     _known: dict[ObjectId, int] | None = None
@@ -161,7 +162,7 @@ class PrivilegeMemory:
         some = tuple(grantees)
         if some == self._kept:
             return
-        self._kept, self._index = some, None
+        self._kept, self._index, self._weight = some, None, None
         self._resting = frozenset(one.key for one in some if one.rests)
         kept, roles = {one.key for one in some}, {one.oid for one in some}
         self._roles = {key: one for key, one in self._roles.items() if key in kept}
@@ -190,6 +191,12 @@ class PrivilegeMemory:
             terms = PrivilegeTerms.of(grantee, database)
             known = self._terms[grantee.key] = grantee, self._equal.setdefault(terms, terms)
         return known[1]
+
+    def weigh(self, database: str) -> int:
+        """Returns the sum of the weights of all roles' terms."""
+        if self._weight is None:
+            self._weight = sum(self.terms(one, database).weight for one in self._kept)
+        return self._weight
 
     def is_contested(self, key: Key) -> bool:
         known = self._roles.get(key)

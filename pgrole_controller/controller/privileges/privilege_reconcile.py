@@ -232,7 +232,7 @@ class PrivilegeReconcile:
     async def _decide_beside(
         self, one: PrivilegeProgress, observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
     ) -> None:
-        if large_rounds.is_small(observed.size):
+        if large_rounds.is_small(self._screening.count_comparisons(one.grantee, observed)):
             self._decide_one(one, observed, new_objects)
         else:
             decide = partial(to_thread.run_sync, self._decide_one, one, observed, new_objects)

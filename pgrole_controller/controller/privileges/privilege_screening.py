@@ -35,7 +35,7 @@ class RoundScreening:
         """Returns the roles that need a decision after this read."""
         if observed.complete or observed.defaults is not None:
             return grantees
-        comparisons = observed.size + len(observed.acls) * len(grantees)
+        comparisons = observed.size + len(observed.acls) * self._memory.weigh(self._database)
         keys = await large_rounds.run_aside(comparisons, self._find_differing, grantees, observed)
         return [one for one in grantees if one.key in keys or self._memory.is_contested(one.key)]
 
@@ -43,7 +43,12 @@ class RoundScreening:
         """Returns the roles that declare an object of this read by its name."""
         if not grantees:
             return set()
-        return await large_rounds.run_aside(len(observed.acls) * len(grantees), self._find_named, grantees, observed)
+        comparisons = len(observed.acls) * self._memory.weigh(self._database)
+        return await large_rounds.run_aside(comparisons, self._find_named, grantees, observed)
+
+    def count_comparisons(self, grantee: Grantee, observed: ObservedDatabase) -> int:
+        """Returns the number of comparisons of usual length that take as long as those with this role."""
+        return observed.size * self._memory.terms(grantee, self._database).weight
 
     def select(self, grantee: Grantee, observed: ObservedDatabase) -> Sequence[ObservedAcl]:
         """Returns the objects on which the role may differ from its declaration."""

@@ -278,6 +278,12 @@ def is_pattern(name: str) -> bool:
     return "*" in name or "?" in name
 
 
+def count_patterns(declared: DatabasePrivileges) -> int:
+    """Returns the number of patterns and exceptions that may be compared with the name of one object."""
+    in_schemas = sum(len(one.exceptions) for one in declared.schemas)
+    return in_schemas + sum(is_pattern(name) for one in declared.objects for name in one.names)
+
+
 def check_declarable(declared: DatabasePrivileges, version: int) -> Refused | None:
     """Returns which part of the declaration no server supports, or not this version (server_version_num); None if none.
 
