@@ -1,6 +1,9 @@
 """core/privileges/privilege_reach: which objects declarations may concern: at least all that one matches."""
 
+import time
 from dataclasses import replace
+
+import pytest
 
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.privileges.grantee import (
@@ -69,3 +72,15 @@ def test_creation_in_schemas_is_in_reach_only_if_create_on_a_schema_is_declared(
     assert not reach(use).creates_in_schemas
     database = ObjectPrivileges(ObjectKind.DATABASE, "", (), frozenset({"CREATE"}))
     assert not reach(DatabasePrivileges("orders", objects=(database, PEOPLE))).creates_in_schemas
+
+
+@pytest.mark.parametrize("schema", ["app", "a*"])
+def test_tables_are_found_among_many_with_columns_without_delay(schema: str) -> None:
+    """A complete read looks up every table, on the event loop."""
+    columns = [replace(PEOPLE, schema=schema, names=(f"people_{number}",)) for number in range(10_000)]
+    read = reach(DatabasePrivileges("orders", objects=tuple(columns)))
+    table = DatabaseObject(ObjectId("pg_class", 1), ObjectKind.TABLE, "app", "people", 10, "owner")
+    objects = [replace(table, name=f"people_{number}") for number in (*range(9700, 10_000), -1)]
+    begins = time.perf_counter()
+    assert [read.has_columns(one) for one in objects] == [True] * 300 + [False]
+    assert time.perf_counter() - begins < 0.1

@@ -27,15 +27,13 @@ class PrivilegeReach:
     creators: frozenset[str]
     creates_in_schemas: bool
     _known: dict[tuple[str, bool], bool] = field(default_factory=dict)
-    _columns: dict[str, list[tuple[str, ...]]] = field(default_factory=dict, init=False)  # by name of the schema
-    _wide_columns: list[tuple[str, tuple[str, ...]]] = field(default_factory=list, init=False)
+    _columns: dict[str, "_TableNames"] = field(default_factory=dict, init=False)  # by name of the schema
+    _wide_columns: dict[str, "_TableNames"] = field(default_factory=dict, init=False)  # by pattern
 
     def __post_init__(self) -> None:
         for schema, names in self.with_columns:
-            if is_pattern(schema):
-                self._wide_columns.append((schema, names))
-            else:
-                self._columns.setdefault(schema, []).append(names)
+            by_schema = self._wide_columns if is_pattern(schema) else self._columns
+            by_schema.setdefault(schema, _TableNames()).add(names)
 
     @classmethod
     def of(cls, database: str, grantees: Iterable[Grantee]) -> "PrivilegeReach":
@@ -80,8 +78,26 @@ class PrivilegeReach:
         """Whether a declaration names columns of this object."""
         if obj.kind not in TABLE_KINDS:
             return False
-        wide = (names for schema, names in self._wide_columns if matches(obj.schema, (schema,)))
-        return any(matches(obj.name, names) for names in (*self._columns.get(obj.schema, ()), *wide))
+        names = self._columns.get(obj.schema)
+        if names is not None and names.has(obj.name):
+            return True
+        wide = self._wide_columns.items()
+        return any(some.has(obj.name) and matches(obj.schema, (schema,)) for schema, some in wide)
+
+
+@dataclass(slots=True)
+class _TableNames:
+    """Every table of a database is looked up among those of all roles."""
+
+    exact: set[str] = field(default_factory=set)
+    patterns: set[str] = field(default_factory=set)
+
+    def add(self, names: Iterable[str]) -> None:
+        for name in names:
+            (self.patterns if is_pattern(name) else self.exact).add(name)
+
+    def has(self, name: str) -> bool:
+        return name in self.exact or matches(name, self.patterns)
 
 
 @lru_cache(maxsize=64)
