@@ -149,6 +149,20 @@ async def test_a_delegates_grant_is_revoked_after_the_delegate_lost_the_schema(d
     assert named(after, "app").entries == named(acls, "app").entries
 
 
+async def test_a_delegates_grant_is_revoked_although_it_cannot_name_the_types_of_the_arguments(db: AclDatabase) -> None:
+    await db.run("""
+        CREATE SCHEMA types; CREATE TYPE types.state AS ENUM ();
+        CREATE FUNCTION app.typed(types.state[]) RETURNS int LANGUAGE sql AS 'SELECT 1';
+        GRANT EXECUTE ON FUNCTION app.typed TO {delegate} WITH GRANT OPTION; SET ROLE {delegate};
+        GRANT EXECUTE ON FUNCTION app.typed TO {reader}; RESET ROLE
+    """)
+    found = named(await read(db), "typed")
+    revoked = change(db, found, "reader", "EXECUTE", revoke=True, grantor=db.name("delegate"))
+    assert await apply_one(db, found, revoked) is None
+    assert not held(named(await read(db), "typed"), db.oids["reader"])
+    assert not await db.beside.fetchval(f"SELECT has_schema_privilege('{db.name('delegate')}', 'types', 'USAGE')")
+
+
 async def test_revoking_a_grant_option_revokes_dependents_and_regrants_to_managed_roles(db: AclDatabase) -> None:
     await db.run("""
         GRANT SELECT ON app.t TO {delegate} WITH GRANT OPTION;

@@ -277,7 +277,7 @@ class AclTransactions:
                 await self._connection.execute(one.text)
 
     async def _run_as_grantor(self, statement: GrantStatement) -> None:
-        """A grantor that has lost USAGE on the schema could not name the object, so it gets that for this statement."""
+        """A grantor without USAGE on a schema could not name the object or its types, so it gets that meanwhile."""
         acting = f"SELECT pg_catalog.set_config('role', {seen_name(statement.acting_as)}, true)"
         closed = await self._find_closed_schemas(statement)
         opening = [AclChange(one, 0, statement.acting_as, ("USAGE",)) for one in closed]
