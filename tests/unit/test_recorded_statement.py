@@ -42,6 +42,7 @@ def revoked(privilege: str, column: str = "", *, option: bool = False) -> Change
         ("REVOKE SELECT ON app.orders FROM reader", revoked("SELECT", "id")),
         ("REVOKE SELECT (id) ON app.orders FROM reader", revoked("SELECT", "id")),
         ("REVOKE SELECT ON app.orders FROM reader", revoked("SELECT", option=True)),
+        ("REVOKE SELECT (revoke), UPDATE (id) ON app.orders FROM reader", revoked("SELECT", "revoke")),
         ("REVOKE GRANT OPTION FOR SELECT ON app.orders FROM reader", revoked("SELECT", option=True)),
         ("REVOKE GRANT OPTION FOR SELECT ON app.orders FROM other, reader CASCADE", revoked("SELECT")),
         ("ALTER DEFAULT PRIVILEGES FOR ROLE revoke GRANT INSERT ON TABLES TO reader", granted("INSERT")),

@@ -168,8 +168,8 @@ def _read(text: str, tokens: Sequence[_Token]) -> RecordedStatement:
     elif granting:
         granted, begins = False, granting[0] + 3
     elif "revoke" in head:
-        # A role after FOR ROLE can have this name, too.
-        granted, begins = False, len(head) - head[::-1].index("revoke")
+        # A column can have this name, too, and in ALTER DEFAULT PRIVILEGES a role.
+        granted, begins = False, 1 if head[0] == "revoke" else len(head) - head[::-1].index("revoke")
     else:
         return RecordedStatement(text)
     privileges: dict[str, frozenset[str]] = {}
