@@ -302,6 +302,12 @@ class TestDrift:
         assert decide(one, observed, new=None).changes == ()
         assert len(decide(one, observed, current=False).changes) == 3
 
+    def test_former_privileges_that_are_granted_again_are_revoked_in_a_database_no_longer_listed(self) -> None:
+        one = replace(grantee(None, READ), report_only=True)
+        decision = decide(one, observe((TABLE, (entry("SELECT"), entry("DELETE")))))
+        assert texts(decision) == ["REVOKE SELECT ON TABLE app.orders FROM reader"]
+        assert decision.reported == ()
+
     def test_ignored_privileges_are_applied_once(self) -> None:
         one = replace(grantee(), ignored=True)
         observed = observe((TABLE, (entry("DELETE"), entry("UPDATE", grantable=True))))

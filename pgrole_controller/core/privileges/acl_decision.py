@@ -89,12 +89,12 @@ def decide_privileges(
         return PrivilegeDecision(pending=(refused,))
     digest, last = grantee.digest_of(database), AppliedDeclaration.parse(applied)
     declared = grantee.declared.get(database)
-    # What the role was granted in a database that is given up is revoked all the same.
+    # What the role was granted in a database that is given up is revoked all the same, also under policy Report.
     ignored = grantee.ignored and declared is not None and bool(last.digest)
     current = ignored or last.digest == digest
     ledger = DifferenceLedger(
         current=current,
-        report_only=grantee.report_only,
+        report_only=grantee.report_only and declared is not None,
         new_objects=new_objects,
         granted_before=granted_before,
         applied=last,
