@@ -75,6 +75,7 @@ class ServerWorker:
         self._pace = Pace()
         self._emptying = EmptyingLimits()
         self._everything = Signal()  # set: every object is to be reconciled
+        self._system_identifier: int | None = None  # of the last session's server
         self._released_in: set[str | None] = set()  # namespaces in which claims were released; None: any
         self._claims_released = Signal()
         self.databases = Databases(lambda: self.server, context, lambda: self.keeper.state is SessionState.SUSPENDED)
@@ -188,6 +189,7 @@ class ServerWorker:
 
     async def _work(self, session: Session) -> None:
         self._memory = self._memory.of_next_session()
+        self._withdraw_others(session.identity.system_identifier)
         keys, changed = self.keys(), self.keeper.changed
         self._context.reporter.withdraw(keys, Reason.SERVER_NOT_READY)
         self._queue.reset_failures(self.server.name)
@@ -210,6 +212,14 @@ class ServerWorker:
             while items := await self._queue.take(self.server.name, self._pace.limit, self._calm_until()):
                 await self._reconcile(session, items, tasks)
             tasks.cancel_scope.cancel()
+
+    def _withdraw_others(self, system_identifier: int) -> None:
+        """Withdraws the roles of another server that had this name or address before. New servers give the same oids to
+        their first roles, so what was found there would count as an answer about this server.
+        """
+        if self._system_identifier != system_identifier:
+            self._system_identifier = system_identifier
+            self._context.grantees.withdraw_all(self.server.name)
 
     def _calm_until(self) -> float:
         """Before this time only a drift begins a batch, unless enough keys wait to fill one."""

@@ -1,9 +1,12 @@
-"""A worker whose session fails unexpectedly retries with back-off, and no other server is affected."""
+"""Workers of servers: a session that fails unexpectedly is retried with back-off and affects no other server, and a
+PgServer may lead to another server.
+"""
 
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, cast
 
@@ -15,6 +18,7 @@ from pgrole_controller.controller import session_keeper as keeper_module
 from pgrole_controller.controller import worker as worker_module
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
+from pgrole_controller.controller.privileges.database_worker import DatabaseWorker
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.result import Result
@@ -22,10 +26,12 @@ from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.database_options import DatabasesConfig
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.policy import ServerPolicy
+from pgrole_controller.core.privileges.grantee import PrivilegeRule
 from pgrole_controller.core.reconnect import FIRST_DELAY, TROUBLED_SECONDS
-from pgrole_controller.core.request import Key, Request, RequestReason
+from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.core.workqueue import Done
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Store, Stored, pack
@@ -62,7 +68,7 @@ def declared(name: str, server: PostgresServer) -> ServerConfig:
     return ServerConfig(name, Endpoint(server.dsn()), server_policy, Address("pg", 5432, "postgres", "require"))
 
 
-def stored(server: str, name: str) -> Stored:
+def stored(server: str, name: str, **fields: Any) -> Stored:
     metadata = {
         "namespace": "shop",
         "name": name,
@@ -71,7 +77,7 @@ def stored(server: str, name: str) -> Stored:
         "generation": 1,
         "creationTimestamp": "2027-01-01T00:00:00Z",
     }
-    spec = {"login": True, "serverRef": {"name": server}}
+    spec = {"login": True, "serverRef": {"name": server}, **fields}
     return pack({"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole", "metadata": metadata, "spec": spec})
 
 
@@ -186,3 +192,33 @@ async def test_an_unexpected_error_in_a_session_affects_only_its_server(
     assert len(lines) >= FAILURES
     assert {vars(line)["server"] for line in lines} == {"broken"}
     assert SECRET not in "".join(str(vars(record)) for record in caplog.records) + trouble.message
+
+
+async def test_privileges_found_on_one_server_are_no_answer_about_the_next_one(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects, queue = make_objects(), Queue()
+    app = stored("main", "app", privileges=[{"database": "postgres", "onDatabase": ["CREATE"]}])
+    objects.store.put(app)
+    reports = Reports(queue)
+    context = make_context(queue, objects, cast("Reporter", reports))
+    queue.release()
+    async with servers.run() as before, servers.run() as after:
+        first = declared("main", before)
+        opened = replace(first.server_policy, privileges=(PrivilegeRule(databases=("postgres",)),), databases=("*",))
+        first = replace(first, server_policy=opened, databases=DatabasesConfig(("*",)))
+        worker = ServerWorker(first, context)
+        context.grantees.connect(
+            lambda _server, key, names: worker.databases.note_change(key, names),
+            lambda _server, key: worker.enqueue(key, RequestReason.PRIVILEGES, Rank.CHANGE),
+            lambda _server, _result: False,
+        )
+        async with running(worker):
+            await until(lambda: Reason.RECONCILED in reports.told.get(app.key, ()))
+            found = context.grantees.get("main", app.key)
+            reports.told.clear()
+            monkeypatch.setattr(DatabaseWorker, "run", lambda _worker: anyio.sleep_forever())
+            worker.declare(replace(first, endpoint=Endpoint(after.dsn())))
+            await until(lambda: len(reports.told.get(app.key, ())) > 1)
+            assert set(reports.told[app.key]) == {Reason.PROGRESSING}
+            assert context.grantees.get("main", app.key) == found, "new servers give their first roles the same oids"
