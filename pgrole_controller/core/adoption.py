@@ -5,7 +5,7 @@ which they compare without changing anything, and the decision waits until every
 this declaration, role and policy. A database in which the role holds nothing need not answer: the home database knows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from pgrole_controller.core.claim import Claim
@@ -13,7 +13,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transien
 from pgrole_controller.core.ownership import find_own_claim
 from pgrole_controller.core.policy import Policy, check_admitted, check_holds, protection
 from pgrole_controller.core.privileges.grantee import Grantee, Takeover
-from pgrole_controller.core.privileges.kept_privileges import former_of, grantee_of
+from pgrole_controller.core.privileges.kept_privileges import find_former, former_of, grantee_of
 from pgrole_controller.core.privileges.privilege_outcome import find_problems
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.state import Desired, Observed, Server
@@ -67,6 +67,7 @@ class HeldInDatabases:
     """What is known of an adoptee's privileges in the databases that its object lists.
 
     `revoked`, `beyond`: as in AdoptionFindings, with the database. `unknown`: databases without an answer, and why.
+    `former`: other databases, in which the former owner's declarations are revoked, as the claim records them.
     """
 
     revoked: tuple[str, ...] = ()
@@ -74,14 +75,17 @@ class HeldInDatabases:
     beyond: tuple[str, ...] = ()
     beyond_count: int = 0
     unknown: Mapping[str, PgRoleError | None] = field(default_factory=dict)
+    former: tuple[str, ...] = ()
 
     def describe_revoked(self) -> str:
         """For people; empty if nothing would be revoked."""
         parts = [f"revoke {_enumerate(self.revoked, self.revoked_count)}"] if self.revoked else []
         if self.unknown:
-            names = _enumerate([f'"{name}"' for name in self.unknown], len(self.unknown))
+            names = _quote(self.unknown)
             why = next((f" (not compared: {one.message})" for one in self.unknown.values() if one is not None), "")
             parts.append(f"revoke undeclared privileges in {names}{why}")
+        if self.former:
+            parts.append(f"revoke what the role's former object declared in {_quote(self.former)}")
         return ", and would ".join(parts)
 
 
@@ -102,7 +106,9 @@ def find_held(adoptee: Grantee, desired: Desired, observed: Observed) -> HeldInD
         revoked += [f"{words} (database {name})" for words in found.revoked]
         beyond += [f"{words} (database {name})" for words in found.beyond]
         revoked_count, beyond_count = revoked_count + found.revoked_count, beyond_count + found.beyond_count
-    return HeldInDatabases(tuple(revoked), revoked_count, tuple(beyond), beyond_count, unknown)
+    kept = observed.claim.privileges if observed.claim else {}
+    former = tuple(sorted(find_former(desired, kept) & observed.references.databases))
+    return HeldInDatabases(tuple(revoked), revoked_count, tuple(beyond), beyond_count, unknown, former)
 
 
 def check_held_privileges(held: HeldInDatabases, named: ObservedRole, *, action: str) -> None:
@@ -170,6 +176,10 @@ def check_adoption(
         )
     check_holds(policy, named, action="adoption", references=observed.references)
     check_held_privileges(held, named, action="adoption")
+
+
+def _quote(databases: Collection[str]) -> str:
+    return _enumerate([f'"{name}"' for name in databases], len(databases))
 
 
 def _enumerate(some: tuple[str, ...] | list[str], count: int) -> str:

@@ -130,6 +130,15 @@ class TestRoleExists:
             'privileges in "lake" (not compared: timed out). To take'
         ) in refuse(asked).message
 
+    def test_it_names_other_databases_in_which_the_former_objects_declarations_would_be_revoked(self) -> None:
+        former = {"orders": (READ,), "lake": (LAKE,), "gone": (LAKE,)}
+        claim = replace(RELEASED, owner=replace(ME, object="other", object_uid="uid-9"), privileges=former)
+        words = "adoption would revoke what the role's former object declared in {}. To take"
+        message = refuse(desired(), replace(SEEN, claim=claim)).message
+        assert words.format('"lake", "orders"') in message
+        seen = replace(SEEN, claim=claim, unheld=frozenset({"orders"}))
+        assert words.format('"lake"') in refuse(desired(READ), seen).message
+
     def test_what_is_beyond_the_policy_denies_nothing_yet(self) -> None:
         asked = replace(answer(ASKED, {"orders": BEYOND, "lake": WITHIN}), adopt=False)
         assert refuse(asked).reason is Reason.ROLE_EXISTS
