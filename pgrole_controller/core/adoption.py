@@ -13,7 +13,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transien
 from pgrole_controller.core.ownership import find_own_claim
 from pgrole_controller.core.policy import Policy, check_admitted, check_holds, protection
 from pgrole_controller.core.privileges.grantee import Grantee, Takeover
-from pgrole_controller.core.privileges.kept_privileges import find_former, former_of, grantee_of
+from pgrole_controller.core.privileges.kept_privileges import find_answer, find_former, former_of, grantee_of
 from pgrole_controller.core.privileges.privilege_outcome import find_problems
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.state import Desired, Observed, Server
@@ -96,9 +96,7 @@ def find_held(adoptee: Grantee, desired: Desired, observed: Observed) -> HeldInD
     unknown: dict[str, PgRoleError | None] = {}
     problems = find_problems(adoptee, observed.references.databases)
     for name in sorted(frozenset(adoptee.declared) - observed.unheld):
-        result = desired.privilege_results.get(name)
-        if result is not None and (result.uid, result.digest) != (adoptee.uid, adoptee.digest_of(name)):
-            result = None
+        result = find_answer(desired, adoptee, name)
         if name in problems or result is None or result.adoption is None:
             unknown[name] = problems.get(name) or (result.error if result else None)
             continue

@@ -6,7 +6,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
 from pgrole_controller.core.ownership import check_held, find_own_claim, find_target
 from pgrole_controller.core.plan import Action, Plan, ReassignOwned
 from pgrole_controller.core.policy import Policy, check_admitted, check_protected, matches, protection, reaches_beyond
-from pgrole_controller.core.privileges.kept_privileges import held_by, unconfirmed
+from pgrole_controller.core.privileges.kept_privileges import find_answer, grantee_of, held_by, unconfirmed
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.state import Dependents, Desired, Observed, Server
 
@@ -136,7 +136,7 @@ def _after_revocation(
     if not left:
         return _clear_privileges(desired, observed, target) if server.keeps_privileges else None
     more = f" (and in {len(left) - 1} more databases)" if len(left) > 1 else ""
-    result = desired.privilege_results.get(left[0])
+    result = find_answer(desired, grantee_of(desired, kept, target.oid), left[0])
     what = f'privileges of role "{desired.role.name}" in database "{left[0]}"{more}'
     if result is not None and result.error is not None:
         raise Waiting(

@@ -278,6 +278,13 @@ class TestPrivileges:
             in (caught.value.message)
         )
 
+    def test_what_the_declaration_waited_for_before_does_not_block_the_drop(self) -> None:
+        error = Waiting(Reason.PRIVILEGE_PENDING, "waiting for table app.orders")
+        asked = self.confirm(desired(), confirmed=False, error=error, digest="sha256:declared")
+        with pytest.raises(Waiting) as caught:
+            self.end(asked, self.see("orders"))
+        assert caught.value.reason is Reason.PROGRESSING
+
     def test_a_database_where_the_role_has_nothing_does_not_block_the_drop(self) -> None:
         error = Transient(Reason.SERVER_NOT_READY, "the connection was refused")
         asked = self.confirm(desired(), confirmed=False, error=error)

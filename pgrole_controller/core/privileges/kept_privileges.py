@@ -14,6 +14,7 @@ from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, from_json, to_json
+from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Desired, Observed, Server
 
@@ -123,10 +124,18 @@ def _is_confirmed(desired: Desired, grantee: Grantee, database: str, unheld: fro
     """A database that no worker can serve has no part in this, if the role has nothing there. The result proves that
     the worker knows the declaration, so that no later session there grants anything.
     """
-    result = desired.privilege_results.get(database)
-    if result is None or (result.uid, result.digest) != (grantee.uid, grantee.digest_of(database)):
+    result = find_answer(desired, grantee, database)
+    if result is None:
         return False
     return result.confirmed or (database not in grantee.declared and database in unheld)
+
+
+def find_answer(desired: Desired, grantee: Grantee, database: str) -> PrivilegeResult | None:
+    """Returns the result of the database's worker, if it is about this declaration."""
+    result = desired.privilege_results.get(database)
+    if result is None or (result.uid, result.digest) != (grantee.uid, grantee.digest_of(database)):
+        return None
+    return result
 
 
 def keep_privileges(plan: Plan, desired: Desired, observed: Observed, server: Server) -> Plan:
