@@ -86,6 +86,19 @@ def test_a_result_is_announced_when_it_differs(heard: Heard) -> None:
     assert heard.grantees.results("main", KEY) == {"orders": replace(RESULT, confirmed=True)}
 
 
+def test_a_result_is_no_answer_to_the_same_declaration_after_another_one(heard: Heard) -> None:
+    heard.grantees.publish("main", GRANTEE)
+    heard.grantees.report("main", replace(RESULT, drift_count=2))
+    changed = replace(GRANTEE, declared={"orders": replace(ORDERS, unmanaged=("scratch",))})
+    heard.grantees.publish("main", changed)
+    heard.grantees.publish("main", GRANTEE)
+    result = heard.grantees.results("main", KEY)["orders"]
+    assert (result.digest, result.drift_count) == ("", 2), "its worker may be applying the other one"
+    heard.grantees.report("main", replace(RESULT, drift_count=2))
+    assert heard.grantees.results("main", KEY)["orders"].digest == GRANTEE.digest_of("orders")
+    assert len(heard.results) == 2
+
+
 @pytest.mark.parametrize("result", [replace(RESULT, uid="uid-0"), replace(RESULT, key=OTHER)])
 def test_a_result_for_a_role_that_is_not_published_is_ignored(heard: Heard, result: PrivilegeResult) -> None:
     heard.grantees.publish("main", GRANTEE)

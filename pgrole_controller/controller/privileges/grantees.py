@@ -45,6 +45,9 @@ class Grantees:
         results = self._results.get((server, grantee.key), {})
         for database in [name for name, one in results.items() if name not in grantee.databases and not one.news]:
             del results[database]
+        for database, one in results.items():
+            if one.digest != grantee.digest_of(database):  # it is no answer either if this is declared again later
+                results[database] = replace(one, digest="")
         self._on_change(server, grantee.key, grantee.databases | (before.databases if before else frozenset()))
 
     def withdraw(self, server: str, key: Key) -> None:
