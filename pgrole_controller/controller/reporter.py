@@ -14,8 +14,9 @@ import anyio
 from pgrole_controller import logs
 from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.errors import attempt_write, contain
+from pgrole_controller.controller.objects import generation_of
 from pgrole_controller.controller.result import Result
-from pgrole_controller.controller.status_writer import PendingStatus, StatusWriter, standing_fields
+from pgrole_controller.controller.status_writer import PendingStatus, StatusWriter, is_about, standing_fields
 from pgrole_controller.core.approval import tell_approval
 from pgrole_controller.core.errors import Reason, make_legible
 from pgrole_controller.core.plan import Action
@@ -25,7 +26,7 @@ from pgrole_controller.core.status import Outcome, of_error
 from pgrole_controller.kube.client import PGROLES, Client
 from pgrole_controller.kube.events import EventType, Recorder
 from pgrole_controller.kube.server_side_apply import FINALIZER, apply_finalizer
-from pgrole_controller.kube.store import Store, Stored
+from pgrole_controller.kube.store import Store, Stored, mapping
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class Reporter:
         if stored is not None and (result.target.finalizer is not None or result.done_with):
             self._send.send_nowait((logs.current_reconcile_id(), result))
             return
-        if stored is not None and outcome is not None:
+        if stored is not None and outcome is not None and not self._keeps_status(result):
             reported = standing_fields(result.fields, outcome)
             self._statuses.put(
                 PendingStatus(
@@ -116,6 +117,16 @@ class Reporter:
                 )
             )
         self._endings.end(result)
+
+    def _keeps_status(self, result: Result) -> bool:
+        """Whether the status stands until every database has answered: a restarted controller knows no answers, and
+        nothing else changed.
+        """
+        stored, seen, outcome = self._store.get(result.key), result.target.stored, result.outcome
+        if stored is None or seen is None or outcome is None or not outcome.unanswered:
+            return False
+        status = mapping(stored.object().get("status"))
+        return stored.uid == seen.uid and is_about(status, generation_of(seen), result.claim)
 
     def withdraw(self, keys: Iterable[Key], reason: Reason) -> None:
         """Drops unwritten statuses with this reason: these objects are about to be reconciled."""

@@ -302,6 +302,14 @@ def _reports_generation(stored: Stored) -> bool:
     return whole(mapping(stored.object().get("status")).get("observedGeneration")) == generation_of(stored)
 
 
+def is_about(status: Mapping[str, Any], generation: int, claim: Claim | None) -> bool:
+    """Whether this status is about the generation and about the role of this claim."""
+    if claim is None or whole(status.get("observedGeneration")) != generation or not status.get("conditions"):
+        return False
+    told = mapping(status.get("role")).get("oid"), mapping(status.get("server")).get("systemIdentifier")
+    return told == (claim.role_oid, str(claim.system_identifier))
+
+
 def standing_fields(fields: tuple[str, ...], outcome: Outcome) -> tuple[str, ...]:
     """Returns the fields that status names as drifted and only reported."""
     return fields if outcome.reason is Reason.DRIFT_REPORTED else ()

@@ -36,12 +36,15 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`by_databases`: it is about privileges, and the workers of the databases retry by themselves."""
+    """`by_databases`: it is about privileges, and the workers of the databases retry by themselves. `unanswered`: some
+    have not answered yet.
+    """
 
     phase: Phase
     reason: Reason
     message: str
     by_databases: bool = False
+    unanswered: bool = False
 
     @property
     def ready(self) -> bool:

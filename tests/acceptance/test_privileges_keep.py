@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
 import asyncpg
 import pytest
 import pytest_asyncio
@@ -150,6 +151,17 @@ async def test_changes_made_while_no_controller_ran_are_corrected(place: Privile
         await place.wait_may("UPDATE", "app.orders", expected=False)
         await place.wait_may("SELECT", "app.late")
         await place.kube.wait_ready("reader")
+
+
+async def test_a_restart_changes_no_status(place: PrivilegePlace) -> None:
+    async with running(place.controller()):
+        before = await place.declare(place.reads())
+    await anyio.sleep(1.1)  # times in conditions have whole seconds
+    async with running(place.controller()):
+        await place.hand.execute(f"GRANT UPDATE ON app.orders TO {place.reader}")
+        await place.kube.wait_event("DriftCorrected", about="reader")
+        after = await place.kube.wait_for("reader", lambda obj: obj["status"].get("driftCount") == 1, "a drift")
+    assert condition(after, "Ready") == condition(before, "Ready")
 
 
 async def test_a_missing_database_delays_no_other(place: PrivilegePlace) -> None:

@@ -15,6 +15,7 @@ from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.sources import PgRoleSource
 from pgrole_controller.controller.status_writer import PendingStatus, StatusWriter
+from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key, Request, RequestReason
 from pgrole_controller.core.status import RECONCILED, Outcome, Phase
@@ -105,6 +106,43 @@ async def test_a_current_status_is_not_queued_for_writing(objects: Objects) -> N
         assert set(statuses._waiting) == {KEY}
         statuses.close()
     assert api.asked == 2
+
+
+@pytest.mark.parametrize(
+    ("unanswered", "generation", "oid", "system", "written"),
+    [
+        (True, 1, 20_000, "7", False),
+        (False, 1, 20_000, "7", True),
+        (True, 0, 20_000, "7", True),
+        (True, 1, 20_001, "7", True),
+        (True, 1, 20_000, "8", True),
+    ],
+    ids=["unanswered", "failed", "another spec", "another role", "another server"],
+)
+async def test_a_status_of_this_spec_and_role_stands_until_every_database_has_answered(
+    objects: Objects, unanswered: bool, generation: int, oid: int, system: str, written: bool
+) -> None:
+    status = {
+        "observedGeneration": generation,
+        "conditions": [{"type": "Ready", "status": "True", "reason": "Reconciled", "message": "x"}],
+        "role": {"name": "app", "oid": oid, "applied": ""},
+        "server": {"name": "default", "systemIdentifier": system},
+    }
+    seen = pack(made(1).object() | {"status": status})
+    objects.store.put(seen)
+    api, queue = StatusApi(), Queue()
+    recorder, endings = Recorder(cast("Client", api)), Endings(queue, objects.contests)
+    reporter = Reporter(cast("Client", api), objects.store, endings, recorder)
+    queue.put("default", Request(seen.key, RequestReason.OBJECT))
+    await queue.take("default", 1)
+    outcome = Outcome(Phase.WORKING, Reason.PROGRESSING, "being applied", by_databases=True, unanswered=unanswered)
+    claim = Claim("app", 20_000, 7, Owner("c1", "shop", "n1", "app", "u1"), "")
+    reporter.report(Result(Target(seen.key, seen), outcome, claim))
+    reporter.close()
+    await reporter.run()
+    assert api.asked == written
+    recorder.close()
+    await recorder.run()
 
 
 async def test_events_wait_until_the_last_status_is_written(objects: Objects) -> None:

@@ -40,7 +40,7 @@ def add_privileges(outcome: Outcome, privileges: GrantedPrivileges, expected: Se
         return replace(_of_errors(errors), by_databases=by_databases)
     unanswered = [name for name in databases if privileges.current_result(name) is None]
     if unanswered:
-        return replace(PROGRESSING, message=_being_applied(unanswered), by_databases=True)
+        return replace(PROGRESSING, message=_being_applied(unanswered), by_databases=True, unanswered=True)
     if privileges.reported:
         return replace(_of_reported(outcome, privileges), by_databases=True)
     if outcome.ready:
