@@ -126,7 +126,15 @@ class TestTheOutcome:
         own = of_read_back(Plan("app", reported=("login",)))
         outcome = merge(known(LAKE, replace(ORDERS, reported=("DELETE on table app.orders",))), own)
         assert outcome.message.endswith("Report: login; DELETE on table app.orders (database orders)")
+        assert not outcome.by_databases, "no database's worker announces the drift of the role"
         assert merge(known(LAKE, ORDERS), own) == own
+
+    def test_drift_of_the_role_is_reported_while_privileges_are_pending(self) -> None:
+        own = of_read_back(Plan("app", reported=("login",)))
+        error = Waiting(Reason.PRIVILEGE_PENDING, "waiting for table app.later")
+        outcome = merge(known(LAKE, replace(ORDERS, error=error)), own)
+        assert (outcome.phase, outcome.reason, outcome.by_databases) == (Phase.WORKING, Reason.DRIFT_REPORTED, False)
+        assert outcome.message.endswith('Report: login; privileges in database "orders": waiting for table app.later')
 
     @pytest.mark.parametrize("report_only", [False, True])
     def test_undeclarable_privileges_are_reported_under_any_policy(self, report_only: bool) -> None:

@@ -28,8 +28,9 @@ def find_problems(grantee: Grantee, existing: frozenset[str]) -> dict[str, PgRol
 def add_privileges(outcome: Outcome, privileges: GrantedPrivileges, expected: Sequence[str]) -> Outcome:
     """Returns the outcome of role and privileges.
 
-    `expected`: databases in which privileges are, or were, declared. The role's own outcome takes precedence. The
-    databases' workers retry failures there. No worker notices that what was given up was revoked by hand.
+    `expected`: databases in which privileges are, or were, declared. The role's own outcome takes precedence, and its
+    reported drift remains the reason: nothing else announces it. The databases' workers retry failures there. No worker
+    notices that what was given up was revoked by hand.
     """
     if not expected or not (outcome.ready or outcome.reason is Reason.DRIFT_REPORTED):
         return outcome
@@ -37,12 +38,16 @@ def add_privileges(outcome: Outcome, privileges: GrantedPrivileges, expected: Se
     errors = {name: error for name in databases if (error := privileges.error_in(name))}
     if errors:
         by_databases = not any(name in privileges.problems or not privileges.declares(name) for name in errors)
-        return replace(_of_errors(errors), by_databases=by_databases)
+        found = replace(_of_errors(errors), by_databases=by_databases)
+        if outcome.ready:
+            return found
+        message = f"{outcome.message}; {found.message}"
+        return replace(found, reason=outcome.reason, message=message, by_databases=False)
     unanswered = [name for name in databases if privileges.current_result(name) is None]
     if unanswered:
         return replace(PROGRESSING, message=_being_applied(unanswered), by_databases=True, unanswered=True)
     if privileges.reported:
-        return replace(_of_reported(outcome, privileges), by_databases=True)
+        return replace(_of_reported(outcome, privileges), by_databases=outcome.ready)
     if outcome.ready:
         return replace(
             outcome, message=outcome.message.replace("the role matches", "the role and its privileges match")
