@@ -2,7 +2,8 @@
 
 Expected flow: soon after a session begins and once an hour, every database that has schema pgrole, whether or not any
 role still declares privileges there: its event triggers go on recording. Within a minute after a drift of privileges
-was recorded, only copies from there. In between, no connection is open and nothing is asked.
+was recorded, or the last role gave up the database, only copies from there. In between, no connection is open and
+nothing is asked.
 
 Guarantees: it runs beside the worker, on connections of its own, and connects to admitted databases only; an error
 costs this round of one database and ends no session.
@@ -20,6 +21,7 @@ from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
+from pgrole_controller.postgres.database_connection import DatabaseMissing, explain
 from pgrole_controller.postgres.history_maintenance import copy_all, prune
 from pgrole_controller.postgres.privileges.database_schema import inspect_database
 from pgrole_controller.postgres.role_catalog import read_databases
@@ -51,7 +53,7 @@ class Maintenance:
         due = anyio.current_time() + FIRST_SECONDS
         while True:
             await anyio.sleep(CHECK_SECONDS)
-            recorded = self._databases.take_recorded()
+            recorded = self._databases.take_recorded() | self._take_left()
             if anyio.current_time() >= due:
                 await self.tend_all()
                 due = anyio.current_time() + PERIOD_SECONDS
@@ -70,6 +72,13 @@ class Maintenance:
         if self._installed is not None:
             self._installed |= storing
         await self.tend(storing | {name for name in self._installed or () if self._admits(name)}, everything=True)
+
+    def _take_left(self) -> set[str]:
+        """Notes the databases that are no longer served. Returns those that are admitted."""
+        left = self._databases.take_left()
+        if self._installed is not None:
+            self._installed |= left
+        return {name for name in left if self._admits(name)}
 
     def _admits(self, database: str) -> bool:
         databases = self._config().databases
@@ -93,6 +102,8 @@ class Maintenance:
                 try:
                     await self._tend_database(name, endpoint, home, everything=everything)
                 except Exception as error:  # noqa: BLE001 -- this database's error
+                    if self._installed is not None and _is_missing(error, name):
+                        self._installed.discard(name)
                     self._warn(name, error)
 
     async def _tend_database(self, name: str, endpoint: Endpoint, home: Connection | None, *, everything: bool) -> None:
@@ -112,3 +123,7 @@ class Maintenance:
         shown = {"error": error.message} if isinstance(error, PgRoleError) else describe_error(error)
         extra = {"server": self._config().name, "database": database, **shown}
         log.warning("history and events not pruned or copied: it is tried again within an hour", extra=extra)
+
+
+def _is_missing(error: Exception, database: str) -> bool:
+    return isinstance(error, PgRoleError) and isinstance(explain(error, database), DatabaseMissing)

@@ -259,6 +259,9 @@ async def test_what_is_given_up_is_revoked_and_the_database_left(
             await three.wait(lambda: (result := three.result(name)) is not None and result.confirmed, name)  # noqa: B023
         three.declare(first)
         await three.wait(lambda: [one.name for one in served.states()] == [first], "the others are left")
+        await three.wait(lambda: served.storing() <= {first}, "the others are not served")
+        assert served.take_left() == set(others), "their events are pruned from now on"
+        assert served.take_left() == set()
         record = SessionRecord(monkeypatch)
         three.declare(*three.names)
         await three.wait_settled(*three.names)

@@ -6,8 +6,11 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import cast
 
+import anyio
 import asyncpg
+import pytest
 
+from pgrole_controller.controller import maintenance as maintenance_module
 from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.maintenance import Maintenance
 from pgrole_controller.controller.privileges.databases import Databases
@@ -95,3 +98,25 @@ async def test_maintenance_does_not_prune_a_database_that_the_server_does_not_ad
     async with maintenance_of(server, lambda: DatabasesConfig(tuple(admitted), (left,))) as maintenance:
         await maintenance.tend_all()
         assert await count_events(server, left) == 125_000
+
+
+async def test_events_are_pruned_in_a_database_that_was_served_for_less_than_an_hour(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(maintenance_module, "CHECK_SECONDS", 0.05)
+    async with maintenance_of(server, lambda: DatabasesConfig(("left_*", "postgres"))) as maintenance:
+        await maintenance.tend_all()
+        left = await make_database(server)
+        monkeypatch.setattr(maintenance._databases, "take_left", lambda: {left})
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(maintenance.run)
+            await anyio.sleep(0.2)
+            tasks.cancel_scope.cancel()
+        await maintenance.tend_all()
+        assert await count_events(server, left) == MOST
+        admin = await asyncpg.connect(server.dsn())
+        await admin.execute(f"DROP DATABASE {left}")
+        await admin.close()
+        for _ in range(2):
+            await maintenance.tend_all()
+        assert sum(record.message.startswith("history and events") for record in caplog.records) == 1, "it is gone"

@@ -78,6 +78,7 @@ class Databases:
         self._served: dict[str, _Served] = {}
         self._ending: dict[str, anyio.Lock] = {}  # of workers that are no longer served, and may still be at work
         self._changed_at: dict[str, float] = {}  # by database, in former sessions
+        self._left: set[str] = set()
         self._rotation = DatabaseRotation(config, self._note_turn)
         self._exchange_from = -math.inf
         self._changed = Signal()
@@ -140,6 +141,11 @@ class Databases:
     def take_recorded(self) -> set[str]:
         """Returns the databases in which drifts were recorded since the last call."""
         return {name for name, served in self._served.items() if served.worker.take_recorded()}
+
+    def take_left(self) -> set[str]:
+        """Returns the databases that are no longer served since the last call, and may have a part of schema pgrole."""
+        left, self._left = self._left - self._served.keys(), set()
+        return left
 
     def states(self) -> list[DatabaseState]:
         """The state of every database that published roles name, sorted by name."""
@@ -208,6 +214,7 @@ class Databases:
 
     def _forget(self, name: str) -> None:
         served = self._served.pop(name)
+        self._left.add(name)
         if served.busy.locked():
             self._ending[name] = served.busy
         self._rotation.remove(name)
