@@ -13,7 +13,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.privileges.acl import DECLARABLE, AclChange, AclEntry, DefaultAclChange, ObservedAcl
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.fence import Fence
-from pgrole_controller.postgres.privileges import acl_batches
+from pgrole_controller.postgres.privileges import acl_apply, acl_batches
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls, apply_acls
 from pgrole_controller.postgres.privileges.acl_catalog import read_columns, read_defaults
 from pgrole_controller.postgres.privileges.acl_checks import NOT_AS_EXPECTED, prepare_checks
@@ -557,6 +557,34 @@ async def test_a_grant_option_is_revoked_after_its_dependent_grants_even_if_anot
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("owner", "attempts"), [("heir", 2), ("owner", 50)])
+async def test_many_objects_that_cannot_be_changed_keep_no_other_from_being_changed_for_ever(
+    db: AclDatabase, monkeypatch: pytest.MonkeyPatch, owner: str, attempts: int
+) -> None:
+    """Finding them takes longer than one call may. The one that can be changed comes last."""
+    monkeypatch.setattr(acl_batches, "DIVIDING_SECONDS", 0.1)
+    monkeypatch.setattr(acl_apply, "OBJECTS", 10)
+    stuck = [f"stuck_{place}" for place in range(25)]
+    for name in stuck:
+        await db.run(
+            f"CREATE TABLE app.{name} (id int); ALTER TABLE app.{name} OWNER TO {{owner}};"
+            f"GRANT SELECT ON app.{name} TO {{delegate}} WITH GRANT OPTION;"
+            f"SET ROLE {{delegate}}; GRANT SELECT ON app.{name} TO {{reader}}; RESET ROLE"
+        )
+    await db.run("ALTER ROLE {delegate} SUPERUSER; CREATE TABLE app.free ()")
+    await db.run(f"ALTER TABLE app.free OWNER TO {{{owner}}}")
+    found = {one.object.name: one for one in await read(db)}
+    revoke = [change(db, found[name], "reader", "SELECT", revoke=True, grantor=db.name("delegate")) for name in stuck]
+    repairs = [AclRepair(found[one.object.name], (one,)) for one in revoke]
+    repairs.append(AclRepair(found["free"], (change(db, found["free"], "reader", "SELECT"),)))
+    for _ in range(attempts):
+        errors = (await apply(db, repairs)).errors
+        assert {found[name].object.id for name in stuck} <= errors.keys()
+        if found["free"].object.id not in errors:
+            break
+    assert held(named(await read(db), "free"), db.oids["reader"]) == {("", "SELECT")}
+
+
 async def test_a_full_acl_is_an_error_of_its_object_only(db: AclDatabase) -> None:
     acls = await read(db)
     sequence, table = named(acls, "s"), named(acls, "t")

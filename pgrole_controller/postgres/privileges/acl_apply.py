@@ -15,7 +15,13 @@ from pgrole_controller.core.privileges.acl import AclChange, DefaultAclChange, O
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import FOREIGN_EVENT_TRIGGER
 from pgrole_controller.postgres.fence import Unconfirmed, is_another_leading
-from pgrole_controller.postgres.privileges.acl_batches import OBJECTS, Batches, Deadlines, GiveWay
+from pgrole_controller.postgres.privileges.acl_batches import (
+    OBJECTS,
+    Batches,
+    Deadlines,
+    GiveWay,
+    failed_changes_of,
+)
 from pgrole_controller.postgres.privileges.acl_checks import prepare_checks
 from pgrole_controller.postgres.privileges.acl_locks import waits_of
 from pgrole_controller.postgres.privileges.acl_refusal import (
@@ -81,16 +87,19 @@ async def apply_acls(
         return _refused(due, defaults)
     await prepare_checks(connection)
     transactions = AclTransactions(connection, grantees, dialect, extra)
-    waits, deadlines = waits_of(connection), Deadlines()
+    waits, failed, deadlines = waits_of(connection), failed_changes_of(connection), Deadlines()
     objects = Batches(connection, _ObjectSteps(connection, transactions, dialect.version), waits, deadlines, give_way)
-    for start in range(0, len(due), OBJECTS):
-        await objects.change(due[start : start + OBJECTS], last=start + OBJECTS >= len(due) and not defaults)
+    parts = failed.separate(due, OBJECTS)
+    for place, part in enumerate(parts):
+        await objects.change(part, last=place == len(parts) - 1 and not defaults)
     await objects.change_busy(last=not defaults)
     if defaults:
-        batches = Batches(
-            connection, _DefaultSteps(connection, transactions, dialect.version), waits, deadlines, give_way
-        )
-        await batches.change(defaults, last=True)
+        steps = _DefaultSteps(connection, transactions, dialect.version)
+        # Objects that always fail must not take all the time for dividing.
+        batches = Batches(connection, steps, waits, Deadlines(locks_end=deadlines.locks_end), give_way)
+        in_turn = failed.separate(defaults)
+        for place, some in enumerate(in_turn):
+            await batches.change(some, last=place == len(in_turn) - 1)
         await batches.change_busy(last=True)
     elif not due:
         await transactions.run((), extra=True)

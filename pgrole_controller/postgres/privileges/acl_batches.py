@@ -1,13 +1,15 @@
 """Changes many objects, or many default privileges, in few transactions; one that fails does not delay the others.
 
 What others have locked is set aside and comes last. A transaction that fails nevertheless is divided into halves, until
-what fails is alone.
+what fails is alone. That takes time, of which one call has little: what failed in an earlier call comes after all else.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
 import anyio
 
@@ -30,6 +32,8 @@ log = logging.getLogger(__name__)
 OBJECTS = 100
 #: Time limit in seconds for dividing transactions that fail; what is left is postponed.
 DIVIDING_SECONDS = 3.0
+#: Maximum number of failed changes remembered.
+_MOST_FAILED = 100_000
 
 #: Awaited between two transactions: what must not wait for all of them runs there, on the same connection.
 GiveWay: TypeAlias = Callable[[], Awaitable[None]]
@@ -50,6 +54,48 @@ class Deadlines:
 
     def note_lock(self) -> None:
         self.locks_end = min(self.locks_end, anyio.current_time() + PATIENCE_SECONDS)
+
+
+@dataclass(slots=True)
+class FailedChanges:
+    """What could not be changed in one database, for other reasons than locks: it probably fails again. Keys: `key_of`.
+
+    Whoever owns it matters, too: the controller may not be allowed to change anything of that owner.
+    """
+
+    _owners: dict[Hashable, int] = field(default_factory=dict)
+
+    def note(self, one: AclRepair | DefaultAclChange) -> None:
+        if len(self._owners) >= _MOST_FAILED:
+            self._owners.clear()
+        self._owners[key_of(one)] = _owner_of(one)
+
+    def forget(self, some: Iterable[AclRepair | DefaultAclChange]) -> None:
+        """These were changed."""
+        for one in some if self._owners else ():
+            self._owners.pop(key_of(one), None)
+
+    def separate(self, some: Sequence[T], size: int = sys.maxsize) -> list[Sequence[T]]:
+        """Returns parts of at most this size, in the same order: first of what belongs to owners of whom nothing
+        failed, then of what else did not fail, and then of the rest. No part has of both.
+        """
+        owners = frozenset(self._owners.values())
+        parts: tuple[list[T], list[T], list[T]] = [], [], []
+        for one in some:
+            parts[2 if key_of(one) in self._owners else 1 if _owner_of(one) in owners else 0].append(one)
+        return [part[start : start + size] for part in parts for start in range(0, len(part), size)]
+
+
+def _owner_of(one: AclRepair | DefaultAclChange) -> int:
+    return one.observed.object.owner if isinstance(one, AclRepair) else one.creator
+
+
+_failed: WeakKeyDictionary[Connection, FailedChanges] = WeakKeyDictionary()
+
+
+def failed_changes_of(connection: Connection) -> FailedChanges:
+    """The same for all calls with one connection."""
+    return _failed.setdefault(connection, FailedChanges())
 
 
 class Steps(Protocol[T_contra]):
@@ -81,6 +127,7 @@ class Batches(Generic[T]):
         self._connection = connection
         self._steps = steps
         self._waits = waits
+        self._failures = failed_changes_of(connection)
         self._deadlines = deadlines
         self._give_way = give_way
         self._busy: list[T] = []
@@ -140,6 +187,7 @@ class Batches(Generic[T]):
             self._note(error, some)
             raise
         self._waits.forget(map(key_of, some))
+        self._failures.forget(some)
 
     def _note(self, error: PgRoleError, some: Sequence[T]) -> None:
         self._steps.raise_if_common(error)
@@ -188,11 +236,14 @@ class Batches(Generic[T]):
             error = await self._steps.change_one(one, last=last, seconds=seconds)
         except PgRoleError as raised:
             self._note(raised, [one])
-            error = tell_locked(one)
+            self._steps.report(one, tell_locked(one))
+            return
         if error is not None:
+            self._failures.note(one)
             self._steps.report(one, error)
         else:
             self._waits.forget([key_of(one)])
+            self._failures.forget([one])
 
     def _postpone(self, some: Iterable[T]) -> None:
         for one in some:
