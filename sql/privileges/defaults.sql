@@ -1,4 +1,5 @@
--- Which default privileges do the grantees have? One row for each creator, schema and type of object, with at most 10,000 entries.
+-- Which default privileges do the grantees have? One row for each creator, schema and type of object, with at most 10,000 entries:
+-- postgres/privileges/long_acls.py.
 -- `page_key`, `page_size`: postgres/answer_pages.py.
 -- $1 oid[] grantees
 SELECT

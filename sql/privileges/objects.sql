@@ -3,7 +3,7 @@
 -- Within a row, object n has bytes 4n of `oids` and `versions`, and name n of `names`, which NUL separates. These are NULL if they
 -- are too long for one row, beside other answers; those of 50,000 objects are not.
 -- `extension`, `with_columns`: whether the objects belong to an extension, and whether columns of them have an ACL; NULL: unknown.
--- An ACL has at most 10,000 entries of the grantees in an answer; of a longer one, the others follow once these are revoked.
+-- An ACL has at most 10,000 entries of the grantees in an answer; of a longer one, postgres/privileges/long_acls.py reads the others.
 -- `page_key`, `page_size`: postgres/answer_pages.py. Relation object: sql/privileges/sources.
 -- $1 oid[] grantees   $2 oid[] schemas whose relations are asked for, $3 oid[] whose routines are; NULL: all
 -- $4 oid[] relations that get rows of their own and are asked for

@@ -749,6 +749,29 @@ async def test_content_larger_than_one_answer_is_read_in_several(db: AclDatabase
             assert len(observed.defaults) == 20_000
 
 
+async def test_every_entry_of_very_many_grantees_is_read(db: AclDatabase) -> None:
+    """What is not read looks as if it had been revoked, and would be granted again at each read."""
+    entries = """
+        SELECT array_agg(makeaclitem((3000000000 + n)::oid, {owner}, {privilege}, false))
+        FROM generate_series(1, 11000) AS n
+    """
+    schema = entries.format(owner="n.nspowner", privilege="'USAGE'").replace("AS n", "AS n (n)")
+    await db.run(
+        "SET allow_system_table_mods = on; CREATE SCHEMA m;"
+        f"UPDATE pg_namespace AS o SET nspacl = ({schema.replace('n.nspowner', 'o.nspowner')}) WHERE nspname = 'm';"
+        "ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA app GRANT SELECT ON TABLES TO {reader};"
+        "UPDATE pg_default_acl AS d SET defaclacl = "
+        f"({entries.format(owner='d.defaclrole', privilege=chr(39) + 'SELECT' + chr(39))})"
+    )
+    grantees = [3_000_000_000 + number for number in range(1, 11_001)]
+    complete = named(await read_acls(db.connection, grantees, nowhere), "m", "m")
+    by_name = named(await read_named_acls(db.connection, grantees, names=["m"]), "m", "m")
+    assert [entry.grantee for entry in complete.entries] == grantees
+    assert [entry.grantee for entry in by_name.entries] == grantees
+    defaults = [entry.grantee for one in await read_defaults(db.connection, grantees) for entry in one.entries]
+    assert sorted(defaults) == grantees
+
+
 async def test_the_error_reports_an_answer_above_the_limit(db: AclDatabase) -> None:
     await db.run("DO $$ BEGIN FOR n IN 1..400 LOOP EXECUTE format('CREATE SCHEMA other_%s', n); END LOOP; END $$")
     async with connect(replace(Endpoint(dsn=db.dsn), volume=60_000), "test") as connection:

@@ -40,6 +40,7 @@ from pgrole_controller.postgres.privileges.acl_rows import (
     read_entries,
     read_group,
 )
+from pgrole_controller.postgres.privileges.long_acls import read_long_acls, read_long_defaults
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row, first
 from pgrole_controller.postgres.single_row import SingleRow
 
@@ -210,7 +211,9 @@ async def read_columns(connection: Connection, tables: Sequence[int]) -> dict[Ob
 
 async def read_defaults(connection: Connection, grantees: Collection[int]) -> list[DefaultAcl]:
     """Reads default privileges for the grantees, except those of a creator for itself."""
-    rows = await fetch_pages(connection, "read_defaults", _query(connection, "defaults"), list(grantees))
+    question = _query(connection, "defaults")
+    rows: Sequence[Row] = await fetch_pages(connection, "read_defaults", question, list(grantees))
+    rows = await read_long_defaults(connection, question, rows, grantees)
     return [
         DefaultAcl(
             creator=row.get("creator", int),
@@ -333,8 +336,9 @@ async def _read_objects(
         question = _query(connection, "columns")
         columns = await read_column_entries(connection, question, grantees, tables=tables) if tables else {}
     found: list[ObservedAcl] = []
-    for group in groups:
-        for one in observed_acls(group, signatures, members):
+    long = await read_long_acls(connection, _query(connection, "objects", "named_objects"), groups, grantees)
+    for place, group in enumerate(groups):
+        for one in observed_acls(group, signatures, members, long.get(place)):
             found.append(with_column_entries(one, columns))
             if len(found) % _AT_ONCE == 0:
                 await anyio.lowlevel.checkpoint()

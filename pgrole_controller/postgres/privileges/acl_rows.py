@@ -107,16 +107,20 @@ def read_group(row: Row) -> AclGroup:
 
 
 def observed_acls(
-    group: AclGroup, signatures: Mapping[int, str], members: Collection[ObjectId]
+    group: AclGroup,
+    signatures: Mapping[int, str],
+    members: Collection[ObjectId],
+    entries: tuple[AclEntry, ...] | None = None,
 ) -> Iterator[ObservedAcl]:
-    """`members`: objects of extensions, where the row does not say."""
+    """`members`: objects of extensions, where the row does not say. `entries`: instead of the row's."""
     row, catalog = group.row, group.catalog
     kind = _RELATION_KINDS.get(row.get("kind", str)) if catalog == "pg_class" else _KINDS[catalog]
     if kind is None:
         raise row.wrong("kind")
     schema, owner, owner_name = row.find_text("schema") or "", row.get("owner", int), row.text("owner_name")
     security_definer, seen = row.get("security_definer", bool), row.get("seen", str)
-    entries = tuple(read_entries(row))
+    if entries is None:
+        entries = tuple(read_entries(row))
     extension = row.find("extension", bool)
     for oid, name, version in zip(group.oids, group.names, group.versions, strict=True):
         identity = ObjectId(catalog, oid)
