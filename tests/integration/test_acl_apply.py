@@ -18,6 +18,7 @@ from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls, apply_a
 from pgrole_controller.postgres.privileges.acl_catalog import read_columns, read_defaults
 from pgrole_controller.postgres.privileges.acl_checks import NOT_AS_EXPECTED, prepare_checks
 from pgrole_controller.postgres.privileges.acl_locks import PATIENCE_SECONDS, REST_SECONDS
+from pgrole_controller.postgres.privileges.acl_refusal import divide
 from pgrole_controller.postgres.privileges.acl_script import render_repairs
 from pgrole_controller.postgres.privileges.acl_transaction import AclDialect
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
@@ -603,6 +604,10 @@ async def test_a_full_acl_is_an_error_of_its_object_only(db: AclDatabase) -> Non
         assert set(applied.errors) == {table.object.id}
         assert "group role" in applied.errors[table.object.id].message
         assert held(named(await read(db), "s"), db.oids["reader"]) == {("", "USAGE")}
+        # However many grants fail first, a revoke makes room.
+        one, oid = f"{prefix}1", await db.beside.fetchval(f"SELECT '{prefix}1'::regrole::oid")
+        revoked = AclChange(table.object, oid, one, ("SELECT",), revoke=True)
+        assert next(iter(divide(replace(repairs[0], changes=(*repairs[0].changes, revoked))))) == (oid, False)
     finally:
         await db.run("DROP TABLE app.t CASCADE")
         await db.run(f"DO $$ BEGIN FOR i IN 1..2600 LOOP EXECUTE 'DROP ROLE {prefix}' || i; END LOOP; END $$")

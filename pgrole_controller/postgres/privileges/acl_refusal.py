@@ -50,15 +50,15 @@ def as_owner(repair: AclRepair) -> AclRepair:
 
 
 def divide(repair: AclRepair) -> dict[tuple[int, bool], list[AclChange]]:
-    """Returns the changes by grantee, and after them (True) those that revoke what someone other than the owner
-    granted, which may be impossible.
+    """Returns the changes by grantee, first those that only revoke, since grants fail where an ACL is full; and after
+    them (True) those that revoke what someone other than the owner granted, which may be impossible.
     """
     owner = repair.observed.object.owner_name
     parts: dict[tuple[int, bool], list[AclChange]] = {}
     for one in repair.changes:
         delegated = one.revoke and one.grantor not in ("", owner)
         parts.setdefault((one.grantee, delegated), []).append(one)
-    return dict(sorted(parts.items(), key=lambda item: item[0][1]))
+    return dict(sorted(parts.items(), key=lambda item: (item[0][1], not all(one.revoke for one in item[1]))))
 
 
 def tell_locked(one: AclRepair | DefaultAclChange) -> PgRoleError:
