@@ -196,7 +196,7 @@ class _RunningController:
             leadership,
             Scraper(self._servers, self._objects, self._queue, leadership).scrape,
         )
-        self._source = PgRoleSource(self._objects, self._queue, self._background, self._servers)
+        self._source = PgRoleSource(self._objects, self._queue, self._background, self._servers, self._context.grantees)
         self._secret_source = SecretSource(self._source, self._secrets)
         self._namespace_source = NamespaceSource(self._source, self._objects)
         self._server_reporter = ServerReporter(

@@ -8,6 +8,7 @@ from typing import Any
 
 from pgrole_controller.controller.background import Background
 from pgrole_controller.controller.objects import Objects, declared_version, role_of, server_of
+from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.kube.store import Change, Store, Stored
@@ -19,8 +20,11 @@ NO_SERVER = ""
 class PgRoleSource:
     """Enqueues a changed object, and those that share a role with it. `servers`: the names that have a worker."""
 
-    def __init__(self, objects: Objects, queue: Queue, background: Background, servers: Container[object]) -> None:
+    def __init__(
+        self, objects: Objects, queue: Queue, background: Background, servers: Container[object], grantees: Grantees
+    ) -> None:
         self.objects = objects
+        self._grantees = grantees
         self._background = background
         self._queue = queue
         self._servers = servers
@@ -41,6 +45,8 @@ class PgRoleSource:
         self._enqueue_sharing(change.key, change.old.object())
         if change.new is None or change.new.uid != change.old.uid:
             self._background.forget(change.old.uid)
+            # If it was recreated for another server, no reconcile of it follows on this one.
+            self._grantees.withdraw(server_of(change.old.object()), change.key)
             self.objects.namespaces.forget(change.key.namespace, change.old.uid)
 
     def enqueue_server(self, server: str) -> None:

@@ -24,6 +24,7 @@ from pgrole_controller.controller.decline import decline
 from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, Target, index_by_owner, index_pgrole, role_of, server_of
+from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reconcile import WorkerMemory, reconcile
 from pgrole_controller.controller.reporter import Reporter
@@ -425,7 +426,7 @@ def test_an_object_of_any_shape_is_indexed_requested_and_read(
     namespaces.put(pack({"metadata": {"name": "shop", "uid": "n1", "resourceVersion": "1"}}))
     objects = Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(cast("Client", None), namespaces), "c1")
     queue, before = Queue(), counted()
-    source = PgRoleSource(objects, queue, make_context(queue, objects).background, {"default"})
+    source = PgRoleSource(objects, queue, make_context(queue, objects).background, {"default"}, Grantees())
     objects.store.subscribe(source.changed)
     list(index_by_owner(obj))
 

@@ -10,6 +10,7 @@ import pytest
 from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, Target, index_by_owner, index_pgrole
+from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.result import Result
@@ -62,7 +63,7 @@ async def test_the_reporters_writes_cause_no_reconcile_and_hide_no_change_of_oth
     objects: Objects, write: str, generation: int
 ) -> None:
     api, queue = StatusApi(generation), Queue()
-    source = PgRoleSource(objects, queue, make_context(queue, objects).background, {"default"})
+    source = PgRoleSource(objects, queue, make_context(queue, objects).background, {"default"}, Grantees())
     seen = made(1)
     objects.store.put(seen)
     objects.store.subscribe(source.changed)

@@ -10,6 +10,7 @@ from pgrole_controller.controller.objects import Objects, index_by_owner, index_
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.sources import NamespaceSource, PgRoleSource, SecretSource
 from pgrole_controller.core.policy import ServerPolicy
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
 from pgrole_controller.core.request import Key, Rank, RequestReason
 from pgrole_controller.core.workqueue import Done
 from pgrole_controller.kube.client import Client
@@ -28,8 +29,9 @@ class SourcesWorld:
         self.queue = Queue()
         namespaces, secrets = Store(), Store(index_by_owner)
         self.objects = Objects(Store(index_pgrole), secrets, Namespaces(cast("Client", None), namespaces), "c1")
-        self.background = make_context(self.queue, self.objects).background
-        source = PgRoleSource(self.objects, self.queue, self.background, {"default"})
+        context = make_context(self.queue, self.objects)
+        self.background, self.grantees = context.background, context.grantees
+        source = PgRoleSource(self.objects, self.queue, self.background, {"default"}, self.grantees)
         self.objects.store.subscribe(source.changed)
         secrets.subscribe(SecretSource(source, secrets).changed)
         namespaces.subscribe(NamespaceSource(source, self.objects).changed)
@@ -120,6 +122,20 @@ async def test_a_spec_that_changed_just_before_its_finalizer_was_set_is_reconcil
     world.put("app", 3, by=APP, generation=2, spec={"login": True}, finalizers=[FINALIZER])
     world.queue.done(APP, Done())
     assert await world.requested() == {APP: (RequestReason.OBJECT, Rank.CHANGE)}
+
+
+async def test_privileges_of_an_object_that_is_recreated_for_another_server_are_no_longer_kept_on_the_first_one(
+    world: SourcesWorld,
+) -> None:
+    world.put("app", 1)
+    world.grantees.publish(
+        "default", Grantee(APP, "uid-app", 1, "app", 20_000, {"orders": DatabasePrivileges("orders")})
+    )
+    world.put("app", 2, generation=2)
+    assert world.grantees.get("default", APP) is not None
+    world.put("app", 3, uid="uid-2", spec={"serverRef": {"name": "second"}})
+    assert world.grantees.get("default", APP) is None
+    assert await world.requested() == {}, "its reconcile is the other server's"
 
 
 async def test_a_status_written_by_another_client_is_reconciled_with_low_priority(world: SourcesWorld) -> None:
