@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,6 +19,10 @@ _ADDRESS = 64
 _DETAIL = 512
 _SHORT_DETAIL = 120
 _STATEMENT = 120
+
+#: Of a cause, what status has only if the server exposes it.
+_EXPOSED = ("application", "address", "statement")
+_UNKNOWN: Mapping[str, Any] = {"time": None, "by": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +110,36 @@ def extend_history(previous: Sequence[Mapping[str, Any]], records: Iterable[Drif
     return sorted(history.values(), key=lambda entry: str(entry.get("time")), reverse=True)[:MOST]
 
 
-def keep_cause(described: dict[str, Any], previous: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns status.lastDrift with the cause from the previous status, if it is the same drift."""
-    if not previous or "by" in described or "by" not in previous:
+def keep_known(described: dict[str, Any], previous: Mapping[str, Any] | None, *, hides: bool) -> dict[str, Any]:
+    """Returns status.lastDrift with what the previous status knows of the same drift: a restarted controller knows less
+    of its cause and of what happened. `hides`: the server does not expose everything.
+    """
+    names = ("time", "fields", "database", "corrected")
+    if not previous or any(previous.get(name) != described.get(name) for name in names):
         return described
-    same = all(previous.get(name) == described.get(name) for name in ("time", "fields", "database", "corrected"))
-    return {**described, "by": previous["by"]} if same else described
+    kept = dict(described)
+    known, by = previous.get("by"), described.get("by", {})
+    if isinstance(known, dict) and all(known.get(name) == value for name, value in by.items()):
+        kept["by"] = {name: value for name, value in known.items() if not (hides and name in _EXPOSED)}
+    details, shown = previous.get("details"), described.get("details", [])
+    if isinstance(details, list) and len(details) >= len(shown) and all(map(_begins, details, shown)):
+        kept["details"] = details
+    return kept
+
+
+def _begins(text: object, words: str) -> bool:
+    return str(text).startswith(words)
+
+
+def keep_reported_time(database: str, drift: PrivilegeDrift, history: Iterable[Mapping[str, Any]]) -> PrivilegeDrift:
+    """Returns a drift that is only reported with the time of its first report. `history`: of the previous status. A
+    restarted controller observes the drift again, and nothing may tell when it happened.
+    """
+    if drift.corrected or drift.by.time is not None:
+        return drift
+    described = {**_describe_shortly(record_of(database, drift)), **_UNKNOWN}
+    times = [str(entry.get("time")) for entry in history if {**entry, **_UNKNOWN} == described]
+    return replace(drift, time=datetime.fromisoformat(times[-1])) if times else drift
 
 
 def _identity(entry: Mapping[str, Any]) -> str:

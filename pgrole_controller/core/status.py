@@ -12,7 +12,8 @@ from pgrole_controller.core.drift_record import (
     DriftRecord,
     describe_last,
     extend_history,
-    keep_cause,
+    keep_known,
+    keep_reported_time,
     record_of,
     rfc3339,
 )
@@ -168,6 +169,7 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
     exposes_all = (details.privileges is not None and details.privileges.exposes_all) or (
         cause is not None and cause.exposes_all
     )
+    hides = (details.privileges is not None or cause is not None) and not exposes_all
     before = previous.get("lastDrift") or {}
     if claim is not None and claim.last_drift_at is not None:
         fields = claim.last_drift_fields
@@ -175,19 +177,22 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
         records.append(DriftRecord(claim.last_drift_at, fields, corrected=True, count=len(fields), by=by))
     latest = list(records)
     if details.privileges is not None:
+        stands = any(one.get("type") == "DriftDetected" for one in previous.get("conditions") or ())
+        history = previous.get("driftHistory") or () if stands else ()
         for one in details.privileges.last_results:
-            records += [record_of(one.database, drift) for drift in one.last_drifts]
-            if one.last_drifts:
-                latest.append(record_of(one.database, combine_drifts(one.last_drifts)))
+            drifts = [keep_reported_time(one.database, drift, history) for drift in one.last_drifts]
+            records += [record_of(one.database, drift) for drift in drifts]
+            if drifts:
+                latest.append(record_of(one.database, combine_drifts(drifts)))
     if latest:
         last = describe_last(max(latest, key=lambda one: one.time), exposes_all=exposes_all)
         if not before.get("database") or str(before.get("time")) <= last["time"]:
-            status["lastDrift"] = keep_cause(last, before)
+            status["lastDrift"] = keep_known(last, before, hides=hides)
     if details.reported:
         by = cause.by if cause and not cause.drift.corrected and cause.drift.fields == details.reported else Culprit()
         seen = find_reported_time(previous, details.reported) or now
         record = DriftRecord(seen, details.reported, corrected=False, count=len(details.reported), by=by)
-        status["lastDrift"] = keep_cause(describe_last(record, exposes_all=exposes_all), before)
+        status["lastDrift"] = keep_known(describe_last(record, exposes_all=exposes_all), before, hides=hides)
         records.append(record)
     if records:
         status["driftHistory"] = extend_history(previous.get("driftHistory") or (), records)

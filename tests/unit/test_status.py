@@ -153,6 +153,7 @@ def test_everything_about_the_author_is_shown_only_where_the_server_exposes_it()
         "statement": "never of role DDL",
         "proof": "Session",
     }
+    assert build(RECONCILED, status, claim=CLAIM) == status
 
 
 def test_the_author_of_a_reported_drift_is_shown_with_the_time_of_its_first_report() -> None:
@@ -177,3 +178,43 @@ def test_the_history_of_privileges_survives_a_restart() -> None:
     unknown = GrantedPrivileges(grantee, {"orders": replace(result, last_drifts=())})
     after = build(RECONCILED, before, claim=claim, privileges=unknown)
     assert (after["driftHistory"], after["lastDrift"]) == (before["driftHistory"], before["lastDrift"])
+
+
+def test_the_last_drift_of_privileges_loses_nothing_in_a_restart() -> None:
+    words = tuple(f"DELETE on table {'s' * 60}.{'t' * 60}{number} was granted" for number in range(8))
+    by = replace(BY, role="owner", time=NOW)
+    drift = PrivilegeDrift(NOW, words, 8, corrected=True, by=by)
+    restored = PrivilegeDrift(
+        NOW, tuple(one[:120] for one in words[:5]), 8, True, Culprit(by.proof, by.login, time=NOW)
+    )
+    grantee = Grantee(Key("shop", "app"), "uid", 1, "app", 20_000, {})
+    claim = replace(CLAIM, last_drift_at=None, last_drift_fields=())
+
+    def privileges(one: PrivilegeDrift, *, exposes_all: bool = True) -> GrantedPrivileges:
+        result = PrivilegeResult(grantee.key, "uid", "orders", "d", last_drifts=(one,))
+        return GrantedPrivileges(grantee, {"orders": result}, exposes_all=exposes_all)
+
+    before = build(RECONCILED, claim=claim, privileges=privileges(drift))
+    assert len(before["lastDrift"]["details"]) == 8
+    assert build(RECONCILED, before, claim=claim, privileges=privileges(restored)) == before
+    hidden = build(RECONCILED, before, claim=claim, privileges=privileges(restored, exposes_all=False))
+    assert hidden["lastDrift"]["by"].keys() == {"login", "role", "time", "proof"}
+
+
+def test_drift_of_privileges_that_is_only_reported_keeps_its_time_while_it_stands() -> None:
+    reported = Outcome(Phase.PAUSED, Reason.DRIFT_REPORTED, "x")
+    grantee = Grantee(Key("shop", "app"), "uid", 1, "app", 20_000, {})
+    claim = replace(CLAIM, last_drift_at=None, last_drift_fields=())
+
+    def privileges(time: datetime, by: Culprit = Culprit()) -> GrantedPrivileges:  # noqa: B008 -- frozen
+        drift = PrivilegeDrift(time, ("DELETE on table app.orders was granted",), 1, corrected=False, by=by)
+        return GrantedPrivileges(
+            grantee, {"orders": PrivilegeResult(grantee.key, "uid", "orders", "d", last_drifts=(drift,))}
+        )
+
+    first = build(reported, claim=claim, privileges=privileges(NOW))
+    assert build(reported, first, claim=claim, privileges=privileges(LATER)) == first, "a restart observes it again"
+    known = build(reported, first, claim=claim, privileges=privileges(LATER, replace(BY, time=LATER)))
+    undone = build(RECONCILED, first, claim=claim)
+    for again in (known, build(reported, undone, claim=claim, privileges=privileges(LATER))):
+        assert [entry["time"][11:13] for entry in again["driftHistory"]] == ["08", "07"]
