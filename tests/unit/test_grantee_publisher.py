@@ -319,6 +319,16 @@ class TestTheResult:
         assert result.outcome is not None
         assert (result.outcome.reason, result.outcome.retried) == (Reason.PRIVILEGE_PENDING, True)
 
+    async def test_a_database_of_the_earlier_spec_exists_though_a_refused_one_does_not_list_it(
+        self, scene: GranteeScene
+    ) -> None:
+        server = replace(SERVER, claims="Status")
+        await scene.reconcile(target(ORDERS), see({}), server)
+        beyond, asked = target(LAKE, role=replace(ROLE, superuser=True)), References(databases=frozenset({"lake"}))
+        result = (await scene.reconcile(beyond, see({}, references=asked), server)).conclude()
+        assert result.privileges is not None
+        assert result.privileges.problems == {}
+
     async def test_a_template_database_is_refused_and_named_in_the_published_policy(self, scene: GranteeScene) -> None:
         templates = replace(THERE, templates=frozenset({"orders"}))
         result = (await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}, references=templates))).conclude()

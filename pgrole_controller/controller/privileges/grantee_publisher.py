@@ -173,12 +173,21 @@ def _may_be_published(one: Attempt, made: Grantee, kept: KeptPrivileges, server:
     return not isinstance(decision, PgRoleError) and not any(isinstance(error, Refused) for error in decision.pending)
 
 
+def _find_existing(one: Attempt, grantee: Grantee) -> frozenset[str]:
+    """Returns the role's databases that exist, as far as known: the reconcile of a refused spec does not ask about
+    those of the one before, unless the claim holds it.
+    """
+    desired, claim = one.target.desired, one.observed.claim
+    asked = {*((desired.privileges if desired else None) or ()), *(claim.privileges if claim else ())}
+    return one.observed.references.databases | (grantee.databases - asked)
+
+
 def _describe(one: Attempt, grantees: Grantees, declared: ServerConfig) -> GrantedPrivileges:
     key = one.target.key
     grantee = grantees.get(declared.name, key)
     if grantee is not None and grantee.adoptee is not None:
         return GrantedPrivileges()
-    problems = find_problems(grantee, one.observed.references.databases) if grantee and one.was_read else {}
+    problems = find_problems(grantee, _find_existing(one, grantee)) if grantee and one.was_read else {}
     if grantee:  # of the others, `Databases` reports once no session there can grant what was given up
         problems = {name: error for name, error in problems.items() if name in grantee.declared}
     results = grantees.results(declared.name, key)
