@@ -138,8 +138,17 @@ def keep_reported_time(database: str, drift: PrivilegeDrift, history: Iterable[M
     if drift.corrected or drift.by.time is not None:
         return drift
     described = {**_describe_shortly(record_of(database, drift)), **_UNKNOWN}
-    times = [str(entry.get("time")) for entry in history if {**entry, **_UNKNOWN} == described]
-    return replace(drift, time=datetime.fromisoformat(times[-1])) if times else drift
+    times = [read_time(entry.get("time")) for entry in history if {**entry, **_UNKNOWN} == described]
+    return replace(drift, time=times[-1] or drift.time) if times else drift
+
+
+def read_time(text: object) -> datetime | None:
+    """Returns a time in a status. None if it is no such text: the controller is not alone in writing it."""
+    try:
+        time = datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    return time if time is not None and time.tzinfo is not None else None
 
 
 def _identity(entry: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from pgrole_controller.core.drift_record import (
     extend_history,
     keep_known,
     keep_reported_time,
+    read_time,
     record_of,
     rfc3339,
 )
@@ -186,7 +187,8 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
                 latest.append(record_of(one.database, combine_drifts(drifts)))
     if latest:
         last = describe_last(max(latest, key=lambda one: one.time), exposes_all=exposes_all)
-        if not before.get("database") or str(before.get("time")) <= last["time"]:
+        known = read_time(before.get("time"))
+        if not before.get("database") or known is None or rfc3339(known) <= last["time"]:
             status["lastDrift"] = keep_known(last, before, hides=hides)
     if details.reported:
         by = cause.by if cause and not cause.drift.corrected and cause.drift.fields == details.reported else Culprit()
@@ -205,7 +207,7 @@ def find_reported_time(previous: Mapping[str, Any], fields: Sequence[str]) -> da
     """
     last = previous.get("lastDrift") or {}
     same = last.get("fields") == list(fields) and not last.get("corrected") and not last.get("database")
-    return datetime.fromisoformat(last["time"]) if last and same else None
+    return read_time(last.get("time")) if same else None
 
 
 def build_conditions(

@@ -218,3 +218,23 @@ def test_drift_of_privileges_that_is_only_reported_keeps_its_time_while_it_stand
     undone = build(RECONCILED, first, claim=claim)
     for again in (known, build(reported, undone, claim=claim, privileges=privileges(LATER))):
         assert [entry["time"][11:13] for entry in again["driftHistory"]] == ["08", "07"]
+
+
+@pytest.mark.parametrize("time", [None, 7, "", "soon", "2026-05-06T07:08:60Z", "2026-05-06t07:08:09z", "2026-05-06"])
+def test_a_status_with_an_unreadable_time_is_written_anew(time: object) -> None:
+    reported = Outcome(Phase.PAUSED, Reason.DRIFT_REPORTED, "x")
+    grantee = Grantee(Key("shop", "app"), "uid", 1, "app", 20_000, {})
+    claim = replace(CLAIM, last_drift_at=None, last_drift_fields=())
+    drift = PrivilegeDrift(LATER, ("DELETE on table app.orders was granted",), 1, corrected=False)
+    result = PrivilegeResult(grantee.key, "uid", "orders", "d", last_drifts=(drift,))
+    privileges = GrantedPrivileges(grantee, {"orders": result})
+    for details in ({"reported": ("createdb",)}, {"privileges": privileges}):
+        first = build(reported, now=LATER, claim=claim, **details)
+        wrong = {
+            **first,
+            "lastDrift": {**first["lastDrift"], "time": time},
+            "driftHistory": [{**one, "time": time} for one in first["driftHistory"]],
+        }
+        again = build(reported, wrong, now=LATER, claim=claim, **details)
+        assert again["lastDrift"] == first["lastDrift"]
+        assert first["driftHistory"][0] in again["driftHistory"]
