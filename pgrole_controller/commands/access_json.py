@@ -30,7 +30,10 @@ def describe_users(report: ObjectReport) -> str:
                     "bypassRowSecurity": graph.roles[user.role].bypass_rls,
                     "lacks": list(user.obstacles),
                     **_manager(report.declarations, user.role),
-                    "privileges": [_dated(report, one) for one in user.privileges],
+                    "privileges": [
+                        {**_dated(report, one), "lacks": list(lacking)}
+                        for one, lacking in zip(user.privileges, user.lacks, strict=True)
+                    ],
                 }
                 for user in users.users
             ],

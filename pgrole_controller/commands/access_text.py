@@ -39,13 +39,13 @@ def print_users(console: Console, report: ObjectReport) -> None:
         _print(console, f"its own grants unchanged since {describe_change(change)}")
     console.print()
     table = _table("ROLE", "LOGIN", "PRIVILEGES", "THROUGH", "DECLARED BY", "SINCE", "LACKS")
-    for privileges in _by_way(users.public, report):
-        _add_row(table, report, ("PUBLIC", "", "every role"), privileges, users.public_obstacles)
+    for lacks, privileges in _by_way(users.public, [users.public_obstacles] * len(users.public), report):
+        _add_row(table, report, ("PUBLIC", "", "every role"), privileges, lacks)
     for user in users.users:
         role = report.graph.roles[user.role]
-        for privileges in _by_way(user.privileges, report):
+        for lacks, privileges in _by_way(user.privileges, user.lacks, report):
             subject = (make_printable(role.name), "yes" if role.login else "", _way(report.graph, privileges[0]))
-            _add_row(table, report, subject, privileges, user.obstacles)
+            _add_row(table, report, subject, privileges, lacks)
     if table.row_count:
         _print_table(console, table)
     else:
@@ -220,12 +220,16 @@ def _attributes(role: AccessRole) -> Iterable[str]:
         yield "BYPASSRLS: row-level security does not apply"
 
 
-def _by_way(privileges: Iterable[EffectivePrivilege], report: ObjectReport) -> Iterable[list[EffectivePrivilege]]:
-    found: dict[tuple[object, ...], list[EffectivePrivilege]] = {}
-    for one in privileges:
+def _by_way(
+    privileges: Iterable[EffectivePrivilege], lacks: Iterable[tuple[str, ...]], report: ObjectReport
+) -> Iterable[tuple[tuple[str, ...], list[EffectivePrivilege]]]:
+    """Groups privileges that share a row; with each group, what is lacking for it."""
+    found: dict[tuple[object, ...], tuple[tuple[str, ...], list[EffectivePrivilege]]] = {}
+    for one, lacking in zip(privileges, lacks, strict=True):
         route = one.routes[0]
         origin = report.declarer(one, route), report.changes.since(route, one.column)
-        found.setdefault((route.chain, route.source, one.total > 1, *origin), []).append(one)
+        key = (route.chain, route.source, one.total > 1, lacking, *origin)
+        found.setdefault(key, (lacking, []))[1].append(one)
     return found.values()
 
 

@@ -324,19 +324,20 @@ async def test_the_users_of_an_object_agree_with_postgresql(trial: AccessTrial, 
                         assert bool(now & {(privilege, ""), (privilege, column)}) == held, where
                         after = any(has[other, privilege, column] for other in settable[oid])
                         assert bool(ever & {(privilege, ""), (privilege, column)}) == after, where
-            await _compare_obstacles(trial, listed, found.around.schema is not None)
+            within = found.around.schema
+            await _compare_obstacles(trial, listed, None if within is None else within.object.name)
     finally:
         await transaction.rollback()
 
 
-async def _compare_obstacles(trial: AccessTrial, listed: Mapping[int, RoleAccess], in_schema: bool) -> None:
+async def _compare_obstacles(trial: AccessTrial, listed: Mapping[int, RoleAccess], schema: str | None) -> None:
     for oid, user in listed.items():
-        acting = user.privileges[0].routes[0].chain.acting
-        schema = "app" if any("schema app" in one for one in user.obstacles) else "hr"
-        if in_schema and any(one.startswith("USAGE") for one in user.obstacles):
-            assert not await trial.connection.fetchval(
-                "SELECT has_schema_privilege($1::oid, $2, 'USAGE')", acting, schema
+        for privilege, lacking in zip(user.privileges, user.lacks, strict=True):
+            acting = [route.chain.acting for route in privilege.routes]
+            uses = await trial.connection.fetchval(
+                "SELECT bool_or(has_schema_privilege(r, $2, 'USAGE')) FROM unnest($1::oid[]) AS r", acting, schema
             )
+            assert any(one.startswith("USAGE") for one in lacking) == (bool(schema) and not uses)
         login = await trial.connection.fetchval("SELECT rolcanlogin FROM pg_roles WHERE oid = $1", oid)
         connects = await trial.connection.fetchval(
             "SELECT has_database_privilege($1::oid, current_database(), 'CONNECT')", oid

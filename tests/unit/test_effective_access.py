@@ -120,6 +120,30 @@ def test_missing_privileges_that_make_a_privilege_useless_are_named() -> None:
     }
 
 
+def test_a_privilege_after_set_role_lacks_what_that_role_lacks() -> None:
+    of = judge(GroupEdge(ALICE, READERS, inherit=False), GroupEdge(BOB, READERS, inherit=False))
+    table = acl((ALICE, "SELECT"), (READERS, "INSERT"), (BOB, "SELECT"))
+    schema = acl((READERS, "USAGE"), kind=ObjectKind.SCHEMA, name="app")
+    (alice,) = [one for one in who_can(of, table, Surroundings(schema=schema), 10).users if one.role == ALICE]
+    lacking = {one.privilege: some for one, some in zip(alice.privileges, alice.lacks, strict=True)}
+    assert lacking == {"SELECT": ("USAGE on schema app",), "INSERT": ()}
+    assert alice.obstacles == ()
+
+    schema = acl((ALICE, "USAGE"), kind=ObjectKind.SCHEMA, name="app")
+    (alice,) = [one for one in who_can(of, table, Surroundings(schema=schema), 10).users if one.role == ALICE]
+    lacking = {one.privilege: some for one, some in zip(alice.privileges, alice.lacks, strict=True)}
+    assert lacking == {"SELECT": (), "INSERT": ("USAGE on schema app",)}
+
+
+def test_a_privilege_is_useful_if_one_of_its_ways_is() -> None:
+    of = judge(GroupEdge(ALICE, READERS, inherit=False), GroupEdge(ALICE, TEAM, inherit=False))
+    table = acl((READERS, "SELECT"), (TEAM, "SELECT"))
+    for useful in (READERS, TEAM):
+        around = Surroundings(schema=acl((useful, "USAGE"), kind=ObjectKind.SCHEMA, name="app"))
+        (alice,) = [one for one in who_can(of, table, around, 10).users if one.role == ALICE]
+        assert alice.lacks == ((),)
+
+
 def test_the_list_of_users_is_cut_but_all_are_counted() -> None:
     many = [AccessRole(100 + number, f"user_{number:04}") for number in range(3000)]
     graph = RoleGraph([*ROLES, *many], [GroupEdge(role.oid, READERS) for role in many])

@@ -22,11 +22,16 @@ LOGIN_FIRST = "not usable at login: SET ROLE comes after CONNECT is checked"
 
 @dataclass(frozen=True, slots=True)
 class RoleAccess:
-    """What one role may do with one object. `obstacles`: what else it needs to use these privileges, in words."""
+    """What one role may do with one object. `lacks`: for each privilege, what else it needs to use that, in words."""
 
     role: int
     privileges: tuple[EffectivePrivilege, ...]
-    obstacles: tuple[str, ...] = ()
+    lacks: tuple[tuple[str, ...], ...]
+
+    @property
+    def obstacles(self) -> tuple[str, ...]:
+        """What makes every one of these privileges useless."""
+        return tuple(one for one in self.lacks[0] if all(one in some for some in self.lacks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +130,12 @@ class Obstacles:
         self._connecting = None if database is None else judge.holders(database, "CONNECT")
         self._using: dict[int, set[int]] = {}
 
-    def of(self, acting: int, subject: int, schema: AccessObject | None) -> tuple[str, ...]:
+    def of(self, one: EffectivePrivilege, subject: int, schema: AccessObject | None) -> tuple[str, ...]:
+        """Returns what a role lacks to use a privilege by the route on which it lacks least, in words."""
+        acting = dict.fromkeys(route.chain.acting for route in one.routes)
+        return min((self.lacking(oid, subject, schema) for oid in acting), key=len)
+
+    def lacking(self, acting: int, subject: int, schema: AccessObject | None) -> tuple[str, ...]:
         """Returns what a role lacks, in words. `acting`: the role that it sets to use the privilege, or itself."""
         lacking = []
         role = self._judge.graph.roles.get(subject)
@@ -158,15 +168,14 @@ def who_can(judge: AccessJudge, of: AccessObject, around: Surroundings, most: in
         privileges = SubjectJudge(judge, oid).privileges(of)
         own = tuple(one for one in privileges if any(route.source is not Source.PUBLIC for route in one.routes))
         if own and not _is_predefined(own):
-            acting = own[0].routes[0].chain.acting
-            users.append(RoleAccess(oid, own, obstacles.of(acting, oid, around.schema)))
+            users.append(RoleAccess(oid, own, tuple(obstacles.of(one, oid, around.schema) for one in own)))
     return ObjectUsers(
         object=of.object,
         public=tuple(_public(of)),
         superusers=tuple(sorted(judge.superusers, key=graph.name)),
         users=tuple(users),
         total=total or len(users),
-        public_obstacles=obstacles.of(PUBLIC, PUBLIC, around.schema),
+        public_obstacles=obstacles.lacking(PUBLIC, PUBLIC, around.schema),
     )
 
 
@@ -223,9 +232,8 @@ def what_can(
     for group in groups if origins is None else origins.split(groups):
         obj = group.acl.object
         within = schemas.get(obj.schema) if obj.kind is not ObjectKind.SCHEMA else None
-        for privileges in _by_route(one.privileges(group.acl)):
-            acting = privileges[0].routes[0].chain.acting
-            lacking = obstacles.of(acting, subject, within)
+        found = [(each, obstacles.of(each, subject, within)) for each in one.privileges(group.acl)]
+        for lacking, privileges in _by_route(found):
             if _comes_too_late(obj, privileges):
                 lacking = (LOGIN_FIRST,)
             declarers = () if origins is None else tuple(origins.declarer(group, name) for name in privileges)
@@ -268,10 +276,15 @@ def _comes_too_late(obj: DatabaseObject, privileges: Sequence[EffectivePrivilege
     return obj.kind is ObjectKind.DATABASE and first.privilege == "CONNECT" and first.after_set_role
 
 
-def _by_route(privileges: Iterable[EffectivePrivilege]) -> Iterable[tuple[EffectivePrivilege, ...]]:
-    """Groups privileges by route. CONNECT after SET ROLE is separate, since it is useless."""
-    found: dict[tuple[object, ...], list[EffectivePrivilege]] = {}
-    for one in privileges:
+def _by_route(
+    privileges: Iterable[tuple[EffectivePrivilege, tuple[str, ...]]],
+) -> Iterable[tuple[tuple[str, ...], tuple[EffectivePrivilege, ...]]]:
+    """Groups privileges by what is lacking for them and by route. CONNECT after SET ROLE is separate, since it is
+    useless.
+    """
+    found: dict[tuple[object, ...], tuple[tuple[str, ...], list[EffectivePrivilege]]] = {}
+    for one, lacking in privileges:
         apart = one.after_set_role and one.privilege == "CONNECT"
-        found.setdefault((one.routes[0].chain, one.routes[0].source, apart), []).append(one)
-    return map(tuple, found.values())
+        key = (one.routes[0].chain, one.routes[0].source, apart, lacking)
+        found.setdefault(key, (lacking, []))[1].append(one)
+    return [(lacking, tuple(some)) for lacking, some in found.values()]
