@@ -1,6 +1,7 @@
 """What PUBLIC holds in a database beyond PostgreSQL's defaults, in a few lines for people.
 
-Every role has these privileges, and no PgRole declares them.
+Every role has these privileges, and no PgRole declares them. Kinds that no PgRole can declare are left out: only some
+of their objects are read.
 """
 
 from collections import Counter
@@ -16,27 +17,33 @@ _MOST_LINES = 10
 
 _DEFAULTS = {ObjectKind.DATABASE: {"CONNECT", "TEMPORARY"}, ObjectKind.ROUTINE: {"EXECUTE"}}
 
+_NOUNS = {
+    **dict.fromkeys(TABLE_KINDS, "tables"),
+    ObjectKind.SEQUENCE: "sequences",
+    ObjectKind.ROUTINE: "routines",
+    ObjectKind.SCHEMA: "",
+    ObjectKind.DATABASE: "",
+}
+
 
 def describe_public(observed: ObservedDatabase) -> tuple[str, ...]:
     """Returns lines such as `PUBLIC has SELECT on 3 tables and sequences in schema app`."""
     counts = Counter[tuple[str, str, str]]()
     for acl in observed.acls:
         obj = acl.object
-        if obj.extension or obj.schema in SYSTEM_SCHEMAS:
+        if obj.extension or obj.schema in SYSTEM_SCHEMAS or obj.kind not in _NOUNS:
             continue
         known = _DEFAULTS.get(obj.kind, {"USAGE"} if obj.name == "public" else set())
-        for privilege in {one.privilege for one in acl.entries if one.grantee == PUBLIC} - known:
-            counts[obj.schema, _noun(obj.kind), privilege] += 1
+        entries = [one for one in acl.entries if one.grantee == PUBLIC]
+        whole = {one.privilege for one in entries if not one.column}
+        for privilege in whole - known:
+            counts[obj.schema, _NOUNS[obj.kind], privilege] += 1
+        for privilege in {one.privilege for one in entries if one.column} - whole:
+            counts[obj.schema, f"columns of {_NOUNS[obj.kind]}", privilege] += 1
     lines = [_line(*key, count) for key, count in sorted(counts.items())]
     if len(lines) <= _MOST_LINES:
         return tuple(lines)
     return (*lines[:_MOST_LINES], f"PUBLIC has {len(lines) - _MOST_LINES} more such privileges")
-
-
-def _noun(kind: ObjectKind) -> str:
-    if kind in TABLE_KINDS:
-        return "tables"
-    return {ObjectKind.SEQUENCE: "sequences", ObjectKind.ROUTINE: "routines"}.get(kind, "")
 
 
 def _line(schema: str, noun: str, privilege: str, count: int) -> str:
@@ -44,4 +51,6 @@ def _line(schema: str, noun: str, privilege: str, count: int) -> str:
         return f"PUBLIC has {privilege} on the database"
     if not noun:
         return f"PUBLIC has {privilege} on schema {schema}"
-    return f"PUBLIC has {privilege} on {count} {noun if count > 1 else noun[:-1]} in schema {schema}"
+    part, _, kind = noun.rpartition(" ")
+    place = f"{part} " if part else ""
+    return f"PUBLIC has {privilege} on {place}{count} {kind if count > 1 else kind[:-1]} in schema {schema}"
