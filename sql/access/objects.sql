@@ -39,7 +39,11 @@ object AS (
     UNION ALL
     SELECT 'pg_type'::regclass, t.oid, t.typnamespace, 'T', t.typowner, t.typacl, 'T', t.typname, NULL, true, false
     FROM pg_catalog.pg_type AS t
-    WHERE t.typacl IS NOT NULL OR (t.oid >= 16384 AND t.typtype IN ('d', 'e', 'r') AND t.typowner = ANY ($1::oid[]))
+    -- not those that come with a table, an array or a multirange
+    WHERE t.typacl IS NOT NULL OR (
+        t.oid >= 16384 AND t.typowner = ANY ($1::oid[]) AND t.typtype IN ('b', 'c', 'd', 'e', 'r') AND t.typcategory <> 'A'
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.oid = t.typrelid AND c.relkind <> 'c')
+    )
     UNION ALL
     SELECT 'pg_language'::regclass, l.oid, 0, 'l', l.lanowner, l.lanacl, 'l', l.lanname, NULL, true, false
     FROM pg_catalog.pg_language AS l

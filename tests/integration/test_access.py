@@ -379,6 +379,7 @@ async def monitored(postgres_server: PostgresServer, database: str) -> AsyncIter
             CREATE TABLE app.orders (id int, name text);
             CREATE TABLE app.items (id int); CREATE TABLE app.lines (id int);
             CREATE FUNCTION app.fn(int) RETURNS int LANGUAGE sql AS 'SELECT 1';
+            CREATE TYPE app.pair AS (a int); CREATE TYPE app.span AS RANGE (subtype = int4);
             CREATE FUNCTION app.fn(text[]) RETURNS int LANGUAGE sql AS 'SELECT 1';
             GRANT SELECT ON ALL TABLES IN SCHEMA app TO {reader}; GRANT UPDATE (name) ON app.orders TO {reader};
             GRANT USAGE ON SCHEMA app TO {reader}; RESET ROLE; CREATE TABLE "My Schema"."a.b" (id int);
@@ -424,6 +425,14 @@ async def test_tables_with_equal_privileges_share_one_line(monitored: Monitored)
     assert any(re.match(r"2 of 3 tables in app: items, lines +SELECT +direct$", line) for line in lines), lines
     assert any(re.match(r"table app.orders +SELECT, UPDATE \(name\) +direct$", line) for line in lines), lines
     assert not any("My Schema" in line and "table" in line for line in lines)
+
+
+async def test_types_of_the_role_are_listed_except_those_of_tables_arrays_and_multiranges(monitored: Monitored) -> None:
+    found = await look_at_object(monitored.choice, "app", None)
+    report = await look_at_role(monitored.choice, found.found.acl.object.owner_name, found.database)
+    types = [line for line in said(report).splitlines() if " type" in line]
+    assert len(types) == 1, types
+    assert re.match(r"2 types in app: pair, span +USAGE\* +owner", types[0])
 
 
 async def test_an_inaccessible_database_is_listed_with_the_reason(monitored: Monitored) -> None:
