@@ -1,5 +1,6 @@
 -- Do the event triggers of schema pgrole record every change in this database, and which do others run here? One row.
 -- Names are sent as bytes: another database may have written them in its encoding.
+-- `others`: none if the controller turns event triggers off in its sessions (postgres/privileges/database_opening.py)
 -- $1 bytea the name of the controller's role
 WITH trusted AS (
     SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolsuper OR textsend(r.rolname::text) = $1::bytea
@@ -38,6 +39,10 @@ SELECT
         SELECT textsend(t.evtname::text)
         FROM event_trigger AS t
         WHERE t.evtenabled <> 'D' AND NOT t.trusted
+          AND NOT (
+              current_setting('server_version_num')::int >= 170000
+              AND EXISTS (SELECT FROM pg_catalog.pg_roles AS r WHERE r.rolsuper AND textsend(r.rolname::text) = $1::bytea)
+          )
         ORDER BY t.evtname
         LIMIT 5
     ) AS others

@@ -198,6 +198,31 @@ async def test_the_printed_statements_enable_event_triggers_again(patient: Patie
     await admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
 
 
+async def test_event_triggers_that_the_controller_turns_off_for_itself_are_no_problem(patient: Patient) -> None:
+    """A superuser does so since PostgreSQL 17, and disabling them would only break what others use them for."""
+    admin, name = patient.admin, f'event triggers of "{patient.database}"'
+    await install(admin)
+    await admin.execute(queries.install_event_triggers())
+    await admin.execute(
+        "INSERT INTO pgrole.claim (role_name, role_oid, system_identifier, cluster, namespace, namespace_uid, object,"
+        " object_uid, privileges) VALUES ('r', 1, 1, 'c', 'n', 'u', 'o', 'u',"
+        " jsonb_build_object($1::text, '[]'::jsonb)::text)",
+        patient.database,
+    )
+    await admin.execute(
+        "CREATE FUNCTION public.audit() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END';"
+        f"ALTER FUNCTION public.audit() OWNER TO {quoted(patient.login)};"
+        "CREATE EVENT TRIGGER audit ON ddl_command_end EXECUTE FUNCTION public.audit()"
+    )
+    spared = await admin.fetchval("SELECT current_setting('server_version_num')::int >= 170000")
+    assert states((await examined(patient.admins_dsn))[name]) == ({OK} if spared else {PROBLEM})
+    await admin.execute(f"CREATE ROLE {quoted('plain_' + patient.login)}")
+    found = (await examined(patient.admins_dsn, "plain_" + patient.login))[name]
+    assert PROBLEM in states(found)
+    await admin.execute(f"DROP ROLE {quoted('plain_' + patient.login)}")
+    await admin.execute(f"ALTER DATABASE {quoted(patient.database)} RESET pgrole.home")
+
+
 async def test_the_printed_statements_fix_harmful_settings(server: PostgresServer) -> None:
     admin = await asyncpg.connect(server.dsn())
     try:

@@ -82,7 +82,9 @@ class SessionFacts:
 
 @dataclass(frozen=True, slots=True)
 class EventTriggerFacts:
-    """Event triggers of one database. `installed`: of the two that record changes; `others`: enabled, not trusted."""
+    """Event triggers of one database. `installed`: of the two that record changes; `others`: enabled, not trusted, and
+    not turned off in the controller's own sessions.
+    """
 
     database: str
     installed: int
