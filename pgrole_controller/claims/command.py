@@ -3,6 +3,7 @@
 The list is a table for people or JSON for programs. Neither contains anything from a password.
 """
 
+import io
 import json
 import sys
 from collections import Counter
@@ -11,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 import anyio
+from rich.cells import cell_len
 
 from pgrole_controller.claims.arguments import Arguments, ListArguments, ReleaseArguments, TransferArguments
 from pgrole_controller.core.drift_record import rfc3339
@@ -36,9 +38,9 @@ _HEADINGS = ("ROLE", "IN DATABASE", "CLUSTER", "OBJECT", "STATE", "APPLIED", "DR
 def as_table(claims: Sequence[ListedClaim]) -> str:
     """Renders a table with headings, one row per claim."""
     rows = [_HEADINGS, *(tuple(make_printable(cell) for cell in _row(one)) for one in claims)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(_HEADINGS))]
-    lines = ("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "".join(f"{line.rstrip()}\n" for line in lines)
+    widths = [max(cell_len(row[place]) for row in rows) for place in range(len(_HEADINGS))]
+    padded = ([cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)] for row in rows)
+    return "".join(f"{'   '.join(row).rstrip()}\n" for row in padded)
 
 
 def as_json(claims: Sequence[ListedClaim]) -> str:
@@ -102,6 +104,8 @@ FAILED = 1
 def run(options: Arguments, dsn: str) -> int:
     """Returns the exit code. Raises WrongSetting if it must ask and no one can answer."""
     endpoint = Endpoint.of_dsn(dsn)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names that the terminal's encoding lacks
     try:
         if isinstance(options, ListArguments):
             return _show(options, endpoint)

@@ -20,7 +20,7 @@ from pgrole_controller.commands.export_objects import (
     sort_groups_first,
 )
 from pgrole_controller.commands.export_yaml import to_comments, to_yaml
-from pgrole_controller.commands.output import finish, make_console, make_printable
+from pgrole_controller.commands.output import finish, make_console, make_printable, write_document
 from pgrole_controller.commands.server_reading import find_server, reading
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Refused
@@ -93,7 +93,7 @@ async def _run(options: ExportOptions) -> int:
     code = FAILED if exported.errors else DONE
     if to_files:
         return code if write_files(exported.objects, options) else FAILED
-    sys.stdout.write("".join(render(exported)))
+    write_document("".join(render(exported)))
     return code
 
 

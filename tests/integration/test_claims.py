@@ -15,6 +15,7 @@ import anyio.to_thread
 import asyncpg
 import pytest
 import pytest_asyncio
+from rich.cells import cell_len
 
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.local.postgres import PostgresServer
@@ -186,6 +187,21 @@ class TestList:
         assert "\x1b" not in out
         assert "a1\\x1b[2J\\nb1 there" in out
         assert len(out.splitlines()) == 1 + len(CLAIMS)
+
+    async def test_wide_characters_keep_the_columns_and_a_terminal_that_lacks_them_is_no_error(
+        self, trial: ClaimsTrial
+    ) -> None:
+        await trial.home.execute("UPDATE pgrole.claim SET role_name = '漢字' WHERE role_name = 'a1'")
+        heading, *rows = (await trial.run("list")).out.splitlines()
+        places = {cell_len(line.partition(word)[0]) for line in rows for word in ("there", "gone") if word in line}
+        assert places == {heading.index("IN DATABASE")}
+        ended = await anyio.run_process(
+            [sys.executable, "-m", "pgrole_controller", "claims", "list"],
+            env=make_environment(PGROLE_DSN=trial.server.dsn(), PYTHONIOENCODING="ascii"),
+            check=False,
+        )
+        assert (ended.returncode, ended.stderr) == (0, b"")
+        assert b"\\u6f22\\u5b57" in ended.stdout
 
     async def test_a_reader_that_stops_early_causes_no_traceback(self, trial: ClaimsTrial) -> None:
         await trial.home.execute(

@@ -1,6 +1,8 @@
 """`export`: objects that declare what roles are and hold, so that applying them changes nothing."""
 
+import io
 import os
+import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -182,6 +184,24 @@ async def test_standard_output_is_yaml(
     assert await _run("export", "--roles", "gitlab") == 0
     (document,) = (one for one in yaml.safe_load_all(capsys.readouterr().out) if one is not None)
     assert document["metadata"] == {"name": "gitlab"}
+
+
+async def test_standard_output_is_utf8_whatever_the_encoding_of_the_terminal(
+    made: ObservedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin = await asyncpg.connect(made.server.dsn())
+    written = io.BytesIO()
+    try:
+        await admin.execute("CREATE ROLE accented; COMMENT ON ROLE accented IS 'Größe 漢'")
+        monkeypatch.setenv("PGROLE_DSN", made.dsn)
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+        assert await _run("export", "--roles", "accented") == 0
+        sys.stdout.flush()
+    finally:
+        await admin.execute("DROP ROLE accented")
+        await admin.close()
+    (document,) = (one for one in yaml.safe_load_all(written.getvalue().decode()) if one is not None)
+    assert document["spec"]["comment"] == "Größe 漢"
 
 
 async def test_a_missing_database_fails_and_the_rest_is_printed(
