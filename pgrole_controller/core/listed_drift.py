@@ -79,14 +79,16 @@ def read_proof(text: str) -> Evidence:
 
 
 def read_moment(text: object) -> datetime | None:
-    """Reads an RFC 3339 time; returns None for anything else."""
+    """Reads an RFC 3339 time, in UTC; returns None for anything else, and for a time that is beyond the years 1 to
+    9999 in UTC.
+    """
     if not isinstance(text, str):
         return None
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):
         return None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def select(drifts: Iterable[ListedDrift], since: datetime, role: str | None) -> list[ListedDrift]:
