@@ -124,10 +124,12 @@ def _print_memberships(console: Console, report: RoleReport) -> None:
     settable = graph.settable(report.role) - {report.role}
     only_set = graph.inherited(settable) - inherited - {report.role}
     barren = [graph.name(edge.group) for edge in graph.groups(report.role) if not edge.inherit and not edge.set_role]
+    granting = [graph.name(edge.group) for edge in graph.groups(report.role) if edge.admin]
     for words, roles in (
         ("inherits from", [graph.name(one) for one in inherited]),
         ("after SET ROLE, also has the privileges of", [graph.name(one) for one in only_set]),
         ("member, without INHERIT or SET, of", barren),
+        ("may grant membership (ADMIN), to itself as well, in", granting),
     ):
         if roles:
             _print(console, f"{words} {_enumerate(sorted(roles))}")

@@ -1,7 +1,12 @@
 """What a role may do, and how. integration/test_access.py verifies that PostgreSQL agrees."""
 
+import io
 from collections.abc import Iterable
 
+from pgrole_controller.commands.access_reading import RoleReport
+from pgrole_controller.commands.access_text import print_role
+from pgrole_controller.commands.output import make_console
+from pgrole_controller.core.access.access_origin import Declarations
 from pgrole_controller.core.access.access_report import NamedObjects, Surroundings, what_can, who_can
 from pgrole_controller.core.access.effective_access import (
     MOST_ROUTES,
@@ -142,6 +147,19 @@ def test_a_privilege_is_useful_if_one_of_its_ways_is() -> None:
         around = Surroundings(schema=acl((useful, "USAGE"), kind=ObjectKind.SCHEMA, name="app"))
         (alice,) = [one for one in who_can(of, table, around, 10).users if one.role == ALICE]
         assert alice.lacks == ((),)
+
+
+def test_a_role_that_may_grant_itself_a_group_is_told_so() -> None:
+    edges = [
+        GroupEdge(ALICE, READERS, inherit=False, set_role=False, admin=True),
+        GroupEdge(ALICE, TEAM, inherit=False, set_role=False),
+    ]
+    stream = io.StringIO()
+    print_role(make_console(stream), RoleReport(ALICE, RoleGraph(ROLES, edges), [], Declarations(VERSION)))
+    assert stream.getvalue().splitlines()[1:] == [
+        "member, without INHERIT or SET, of readers, team",
+        "may grant membership (ADMIN), to itself as well, in readers",
+    ]
 
 
 def test_the_list_of_users_is_cut_but_all_are_counted() -> None:
