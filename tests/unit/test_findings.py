@@ -148,6 +148,36 @@ def test_the_controller_needs_three_connections_and_one_for_each_database(
 
 
 @pytest.mark.parametrize(
+    ("log", "remedy"),
+    [
+        ("read, write", "'read,write,role'"),
+        ("ddl", "'ddl,role'"),
+        ("all, -role", "'all,role'"),
+        ("none", "'role'"),
+        ("x'; DROP", "'role'"),
+        ("ddl,role", None),
+        ("all,-misc", None),
+    ],
+)
+def test_a_remedy_for_the_audit_log_keeps_what_is_audited_already(log: str, remedy: str | None) -> None:
+    settings = {"shared_preload_libraries": "pgaudit", "log_destination": "jsonlog", "logging_collector": "on"}
+    facts = replace(SERVER, settings={**settings, "pgaudit.log": log})
+    found = commands(
+        attribution_findings.judge_attribution("s", facts, replace(ROLE, superuser=True), AuditSource.PGAUDIT)
+    )
+    assert found[:1] == ([] if remedy is None else [f"ALTER SYSTEM SET pgaudit.log = {remedy}"])
+
+
+def test_a_remedy_for_the_log_keeps_its_destinations() -> None:
+    settings = {"shared_preload_libraries": "", "log_destination": "csvlog, syslog", "logging_collector": "on"}
+    facts = replace(SERVER, settings=settings)
+    found = commands(
+        attribution_findings.judge_attribution("s", facts, replace(ROLE, superuser=True), AuditSource.STATEMENTS)
+    )
+    assert "ALTER SYSTEM SET log_destination = 'csvlog,syslog,jsonlog'" in found
+
+
+@pytest.mark.parametrize(
     ("audit", "settings", "role", "expected"),
     [
         (AuditSource.NEVER, {}, ROLE, []),

@@ -9,6 +9,10 @@ OK, WARNING, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.UNKNO
 
 _JSONLOG = 150_000
 
+#: What both settings can list. A remedy keeps these: others may rely on them.
+_DESTINATIONS = ("stderr", "csvlog", "jsonlog", "syslog", "eventlog")
+_CLASSES = ("all", "ddl", "function", "misc", "misc_set", "read", "role", "write")
+
 
 def judge_attribution(area: str, facts: ServerFacts, role: RoleFacts, audit: AuditSource) -> list[Finding]:
     """Which source names who changes roles. `audit`: what the PgServer allows."""
@@ -49,14 +53,15 @@ def _judge_log(
         text = f"auditLog is {audit.value}, but the server writes no jsonlog. Restart it after this"
         remedies = (
             *alter_system(facts, "logging_collector", "on"),
-            *alter_system(facts, "log_destination", "'jsonlog'"),
+            *alter_system(facts, "log_destination", _join(facts, "log_destination", _DESTINATIONS, "jsonlog")),
         )
         findings.append(Finding(area, check, WARNING, text, remedies))
     if audit is AuditSource.PGAUDIT and not pgaudit:
         text = "auditLog is Pgaudit, but shared_preload_libraries does not name pgaudit"
         findings.append(Finding(area, check, WARNING, f"{text}: install it, add it there, and restart the server"))
-    elif audit is AuditSource.PGAUDIT and not {"role", "all", "ddl"} & _words(facts.settings.get("pgaudit.log", "")):
-        remedies = alter_system(facts, "pgaudit.log", "'role'", reload=True)
+    elif audit is AuditSource.PGAUDIT and not _audits_roles(facts.settings.get("pgaudit.log", "")):
+        classes = _join(facts, "pgaudit.log", (*_CLASSES, *(f"-{name}" for name in _CLASSES if name != "role")), "role")
+        remedies = alter_system(facts, "pgaudit.log", classes, reload=True)
         findings.append(Finding(area, check, WARNING, "pgaudit.log does not include role", remedies))
     if audit is AuditSource.STATEMENTS and facts.settings.get("log_statement") not in ("ddl", "mod", "all"):
         remedies = alter_system(facts, "log_statement", "'ddl'", reload=True)
@@ -79,5 +84,20 @@ def _judge_log(
     return findings
 
 
-def _words(text: str) -> set[str]:
-    return {word.strip().lower() for word in text.split(",")}
+def _audits_roles(setting: str) -> bool:
+    """Whether pgaudit.log includes role, which ddl does not. A later entry of the list overrides an earlier one."""
+    found = False
+    for word in _words(setting):
+        if word.removeprefix("-") in ("role", "all"):
+            found = not word.startswith("-")
+    return found
+
+
+def _join(facts: ServerFacts, name: str, known: tuple[str, ...], more: str) -> str:
+    """Returns a list in SQL: what the setting lists now, and one more."""
+    kept = [word for word in _words(facts.settings.get(name, "")) if word in known and word != more]
+    return f"'{','.join((*kept, more))}'"
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip().lower() for word in text.split(",")]
