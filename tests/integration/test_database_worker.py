@@ -1178,6 +1178,9 @@ async def test_a_reported_drift_is_recorded_once_even_after_a_restart(world: Dat
 
         assert await reached(is_repeated, DEADLINE)
         assert await is_recorded()
+    news = [*world.announced, *world.grantees.take_news(SERVER, KEY)]
+    told = [one.first for one in news if one.reason is News.DRIFT_REPORTED]
+    assert told == [False, False, True], "only what the first read of a process finds may be announced already"
 
 
 async def test_drift_of_default_privileges_is_corrected(world: DatabaseWorkerWorld) -> None:

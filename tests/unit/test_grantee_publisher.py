@@ -38,6 +38,7 @@ ORDERS = DatabasePrivileges("orders", on_database=frozenset({"CONNECT"}))
 LAKE = DatabasePrivileges("lake")
 THERE = References(databases=frozenset({"orders", "lake"}))
 NEWS = PrivilegeNews(News.PRIVILEGES_EXTENDED, "SELECT on table app.orders")
+DRIFT = PrivilegeNews(News.DRIFT_REPORTED, "DELETE on table app.orders (database orders) was granted", first=True)
 
 
 def owner(key: Key = KEY) -> Owner:
@@ -335,3 +336,33 @@ class TestTheResult:
         assert result.outcome is not None
         assert (result.outcome.reason, result.outcome.retried) == (Reason.NOT_ALLOWED, True)
         assert [one.policy.templates for one in scene.grantees.published("main")] == [{"orders"}]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "announced"),
+    [
+        (("DELETE on table app.orders was granted",), ("DELETE on table app.orders was granted",), False),
+        (("DELETE on table app.orders was granted",), ("UPDATE on table app.orders was granted",), True),
+        ((), ("DELETE on table app.orders was granted",), True),
+    ],
+)
+async def test_a_restarted_controller_announces_no_reported_drift_that_status_has(
+    scene: GranteeScene, before: tuple[str, ...], now: tuple[str, ...], announced: bool
+) -> None:
+    observed = see({"orders": (ORDERS,)})
+    await scene.reconcile(target(ORDERS), observed)
+    scene.report("orders", reported=before)
+    status = (await scene.reconcile(target(ORDERS), observed)).conclude().privileges
+    assert status is not None
+    asked = target(ORDERS)
+    assert asked.stored is not None
+    asked = replace(asked, stored=pack({**asked.stored.object(), "status": {"privileges": status.describe()}}))
+
+    restarted = GranteeScene()
+    await restarted.reconcile(asked, observed)
+    restarted.report("orders", reported=now, news=(DRIFT, NEWS))
+    attempt = await restarted.reconcile(asked, observed)
+    assert attempt.conclude().news == ((DRIFT, NEWS) if announced else (NEWS,))
+    restarted.report("orders", reported=now, news=(replace(DRIFT, first=False),))
+    attempt = await restarted.reconcile(asked, observed)
+    assert [one.reason for one in attempt.conclude().news] == [News.DRIFT_REPORTED], "undone and done again"

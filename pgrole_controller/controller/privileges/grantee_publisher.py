@@ -27,6 +27,7 @@ from pgrole_controller.core.privileges.privilege_outcome import find_problems
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.state import Desired, Observed, Server
+from pgrole_controller.kube.store import mapping
 from pgrole_controller.postgres.session import Session
 
 
@@ -64,8 +65,9 @@ async def publish(
         await _publish(attempts, grantees, declared.name, server, session)
     for one in attempts:
         if one.has_privileges:
-            news = grantees.take_news(declared.name, one.target.key)
-            one.note_privileges(_describe(one, grantees, declared), news)
+            privileges, stored = _describe(one, grantees, declared), one.target.stored
+            announced = privileges.find_announced(mapping(stored.object().get("status"))) if stored else ()
+            one.note_privileges(privileges, grantees.take_news(declared.name, one.target.key, announced))
 
 
 async def _publish(

@@ -5,11 +5,11 @@ the workers of the databases read it, and report results. A result that differs 
 reconcile the object again, which writes status and Events; one that differs only in its news is announced at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from pgrole_controller.core.privileges.grantee import Grantee
-from pgrole_controller.core.privileges.privilege_result import PrivilegeNews, PrivilegeResult
+from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
 
 
@@ -96,10 +96,17 @@ class Grantees:
         """The results of one key, by database."""
         return dict(self._results.get((server, key), {}))
 
-    def take_news(self, server: str, key: Key) -> tuple[PrivilegeNews, ...]:
-        """Returns the news of one key, each once."""
+    def take_news(self, server: str, key: Key, announced: Collection[str] = frozenset()) -> tuple[PrivilegeNews, ...]:
+        """Returns the news of one key, each once. `announced`: databases whose reported drift an earlier process has
+        announced.
+        """
         results = self._results.get((server, key), {})
-        taken = tuple(one for result in results.values() for one in result.news)
+        taken = tuple(
+            one
+            for name, result in results.items()
+            for one in result.news
+            if not (one.first and one.reason is News.DRIFT_REPORTED and name in announced)
+        )
         for database, result in results.items():
             results[database] = replace(result, news=())
         return taken

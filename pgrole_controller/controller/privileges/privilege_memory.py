@@ -39,8 +39,8 @@ class RoleMemory:
     """What is known of one role. `generation`: of the spec. `contests`: by the role in whose name privileges are
     granted (`PrivilegeDifference.granted_by`), so that a role that keeps reverting repairs delays no other repair.
     `pending`, `reported`, `declarable` (some of `reported` is), `confirmed`: from the last complete read. `failure`:
-    the last other error, until a complete read ends without one. `told`: what was announced as reported. `last_drifts`:
-    as in PrivilegeResult. `offer`: what can be approved.
+    the last other error, until a complete read ends without one. `told`: what was announced as reported; None: not
+    known, as before the first complete read. `last_drifts`: as in PrivilegeResult. `offer`: what can be approved.
 
     `missed`: objects that were new when the role was granted nothing on them: it was suspended or ignored, or the grant
     failed. None: not known, as before the role's first complete read.
@@ -55,7 +55,7 @@ class RoleMemory:
     declarable: bool = True
     confirmed: bool = False
     failure: PgRoleError | None = None
-    told: frozenset[str] = frozenset()
+    told: frozenset[str] | None = None
     last_drifts: tuple[PrivilegeDrift, ...] = ()
     offer: PrivilegeOffer | None = None
     missed: frozenset[ObjectId] | None = None

@@ -70,7 +70,7 @@ class PrivilegeProgress:
     @property
     def newly_reported(self) -> list[PrivilegeDifference]:
         """What is left as it is, and was not announced yet."""
-        return [one for one in self.decision.reported if one.words not in self.role.told]
+        return [one for one in self.decision.reported if one.words not in (self.role.told or ())]
 
     @property
     def has_changes(self) -> bool:

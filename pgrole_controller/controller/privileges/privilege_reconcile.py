@@ -391,7 +391,7 @@ class PrivilegeReconcile:
         for by, differences in one.reported:
             drift = self._describe(by, differences, corrected=False)
             drifts.append(drift)
-            one.news.append(announce_drift(self._session.database, drift, differences))
+            one.news.append(announce_drift(self._session.database, drift, differences, first=one.role.told is None))
             key = "\0".join((one.grantee.uid, *sorted(difference.words for difference in differences)))
             self._memory.unrecorded.append(replace(self._records.record(one.grantee, drift, by), key=key))
             del self._memory.unrecorded[:-MOST_RECORDED]

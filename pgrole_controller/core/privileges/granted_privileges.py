@@ -84,6 +84,14 @@ class GrantedPrivileges:
         uid = self.grantee.uid if self.grantee else None
         return tuple(self.results[name] for name in sorted(self.results) if self.results[name].uid == uid)
 
+    def find_announced(self, status: Mapping[str, Any]) -> frozenset[str]:
+        """Returns the databases whose reported differences the object's status has already, the very same."""
+        before = status.get("privileges")
+        if not isinstance(before, list):
+            return frozenset()
+        reported = (one for one in self.describe() if one["reason"] == Reason.DRIFT_REPORTED.value)
+        return frozenset(one["database"] for one in reported if one in before)
+
     def describe(self) -> list[dict[str, Any]]:
         """Returns status.privileges."""
         databases = sorted(self.grantee.databases) if self.grantee else []

@@ -41,10 +41,14 @@ def combine_drifts(drifts: Sequence[PrivilegeDrift]) -> PrivilegeDrift:
     return replace(latest, words=tuple(words), count=sum(one.count for one in drifts))
 
 
-def announce_drift(database: str, drift: PrivilegeDrift, differences: Sequence[PrivilegeDifference]) -> PrivilegeNews:
-    """`DELETE on table app.orders (database orders) was granted by alice at 16:04:09.113 and revoked`."""
+def announce_drift(
+    database: str, drift: PrivilegeDrift, differences: Sequence[PrivilegeDifference], *, first: bool = False
+) -> PrivilegeNews:
+    """`DELETE on table app.orders (database orders) was granted by alice at 16:04:09.113 and revoked`. `first`: as in
+    PrivilegeNews.
+    """
     reason = News.DRIFT_CORRECTED if drift.corrected else News.DRIFT_REPORTED
-    return PrivilegeNews(reason, _cut(_sentence(database, drift, differences)))
+    return PrivilegeNews(reason, _cut(_sentence(database, drift, differences)), first)
 
 
 def _sentence(database: str, drift: PrivilegeDrift, differences: Sequence[PrivilegeDifference]) -> str:

@@ -59,10 +59,14 @@ class News(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PrivilegeNews:
-    """Something to announce once: an Event's reason and its note, which is for people and at most 1,024 characters."""
+    """Something to announce once: an Event's reason and its note, which is for people and at most 1,024 characters.
+
+    `first`: from the first complete read of a process, so that an earlier process may have announced it.
+    """
 
     reason: News
     note: str
+    first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
