@@ -350,3 +350,22 @@ def test_a_compiled_declaration_answers_as_if_it_were_new() -> None:
     compiled = CompiledPrivileges(declared, 180000)
     objects = [make(kind, name=name) for kind in TABLES for name in ("x", "y", "xy", "z")] * 2
     assert [compiled.wanted(one) for one in objects] == [wanted(declared, one, 180000) for one in objects]
+
+
+@pytest.mark.parametrize("kind", [ObjectKind.TABLE, ObjectKind.ROUTINE])
+def test_many_names_in_many_schemas_are_looked_up_at_once(kind: ObjectKind) -> None:
+    """Also where there are more schemas than a compiled declaration remembers."""
+    end = "(integer)" if kind is ObjectKind.ROUTINE else ""
+    names = [f"name_{number}{end}" for number in range(2000)]
+    objects = tuple(
+        ObjectPrivileges(kind, "*", tuple(names[start : start + 64]), frozenset({"SELECT", "EXECUTE"}))
+        for start in range(0, len(names), 64)
+    )
+    compiled = CompiledPrivileges(DatabasePrivileges("orders", objects=objects), 180000)
+    with within_a_callback():
+        for schema in range(900):
+            for name, has in (("name_1999", True), ("name_2000", False)):
+                obj = DatabaseObject(
+                    ObjectId("pg_class", 20_000), kind, f"s{schema}", name, 1, "owner", end.strip("()")
+                )
+                assert bool(compiled.wanted(obj)) is has

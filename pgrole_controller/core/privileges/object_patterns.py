@@ -111,17 +111,40 @@ class _Wish:
 
 
 @dataclass(frozen=True, slots=True)
+class _ObjectNames:
+    """The names of one part of a declaration, the same for all schemas: the `exact` ones are looked up. Names of
+    routines are (name, arguments), where arguments None means every overload.
+    """
+
+    exact: frozenset[tuple[str, str | None]]
+    patterns: tuple[tuple[re.Pattern[str], re.Pattern[str] | None], ...]
+
+    @classmethod
+    def of(cls, one: ObjectPrivileges) -> "_ObjectNames":
+        exact, wide, patterns = set[tuple[str, str | None]](), [], []
+        for text in one.names:
+            name, arguments = split_signature(text) if one.kind is ObjectKind.ROUTINE else (text, None)
+            if not is_pattern(text):
+                exact.add((name, arguments))
+            elif arguments is None:
+                wide.append(name)
+            else:
+                patterns.append((compile_patterns([name]), compile_patterns([arguments])))
+        return cls(frozenset(exact), (*patterns, *([(compile_patterns(wide), None)] if wide else ())))
+
+
+@dataclass(frozen=True, slots=True)
 class _Part:
     """What a declaration wants on the objects of one kind in one schema.
 
     `always`: on every object. `access`: on every object except those whose name matches; `by_access`: unions of these,
-    by the ones that apply. Names of routines are by (name, arguments), where arguments None means every overload.
+    by the ones that apply.
     """
 
     always: Wanted
     reserved: bool
     access: tuple[tuple[frozenset[str], re.Pattern[str]], ...]
-    named: Mapping[tuple[str, str | None], tuple[_Wish, ...]]
+    named: tuple[tuple[frozenset[tuple[str, str | None]], _Wish], ...]
     patterns: tuple[tuple[re.Pattern[str], re.Pattern[str] | None, _Wish], ...]
     by_access: dict[tuple[bool, ...], Wanted] = field(default_factory=dict)
 
@@ -136,7 +159,7 @@ class CompiledPrivileges:
         self._without = frozenset[str]() if version >= MAINTAIN_SINCE else frozenset({"MAINTAIN"})
         self._parts: dict[tuple[str, ObjectKind], _Part] = {}
         self._schemas = [(compile_patterns([one.schema]), one) for one in declared.schemas]
-        self._objects = [(compile_patterns([one.schema]), one) for one in declared.objects]
+        self._objects = [(compile_patterns([one.schema]), one, _ObjectNames.of(one)) for one in declared.objects]
         self._unmanaged = compile_patterns(declared.unmanaged) if declared.unmanaged else None
         self._left_alone: dict[str, bool] = {}
         self.schema_names, self.schema_pattern = _schema_patterns(declared)
@@ -192,10 +215,10 @@ class CompiledPrivileges:
         possible = frozenset(DECLARABLE.get(kind, ())) - self._without
         if kind is ObjectKind.DATABASE:
             privileges = self.declared.on_database & possible
-            return _Part(Wanted(privileges, literal=privileges), False, (), {}, ())
+            return _Part(Wanted(privileges, literal=privileges), False, (), (), ())
         always: list[_Wish] = []
         excepted: list[tuple[frozenset[str], re.Pattern[str]]] = []
-        named: dict[tuple[str, str | None], list[_Wish]] = {}
+        named: list[tuple[frozenset[tuple[str, str | None]], _Wish]] = []
         patterns: list[tuple[re.Pattern[str], re.Pattern[str] | None, _Wish]] = []
         for matcher, access in self._schemas:
             if not matcher.fullmatch(schema):
@@ -207,7 +230,7 @@ class CompiledPrivileges:
                 excepted.append((privileges, compile_patterns(access.exceptions)))
             elif privileges:
                 always.append(_Wish(privileges))
-        for matcher, one in self._objects:
+        for matcher, one, known in self._objects:
             if one.kind is ObjectKind.SCHEMA and kind is ObjectKind.SCHEMA:
                 names = _schema_names(one)
                 if compile_patterns(names).fullmatch(schema):
@@ -216,12 +239,13 @@ class CompiledPrivileges:
             elif covers(one.kind, kind) and kind is not ObjectKind.SCHEMA and matcher.fullmatch(schema):
                 exact = one.schema == schema and not is_pattern(schema)
                 wish = _Wish(one.privileges & possible, one.columns, literal=exact)
-                _sort_names(one.names, kind, wish, named, patterns)
+                named += [(known.exact, wish)] if known.exact else ()
+                patterns += [(*each, wish) for each in known.patterns]
         return _Part(
             _combine((wish, wish.literal) for wish in always),
             _is_of_system(schema),
             tuple(excepted),
-            {name: tuple(wishes) for name, wishes in named.items()},
+            tuple(named),
             tuple(patterns),
         )
 
@@ -316,32 +340,11 @@ def _schema_names(one: ObjectPrivileges) -> tuple[str, ...]:
     return one.names or ((one.schema,) if one.schema else ())
 
 
-def _sort_names(
-    names: Iterable[str],
-    kind: ObjectKind,
-    wish: _Wish,
-    named: dict[tuple[str, str | None], list[_Wish]],
-    patterns: list[tuple[re.Pattern[str], re.Pattern[str] | None, _Wish]],
-) -> None:
-    """Adds each name to the ones that are looked up, or to the patterns."""
-    wide = []
-    for text in names:
-        name, arguments = split_signature(text) if kind is ObjectKind.ROUTINE else (text, None)
-        if not is_pattern(text):
-            named.setdefault((name, arguments), []).append(wish)
-        elif arguments is None:
-            wide.append(name)
-        else:
-            patterns.append((compile_patterns([name]), compile_patterns([arguments]), wish))
-    if wide:
-        patterns.append((compile_patterns(wide), None, wish))
-
-
 def _named(part: _Part, obj: DatabaseObject) -> tuple[_Wish, ...]:
-    wishes = part.named.get((obj.name, None), ())
-    if obj.kind is ObjectKind.ROUTINE:
-        wishes += part.named.get((obj.name, normalize_arguments(obj.arguments)), ())
-    return wishes
+    keys: list[tuple[str, str | None]] = [(obj.name, None)]
+    if part.named and obj.kind is ObjectKind.ROUTINE:
+        keys.append((obj.name, normalize_arguments(obj.arguments)))
+    return tuple(wish for exact, wish in part.named if not exact.isdisjoint(keys))
 
 
 def _collect(part: _Part, obj: DatabaseObject) -> Wanted:
