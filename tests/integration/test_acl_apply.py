@@ -13,7 +13,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.privileges.acl import DECLARABLE, AclChange, AclEntry, DefaultAclChange, ObservedAcl
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.fence import Fence
-from pgrole_controller.postgres.privileges import acl_apply, acl_batches
+from pgrole_controller.postgres.privileges import acl_apply, acl_batches, acl_transaction
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls, apply_acls
 from pgrole_controller.postgres.privileges.acl_catalog import read_columns, read_defaults
 from pgrole_controller.postgres.privileges.acl_checks import NOT_AS_EXPECTED, prepare_checks
@@ -584,6 +584,52 @@ async def test_many_objects_that_cannot_be_changed_keep_no_other_from_being_chan
         if found["free"].object.id not in errors:
             break
     assert held(named(await read(db), "free"), db.oids["reader"]) == {("", "SELECT")}
+
+
+async def test_many_irrevocable_entries_of_one_object_keep_no_other_from_being_revoked_for_ever(
+    db: AclDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finding them takes longer than one attempt may. The one that can be revoked comes last."""
+    monkeypatch.setattr(acl_transaction, "_PARTS_SECONDS", 0.2)
+    number, prefix = 60, f"stuck_{db.suffix}_"
+    await db.run(f"""
+        DO $$ BEGIN FOR i IN 1..{number} LOOP EXECUTE 'CREATE ROLE {prefix}' || i; END LOOP; END $$;
+        GRANT USAGE ON SCHEMA app TO {{heir}}; GRANT SELECT ON app.t TO {{delegate}}, {{heir}} WITH GRANT OPTION;
+        SET ROLE {{heir}}; GRANT SELECT ON app.t TO {{reader}}; RESET ROLE; SET ROLE {{delegate}};
+        DO $$ BEGIN FOR i IN 1..{number} LOOP EXECUTE 'GRANT SELECT ON app.t TO {prefix}' || i; END LOOP; END $$;
+        RESET ROLE; ALTER ROLE {{delegate}} SUPERUSER
+    """)
+    try:
+        rows = await db.beside.fetch("SELECT oid, rolname FROM pg_roles WHERE starts_with(rolname, $1)", prefix)
+        grantees = [*db.grantees(*ROLES), *(row["oid"] for row in rows)]
+        table = named(await read_acls(db.connection, grantees, anywhere), "t")
+        by = db.name("delegate")
+        changes = [AclChange(table.object, one["oid"], one["rolname"], ("SELECT",), True, (), by) for one in rows]
+        changes.append(change(db, table, "reader", "SELECT", revoke=True, grantor=db.name("heir")))
+        version = int(await db.connection.fetchval("SELECT current_setting('server_version_num')::int"))
+        for _ in range(number):
+            applied = await apply_acls(
+                db.connection, [AclRepair(table, tuple(changes))], (), grantees, AclDialect(version)
+            )
+            assert table.object.id in applied.errors
+            if applied.find_error(table.object.id, db.oids["reader"]) is None:
+                break
+        assert not held(named(await read(db), "t"), db.oids["reader"])
+    finally:
+        await db.run("DROP TABLE app.t CASCADE")
+        await db.run(f"DO $$ BEGIN FOR i IN 1..{number} LOOP EXECUTE 'DROP ROLE {prefix}' || i; END LOOP; END $$")
+
+
+async def test_parts_that_failed_come_last_and_in_turn(db: AclDatabase) -> None:
+    table, sequence = (AclRepair(one, ()) for one in (await read(db))[:2])
+    failures, parts = acl_batches.FailedChanges(), [(1, False), (1, True), (2, True), (3, True)]
+    assert failures.separate_parts(table, parts) == [[0, 1, 2, 3]]
+    failures.note_parts(table, {(1, True), (3, True)}, {(1, False)})
+    failures.note_parts(table, {(1, True)}, set())
+    assert failures.separate_parts(table, parts) == [[0, 2], [3, 1]]
+    assert failures.separate_parts(sequence, parts) == [[0, 1, 2, 3]]
+    failures.note_parts(table, set(), {(1, True)})
+    assert failures.separate_parts(table, parts) == [[0, 1, 2], [3]]
 
 
 async def test_a_full_acl_is_an_error_of_its_object_only(db: AclDatabase) -> None:

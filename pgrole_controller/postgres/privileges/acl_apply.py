@@ -20,6 +20,7 @@ from pgrole_controller.postgres.privileges.acl_batches import (
     Batches,
     Deadlines,
     GiveWay,
+    Part,
     failed_changes_of,
 )
 from pgrole_controller.postgres.privileges.acl_checks import prepare_checks
@@ -156,23 +157,28 @@ class _ObjectSteps:
                 return None
 
     async def _change_parts(
-        self, repair: AclRepair, parts: Mapping[tuple[int, bool], list[AclChange]], *, last: bool, seconds: float
+        self, repair: AclRepair, parts: Mapping[Part, list[AclChange]], *, last: bool, seconds: float
     ) -> PgRoleError | None:
         """Changes the object for the grantees for which that is possible. Returns an error of the others."""
+        failures = failed_changes_of(self._connection)
+        order = failures.separate_parts(repair, list(parts))
         try:
-            errors = await self._transactions.run_parts(repair, list(parts.values()), seconds=seconds)
+            errors = await self._transactions.run_parts(repair, list(parts.values()), order, seconds=seconds)
         except PgRoleError as error:
             self.raise_if_common(error)
             if sqlstate(error) == LOCK_NOT_FREE:
                 raise
             return await explain(self._connection, error, repair, self._version)
-        failed: dict[tuple[int, bool], PgRoleError] = {}
+        failed: dict[Part, PgRoleError] = {}
+        refused = set[Part]()
         for (key, part), error_of_part in zip(parts.items(), errors, strict=True):
             if error_of_part is not None:
                 if error_of_part.__cause__ is not None or isinstance(error_of_part, Ineffective):
+                    refused.add(key)
                     about = AclRepair(repair.observed, tuple(part))
                     error_of_part = await explain(self._connection, error_of_part, about, self._version)
                 failed[key] = error_of_part
+        failures.note_parts(repair, refused, parts.keys() - failed.keys())
         if failed:
             self._transactions.grantee_errors[repair.observed.object.id] = failed
         elif last:

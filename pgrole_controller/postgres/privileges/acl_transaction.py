@@ -3,7 +3,7 @@ the owner and the ACL that were read, runs the statements, and reads the ACLs ba
 warns when a REVOKE does nothing. Usually all of that is one message.
 """
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -151,17 +151,23 @@ class AclTransactions:
         self.stored = self.stored or storing
 
     async def run_parts(
-        self, repair: AclRepair, parts: Sequence[Sequence[AclChange]], *, seconds: float = LOCK_SECONDS
+        self,
+        repair: AclRepair,
+        parts: Sequence[Sequence[AclChange]],
+        order: Iterable[Sequence[int]],
+        *,
+        seconds: float = LOCK_SECONDS,
     ) -> list[PgRoleError | None]:
-        """One transaction that changes one object and leaves out the parts that fail. Returns the error of each part.
-        Raises PgRoleError; nothing is changed then.
+        """One transaction that changes one object and leaves out the parts that fail. `order`: their places, those
+        first that are tried first; time may not suffice for all. Returns the error of each part. Raises PgRoleError;
+        nothing is changed then.
         """
         errors: list[PgRoleError | None] = [None] * len(parts)
         ends = anyio.current_time() + _PARTS_SECONDS
         async with self._transaction([repair], seconds):
             if stale := await self._find_stale([repair]):
                 return [*stale.values()] * len(parts)
-            pieces, dependent = [list(range(len(parts)))], list[int]()
+            pieces, dependent = list(order), list[int]()
             while pieces:
                 piece = pieces.pop(0)
                 if anyio.current_time() >= ends:
