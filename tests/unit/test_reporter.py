@@ -18,8 +18,9 @@ from pgrole_controller.controller.sources import PgRoleSource
 from pgrole_controller.controller.status_writer import PendingStatus, StatusWriter
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.request import Key, Request, RequestReason
-from pgrole_controller.core.status import RECONCILED, Outcome, Phase
+from pgrole_controller.core.status import RECONCILED, Outcome, Phase, of_read_back
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.server_side_apply import FINALIZER
@@ -186,3 +187,28 @@ async def test_a_status_that_another_client_overwrote_is_written_again(objects: 
         await anyio.wait_all_tasks_blocked()
         assert api.asked == 2
         statuses.close()
+
+
+@pytest.mark.parametrize(("before", "events"), [("login", 0), ("createdb", 1)])
+async def test_a_restarted_controller_announces_no_reported_drift_of_the_role_that_status_has(
+    objects: Objects, monkeypatch: pytest.MonkeyPatch, before: str, events: int
+) -> None:
+    told = of_read_back(Plan("app", reported=(before,)))
+    conditions = [{"type": "Ready", "status": "False", "lastTransitionTime": "2026-05-06T07:08:09Z"}]
+    conditions[0] |= {"reason": told.reason.value, "message": told.message}
+    seen = pack(made(1).object() | {"status": {"conditions": conditions}})
+    objects.store.put(seen)
+    client = cast("Client", StatusApi())
+    queue = Queue()
+    recorder, endings = Recorder(client), Endings(queue, objects.contests)
+    recorded: list[str] = []
+    monkeypatch.setattr(Recorder, "record", lambda _self, _stored, *, reason, **_: recorded.append(reason))
+    reporter = Reporter(client, objects.store, endings, recorder)
+    queue.put("default", Request(seen.key, RequestReason.OBJECT))
+    await queue.take("default", 1)
+    reporter.report(Result(Target(seen.key, seen), of_read_back(Plan("app", reported=("login",))), fields=("login",)))
+    reporter.close()
+    await reporter.run()
+    recorder.close()
+    await recorder.run()
+    assert recorded == ["DriftReported"] * events
