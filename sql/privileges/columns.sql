@@ -14,10 +14,17 @@ FROM (
     FROM (
         SELECT c.attrelid AS relation, c.attname AS name, c.attnum AS place, c.attacl AS acl, c.xmin AS version
         FROM (
-            SELECT DISTINCT s.objid, s.objsubid
+            -- two ranges, since <> cannot use the index; UNION: each column once
+            SELECT s.objid, s.objsubid
             FROM pg_catalog.pg_shdepend AS s
             WHERE s.dbid = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
-              AND s.classid = 'pg_class'::regclass AND s.objsubid <> 0
+              AND s.classid = 'pg_class'::regclass AND s.objsubid > 0
+              AND $2::oid[] IS NULL AND s.objid > $3::oid AND s.objid <= $4::oid AND s.objid::bigint >= $5::bigint >> 16
+            UNION
+            SELECT s.objid, s.objsubid
+            FROM pg_catalog.pg_shdepend AS s
+            WHERE s.dbid = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
+              AND s.classid = 'pg_class'::regclass AND s.objsubid < 0
               AND $2::oid[] IS NULL AND s.objid > $3::oid AND s.objid <= $4::oid AND s.objid::bigint >= $5::bigint >> 16
         ) AS d
         JOIN pg_catalog.pg_attribute AS c ON c.attrelid = d.objid AND c.attnum = d.objsubid AND NOT c.attisdropped

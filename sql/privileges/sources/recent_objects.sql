@@ -24,10 +24,20 @@ FROM (
         SELECT r.oid, false AS apart FROM pg_catalog.pg_class AS r WHERE age(r.xmin) <= (SELECT o.age FROM oldest AS o)
         UNION ALL
         SELECT s.objid, true
-        FROM pg_catalog.pg_shdepend AS s
+        FROM (
+            -- two ranges, since <> cannot use the index
+            SELECT p.objid, p.objsubid
+            FROM pg_catalog.pg_shdepend AS p
+            WHERE p.dbid = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
+              AND p.classid = 'pg_class'::regclass AND p.objsubid > 0
+            UNION ALL
+            SELECT p.objid, p.objsubid
+            FROM pg_catalog.pg_shdepend AS p
+            WHERE p.dbid = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
+              AND p.classid = 'pg_class'::regclass AND p.objsubid < 0
+        ) AS s
         JOIN pg_catalog.pg_attribute AS a ON a.attrelid = s.objid AND a.attnum = s.objsubid AND NOT a.attisdropped
-        WHERE s.dbid = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
-          AND s.classid = 'pg_class'::regclass AND s.objsubid <> 0 AND age(a.xmin) <= (SELECT o.age FROM oldest AS o)
+        WHERE age(a.xmin) <= (SELECT o.age FROM oldest AS o)
         UNION ALL
         SELECT t.oid, true
         FROM unnest($4::oid[]) AS t (oid)
