@@ -10,10 +10,10 @@ from pgrole_controller import __version__
 from pgrole_controller.api.crd import DEFINITIONS, crd
 from pgrole_controller.commands.arguments import ServerChoice
 from pgrole_controller.commands.doctor_checks import CheckList
+from pgrole_controller.core.drift_record import read_moment
 from pgrole_controller.core.findings import cluster_findings as judge
 from pgrole_controller.core.findings.cluster_findings import CLUSTER, RequiredRight, not_checked
 from pgrole_controller.core.findings.finding import Finding, FindingState, shell
-from pgrole_controller.core.listed_drift import read_moment
 from pgrole_controller.kube.errors import ApiError, BadStream
 from pgrole_controller.kube.listing import list_objects, list_pages
 from pgrole_controller.kube.resource import CONFIGMAPS, LEASES, NAMESPACES, PGROLES, PGSERVERS, Resource

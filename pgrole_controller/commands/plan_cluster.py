@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgrole_controller.commands.arguments import ServerChoice
 from pgrole_controller.commands.server_reading import open_cluster
+from pgrole_controller.core.drift_record import read_moment
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.contexts import read_namespace
 from pgrole_controller.kube.errors import ApiError, BadStream
@@ -90,8 +91,4 @@ async def _read_namespace(client: "Client", name: str) -> ListedNamespace:
 
 def created_at(obj: dict[str, Any]) -> datetime | None:
     """metadata.creationTimestamp; None if it is not a time."""
-    text = mapping(obj.get("metadata")).get("creationTimestamp")
-    try:
-        return datetime.fromisoformat(text) if isinstance(text, str) else None
-    except ValueError:
-        return None
+    return read_moment(mapping(obj.get("metadata")).get("creationTimestamp"))

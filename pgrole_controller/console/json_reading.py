@@ -4,8 +4,10 @@ The API server validates objects, but an older CRD, or another version of the co
 """
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
+
+from pgrole_controller.core.drift_record import read_moment
 
 #: Characters of one text on a page, and entries of one list. No field of a CRD allows more, except spec.privileges.
 LONGEST_TEXT = 4096
@@ -58,10 +60,4 @@ def read_texts(value: object, *path: str, most: int = MOST_ENTRIES) -> tuple[str
 
 def read_time(value: object, *path: str) -> datetime | None:
     """Returns the RFC 3339 time at `path` in UTC, or None."""
-    text = read_text(value, *path, most=64)
-    if not text:
-        return None
-    try:
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
+    return read_moment(read_text(value, *path, most=64))

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from pgrole_controller.core.drift_record import read_moment
+
 HOURS = 24
 #: Upper limit of a count, whatever the status contains.
 MOST = 2**31 - 1
@@ -65,11 +67,8 @@ def of_status(entries: object) -> HourlyDrifts:
 def _read(entry: object) -> tuple[datetime | None, tuple[int, int]]:
     if not isinstance(entry, dict):
         return None, (0, 0)
-    try:
-        hour = datetime.fromisoformat(entry["hour"])
-        counts = [entry.get(name, 0) for name in ("corrected", "reported")]
-    except (KeyError, TypeError, ValueError):
-        return None, (0, 0)
-    if hour.tzinfo is None or not all(isinstance(count, int) and 0 <= count <= MOST for count in counts):
+    hour = read_moment(entry.get("hour"))
+    counts = [entry.get(name, 0) for name in ("corrected", "reported")]
+    if hour is None or not all(isinstance(count, int) and 0 <= count <= MOST for count in counts):
         return None, (0, 0)
     return begin_of_hour(hour), (int(counts[0]), int(counts[1]))

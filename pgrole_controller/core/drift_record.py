@@ -138,17 +138,8 @@ def keep_reported_time(database: str, drift: PrivilegeDrift, history: Iterable[M
     if drift.corrected or drift.by.time is not None:
         return drift
     described = {**_describe_shortly(record_of(database, drift)), **_UNKNOWN}
-    times = [read_time(entry.get("time")) for entry in history if {**entry, **_UNKNOWN} == described]
+    times = [read_moment(entry.get("time")) for entry in history if {**entry, **_UNKNOWN} == described]
     return replace(drift, time=times[-1] or drift.time) if times else drift
-
-
-def read_time(text: object) -> datetime | None:
-    """Returns a time in a status. None if it is no such text: the controller is not alone in writing it."""
-    try:
-        time = datetime.fromisoformat(text) if isinstance(text, str) else None
-    except ValueError:
-        return None
-    return time if time is not None and time.tzinfo is not None else None
 
 
 def _identity(entry: Mapping[str, Any]) -> str:
@@ -159,3 +150,14 @@ def _identity(entry: Mapping[str, Any]) -> str:
 def rfc3339(moment: datetime) -> str:
     """Formats a moment in UTC with whole seconds, like metav1.Time."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def read_moment(text: object) -> datetime | None:
+    """Reads an RFC 3339 time, in UTC; returns None for anything else, and for a time that is beyond the years 1 to
+    9999 in UTC. Whoever may write an object may have chosen the text.
+    """
+    try:
+        moment = datetime.fromisoformat(text) if isinstance(text, str) else None
+        return moment.astimezone(UTC) if moment is not None and moment.tzinfo is not None else None
+    except (ValueError, OverflowError):
+        return None

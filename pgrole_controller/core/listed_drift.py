@@ -3,10 +3,10 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
-from pgrole_controller.core.drift_record import rfc3339
+from pgrole_controller.core.drift_record import read_moment, rfc3339
 from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
 
 #: Maximum number of fields and phrases listed for one drift; both sources keep fewer.
@@ -76,19 +76,6 @@ def read_status_entry(entry: Mapping[str, Any], role: str, owner: str) -> Listed
 def read_proof(text: str) -> Evidence:
     """Reads a proof. Returns NONE for an unknown word, which a later version may have written."""
     return Evidence(text) if text in set(Evidence) else Evidence.NONE
-
-
-def read_moment(text: object) -> datetime | None:
-    """Reads an RFC 3339 time, in UTC; returns None for anything else, and for a time that is beyond the years 1 to
-    9999 in UTC.
-    """
-    if not isinstance(text, str):
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
 
 
 def select(drifts: Iterable[ListedDrift], since: datetime, role: str | None) -> list[ListedDrift]:

@@ -14,7 +14,7 @@ from pgrole_controller.core.drift_record import (
     extend_history,
     keep_known,
     keep_reported_time,
-    read_time,
+    read_moment,
     record_of,
     rfc3339,
 )
@@ -187,7 +187,7 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
                 latest.append(record_of(one.database, combine_drifts(drifts)))
     if latest:
         last = describe_last(max(latest, key=lambda one: one.time), exposes_all=exposes_all)
-        known = read_time(before.get("time"))
+        known = read_moment(before.get("time"))
         if not before.get("database") or known is None or rfc3339(known) <= last["time"]:
             status["lastDrift"] = keep_known(last, before, hides=hides)
     if details.reported:
@@ -207,7 +207,7 @@ def find_reported_time(previous: Mapping[str, Any], fields: Sequence[str]) -> da
     """
     last = previous.get("lastDrift") or {}
     same = last.get("fields") == list(fields) and not last.get("corrected") and not last.get("database")
-    return read_time(last.get("time")) if same else None
+    return read_moment(last.get("time")) if same else None
 
 
 def build_conditions(

@@ -33,6 +33,7 @@ def test_invalid_entries_in_a_status_are_ignored() -> None:
     good = {"hour": "2026-11-22T12:00:00Z", "corrected": 1, "reported": 0}
     bad = [None, 1, {}, {"hour": 5}, {"hour": "x"}, {**good, "hour": "2026-11-22T12:00:00"}, {**good, "corrected": -1}]
     bad += [{**good, "corrected": "1"}, {**good, "reported": 2**40}, {**good, "reported": None}]
+    bad += [{**good, "hour": "9999-12-31T23:59:59-05:00"}]
     nothing: tuple[object, ...] = (None, {}, "text", 5)
     for entries in nothing:
         assert of_status(entries) == HourlyDrifts()

@@ -4,7 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pgrole_controller.core.listed_drift import describe, read_moment, read_status_entry
+from pgrole_controller.core.drift_record import read_moment
+from pgrole_controller.core.listed_drift import describe, read_status_entry
 
 
 @pytest.mark.parametrize("text", ["0001-01-01T00:00:00+05:00", "9999-12-31T23:59:59-05:00", "yesterday", 7, None])

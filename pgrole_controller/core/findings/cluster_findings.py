@@ -7,8 +7,8 @@ from datetime import datetime
 from shlex import quote
 from typing import Any
 
+from pgrole_controller.core.drift_record import read_moment
 from pgrole_controller.core.findings.finding import Finding, FindingState, Remedy, shell
-from pgrole_controller.core.listed_drift import read_moment
 
 OK, WARNING, PROBLEM, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.PROBLEM, FindingState.UNKNOWN
 
