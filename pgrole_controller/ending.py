@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator
+from typing import TextIO
 
 from pgrole_controller.program import program_name
 
@@ -37,6 +38,12 @@ def end(command: Callable[[], int]) -> int:
         return _fail(error, f"{error.strerror or type(error).__name__}{_name_file(error)}")
     except Exception as error:  # noqa: BLE001 -- whatever happens, one line
         return _fail(error, describe_unexpected(error))
+
+
+def escape_unencodable(stream: TextIO) -> None:
+    """Has names that the terminal's encoding lacks written as escapes: they would end the program."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

@@ -3,7 +3,6 @@
 The list is a table for people or JSON for programs. Neither contains anything from a password.
 """
 
-import io
 import json
 import sys
 from collections import Counter
@@ -17,7 +16,7 @@ from rich.cells import cell_len
 from pgrole_controller.claims.arguments import Arguments, ListArguments, ReleaseArguments, TransferArguments
 from pgrole_controller.core.drift_record import rfc3339
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.ending import make_printable
+from pgrole_controller.ending import escape_unencodable, make_printable
 from pgrole_controller.postgres.claims import (
     ClaimedRoleState,
     ListedClaim,
@@ -104,8 +103,7 @@ FAILED = 1
 def run(options: Arguments, dsn: str) -> int:
     """Returns the exit code. Raises WrongSetting if it must ask and no one can answer."""
     endpoint = Endpoint.of_dsn(dsn)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names that the terminal's encoding lacks
+    escape_unencodable(sys.stdout)
     try:
         if isinstance(options, ListArguments):
             return _show(options, endpoint)

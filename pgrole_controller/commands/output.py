@@ -11,7 +11,7 @@ from rich.console import Console
 
 from pgrole_controller.commands.arguments import FAILED
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Transient, make_legible
-from pgrole_controller.ending import describe_unexpected, leaves, shows_tracebacks
+from pgrole_controller.ending import describe_unexpected, escape_unencodable, leaves, shows_tracebacks
 from pgrole_controller.ending import make_printable as make_printable
 from pgrole_controller.kube.errors import ApiError, BadStream, NotConfigured, Unreachable
 from pgrole_controller.program import program_name, spell_commands
@@ -32,8 +32,7 @@ class OutputConsole(Console):
 def make_console(stream: TextIO | None = None) -> Console:
     """Prints to `stream` (default: standard output). No markup and no highlighting: names may contain brackets."""
     stream = stream or sys.stdout
-    if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors="backslashreplace")  # names that the terminal's encoding lacks
+    escape_unencodable(stream)
     wraps = stream.isatty()
     width = None if wraps else _WIDE
     return OutputConsole(file=stream, markup=False, highlight=False, emoji=False, soft_wrap=not wraps, width=width)
