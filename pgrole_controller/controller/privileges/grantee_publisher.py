@@ -66,7 +66,9 @@ async def publish(
     for one in attempts:
         if one.has_privileges:
             privileges, stored = _describe(one, grantees, declared), one.target.stored
-            announced = privileges.find_announced(mapping(stored.object().get("status"))) if stored else ()
+            announced = frozenset[str]()
+            if stored is not None and privileges.may_repeat:  # rare, and reading the object takes time
+                announced = privileges.find_announced(mapping(stored.object().get("status")))
             one.note_privileges(privileges, grantees.take_news(declared.name, one.target.key, announced))
 
 

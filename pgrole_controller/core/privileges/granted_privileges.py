@@ -84,6 +84,11 @@ class GrantedPrivileges:
         uid = self.grantee.uid if self.grantee else None
         return tuple(self.results[name] for name in sorted(self.results) if self.results[name].uid == uid)
 
+    @property
+    def may_repeat(self) -> bool:
+        """Whether an earlier process may have announced some of the news."""
+        return any(one.first for result in self.results.values() for one in result.news)
+
     def find_announced(self, status: Mapping[str, Any]) -> frozenset[str]:
         """Returns the databases whose reported differences the object's status has already, the very same."""
         before = status.get("privileges")
