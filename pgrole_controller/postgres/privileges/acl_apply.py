@@ -20,16 +20,16 @@ from pgrole_controller.postgres.privileges.acl_batches import (
     Batches,
     Deadlines,
     GiveWay,
-    Part,
-    failed_changes_of,
 )
 from pgrole_controller.postgres.privileges.acl_checks import prepare_checks
+from pgrole_controller.postgres.privileges.acl_failures import failed_changes_of
 from pgrole_controller.postgres.privileges.acl_locks import waits_of
 from pgrole_controller.postgres.privileges.acl_refusal import (
     DEPENDENT,
     LOCK_NOT_FREE,
     RETRIED,
     Ineffective,
+    Part,
     as_owner,
     divide,
     explain,
@@ -52,7 +52,7 @@ class AppliedAcls:
     """
 
     errors: Mapping[ObjectId, PgRoleError] = field(default_factory=dict)
-    grantee_errors: Mapping[ObjectId, Mapping[tuple[int, bool], PgRoleError]] = field(default_factory=dict)
+    grantee_errors: Mapping[ObjectId, Mapping[Part, PgRoleError]] = field(default_factory=dict)
     default_errors: Mapping[DefaultAclChange, PgRoleError] = field(default_factory=dict)
     stored: bool = False
 

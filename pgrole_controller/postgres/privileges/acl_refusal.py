@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from typing import TypeAlias
 
 from pgrole_controller.core.ddl import spell_identifier
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
@@ -28,6 +29,10 @@ _LONGEST_STATEMENTS = 600
 _MEMBERSHIP_OPTIONS_VERSION = 160_000
 
 
+#: A part of the changes of one object: the grantee, and whether someone other than the owner granted it.
+Part: TypeAlias = tuple[int, bool]
+
+
 class OutdatedAcl(Transient):
     """The object changed after it was read. Reading it again shows what is left to do."""
 
@@ -49,12 +54,12 @@ def as_owner(repair: AclRepair) -> AclRepair:
     return replace(repair, changes=tuple(changes))
 
 
-def divide(repair: AclRepair) -> dict[tuple[int, bool], list[AclChange]]:
+def divide(repair: AclRepair) -> dict[Part, list[AclChange]]:
     """Returns the changes by grantee, first those that only revoke, since grants fail where an ACL is full; and after
     them (True) those that revoke what someone other than the owner granted, which may be impossible.
     """
     owner = repair.observed.object.owner_name
-    parts: dict[tuple[int, bool], list[AclChange]] = {}
+    parts: dict[Part, list[AclChange]] = {}
     for one in repair.changes:
         delegated = one.revoke and one.grantor not in ("", owner)
         parts.setdefault((one.grantee, delegated), []).append(one)

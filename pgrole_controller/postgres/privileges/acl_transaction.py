@@ -43,6 +43,7 @@ from pgrole_controller.postgres.privileges.acl_refusal import (
     RETRIED,
     Ineffective,
     OutdatedAcl,
+    Part,
     as_owner,
     postpone,
     sqlstate,
@@ -114,7 +115,7 @@ class AclTransactions:
         self._dialect = dialect
         self._extra = tuple(extra)
         self.errors: dict[ObjectId, PgRoleError] = {}
-        self.grantee_errors: dict[ObjectId, dict[tuple[int, bool], PgRoleError]] = {}
+        self.grantee_errors: dict[ObjectId, dict[Part, PgRoleError]] = {}
         self.default_errors: dict[DefaultAclChange, PgRoleError] = {}
         self.stored = False
 
