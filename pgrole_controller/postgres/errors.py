@@ -35,6 +35,9 @@ CHANGES_SUSPENDED = "PGR05"
 #: Raised by postgres/privileges/acl_checks.py: nothing was changed.
 FOREIGN_EVENT_TRIGGER = "PGR07"
 
+#: Raised by sql/reassign/revoke_delegated.sql: nothing was changed.
+NOT_THE_GRANTOR = "PGR08"
+
 _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     "": lambda text: Transient(Reason.DATABASE_ERROR, f"PostgreSQL: {text}"),
     "08": lambda text: Transient(Reason.SERVER_NOT_READY, f"the connection to PostgreSQL failed: {text}"),
@@ -83,6 +86,7 @@ _TABLE: dict[str, Callable[[str], PgRoleError]] = {
         Reason.SUSPENDED, f"{text}: the controller changes nothing on this server until a superuser resets it"
     ),
     FOREIGN_EVENT_TRIGGER: lambda text: Transient(Reason.SERVER_NOT_READY, text),
+    NOT_THE_GRANTOR: lambda text: Waiting(Reason.DROP_BLOCKED, text),
     "XX000": lambda text: _internal("XX000, an internal error", text),
     "XX001": lambda text: _internal("XX001, corrupted data", text),
     "XX002": lambda text: _internal("XX002, a corrupted index", text),

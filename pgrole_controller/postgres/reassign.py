@@ -5,8 +5,9 @@ the home database, and one at a time to the others. Every step can be repeated. 
 session creates as the role in the meantime are reassigned as well, or the role stays.
 
 Expected flow: NOLOGIN was committed before. Sessions end; REASSIGN OWNED runs in each database; if no database has a
-blocker, the memberships that the role granted are revoked, and DROP OWNED revokes its privileges in each database. Its
-members stay until DROP ROLE. Blockers of all databases are reported together.
+blocker, the memberships that the role granted are revoked, and its privileges in each database: as each grantor who
+does not own the object, then with DROP OWNED. Its members stay until DROP ROLE. Blockers of all databases are reported
+together.
 """
 
 import logging
@@ -185,7 +186,7 @@ async def _check_left(home: Connection, task: ReassignOwned) -> None:
         blockers = [
             Blocker(
                 str(row["database"]),
-                f"{row['count'] - row['members']} new dependencies on the role appeared in the meantime",
+                f"dependencies on the role that appeared in the meantime: {row['count'] - row['members']}",
             )
             for row in dependents
             if row["count"] > row["members"]

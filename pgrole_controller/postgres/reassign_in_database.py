@@ -177,6 +177,7 @@ async def empty_database(emptying: RoleEmptying, connection: Connection, *, drop
             if await _reassign(emptying, connection):
                 continue  # check again with a new snapshot
             if drop:
+                await execute(emptying, connection, "revoke_delegated")
                 await execute(emptying, connection, "drop_owned")
         except PgRoleError as error:
             if sqlstate_of(error) not in _RETRYABLE:

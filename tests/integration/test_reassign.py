@@ -206,6 +206,37 @@ PRIVILEGES = {
     "privileges passed on": "GRANT SELECT ON s.plain TO {role} WITH GRANT OPTION; SET ROLE {role}; "
     "GRANT SELECT ON s.plain TO {new_owner}; RESET ROLE",
 }
+# What a role that is not the owner can have granted it.
+DELEGATED = {
+    "a table": "SELECT, DELETE ON TABLE s.plain",
+    "one privilege on a table": "TRUNCATE ON TABLE s.plain",
+    "a column": "SELECT (relname), UPDATE (relname), SELECT (relkind) ON TABLE s.plain",
+    "a system column": "SELECT (ctid) ON TABLE s.plain",
+    "a sequence": "USAGE ON SEQUENCE s.q",
+    "a view": "SELECT ON TABLE s.v",
+    "a function": "EXECUTE ON FUNCTION s.f()",
+    "one of two overloads": "EXECUTE ON FUNCTION s.g(int)",
+    "an aggregate": "EXECUTE ON FUNCTION s.a(int)",
+    "a procedure": "EXECUTE ON PROCEDURE s.p(s.e, text[])",
+    "a schema": "CREATE ON SCHEMA s",
+    "a type": "USAGE ON TYPE s.e",
+    "a domain": "USAGE ON DOMAIN s.d",
+    "a language": "USAGE ON LANGUAGE plpgsql",
+    "a foreign data wrapper": "USAGE ON FOREIGN DATA WRAPPER w",
+    "a foreign server": "USAGE ON FOREIGN SERVER loopback",
+    "a large object": "SELECT ON LARGE OBJECT 4711",
+    "a database": "CREATE ON DATABASE postgres",
+    "a tablespace": "CREATE ON TABLESPACE pg_default",
+    "a parameter": "SET ON PARAMETER work_mem",
+    "a parameter of an extension": "SET ON PARAMETER app.tenant",
+}
+DELEGATED_STAGE = """CREATE SEQUENCE s.q; CREATE VIEW s.v AS SELECT 1 AS a; CREATE TYPE s.e AS ENUM ('x');
+CREATE DOMAIN s.d AS int; CREATE FUNCTION s.f() RETURNS int LANGUAGE sql AS 'SELECT 1';
+CREATE FUNCTION s.g(int) RETURNS int LANGUAGE sql AS 'SELECT 1';
+CREATE PROCEDURE s.g(OUT integer) LANGUAGE sql AS 'SELECT 1';
+CREATE FUNCTION s.g(text) RETURNS int LANGUAGE sql AS 'SELECT 1';
+CREATE AGGREGATE s.a (int) (SFUNC = int4pl, STYPE = int);
+CREATE PROCEDURE s.p(s.e, VARIADIC text[]) LANGUAGE sql AS 'SELECT 1'; SELECT lo_create(4711)"""
 STAGE = """CREATE SCHEMA s; GRANT ALL ON SCHEMA s TO PUBLIC; CREATE TABLE s.plain AS SELECT * FROM pg_class;
 ALTER TABLE s.plain OWNER TO {role}; CREATE FOREIGN DATA WRAPPER w; CREATE SERVER loopback FOREIGN DATA WRAPPER w;
 GRANT ALL ON FOREIGN DATA WRAPPER w TO PUBLIC; GRANT ALL ON FOREIGN SERVER loopback TO PUBLIC"""
@@ -241,6 +272,45 @@ async def test_drop_owned_revokes_privileges_without_a_false_alarm(trial: Reassi
             await trial.home.execute(reassign_sql("drop_owned"))
             assert await trial.dependents() == {}, kind
             assert await trial.home.fetchval("SELECT count(*) FROM s.plain"), kind
+
+
+async def test_privileges_are_revoked_whoever_granted_them(trial: ReassignTrial) -> None:
+    oid, delegate = await trial.oid(), f'"De ""legate"" {trial.tag}"'
+    for kind, privilege in DELEGATED.items():
+        if trial.version < 15 and "parameter" in kind:
+            continue
+        async with emptying(trial.home, oid):
+            await trial.home.execute(STAGE.format(role=trial.new_owner))
+            await trial.home.execute(DELEGATED_STAGE)
+            await trial.home.execute(f"CREATE ROLE {delegate}; GRANT {privilege} TO {delegate} WITH GRANT OPTION")
+            await trial.home.execute(f"GRANT {privilege} TO {trial.q} WITH GRANT OPTION; SET LOCAL ROLE {delegate}")
+            await trial.home.execute(f"GRANT {privilege} TO {trial.q} WITH GRANT OPTION; RESET ROLE")
+            await trial.home.execute(reassign_sql("drop_owned"))
+            assert await trial.dependents() != {}, kind
+            await trial.home.execute(reassign_sql("revoke_delegated"))
+            await trial.home.execute(reassign_sql("drop_owned"))
+            assert await trial.dependents() == {}, kind
+
+
+async def test_a_privilege_that_only_its_grantor_can_revoke_is_named(trial: ReassignTrial) -> None:
+    name = await trial.create_database()
+    delegate, user = f"delegate_{trial.tag}", f"controller_{trial.tag}"
+    await trial.home.execute(f"CREATE ROLE {delegate}; CREATE ROLE {user} LOGIN CREATEROLE PASSWORD 'p'")
+    await trial.home.execute(f"GRANT {trial.q}, {trial.new_owner} TO {user}")
+    superuser = await trial.enter(
+        name,
+        "postgres",
+        f"CREATE TABLE t (a int); GRANT SELECT ON t TO {delegate} WITH GRANT OPTION; SET ROLE {delegate};"
+        f"GRANT SELECT ON t TO {trial.q}; RESET ROLE",
+    )
+    endpoint = Endpoint(trial.server.dsn(user, password="p"))
+    message = await trial.refused(endpoint=endpoint)
+    assert f'in database "{name}": role "{delegate}" granted privileges on TABLE public.t to it' in message
+    assert "GRANT it to the controller's role" in message
+    await trial.home.execute(f"GRANT {delegate} TO {user}")
+    await trial.reassign(endpoint=endpoint)
+    assert not await superuser.fetchval("SELECT has_table_privilege($1, 't', 'SELECT')", trial.role)
+    await superuser.execute(f"DROP OWNED BY {delegate}")
 
 
 async def test_everything_is_reassigned_in_every_database_and_the_role_can_be_dropped(trial: ReassignTrial) -> None:
