@@ -13,7 +13,7 @@ import yaml
 from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 from pgrole_controller.local.manifests import apply, apply_crds, create_namespace
 from tests.api_server_pool import ApiServerPool
-from tests.deploy.manifests import COMPONENTS, INSTALL, OVERLAYS, ROOT
+from tests.deploy.manifests import CHART, COMPONENTS, INSTALL, OVERLAYS, ROOT
 from tests.deploy.monitoring import definitions
 from tests.deploy.programs import Answer, Programs, run
 from tests.deploy.rendering import (
@@ -50,18 +50,19 @@ async def prepared(cluster: ApiServer, tmp_path_factory: pytest.TempPathFactory)
     folder = tmp_path_factory.mktemp("monitoring")
     (folder / "crds.yaml").write_text(dump(definitions()), encoding="utf-8")
     await apply_crds(cluster, folder)
-    await create_namespace(cluster, "team-a")
+    for name in ("team-a", "2026", "1e3"):
+        await create_namespace(cluster, name)
     await apply(cluster, the(read_objects(INSTALL.read_text(encoding="utf-8")), "Namespace", NAMESPACE))
     return cluster
 
 
-async def dry_run(programs: Programs, server: ApiServer, objects: list[Json]) -> Answer:
+async def dry_run(programs: Programs, server: ApiServer, objects: list[Json] | str) -> Answer:
     """Applies objects as a dry run, in which unknown fields are refused and warnings are errors."""
     return await run(
         programs.kubectl,
         *("--kubeconfig", server.kubeconfig, "--warnings-as-errors"),
         *("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-"),
-        stdin=dump(objects),
+        stdin=objects if isinstance(objects, str) else dump(objects),
     )
 
 
@@ -88,6 +89,40 @@ async def test_every_object_of_the_chart_is_admitted(programs: Programs, prepare
     answer = await dry_run(programs, prepared, objects)
     assert answer.code == 0, answer.err
     assert len(answer.out.splitlines()) == len(objects)
+
+
+#: Names that YAML reads as numbers or booleans.
+ODD: Json = {
+    "console": {"enabled": True},
+    "dsn": {"secretName": "2026", "key": "true"},
+    "image": {"pullSecrets": ["1e3"]},
+    "networkPolicy": {"enabled": True},
+    "podDisruptionBudget": {"enabled": True},
+    "priorityClassName": "1e3",
+    "prometheusRule": {"enabled": True},
+    "serviceAccount": {"name": "1e3"},
+    "serviceMonitor": {"enabled": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("release", "namespace", "values"),
+    [
+        ("2026", "1e3", ODD),
+        ("1e3", "2026", ODD | {"watch": {"namespace": "1e3", "clusterId": "1"}}),
+        ("eu.west", NAMESPACE, {}),
+        (f"{'x' * 42}.y", NAMESPACE, {}),
+    ],
+)
+async def test_the_chart_is_admitted_whatever_release_and_namespace_are_called(
+    programs: Programs, prepared: ApiServer, release: str, namespace: str, values: Json
+) -> None:
+    answer = await run(
+        programs.helm, "template", release, CHART, "-n", namespace, "--values", "-", stdin=json.dumps(values)
+    )
+    assert answer.code == 0, answer.err
+    answer = await dry_run(programs, prepared, answer.out)
+    assert answer.code == 0, answer.err
 
 
 @pytest.mark.parametrize(

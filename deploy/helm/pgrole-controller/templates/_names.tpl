@@ -1,22 +1,21 @@
 {{- define "pgrole-controller.name" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride -}}
-{{- else if contains .Chart.Name .Release.Name -}}
-{{- .Release.Name | trunc 43 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 43 | trimSuffix "-" -}}
+{{- $name := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) -}}
+{{- $name | replace "." "-" | trunc 43 | trimAll "-" -}}{{- /* a release may have dots in its name, a Service may not */ -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "pgrole-controller.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- /* Other pods than the controller's: its Service and policies must not select them. */ -}}
 {{- define "pgrole-controller.console-selector" -}}
 app.kubernetes.io/name: pgrole-console
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "pgrole-controller.labels" -}}
@@ -56,9 +55,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- /* Metadata of an object named with the full name and `suffix`; empty `namespace`: cluster-scoped. */ -}}
 {{- define "pgrole-controller.metadata" -}}
 metadata:
-  name: {{ include "pgrole-controller.name" .root }}{{ .suffix }}
+  name: {{ print (include "pgrole-controller.name" .root) .suffix | quote }}
   {{- with .namespace }}
-  namespace: {{ . }}
+  namespace: {{ . | quote }}
   {{- end }}
   labels:
     {{- include "pgrole-controller.labels" .root | nindent 4 }}
@@ -79,9 +78,9 @@ kind: {{ $kind }}Binding
 roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: {{ $kind }}
-  name: {{ include "pgrole-controller.name" .root }}{{ .suffix }}
+  name: {{ print (include "pgrole-controller.name" .root) .suffix | quote }}
 subjects:
   - kind: ServiceAccount
-    name: {{ include "pgrole-controller.account" .root }}
-    namespace: {{ .root.Release.Namespace }}
+    name: {{ include "pgrole-controller.account" .root | quote }}
+    namespace: {{ .root.Release.Namespace | quote }}
 {{- end -}}

@@ -7,7 +7,7 @@
   verbs: [create]
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
-  resourceNames: [{{ include "pgrole-controller.name" . }}]
+  resourceNames: [{{ include "pgrole-controller.name" . | quote }}]
   verbs: [get, list, watch, update]
 - apiGroups: [""]
   resources: [configmaps]
