@@ -16,6 +16,7 @@ from tests.deploy.rendering import (
     Json,
     environment_of,
     of_kind,
+    read_objects,
     render_chart,
     render_kustomization,
     template,
@@ -269,6 +270,13 @@ async def test_console_values_become_arguments(programs: Programs) -> None:
     assert expected <= set(container["args"])
     [rule] = the(objects, "NetworkPolicy", f"{RELEASE}-console")["spec"]["ingress"]
     assert rule["from"] == [{"podSelector": {}}]
+
+
+async def test_values_of_the_release_before_render_without_those_added_since(programs: Programs) -> None:
+    """`helm upgrade --reuse-values` merges no defaults of the new chart; null removes one here."""
+    answer = await template(programs, values={"console": None})
+    assert answer.code == 0, answer.err
+    assert len(of_kind(read_objects(answer.out), "Deployment")) == 1
 
 
 async def test_crds_can_be_left_out(programs: Programs) -> None:
