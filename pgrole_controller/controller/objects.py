@@ -153,7 +153,7 @@ class Objects:
         self.contests = Contests()  # outlives sessions and workers
         self.cluster = cluster
         self.namespaces = namespaces
-        self._namespace = namespace
+        self.namespace = namespace
 
     def read(
         self,
@@ -225,7 +225,7 @@ class Objects:
 
     def covers(self, key: Key) -> bool:
         """Whether the store watches the namespace of such an object."""
-        return self._namespace is None or key.namespace == self._namespace
+        return self.namespace is None or key.namespace == self.namespace
 
     def sharing(self, server: str, role_name: str) -> set[Key]:
         """The objects that name this role on this server."""

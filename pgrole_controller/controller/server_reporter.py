@@ -42,6 +42,10 @@ FINALIZER = "pgrole.dev/in-use"
 COUNT_SECONDS = 10.0
 CHECK_SECONDS = 1.0
 
+#: Fields that describe the PgRoles of one installation. Installations that serve a namespace each share a PgServer, and
+#: would overwrite each other's values at every check.
+_OWN_FIELDS = ("roles", "databases", "driftsPerHour")
+
 #: Pause after a refused write, in seconds: doubled from CHECK_SECONDS on.
 LONGEST_REST = 60.0
 _AWAKE = (0.0, 0.0)
@@ -59,6 +63,7 @@ class ServerReporter:
         self._counted_at: dict[str, float] = {}
         self._drifts: dict[str, HourlyDrifts] = {}  # by uid: counted before this process did
         self._drifts_written_at: dict[str, float] = {}
+        self._own: dict[str, dict[str, Any]] = {}  # by uid: _OWN_FIELDS as this leader last wrote or found them
         self._older_crds_until = 0.0
         self._resting: dict[str, tuple[float, float]] = {}  # after failures: until when, and for how long
 
@@ -68,6 +73,8 @@ class ServerReporter:
         await self._store.answered.wait()
         await self._objects.store.synced.wait()
         while True:
+            if not self._leadership.acting:
+                self._own.clear()
             for worker in list(self._workers) if self._leadership.acting else ():
                 stored = self._store.get(Key("", worker.server.name))
                 until, _ = self._resting.get(worker.server.name, _AWAKE)
@@ -115,12 +122,19 @@ class ServerReporter:
     async def _write(self, worker: ServerWorker, stored: Stored) -> None:
         obj = stored.object()
         previous = obj.get("status") or {}
+        if self._objects.namespace is not None:
+            previous = {**previous, **self._own.get(stored.uid, {})}
         status = self._status(worker, previous, _outcome(worker, obj["metadata"]))
         drifts = self._count_drifts(worker, stored.uid, previous)
         if drifts is not None:
             status["driftsPerHour"] = drifts
-        if unchanged(previous, status):
-            return
+        if not unchanged(previous, status):
+            await self._apply(worker, stored, previous, status)
+        self._own[stored.uid] = {name: status.get(name) for name in _OWN_FIELDS}
+
+    async def _apply(
+        self, worker: ServerWorker, stored: Stored, previous: Mapping[str, Any], status: dict[str, Any]
+    ) -> None:
         try:
             written = await apply_status(self._client, PGSERVERS, stored, status)
         except ApiError as error:

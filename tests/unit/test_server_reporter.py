@@ -82,10 +82,11 @@ def stored(generation: int, uid: str, **more: str) -> Stored:
 
 
 class ServerReporterWorld:
-    def __init__(self) -> None:
+    def __init__(self, namespace: str | None = None) -> None:
         self.api, self.store = ServerStatusApi(), Store()
         client = cast("Client", self.api)
-        objects = self.objects = Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(client, Store()), "c1")
+        namespaces = Namespaces(client, Store(), namespace)
+        objects = self.objects = Objects(Store(index_pgrole), Store(index_by_owner), namespaces, "c1", namespace)
         objects.store.synced.set()
         self.store.answered.set()
         self.worker = ServerWorker(declared(1, "first"), make_context(Queue(), objects))
@@ -281,3 +282,30 @@ async def test_older_crds_get_the_status_without_drifts() -> None:
     (status,) = world.api.statuses
     assert "driftsPerHour" not in status
     assert world.api.requests == 2
+
+
+@pytest.mark.parametrize(("namespace", "again"), [("team-a", False), (None, True)])
+async def test_installations_of_a_namespace_each_do_not_overwrite_each_others_status(
+    namespace: str | None, again: bool
+) -> None:
+    world = ServerReporterWorld(namespace)
+    world.worker.keeper.state, world.worker.keeper.server = SessionState.ACTIVE, declared(2, "second")
+    world.store.put(stored(2, "second"))
+    async with running(world):
+        with anyio.fail_after(PATIENCE):
+            while not world.api.statuses:  # noqa: ASYNC110 - what the reporter wrote is seen from outside only
+                await anyio.sleep(0.01)
+        [own] = world.api.statuses
+        others = own | {"databases": [{"name": "theirs", "ready": True, "message": ""}]}
+        about = metadata(2, "second") | {"resourceVersion": "200"}
+        world.store.put(pack({"kind": "PgServer", "metadata": about, "spec": {}, "status": others}))
+        await anyio.sleep(0.1)
+        assert (len(world.api.statuses) > 1) is again
+        world.worker.keeper.state = SessionState.SUSPENDED
+        count = len(world.api.statuses)
+
+        async def is_written() -> bool:
+            return len(world.api.statuses) > count
+
+        assert await reached(is_written, PATIENCE)
+    assert "databases" not in world.api.statuses[-1]
