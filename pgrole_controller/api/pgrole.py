@@ -8,7 +8,16 @@ with the same messages.
 from datetime import UTC, datetime
 from typing import Annotated, Literal, LiteralString, Self
 
-from pydantic import AfterValidator, AwareDatetime, Field, StrictBool, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    Field,
+    StrictBool,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from pgrole_controller.api.membership import MembershipSpec
@@ -73,7 +82,12 @@ def _check_comment(comment: str) -> str:
     return comment
 
 
-def _check_moment(moment: datetime) -> datetime:
+def _check_moment(value: object, read: ValidatorFunctionWrapHandler) -> datetime:
+    """The API server accepts more than pydantic reads: the zone +24:00."""
+    try:
+        moment: datetime = read(value)
+    except ValidationError:
+        raise PydanticCustomError("moment", _VALID_UNTIL) from None
     if not _FIRST_MOMENT <= moment <= _LAST_MOMENT:
         raise PydanticCustomError("moment", _VALID_UNTIL)
     return moment
@@ -112,7 +126,7 @@ IgnoredField = Literal[
 ]
 RoleName = Annotated[str, AfterValidator(_check_name)]
 Comment = Annotated[str, AfterValidator(_check_comment)]
-Timestamp = Annotated[AwareDatetime, AfterValidator(_check_moment)]
+Timestamp = Annotated[AwareDatetime, WrapValidator(_check_moment)]
 
 
 class ServerRef(Model):
