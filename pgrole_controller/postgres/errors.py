@@ -226,7 +226,16 @@ def translate_errors(statement: str = "") -> Iterator[None]:
 def translate(error: asyncpg.PostgresError) -> PgRoleError:
     """The error to report on an object. Primary message only: detail and context may quote a statement."""
     message = getattr(error, "message", None) or (str(error) or type(error).__name__)  # asyncpg's own have no `message`
-    return classify(getattr(error, "sqlstate", None), shorten(str(message)))
+    text = shorten(str(message))
+    if _is_forbidden_to_connect(error):
+        text = f"{text}. A superuser can allow it: GRANT CONNECT ON DATABASE … TO this role"
+    return classify(getattr(error, "sqlstate", None), text)
+
+
+def _is_forbidden_to_connect(error: asyncpg.PostgresError) -> bool:
+    """Whether the role lacks CONNECT on the database. By PostgreSQL's function, since the message may be translated."""
+    found = isinstance(error, asyncpg.InsufficientPrivilegeError)
+    return found and getattr(error, "server_source_function", None) == "CheckMyDatabase"
 
 
 @contextmanager

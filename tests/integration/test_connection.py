@@ -319,6 +319,20 @@ async def test_the_error_reports_that_no_connection_is_left(postgres_server: Pos
         await admin.execute(f"DROP ROLE {name}")
 
 
+async def test_the_error_names_the_grant_that_is_missing_to_connect(postgres_server: PostgresServer) -> None:
+    name = f"test_{secrets.token_hex(4)}"
+    async with connect(endpoint_of(postgres_server), "test") as admin:
+        await admin.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{SECRET}'")
+        await admin.execute(f"CREATE DATABASE {name}")
+        await admin.execute(f"REVOKE CONNECT ON DATABASE {name} FROM PUBLIC")
+        endpoint = endpoint_of(postgres_server, user=name, password=SECRET, database=name)
+        message = (await refusal(endpoint)).message
+        await admin.execute(f"DROP DATABASE {name}")
+        await admin.execute(f"DROP ROLE {name}")
+    assert f'permission denied for database "{name}"' in message
+    assert "GRANT CONNECT ON DATABASE" in message
+
+
 async def test_a_statement_stays_prepared_however_long_the_session_is_idle(
     postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
