@@ -335,6 +335,23 @@ async def test_settings_become_environment_variables(programs: Programs) -> None
             known[name].read(value)
 
 
+async def test_labels_replace_the_charts_own_but_not_those_that_are_selected(programs: Programs) -> None:
+    given = {"app.kubernetes.io/name": "databases", "app.kubernetes.io/part-of": "databases", "team": "databases"}
+    answer = await template(
+        programs,
+        values={"labels": given, "console": {"enabled": True}, "serviceMonitor": {"enabled": True}},
+    )
+    assert answer.code == 0, answer.err
+    objects = read_objects(answer.out)
+    for one in objects:
+        assert one["metadata"]["labels"]["app.kubernetes.io/part-of"] == one["metadata"]["labels"]["team"] == "databases"
+    assert answer.out.count("app.kubernetes.io/part-of") == len(objects)  # YAML has each key once
+    monitor, service = the(objects, "ServiceMonitor"), the(objects, "Service")
+    selector = monitor["spec"]["selector"]["matchLabels"]
+    assert selector.items() <= service["metadata"]["labels"].items()
+    assert not selector.items() <= the(objects, "Service", f"{RELEASE}-console")["metadata"]["labels"].items()
+
+
 async def test_without_leader_election_the_strategy_is_recreate(programs: Programs) -> None:
     deployment = the(await render_chart(programs, values={"leaderElection": False, "replicas": 1}), "Deployment")
     assert deployment["spec"]["strategy"] == {"type": "Recreate"}

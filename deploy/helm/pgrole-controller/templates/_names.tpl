@@ -19,13 +19,16 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "pgrole-controller.labels" -}}
-{{ include "pgrole-controller.selector" . }}
-{{ include "pgrole-controller.common-labels" . }}
+{{ include "pgrole-controller.merged-labels" (dict "root" . "selector" (include "pgrole-controller.selector" .)) }}
 {{- end -}}
 
 {{- define "pgrole-controller.console-labels" -}}
-{{ include "pgrole-controller.console-selector" . }}
-{{ include "pgrole-controller.common-labels" . }}
+{{ include "pgrole-controller.merged-labels" (dict "root" . "selector" (include "pgrole-controller.console-selector" .)) }}
+{{- end -}}
+
+{{- /* Each label once: `labels` of the values replace the chart's own, but not those that are selected. */ -}}
+{{- define "pgrole-controller.merged-labels" -}}
+{{ merge (fromYaml .selector) .root.Values.labels (include "pgrole-controller.common-labels" .root | fromYaml) | toYaml }}
 {{- end -}}
 
 {{- define "pgrole-controller.common-labels" -}}
@@ -33,9 +36,6 @@ app.kubernetes.io/part-of: pgrole
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
-{{- with .Values.labels }}
-{{ toYaml . }}
-{{- end }}
 {{- end -}}
 
 {{- define "pgrole-controller.account" -}}
