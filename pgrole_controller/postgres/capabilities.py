@@ -1,6 +1,6 @@
 """The server of a connection, the state of its home database, and the privileges of the controller's role there."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -156,12 +156,15 @@ async def await_access_change(
             return changed
 
 
+Explanation = Callable[[Connection, PgRoleError], Awaitable[PgRoleError]]
+
+
 @asynccontextmanager
-async def explaining(writer: Connection) -> AsyncIterator[None]:
+async def explaining(writer: Connection, explain: Explanation = explain_access) -> AsyncIterator[None]:
     """If a session lacks a privilege, its error names the missing GRANT."""
     try:
         yield
     except PgRoleError as error:
         if not is_lacking(error) or writer.is_closed():
             raise
-        raise await explain_access(writer, error) from error.__cause__
+        raise await explain(writer, error) from error.__cause__

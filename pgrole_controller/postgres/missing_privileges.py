@@ -224,16 +224,34 @@ def _parameter(change: SetParameter, role: str, parameter: str, rights: Rights) 
 
 async def explain_access(connection: Connection, error: PgRoleError) -> PgRoleError:
     """The error of a session with the grants that are missing in the home database. Raises PgRoleError."""
-    with translate_errors():
-        row = await connection.fetchrow(queries.inspect("access"))
+    row = await _read_access(connection)
     missing = [] if row is None else list(_missing(row))
-    if row is None or not missing:
+    return error if row is None or not missing else _with_grants(error, Reason.SERVER_NOT_READY, row, missing)
+
+
+async def explain_database_access(connection: Connection, error: PgRoleError) -> PgRoleError:
+    """The same for another database, in which a superuser installed schema pgrole."""
+    row = await _read_access(connection)
+    if row is None or not row["present"] or row["owns"] or row["uses"]:
         return error
+    own = spell_identifier(row["own_role"].decode(errors="replace"))
+    return _with_grants(error, error.reason, row, _grants_in_schema(own, also=", TRUNCATE"))
+
+
+async def _read_access(connection: Connection) -> asyncpg.Record | None:
+    with translate_errors():
+        return await connection.fetchrow(queries.inspect("access"))
+
+
+def _with_grants(error: PgRoleError, reason: Reason, row: asyncpg.Record, missing: Iterable[str]) -> PgRoleError:
     database = spell_identifier(row["database"].decode(errors="replace"))
-    return Transient(
-        Reason.SERVER_NOT_READY,
-        f"{error.message}. A superuser can allow it, in database {database}: {'; '.join(missing)}",
-    )
+    return Transient(reason, f"{error.message}. A superuser can allow it, in database {database}: {'; '.join(missing)}")
+
+
+def _grants_in_schema(own: str, *, also: str = "") -> Iterator[str]:
+    yield f"GRANT USAGE ON SCHEMA pgrole TO {own}"
+    yield f"GRANT SELECT, INSERT, UPDATE, DELETE{also} ON ALL TABLES IN SCHEMA pgrole TO {own}"
+    yield f"GRANT EXECUTE ON ALL ROUTINES IN SCHEMA pgrole TO {own}"
 
 
 def _missing(row: asyncpg.Record) -> Iterator[str]:
@@ -245,8 +263,6 @@ def _missing(row: asyncpg.Record) -> Iterator[str]:
     if not row["sees_versions"] and (row["owns"] or not row["present"]):
         yield f"GRANT SELECT (oid, xmin) ON pg_catalog.pg_authid TO {own}"
     if row["present"] and not row["owns"] and not row["uses"]:
-        yield f"GRANT USAGE ON SCHEMA pgrole TO {own}"
-        yield f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgrole TO {own}"
-        yield f"GRANT EXECUTE ON ALL ROUTINES IN SCHEMA pgrole TO {own}"
+        yield from _grants_in_schema(own)
     elif row["present"] and not row["owns"]:
         yield "the output of `pgrole-controller sql`"

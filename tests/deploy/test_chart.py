@@ -344,7 +344,8 @@ async def test_labels_replace_the_charts_own_but_not_those_that_are_selected(pro
     assert answer.code == 0, answer.err
     objects = read_objects(answer.out)
     for one in objects:
-        assert one["metadata"]["labels"]["app.kubernetes.io/part-of"] == one["metadata"]["labels"]["team"] == "databases"
+        labels = one["metadata"]["labels"]
+        assert labels["app.kubernetes.io/part-of"] == labels["team"] == "databases"
     assert answer.out.count("app.kubernetes.io/part-of") == len(objects)  # YAML has each key once
     monitor, service = the(objects, "ServiceMonitor"), the(objects, "Service")
     selector = monitor["spec"]["selector"]["matchLabels"]

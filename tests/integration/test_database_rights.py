@@ -8,9 +8,10 @@ import pytest_asyncio
 
 from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Endpoint
-from tests.integration.database_world import READ, DatabaseWorkerWorld, make_world
+from tests.integration.database_world import DEADLINE, READ, DatabaseWorkerWorld, make_world
 
 GRANTS = """
 CREATE ROLE {owner};
@@ -42,6 +43,23 @@ async def world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorld]:
         await made.hand.execute(
             "DROP OWNED BY {owner}, {steward} CASCADE; DROP ROLE {owner}, {steward}".format(**names)
         )
+
+
+async def test_without_the_grants_in_a_schema_of_a_superuser_the_error_names_all_of_them(
+    world: DatabaseWorkerWorld,
+) -> None:
+    steward = world.role.replace("reader", "steward")
+    await world.hand.execute(f"BEGIN; {queries.install_database()}; {queries.install_event_triggers()}; COMMIT")
+    world.declare(READ)
+    async with world.working() as worker:
+        expected = THREE.format(steward=f'"{steward}"').strip().splitlines()
+
+        async def is_said() -> bool:
+            return worker.trouble is not None and "; ".join(expected).replace(";;", ";") in f"{worker.trouble};"
+
+        assert await reached(is_said, DEADLINE), worker.trouble
+        await world.hand.execute(" ".join(expected))
+        await world.wait_settled()
 
 
 @pytest.mark.parametrize("mode", [DatabaseMode.POLL, DatabaseMode.EVENTS])

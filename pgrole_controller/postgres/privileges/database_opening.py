@@ -7,11 +7,12 @@ from dataclasses import replace
 from pgrole_controller import resources
 from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.postgres.capabilities import Identity, identify
+from pgrole_controller.postgres.capabilities import Identity, explaining, identify
 from pgrole_controller.postgres.connection import Connection, Endpoint
 from pgrole_controller.postgres.database_connection import connect_to
 from pgrole_controller.postgres.errors import convert_unexpected, translate_errors
 from pgrole_controller.postgres.fence import Candidate, Fence, NotLeading, lead_while_away, take_lead
+from pgrole_controller.postgres.missing_privileges import explain_database_access
 from pgrole_controller.postgres.privileges.database_schema import DatabaseInstallation, install_database
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
@@ -43,29 +44,30 @@ async def open_database(
         # PostgreSQL would plan the large questions of each round again: that takes longer than to answer them
         generic_plans = connect_to(endpoint, database, "database", plan_cache_mode="force_generic_plan")
         async with generic_plans as connection, AsyncExitStack() as closing:
-            with forgetting():
-                identity = await _identify(connection, database)
-                if not identity.is_same_server(server):
-                    raise Transient(Reason.SERVER_NOT_READY, f'database "{database}" is on a different server')
-                await _silence_triggers(connection, identity)
-                installation = await install_database(connection, allowed=may_install)
-                fence = await _lead(connection, candidate, installation, known)
-                place = await fetch_row(connection, "", resources.text("sql", "events", "place.sql"))
-                reading = ReadingConnections(endpoint, database, server)
-                closing.push_async_callback(reading.close)
-                session = DatabaseSession(
-                    database,
-                    home,
-                    connection,
-                    identity,
-                    installation,
-                    fence,
-                    place.get("oid", int),
-                    reading,
-                    on_notice,
-                    interval=interval,
-                )
-                await session.detect(detection)
+            async with explaining(connection, explain_database_access):
+                with forgetting():
+                    identity = await _identify(connection, database)
+                    if not identity.is_same_server(server):
+                        raise Transient(Reason.SERVER_NOT_READY, f'database "{database}" is on a different server')
+                    await _silence_triggers(connection, identity)
+                    installation = await install_database(connection, allowed=may_install)
+                    fence = await _lead(connection, candidate, installation, known)
+                    place = await fetch_row(connection, "", resources.text("sql", "events", "place.sql"))
+                    reading = ReadingConnections(endpoint, database, server)
+                    closing.push_async_callback(reading.close)
+                    session = DatabaseSession(
+                        database,
+                        home,
+                        connection,
+                        identity,
+                        installation,
+                        fence,
+                        place.get("oid", int),
+                        reading,
+                        on_notice,
+                        interval=interval,
+                    )
+                    await session.detect(detection)
             yield session
 
 
