@@ -1,7 +1,9 @@
 """The Helm chart: what its values do, which it refuses, and that it renders the same as kustomize."""
 
 import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
@@ -128,7 +130,7 @@ def test_every_value_is_described_and_unknown_ones_are_refused(path: str, part: 
 
 
 def test_values_and_their_schema_have_the_same_names() -> None:
-    described = {path for path, _ in parts(schema())} - {"global"}
+    described = {path for path, _ in parts(schema())} - {"global", "enabled"}
 
     def names(values: Json, path: str = "") -> Iterator[str]:
         for name, value in values.items():
@@ -170,6 +172,7 @@ def test_every_setting_of_the_program_is_a_value_of_the_chart() -> None:
         ({"servers": {"default": {"allow": {}}}}, "connection"),
         ({"servers": {"Default": SERVER}}, "servers"),
         ({"dsn": {"secretName": ""}}, "secretName"),
+        ({"enabled": False}, "enabled"),
     ],
     ids=lambda value: json.dumps(value)[:50] if isinstance(value, dict) else "",
 )
@@ -384,6 +387,20 @@ async def test_servers_are_rendered_as_given_and_kept_on_uninstall(programs: Pro
     for one in servers:
         assert one["spec"] == SERVER
         assert one["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_a_parent_chart_can_include_it_under_a_condition(
+    programs: Programs, tmp_path: Path, enabled: bool
+) -> None:
+    name = CHART.name
+    dependency = {"name": name, "version": __version__, "repository": "", "condition": f"{name}.enabled"}
+    chart = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [dependency]}
+    shutil.copytree(CHART, tmp_path / "charts" / name)
+    (tmp_path / "Chart.yaml").write_text(yaml.safe_dump(chart), encoding="utf-8")
+    answer = await template(programs, chart=tmp_path, values={name: {"enabled": enabled}})
+    assert answer.code == 0, answer.err
+    assert bool(of_kind(read_objects(answer.out), "Deployment")) is enabled
 
 
 def test_rendering_downloads_nothing() -> None:
