@@ -277,7 +277,7 @@ async def test_console_values_become_arguments(programs: Programs) -> None:
 
 async def test_values_of_the_release_before_render_without_those_added_since(programs: Programs) -> None:
     """`helm upgrade --reuse-values` merges no defaults of the new chart; null removes one here."""
-    answer = await template(programs, values={"console": None})
+    answer = await template(programs, values={"console": None, "labels": None, "podLabels": None})
     assert answer.code == 0, answer.err
     assert len(of_kind(read_objects(answer.out), "Deployment")) == 1
 
@@ -342,14 +342,23 @@ async def test_labels_replace_the_charts_own_but_not_those_that_are_selected(pro
     given = {"app.kubernetes.io/name": "databases", "app.kubernetes.io/part-of": "databases", "team": "databases"}
     answer = await template(
         programs,
-        values={"labels": given, "console": {"enabled": True}, "serviceMonitor": {"enabled": True}},
+        values={
+            "labels": given,
+            "podLabels": {"app.kubernetes.io/name": "databases"},
+            "console": {"enabled": True},
+            "serviceMonitor": {"enabled": True, "labels": given | {"team": "monitoring"}},
+        },
     )
     assert answer.code == 0, answer.err
     objects = read_objects(answer.out)
     for one in objects:
         labels = one["metadata"]["labels"]
-        assert labels["app.kubernetes.io/part-of"] == labels["team"] == "databases"
+        assert labels["app.kubernetes.io/part-of"] == "databases"
+        assert labels["team"] == ("monitoring" if one["kind"] == "ServiceMonitor" else "databases")
     assert answer.out.count("app.kubernetes.io/part-of") == len(objects)  # YAML has each key once
+    for one in of_kind(objects, "Deployment"):
+        pods = one["spec"]["template"]["metadata"]["labels"]
+        assert one["spec"]["selector"]["matchLabels"].items() <= pods.items()
     monitor, service = the(objects, "ServiceMonitor"), the(objects, "Service")
     selector = monitor["spec"]["selector"]["matchLabels"]
     assert selector.items() <= service["metadata"]["labels"].items()

@@ -22,13 +22,17 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{ include "pgrole-controller.merged-labels" (dict "root" . "selector" (include "pgrole-controller.selector" .)) }}
 {{- end -}}
 
+{{- define "pgrole-controller.labels-with" -}}
+{{ merge (include "pgrole-controller.selector" .root | fromYaml) (.more | default dict) (include "pgrole-controller.labels" .root | fromYaml) | toYaml }}
+{{- end -}}
+
 {{- define "pgrole-controller.console-labels" -}}
 {{ include "pgrole-controller.merged-labels" (dict "root" . "selector" (include "pgrole-controller.console-selector" .)) }}
 {{- end -}}
 
 {{- /* Each label once: `labels` of the values replace the chart's own, but not those that are selected. */ -}}
 {{- define "pgrole-controller.merged-labels" -}}
-{{ merge (fromYaml .selector) .root.Values.labels (include "pgrole-controller.common-labels" .root | fromYaml) | toYaml }}
+{{ merge (fromYaml .selector) (.root.Values.labels | default dict) (include "pgrole-controller.common-labels" .root | fromYaml) | toYaml }}
 {{- end -}}
 
 {{- define "pgrole-controller.common-labels" -}}
