@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import anyio
+import anyio.lowlevel
 
 from pgrole_controller import metrics
 from pgrole_controller.core.backoff import Backoff, Streak
@@ -35,16 +36,20 @@ log = logging.getLogger(__name__)
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
+#: After packing objects of a page for so long, in seconds, other tasks have a turn.
+PACKING_SECONDS = 0.01
+
 _PASSING = (408, 410, 429)  # answers below 500 where the request is not at fault
 
 
 @dataclass(frozen=True, slots=True)
 class WatchTiming:
-    """Seconds, except `page` (objects), `page_limit` and `line_limit` (bytes). A page that is larger is asked for in
-    smaller ones.
+    """Seconds, except `page` (objects), `page_target`, `page_limit` and `line_limit` (bytes). A page larger than the
+    target is asked for in smaller ones; one object alone may be as large as the limit.
     """
 
     page: int = PAGE
+    page_target: int = 2 * 2**20  # takes the event loop 20 ms to parse
     watch_least: float = 300.0
     watch_most: float = 600.0
     inactivity: float = 70.0  # the server sends a bookmark each minute
@@ -199,12 +204,15 @@ class _Reflection:
         query = {**self._selected, "limit": str(limit)}
         in_one = True  # whether one answer may have everything
         while True:
+            most = self._timing.page_limit
+            if limit > 1 and "limit" in query:
+                most = min(most, self._timing.page_target)
             try:
-                page = await self._page(query)
+                page, size = await self._page(query, most)
             except AnswerTooLong:
                 if limit == 1:
                     raise
-                in_one = False
+                in_one = in_one and "limit" in query
                 limit //= 2
                 query["limit"] = str(limit)
                 continue
@@ -215,25 +223,32 @@ class _Reflection:
                 listed.clear()
                 query = dict(self._selected)
                 continue
-            listed.extend(self._items(page))
+            listed.extend(await self._items(page))
             if listed:
                 await self._get_ready()
             token = page["metadata"].get("continue")
             if not token:
                 return page["metadata"]["resourceVersion"], listed
             query["continue"] = token
+            if size <= most // 4:  # the large objects were on an earlier page
+                limit = min(2 * limit, self._timing.page)
+                query["limit"] = str(limit)
 
     async def _get_ready(self) -> None:
         if self._prepare is not None:
             await self._prepare()
             self._prepare = None
 
-    def _items(self, page: dict[str, Any]) -> list[Stored]:
+    async def _items(self, page: dict[str, Any]) -> list[Stored]:
         """Reuses stored items whose version is unchanged: copies would double the memory."""
         api_version, kind = str(page.get("apiVersion", "")), str(page.get("kind", "")).removesuffix("List")
         items = []
+        due = time.monotonic() + PACKING_SECONDS
         try:
             for item in page.get("items") or ():
+                if time.monotonic() >= due:
+                    await anyio.lowlevel.checkpoint()
+                    due = time.monotonic() + PACKING_SECONDS
                 listed = self._pack(item, api_version, kind)
                 old = self._store.get(listed.key)
                 items.append(old if old is not None and old.is_same(listed) else self._store.share(listed))
@@ -245,10 +260,10 @@ class _Reflection:
     def _pack(self, obj: dict[str, Any], api_version: str = "", kind: str = "") -> Stored:
         return pack_metadata(obj) if self._metadata_only else self._store.pack(obj, api_version, kind)
 
-    async def _page(self, query: dict[str, str]) -> dict[str, Any]:
+    async def _page(self, query: dict[str, str], most: int) -> tuple[dict[str, Any], int]:
+        """Returns a page and its size in bytes."""
         accept = METADATA_LIST if self._metadata_only else JSON
         timeout = self._timing.list_timeout
-        most = self._timing.page_limit
         text = await self._client.request("GET", self._path, query=query, accept=accept, timeout=timeout, most=most)
         try:
             page = read_json(text)
@@ -262,7 +277,7 @@ class _Reflection:
         ):
             message = "the list has no resourceVersion"
             raise BadStream(message)
-        return page
+        return page, len(text)
 
     async def _watch(self, version: str) -> None:
         """Returns when the server ends the watch on time; raises _Ended if it ends much sooner."""

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from pgrole_controller.core.request import Key
+from pgrole_controller.kube import reflector
 from pgrole_controller.kube.client import ApiError, Client, Unreachable
 from pgrole_controller.kube.errors import AnswerTooLong
 from pgrole_controller.kube.listing import list_objects
@@ -20,7 +21,7 @@ from pgrole_controller.kube.reflector import WatchTiming, reflect
 from pgrole_controller.kube.resource import MERGE_PATCH, SECRETS, Resource
 from pgrole_controller.kube.secrets import read_secret, stored_of
 from pgrole_controller.kube.server_side_apply import apply_status
-from pgrole_controller.kube.store import Change, Store
+from pgrole_controller.kube.store import Change, Store, Stored
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
@@ -717,6 +718,78 @@ async def test_a_list_that_is_too_long_is_requested_in_smaller_pages(fake: FakeA
         await followed.synced()
         assert len(followed.store) == 12
         assert [one.query["limit"] for one in fake.requests[:3]] == ["8", "4", "2"]
+        tasks.cancel_scope.cancel()
+
+
+async def test_objects_with_large_annotations_are_listed_few_at_a_time(fake: FakeApiServer, faked: Client) -> None:
+    """A page of 200 such objects kept the event loop, and thus every server, for more than a second."""
+    for number in range(16):
+        fake.put("shop", f"a{number:03}", spec={"text": "x" * 250_000})
+    for number in range(400):
+        fake.put("shop", f"b{number:03}")
+    async with anyio.create_task_group() as tasks:
+        followed = Followed(tasks, faked, timing=WatchTiming())
+        await followed.synced()
+        assert len(followed.store) == 416
+        limits = [int(one.query["limit"]) for one in fake.requests if "limit" in one.query]
+        assert limits == [200, 100, 50, 25, 12, 6, 6, 6, 6, 12, 24, 48, 96, 192, 200]
+        tasks.cancel_scope.cancel()
+
+
+class CountedStore(Store):
+    """Notes how many turns another task had before each object was packed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = 0
+        self.seen: list[int] = []
+
+    async def take_turns(self) -> None:
+        while True:
+            await anyio.lowlevel.checkpoint()
+            self.turns += 1
+
+    def pack(self, obj: dict[str, Any], api_version: str, kind: str) -> Stored:
+        self.seen.append(self.turns)
+        return super().pack(obj, api_version, kind)
+
+
+async def test_other_tasks_have_a_turn_while_the_objects_of_a_page_are_packed(
+    fake: FakeApiServer, faked: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reflector, "PACKING_SECONDS", 0.0)
+    for number in range(8):
+        fake.put("shop", f"w{number}")
+    store = CountedStore()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(store.take_turns)
+        tasks.start_soon(reflect, faked, WIDGETS, store, lambda _change: None)
+        with anyio.fail_after(DEADLINE):
+            await store.synced.wait()
+        tasks.cancel_scope.cancel()
+    assert len(set(store.seen)) == 8
+
+
+async def test_an_expired_token_after_large_objects_leads_to_one_list_without_pages(
+    fake: FakeApiServer, faked: Client
+) -> None:
+    for number in range(6):
+        fake.put("shop", f"w{number}", spec={"text": "x" * 1_000_000})
+    gone = 0
+
+    async def expire(request: web.Request) -> web.StreamResponse:
+        nonlocal gone
+        if "continue" not in request.query:
+            return fake._list(request)
+        gone += 1
+        return await refuse(410, "Expired")(request)
+
+    fake.always["list"] = expire
+    async with anyio.create_task_group() as tasks:
+        followed = Followed(tasks, faked, timing=WatchTiming())
+        await followed.synced()
+        assert len(followed.store) == 6
+        assert gone == 1
         tasks.cancel_scope.cancel()
 
 
