@@ -2,14 +2,15 @@
 
 Guarantees: `record` neither blocks nor raises. Repetitions of (object, reason, note) within six minutes become one
 Event with a series. A refused Event is logged and dropped after a second attempt. While the API server is unreachable,
-up to 2,000 occurrences wait. Events in a terminating namespace are skipped, and do not delay others. While `quiet` is
-not set, Events make way for more urgent requests, each for a few seconds at most.
+up to 2,000 occurrences wait. Events in a terminating namespace are skipped. The Events of a namespace are written one
+after the other; a namespace that refuses them, as a rate limit or an admission webhook does, delays no other. While
+`quiet` is not set, Events make way for more urgent requests, each for a few seconds at most.
 """
 
 import logging
 import socket
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -36,7 +37,9 @@ SERIES_LIMIT = 4_096
 RETRY_DELAY = 1.0
 RETRY_DELAY_MOST = 30.0
 REQUEST_SECONDS = 10.0
-AWAY_DELAY = 2.0  # between attempts while the API server cannot be reached
+AWAY_DELAY = 2.0  # between attempts while the API server cannot be reached, doubled up to the longest
+AWAY_DELAY_MOST = 30.0
+AT_ONCE = 4  # requests
 #: Maximum time in seconds that an Event makes way for more urgent requests.
 MAKE_WAY_SECONDS = 5.0
 _CROWDED_CHECK = 0.2
@@ -56,6 +59,11 @@ class _Occurrence:
     at: datetime
     recorded: float  # on the recorder's clock
     count: int = 1
+
+    @property
+    def namespace(self) -> str:
+        """That of the Event."""
+        return str(self.regarding.get("namespace") or "default")
 
     @property
     def series(self) -> tuple[str, str, str]:
@@ -92,7 +100,14 @@ class Recorder:
         self._instance = cut(instance or socket.gethostname(), NAME_LIMIT)
         self._clock = clock
         self._now = now
-        self._send, self._receive = anyio.create_memory_object_stream[_Occurrence](waiting_limit)
+        self._limit = waiting_limit
+        self._count_waiting = 0
+        self._lanes: dict[str, dict[tuple[str, str, str], _Occurrence]] = {}  # by namespace, then by series
+        self._new_lanes: deque[str] = deque()
+        self._changed = Signal()
+        self._places = anyio.CapacityLimiter(AT_ONCE)
+        self._retrying = anyio.Lock()
+        self._accepted = Signal()  # pulsed with each Event that is written
         self._series: OrderedDict[tuple[str, str, str], _Series] = OrderedDict()
         self._closed = False
 
@@ -114,29 +129,58 @@ class Recorder:
         occurrence = _Occurrence(
             reference, event_type, reason, action, cut(note, NOTE_LIMIT), self._now().astimezone(UTC), self._clock()
         )
-        try:
-            self._send.send_nowait(occurrence)
-        except (anyio.WouldBlock, anyio.ClosedResourceError, anyio.BrokenResourceError):
-            self._drop(occurrence, "the queue is full or closed")
+        if self._closed:
+            self._drop(occurrence, "the queue is closed")
+        else:
+            self._enqueue(occurrence)
+
+    def _enqueue(self, occurrence: _Occurrence) -> None:
+        """Merges a repetition with what waits. When too many wait, the namespace with most of them loses one."""
+        lane = self._lanes.get(occurrence.namespace)
+        if lane is None:
+            lane = self._lanes[occurrence.namespace] = {}
+            self._new_lanes.append(occurrence.namespace)
+            self._changed.set()
+        before = lane.get(occurrence.series)
+        if before is not None:
+            lane[occurrence.series] = replace(before, at=occurrence.at, count=before.count + 1)
+            return
+        lane[occurrence.series] = occurrence
+        self._count_waiting += 1
+        if self._count_waiting > self._limit:
+            _, last = max(self._lanes.values(), key=len).popitem()
+            self._count_waiting -= 1
+            self._drop(last, "too many wait")
 
     @property
     def crowded(self) -> bool:
-        """Whether the queue is half full: callers that can wait should record later."""
-        waiting = self._send.statistics()
-        return waiting.current_buffer_used * 2 >= waiting.max_buffer_size
+        """Whether half as many wait as may: callers that can wait should record later."""
+        return self._count_waiting * 2 >= self._limit
 
     def close(self) -> None:
         """Accepts nothing more; `run` returns once everything queued is written."""
         self._closed = True
-        self._send.close()
+        self._changed.set()
 
     async def run(self) -> None:
         """Writes until closed or cancelled."""
-        async with self._receive:
-            async for first in self._receive:
-                for occurrence in self._fold(first):
-                    await self._make_way(occurrence)
-                    await self._write(occurrence)
+        async with anyio.create_task_group() as tasks:
+            while self._new_lanes or not self._closed:
+                self._changed.clear()
+                while self._new_lanes:
+                    tasks.start_soon(self._write_lane, self._new_lanes.popleft())
+                if not self._closed:
+                    await self._changed.wait()
+
+    async def _write_lane(self, namespace: str) -> None:
+        """Writes what waits for one namespace, and ends when nothing does."""
+        while lane := self._lanes[namespace]:
+            series = next(iter(lane))
+            await self._make_way(lane[series])
+            if series in lane:
+                self._count_waiting -= 1
+                await self._write(lane.pop(series))
+        del self._lanes[namespace]
 
     async def _make_way(self, occurrence: _Occurrence) -> None:
         """Waits until nothing more urgent is to be written, or this must wait no longer."""
@@ -147,31 +191,19 @@ class Recorder:
             with anyio.move_on_after(min(left, _CROWDED_CHECK)):
                 await self.quiet.wait()
 
-    def _fold(self, first: _Occurrence) -> list[_Occurrence]:
-        """Takes everything queued, and merges repetitions with their count."""
-        folded = {first.series: first}
-        while True:
-            try:
-                more = self._receive.receive_nowait()
-            except (anyio.WouldBlock, anyio.EndOfStream):
-                return list(folded.values())
-            before = folded.get(more.series)
-            if before is None:
-                folded[more.series] = more
-            else:
-                folded[more.series] = replace(before, at=more.at, count=before.count + 1)
-
     async def _write(self, occurrence: _Occurrence) -> None:
         """Writes one occurrence. While the API server is unreachable, it waits and reports it afterwards."""
-        attempt = 0
+        attempt, away = 0, AWAY_DELAY
         while True:
             attempt += 1
             try:
-                await self._create_or_count(occurrence)
+                async with self._places:
+                    await self._create_or_count(occurrence)
             except Unreachable:
                 attempt = 0
-                with anyio.move_on_after(AWAY_DELAY):
+                with anyio.move_on_after(away):
                     await self._client.reachability.wait_until_back()
+                away = min(2 * away, AWAY_DELAY_MOST)
             except ApiError as error:
                 if NAMESPACE_GOES in error.causes:
                     log.info("event skipped: namespace is terminating", extra=_name(occurrence))
@@ -181,8 +213,16 @@ class Recorder:
                     self._drop(occurrence, str(error))
                     return
                 await anyio.sleep(min(error.retry_after or RETRY_DELAY, RETRY_DELAY_MOST))
+                await self._wait_for_turn()
             else:
+                self._accepted.pulse()
                 return
+
+    async def _wait_for_turn(self) -> None:
+        """Before a second attempt: while the API server refuses everything, only one Event a second is lost."""
+        async with self._retrying:
+            with anyio.move_on_after(RETRY_DELAY):
+                await self._accepted.wait()
 
     async def _create_or_count(self, occurrence: _Occurrence) -> None:
         series = self._series.get(occurrence.series)
@@ -210,7 +250,7 @@ class Recorder:
 
     async def _create(self, occurrence: _Occurrence) -> None:
         regarding = occurrence.regarding
-        namespace = regarding.get("namespace") or "default"
+        namespace = occurrence.namespace
         at = micro_time(occurrence.at)
         name = name_event(str(regarding["name"]), time.time_ns())
         body: dict[str, Any] = {

@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
+from aiohttp import web
 
 from pgrole_controller.kube.client import EVENTS, NAMESPACES, ApiError, Client
 from pgrole_controller.kube.events import MAKE_WAY_SECONDS, Recorder
@@ -312,6 +313,77 @@ async def test_a_failing_api_server_is_asked_at_most_twice(tmp_path: Path) -> No
         await written(recorder)
         assert fake.count("post") == 2
         assert recorder.dropped == 1
+
+
+async def test_a_namespace_that_accepts_no_events_does_not_delay_those_of_others(tmp_path: Path) -> None:
+    """A tenant can bring that about: admission plugin EventRateLimit limits the Events of each namespace."""
+    fake = FakeApiServer(EVENTS)
+
+    async def limit(request: web.Request) -> web.StreamResponse:
+        if "/namespaces/full/" in request.path:
+            return await refuse(429, "TooManyRequests")(request)
+        return await fake._create(request)
+
+    async with fake.serve(tmp_path / "k"), Client.connect(str(tmp_path / "k")) as client:
+        fake.always["post"] = limit
+        recorder = Recorder(client)
+        for number in range(600):  # each was tried again after a second, before anything else
+            recorder.record(REFERENCE | {"namespace": "full"}, f"Reason{number}", "x", action="B")
+        recorder.record(REFERENCE, "A", "x", action="B")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(recorder.run)
+            with anyio.fail_after(60):
+                while not fake.objects:  # noqa: ASYNC110 -- the fake has no signal
+                    await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+        assert recorder.dropped < 100
+
+
+async def test_a_namespace_whose_events_are_not_answered_does_not_delay_those_of_others(tmp_path: Path) -> None:
+    """An admission webhook that hangs: no Event of any namespace was written any more."""
+    fake = FakeApiServer(EVENTS)
+
+    async def hang(request: web.Request) -> web.StreamResponse:
+        if "/namespaces/slow/" in request.path:
+            await anyio.sleep_forever()
+        return await fake._create(request)
+
+    async with fake.serve(tmp_path / "k"), Client.connect(str(tmp_path / "k")) as client:
+        fake.always["post"] = hang
+        recorder = Recorder(client)
+        for number in range(5):
+            recorder.record(REFERENCE | {"namespace": "slow"}, f"Reason{number}", "x", action="B")
+        recorder.record(REFERENCE, "A", "x", action="B")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(recorder.run)
+            with anyio.fail_after(60):
+                while not fake.objects:  # noqa: ASYNC110 -- the fake has no signal
+                    await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+
+
+async def test_the_namespace_with_most_events_loses_those_that_are_too_many(tmp_path: Path) -> None:
+    fake = FakeApiServer(EVENTS)
+    async with fake.serve(tmp_path / "k"), Client.connect(str(tmp_path / "k")) as client:
+        recorder = Recorder(client, waiting_limit=10)
+        for number in range(50):
+            recorder.record(REFERENCE, f"Reason{number}", "x", action="B")
+        for number in range(5):
+            recorder.record(REFERENCE | {"namespace": "other"}, f"Reason{number}", "x", action="B")
+        await written(recorder)
+        assert recorder.dropped == 45
+        assert sorted(namespace for namespace, _ in fake.objects) == ["other"] * 5 + ["shop"] * 5
+
+
+async def test_an_api_server_that_refuses_everything_for_a_while_loses_few_events(tmp_path: Path) -> None:
+    fake = FakeApiServer(EVENTS)
+    async with fake.serve(tmp_path / "k"), Client.connect(str(tmp_path / "k")) as client:
+        fake.faults["post"].extend([refuse(503, "ServiceUnavailable")] * 42)
+        recorder = Recorder(client)
+        for number in range(40):
+            recorder.record(REFERENCE | {"namespace": f"n{number}", "uid": f"u{number}"}, "A", "x", action="B")
+        await written(recorder)
+        assert (recorder.dropped, len(fake.objects)) == (2, 38)
 
 
 @pytest.mark.parametrize("end", ["quiet", "time", "crowded", "closed"])
