@@ -22,7 +22,7 @@ from pgrole_controller.core.status import Outcome, Phase, build_conditions, of_e
 from pgrole_controller.kube.client import PGSERVERS, Client
 from pgrole_controller.kube.errors import ApiError, KubeError
 from pgrole_controller.kube.server_side_apply import apply_finalizer, apply_status, unchanged
-from pgrole_controller.kube.store import Store, Stored
+from pgrole_controller.kube.store import Store, Stored, mapping, sequence
 
 log = logging.getLogger(__name__)
 
@@ -121,10 +121,10 @@ class ServerReporter:
 
     async def _write(self, worker: ServerWorker, stored: Stored) -> None:
         obj = stored.object()
-        previous = obj.get("status") or {}
+        previous = mapping(obj.get("status"))
         if self._objects.namespace is not None:
             previous = {**previous, **self._own.get(stored.uid, {})}
-        status = self._status(worker, previous, _outcome(worker, obj["metadata"]))
+        status = self._status(worker, _readable(previous), _outcome(worker, obj["metadata"]))
         drifts = self._count_drifts(worker, stored.uid, previous)
         if drifts is not None:
             status["driftsPerHour"] = drifts
@@ -193,6 +193,22 @@ class ServerReporter:
             return before
         self._counted_at[name] = now
         return {"declared": declared, "ready": ready}
+
+
+def _readable(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the next status continues, without anything that the CRD's schema does not permit: an older CRD, or
+    none, may have let it in, and the API server would refuse it again.
+    """
+    texts = {name: status[name] for name in ("version", "systemIdentifier") if isinstance(status.get(name), str)}
+    detection = mapping(status.get("detection"))
+    if detection and all(isinstance(value, str) for value in detection.values()):
+        texts["detection"] = detection
+    conditions = [
+        one
+        for one in sequence(status.get("conditions"))
+        if all(isinstance(mapping(one).get(name), str) for name in ("type", "status", "lastTransitionTime"))
+    ]
+    return {**texts, "conditions": conditions, "roles": status.get("roles")}
 
 
 def _database(state: DatabaseState) -> dict[str, Any]:

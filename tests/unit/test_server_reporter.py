@@ -309,3 +309,35 @@ async def test_installations_of_a_namespace_each_do_not_overwrite_each_others_st
 
         assert await reached(is_written, PATIENCE)
     assert "databases" not in world.api.statuses[-1]
+
+
+@pytest.mark.parametrize("part", [None, "conditions", "version", "systemIdentifier", "detection", "driftsPerHour"])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        None,
+        5,
+        "x",
+        [],
+        [5],
+        [{}],
+        {"a": 1},
+        [{"type": "Ready", "status": "True"}],
+        [{"type": [], "status": {}, "lastTransitionTime": "x"}],
+        [{"type": "Ready", "status": "True", "lastTransitionTime": 5}],
+    ],
+)
+async def test_a_status_that_no_schema_permits_is_replaced(part: str | None, odd: Any) -> None:
+    """It was left as it was, and each attempt logged an unexpected error."""
+    world = ServerReporterWorld()
+    world.worker.keeper.state, world.worker.keeper.server = SessionState.ACTIVE, declared(2, "second")
+    status = odd if part is None else {part: odd}
+    world.store.put(pack({"kind": "PgServer", "metadata": metadata(2, "second"), "spec": {}, "status": status}))
+    async with running(world):
+        with anyio.fail_after(PATIENCE):
+            await world.api.asked.wait()
+    (written,) = world.api.statuses
+    assert [(one["type"], one["status"]) for one in written["conditions"]] == [("Ready", "True")]
+    assert isinstance(written["conditions"][0]["lastTransitionTime"], str)
+    assert all(isinstance(written.get(name, ""), str) for name in ("version", "systemIdentifier"))
+    assert "detection" not in written
