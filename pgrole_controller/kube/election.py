@@ -59,6 +59,9 @@ DENIED_SECONDS = 10.0
 #: Seconds to release the Lease at shutdown.
 RESIGN_SECONDS = 2.0
 
+#: What others may write in its metadata, which is kept.
+_OTHERS = ("labels", "annotations", "ownerReferences", "finalizers")
+
 _FAILURES = (ApiError, Unreachable, BadStream)
 
 
@@ -72,6 +75,7 @@ class Elector:
         self._client = client
         self._timing = timing
         self._observed: ObservedLease | None = None
+        self._kept: dict[str, Any] = {}  # of its metadata
         self._changed = Signal()
         self._term = Term()
         self._heard_at = 0.0  # on the loop's clock: time of the last answer or event
@@ -291,6 +295,7 @@ class Elector:
     def _see(self, lease: Mapping[str, Any]) -> ObservedLease:
         version = str(lease["metadata"]["resourceVersion"])
         self._observed = observe(self._observed, self._record(lease), version, anyio.current_time())
+        self._kept = {name: lease["metadata"][name] for name in _OTHERS if name in lease["metadata"]}
         self._changed.set()
         return self._observed
 
@@ -319,9 +324,9 @@ class Elector:
         BadStream.
         """
         namespace, name = self.lease.namespace, self.lease.name
-        metadata = {"namespace": namespace, "name": name}
+        metadata: dict[str, Any] = {"namespace": namespace, "name": name}
         if version is not None:
-            metadata["resourceVersion"] = version
+            metadata |= {**self._kept, "resourceVersion": version}
         spec = {
             "holderIdentity": record.holder,
             "leaseDurationSeconds": record.duration,

@@ -137,6 +137,33 @@ async def test_a_lease_that_another_process_took_is_lost_at_once(client: Client,
     assert (await read(client, lease))["holderIdentity"] == "other"
 
 
+async def test_labels_and_annotations_that_others_set_on_the_lease_are_kept(client: Client, lease: Key) -> None:
+    """Each renewal removed them, for example a label that keeps it out of backups."""
+    others: dict[str, Any] = {
+        "labels": {"velero.io/exclude-from-backup": "true"},
+        "annotations": {"example.dev/owner": "platform"},
+        "ownerReferences": [{"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "y"}],
+        "finalizers": ["example.dev/kept"],
+    }
+    path = LEASES.path(lease.namespace, lease.name)
+
+    async def see_others() -> dict[str, Any]:
+        metadata = json.loads(await client.request("GET", path))["metadata"]
+        return {name: metadata.get(name) for name in others}
+
+    elector = Elector(client, lease, "one", HELD)
+    async with running(elector) as term:
+        await led(term)
+        answer = await client.request("PATCH", path, body={"metadata": others}, content_type=MERGE_PATCH)
+        renewed = json.loads(answer)["spec"]["renewTime"]
+        for _ in range(3):
+            renewed = (await wait_renewal(client, lease, after=renewed))["renewTime"]
+        assert await see_others() == others
+    await elector.resign()
+    assert await see_others() == others
+    await client.request("PATCH", path, body={"metadata": {"finalizers": None}}, content_type=MERGE_PATCH)
+
+
 async def test_a_deleted_lease_is_created_again_and_the_term_continues(client: Client, lease: Key) -> None:
     async with running(Elector(client, lease, "one", HELD)) as term:
         await led(term)
