@@ -25,7 +25,7 @@ from pgrole_controller.api import reading
 from pgrole_controller.controller.background import Background
 from pgrole_controller.controller.cluster_id import read_cluster_id_until
 from pgrole_controller.controller.context import WorkerContext
-from pgrole_controller.controller.declaration import ControllerConfig
+from pgrole_controller.controller.declaration import ControllerConfig, index_pgserver
 from pgrole_controller.controller.decline import decline
 from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.errors import CannotStart
@@ -164,7 +164,7 @@ class _RunningController:
         self._store = Store(index=index_pgrole)
         self._secrets = Store(index=index_by_owner)
         self._namespaces = Store()
-        self._observed = ServerStores(Store(), Store(), Store())
+        self._observed = ServerStores(Store(index_pgserver), Store(), Store())
         namespaces = Namespaces(client, self._namespaces, config.namespace)
         self._objects = Objects(self._store, self._secrets, namespaces, cluster, config.namespace)
         self._recorder = Recorder(client)

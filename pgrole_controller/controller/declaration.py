@@ -79,6 +79,20 @@ def names_secrets(obj: dict[str, Any]) -> tuple[set[str], set[str]]:
     return secrets, config_maps
 
 
+def index_pgserver(obj: dict[str, Any]) -> list[str]:
+    """The index values of a PgServer: what its connection is made from, by kind and name."""
+    secrets, config_maps = names_secrets(obj)
+    return [*(index_secret(name) for name in secrets), *(index_config_map(name) for name in config_maps)]
+
+
+def index_secret(name: str) -> str:
+    return f"Secret/{name}"
+
+
+def index_config_map(name: str) -> str:
+    return f"ConfigMap/{name}"
+
+
 def unusable(stored: Stored, problem: PgRoleError) -> ServerConfig:
     """A PgServer that cannot be read."""
     return ServerConfig(

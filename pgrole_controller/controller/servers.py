@@ -18,7 +18,14 @@ import anyio
 from anyio.abc import TaskGroup
 
 from pgrole_controller import metrics
-from pgrole_controller.controller.declaration import ControllerConfig, names_secrets, read_declaration, unusable
+from pgrole_controller.controller.declaration import (
+    ControllerConfig,
+    index_config_map,
+    index_secret,
+    names_secrets,
+    read_declaration,
+    unusable,
+)
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.controller.worker import ServerWorker
@@ -36,7 +43,9 @@ AGAIN_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ServerStores:
-    """PgServers, and the metadata of Secrets and ConfigMaps in the controller's own namespace."""
+    """PgServers, indexed by `index_pgserver`, and the metadata of Secrets and ConfigMaps in the controller's own
+    namespace.
+    """
 
     pgservers: Store
     secrets: Store
@@ -86,17 +95,15 @@ class ServerWorkers:
         """Notes that a PgServer, or anything in the controller's own namespace, changed."""
         if _is_own_status(change):
             return
-        named = any(change.key.name in names for names in self._names())
-        if not change.key.namespace or named:
+        name, of = change.key.name, self._observed.pgservers
+        if not change.key.namespace or of.count_index(index_secret(name)) or of.count_index(index_config_map(name)):
             self._changed.set()
 
     def reserves(self, secret: Key) -> bool:
         """Whether a PgServer references this Secret."""
         if secret.namespace != self._controller_config.namespace:
             return False
-        return any(
-            secret.name in names_secrets(stored.object())[0] for _, stored in list(self._observed.pgservers.items())
-        )
+        return self._observed.pgservers.count_index(index_secret(secret.name)) > 0
 
     def note_grantee(self, server: str, key: Key, databases: frozenset[str]) -> None:
         """A role with privileges in these databases was published, changed or withdrawn."""
@@ -194,11 +201,6 @@ class ServerWorkers:
         parts += [(self._observed.config_maps, one) for one in sorted(config_maps)]
         found = [store.get(Key(own, one)) for store, one in parts]
         return stored.uid, obj["metadata"].get("generation"), tuple(one and one.resource_version for one in found)
-
-    def _names(self) -> Iterator[set[str]]:
-        """The names of the Secrets and of the ConfigMaps that PgServers reference."""
-        for _, stored in list(self._observed.pgservers.items()):
-            yield from names_secrets(stored.object())
 
     def _start(self, declared: ServerConfig, tasks: TaskGroup) -> None:
         log.info("server added", extra={"server": declared.name})

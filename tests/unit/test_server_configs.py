@@ -13,7 +13,7 @@ import pytest
 
 from pgrole_controller import metrics
 from pgrole_controller.controller import servers as module
-from pgrole_controller.controller.declaration import ControllerConfig, read_declaration
+from pgrole_controller.controller.declaration import ControllerConfig, index_pgserver, read_declaration
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.controller.servers import ServerStores, ServerWorkers
 from pgrole_controller.controller.session_keeper import SessionState
@@ -22,9 +22,10 @@ from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, Unreachable
-from pgrole_controller.kube.store import Store, pack, pack_metadata
+from pgrole_controller.kube.store import Store, Stored, pack, pack_metadata
 from pgrole_controller.local.process import reached
 from pgrole_controller.signals import Signal
+from tests.cpu_time import within_a_callback
 
 Answer = Callable[[], dict[str, Any]]
 
@@ -88,7 +89,7 @@ class FakeWorker:
 
 class ServerConfigWorld:
     def __init__(self) -> None:
-        self.api, self.observed = ServerConfigApi(), ServerStores(Store(), Store(), Store())
+        self.api, self.observed = ServerConfigApi(), ServerStores(Store(index_pgserver), Store(), Store())
         self.workers: list[FakeWorker] = []
         self.moved: list[str] = []
         client = cast("Client", self.api)
@@ -363,3 +364,16 @@ async def test_a_malformed_pgserver_does_not_affect_others(spec: Any) -> None:
         problem = world.worker("odd").server.problem
         assert problem is not None
         assert problem.reason is Reason.INVALID_SPEC
+
+
+def test_listed_secrets_are_compared_with_the_names_in_many_pgservers_at_once() -> None:
+    """Each Secret in the controller's namespace had every PgServer parsed again, which took seconds at a start."""
+    world = ServerConfigWorld()
+    for number in range(200):
+        world.put(f"s{number}", database="x" * 1_000)
+    listed = [Stored(Key("default", f"other-{number}"), f"u{number}", "1", b"") for number in range(1_000)]
+    with within_a_callback():
+        world.observed.secrets.replace(listed)
+        assert not any(world.servers.reserves(one.key) for one in listed)
+    assert world.servers.reserves(Key("default", "of-s7"))
+    assert not world.servers.reserves(Key("shop", "of-s7"))
