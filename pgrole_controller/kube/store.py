@@ -28,6 +28,8 @@ OWN_PREFIX = "pgrole.dev/"
 PARSED_BYTES = 2**17
 PARSED_LARGEST = 2**14
 
+_OWN_KINDS = ("PgRole", "PgServer")
+
 _REMOVED_KEPT = 4_096
 #: Maximum length kept of the hash annotation: anyone may write up to 256 KiB of annotations on a Secret.
 _HASH_KEPT = 128
@@ -137,8 +139,8 @@ def parse(answer: bytes) -> dict[str, Any]:
 
 
 def pack(obj: dict[str, Any], *, api_version: str = "", kind: str = "") -> Stored:
-    """Packs an object for the store, without managedFields and kubectl's copy, which are removed in place. `object()`
-    may return the argument itself, so the caller must not use it any more.
+    """Packs an object for the store, without managedFields, kubectl's copy and what `_drop_unread` drops, all of which
+    is removed in place. `object()` may return the argument itself, so the caller must not use it any more.
 
     `api_version` and `kind` are for items of a list, which may lack them. Raises ValueError if it is not an object.
     """
@@ -147,6 +149,8 @@ def pack(obj: dict[str, Any], *, api_version: str = "", kind: str = "") -> Store
     annotations = metadata.get("annotations")
     if isinstance(annotations, dict):
         annotations.pop(LAST_APPLIED, None)
+    if obj.get("kind", kind) in _OWN_KINDS:
+        _drop_unread(metadata)
     if "kind" not in obj and kind:
         obj = {"apiVersion": api_version, "kind": kind, **obj}
     obj = limit_depth(obj)
@@ -154,6 +158,14 @@ def pack(obj: dict[str, Any], *, api_version: str = "", kind: str = "") -> Store
     body = zlib.compress(text, level=1)
     _parsed.put(body, obj, len(text))
     return Stored(*identity, body, str(metadata.get("creationTimestamp") or ""))
+
+
+def _drop_unread(metadata: dict[str, Any]) -> None:
+    """Drops what no one reads: a tenant may store a megabyte of it, and each change has it parsed several times."""
+    for name in ("labels", "ownerReferences"):
+        metadata.pop(name, None)
+    if finalizers := sequence(metadata.get("finalizers")):
+        metadata["finalizers"] = [name for name in finalizers if str(name).startswith(OWN_PREFIX)]
 
 
 def pack_metadata(obj: dict[str, Any]) -> Stored:

@@ -45,6 +45,31 @@ def test_an_object_is_stored_compactly_without_fields_that_only_others_read() ->
     assert stored.object()["metadata"]["annotations"] == {"team": "käse"}
 
 
+@pytest.mark.parametrize("kind", ["PgRole", "PgServer"])
+def test_metadata_of_own_kinds_that_no_one_reads_is_not_kept(kind: str) -> None:
+    """Each change of a PgRole with a megabyte of labels kept the event loop for 0.3 s."""
+    metadata = {
+        "name": "a",
+        "uid": "u1",
+        "resourceVersion": "7",
+        "labels": {f"l{number}": "x" for number in range(50_000)},
+        "ownerReferences": [{"uid": str(number)} for number in range(10_000)],
+        "finalizers": [*(f"example.dev/{number}" for number in range(50_000)), "pgrole.dev/drop"],
+    }
+    stored = pack({"metadata": metadata}, api_version="pgrole.dev/v1alpha1", kind=kind)
+    assert stored.object()["metadata"] == {
+        "name": "a",
+        "uid": "u1",
+        "resourceVersion": "7",
+        "finalizers": ["pgrole.dev/drop"],
+    }
+
+
+def test_labels_of_a_namespace_are_kept() -> None:
+    metadata = {"name": "a", "uid": "u1", "resourceVersion": "7", "labels": {"team": "x"}}
+    assert pack({"kind": "Namespace", "metadata": metadata}).object()["metadata"]["labels"] == {"team": "x"}
+
+
 def compressed(obj: dict[str, Any]) -> bytes:
     return zlib.compress(json.dumps(obj).encode())
 
