@@ -81,7 +81,7 @@ class SecretSource:
         """Enqueues when Secrets are listed, and each time that the API server permits it again."""
         await self._secrets.synced.wait()
         while True:
-            for key in self._pgroles.objects.naming_secrets():
+            async for key in self._pgroles.objects.naming_secrets():
                 self._enqueue(key)
             await self._secrets.allowed.wait()
             self._secrets.allowed.clear()
