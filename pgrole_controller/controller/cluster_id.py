@@ -35,7 +35,9 @@ async def read_cluster_id(client: Client) -> str:
     while True:
         try:
             answer = await client.request("GET", NAMESPACES.path(name=_NAMESPACE), timeout=10.0)
-            uid: str = parse(answer)["metadata"]["uid"]
+            uid = parse(answer)["metadata"].get("uid")
+            if not isinstance(uid, str) or not uid:
+                raise BadStream("the API server's answer is not a namespace")
         except ApiError as error:
             if error.status in (401, 403, 404):
                 raise CannotStart(

@@ -82,6 +82,7 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 10.0  # seconds
 REQUEST_TIMEOUT = 30.0
+RETRY_AFTER_MOST = 300.0  # seconds, whatever an answer demands
 _REFUSAL_BYTES = 65_536
 
 _TRANSPORT = (OSError, ConfigException)
@@ -357,10 +358,12 @@ def _causes(details: object) -> frozenset[str]:
 
 
 def _seconds(value: object) -> float | None:
-    """Parses Retry-After in seconds; None for a date or malformed text."""
-    if isinstance(value, int | float):
-        return max(float(value), 0.0) or None
-    return float(value) or None if isinstance(value, str) and value.strip().isdecimal() else None
+    """Parses Retry-After in seconds, bounded; None for a date, malformed text, or no positive number."""
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = float(value)
+    if not isinstance(value, int | float) or not value > 0:
+        return None
+    return float(min(value, RETRY_AFTER_MOST))
 
 
 def _unreachable(method: str, path: str, error: BaseException) -> Unreachable:

@@ -293,8 +293,12 @@ class Elector:
         return self._observed
 
     def _see(self, lease: Mapping[str, Any]) -> ObservedLease:
-        version = str(lease["metadata"]["resourceVersion"])
-        self._observed = observe(self._observed, self._record(lease), version, anyio.current_time())
+        """Raises BadStream: a proxy may answer with any object."""
+        try:
+            version, record = str(lease["metadata"]["resourceVersion"]), self._record(lease)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BadStream("the API server's answer is not a Lease") from error
+        self._observed = observe(self._observed, record, version, anyio.current_time())
         self._kept = {name: lease["metadata"][name] for name in _OTHERS if name in lease["metadata"]}
         self._changed.set()
         return self._observed

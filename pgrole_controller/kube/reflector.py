@@ -318,12 +318,11 @@ class _Reflection:
         try:
             event = read_json(line)
             kind, obj = event["type"], event["object"]
-            metadata = obj.get("metadata") or {}
+            version = (obj.get("metadata") or {}).get("resourceVersion")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise BadStream(self._quote(line)) from error
         if kind == "ERROR":
             raise read_status(obj)
-        version = metadata.get("resourceVersion")
         known = isinstance(kind, str) and kind in {"ADDED", "MODIFIED", "DELETED", "BOOKMARK"}
         if not isinstance(version, str) or not known:
             raise BadStream(self._quote(line))

@@ -175,11 +175,11 @@ def pack_metadata(obj: dict[str, Any]) -> Stored:
     ownerReferences. Absent parts are omitted. Raises ValueError if it is not an object.
     """
     metadata = _metadata_of(obj)
-    annotations = metadata.get("annotations") or {}
+    annotations = mapping(metadata.get("annotations"))
     kept: dict[str, Any] = {"deletionTimestamp": metadata.get("deletionTimestamp")}
     if HASH in annotations:
-        kept["annotations"] = {HASH: annotations[HASH][:_HASH_KEPT]}
-        kept["ownerReferences"] = (metadata.get("ownerReferences") or [])[:_OWNERS_KEPT]
+        kept["annotations"] = {HASH: str(annotations[HASH])[:_HASH_KEPT]}
+        kept["ownerReferences"] = sequence(metadata.get("ownerReferences"))[:_OWNERS_KEPT]
     kept = limit_depth({name: value for name, value in kept.items() if value})
     return Stored(*_identify(metadata), _compress({"metadata": kept}) if kept else _NOTHING_KEPT)
 
@@ -193,12 +193,12 @@ def _metadata_of(obj: dict[str, Any]) -> dict[str, Any]:
 
 
 def _identify(metadata: dict[str, Any]) -> tuple[Key, str, str]:
-    try:
-        key = Key(sys.intern(metadata.get("namespace", "")), metadata["name"])
-        return key, metadata["uid"], metadata["resourceVersion"]
-    except KeyError as error:
-        message = f"an object without metadata.{error.args[0]}"
-        raise ValueError(message) from error
+    for part in ("name", "uid", "resourceVersion"):
+        if not isinstance(metadata.get(part), str):
+            message = f"an object without metadata.{part}"
+            raise ValueError(message)
+    key = Key(sys.intern(metadata.get("namespace", "")), metadata["name"])
+    return key, metadata["uid"], metadata["resourceVersion"]
 
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

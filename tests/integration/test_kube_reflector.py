@@ -336,6 +336,16 @@ EVENT = {"type": "ADDED", "object": {"metadata": {"name": "a", "namespace": "sho
         pytest.param(say(b'{"type": "ADDED", "obj'), id="truncated"),
         pytest.param(say(b"[1]\n"), id="no object"),
         pytest.param(say(b'{"type": "ADDED", "object": 7}\n'), id="no metadata"),
+        pytest.param(say(b'{"type": "ADDED", "object": {"metadata": [1]}}\n'), id="metadata is a list"),
+        pytest.param(say(b'{"type": "ERROR", "object": {"details": {"retryAfterSeconds": NaN}}}\n'), id="NaN"),
+        pytest.param(
+            say(b'{"type": "DELETED", "object": {"metadata": {"name": "a", "uid": [], "resourceVersion": "900"}}}\n'),
+            id="uid is a list",
+        ),
+        pytest.param(
+            say(b'{"type": "ADDED", "object": {"metadata": {"name": 7, "uid": "u", "resourceVersion": "900"}}}\n'),
+            id="name is a number",
+        ),
         pytest.param(say(json.dumps(EVENT).encode() + b"\n"), id="no version"),
         pytest.param(say(b'{"type": "PARTED", "object": {}}\n'), id="unknown type"),
         pytest.param(say(b"\xff\xfe\n"), id="not text"),

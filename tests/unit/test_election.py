@@ -61,6 +61,24 @@ async def test_the_first_elector_takes_the_lease_and_keeps_renewing_it(api: Leas
 
 
 @in_timelapse
+async def test_answers_that_are_no_lease_do_not_end_the_process(api: LeaseApi) -> None:
+    async def no_lease(_: Answer) -> bytes:
+        return b'{"metadata": {}}'
+
+    async def no_number(_: Answer) -> bytes:
+        return b'{"metadata": {"resourceVersion": "100"}, "spec": {"leaseDurationSeconds": "x"}}'
+
+    api.fail("GET", no_lease, no_number)
+    api.fail("PUT", no_lease, no_number)
+    one = LeaseProcess(api, "one")
+    async with running(one):
+        term = await one.led()
+        await written(api, 6)
+        assert one.term is term
+        assert term.leading
+
+
+@in_timelapse
 async def test_an_elector_leads_although_the_answer_to_its_take_was_lost(api: LeaseApi) -> None:
     api.fail("POST", lose_the_answer)
     one = LeaseProcess(api, "one")

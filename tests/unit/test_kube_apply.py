@@ -91,6 +91,16 @@ def test_the_retry_delay_is_read_from_the_details_of_a_status() -> None:
     assert (error.status, error.reason, error.retry_after) == (429, "TooManyRequests", 3.0)
 
 
+@pytest.mark.parametrize(
+    ("demanded", "seconds"),
+    [(10**400, 300.0), (86_400, 300.0), (float("inf"), 300.0), (float("nan"), None), (-1, None), ("9" * 400, 300.0)],
+    ids=["400 digits", "a day", "infinity", "NaN", "negative", "text"],
+)
+def test_a_retry_delay_is_bounded_whatever_an_answer_demands(demanded: object, seconds: float | None) -> None:
+    error = read_status({"code": 429, "reason": "TooManyRequests", "details": {"retryAfterSeconds": demanded}})
+    assert error.retry_after == seconds
+
+
 async def test_without_any_configuration_the_error_names_the_choices(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
