@@ -11,7 +11,6 @@ a result is used by one reconcile, and never by one of another object of the sam
 """
 
 import logging
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +20,8 @@ import anyio
 
 from pgrole_controller import logs
 from pgrole_controller.controller.endings import Endings
-from pgrole_controller.controller.errors import attempt_write, contain
+from pgrole_controller.controller.errors import attempt_write, contain, is_unanswered
+from pgrole_controller.controller.fair_queue import FairQueue
 from pgrole_controller.controller.objects import declared_version
 from pgrole_controller.controller.passwords import PasswordTasks
 from pgrole_controller.controller.result import Result
@@ -68,24 +68,21 @@ class Background:
         self._password_tasks = password_tasks
         self._results: dict[str, PasswordResult | ReassignResult] = {}  # by uid of the object, for its next reconcile
         self._interruptible: dict[Key, anyio.CancelScope] = {}
-        self._waiting: deque[tuple[str, Result, PasswordTask]] = deque()  # with the reconcile's id
-        self._available = anyio.Semaphore(0)  # one for each that waits; after `close` one more for each runner
+        self._waiting = FairQueue[tuple[str, Result, PasswordTask]]()  # with the reconcile's id
 
     async def run(self) -> None:
         """Runs password tasks until `close`, then those that still wait."""
         async with anyio.create_task_group() as tasks:
             for _ in range(PASSWORD_TASKS):
-                tasks.start_soon(self._run_each)
+                tasks.start_soon(self._waiting.serve, self._run_one)
 
     def close(self) -> None:
         """Accepts no more password tasks; `run` returns when the waiting ones are done."""
-        for _ in range(PASSWORD_TASKS):
-            self._available.release()
+        self._waiting.close()
 
     def prepare_password(self, result: Result, task: PasswordTask) -> None:
         """Takes over the reconcile, and ends it when the password task is done. The log's reconcile id is kept."""
-        self._waiting.append((logs.current_reconcile_id(), result, task))
-        self._available.release()
+        self._waiting.put(result.key.namespace, (logs.current_reconcile_id(), result, task))
 
     async def empty_role(self, limits: EmptyingLimits, endpoint: Endpoint, result: Result, fence: Fence | None) -> None:
         """Empties the role of the result and ends its reconcile, also when cancelled with the session."""
@@ -119,16 +116,13 @@ class Background:
         if key in self._interruptible:
             self._interruptible[key].cancel()
 
-    async def _run_each(self) -> None:
-        while True:
-            await self._available.acquire()
-            if not self._waiting:
-                return
-            reconcile_id, result, task = self._waiting.popleft()
-            with logs.tracing(reconcile_id):
-                await self._prepare_password(result, task)
+    async def _run_one(self, waiting: tuple[str, Result, PasswordTask]) -> bool:
+        """Returns whether the API server answered."""
+        reconcile_id, result, task = waiting
+        with logs.tracing(reconcile_id):
+            return not is_unanswered(await self._prepare_password(result, task))
 
-    async def _prepare_password(self, result: Result, task: PasswordTask) -> None:
+    async def _prepare_password(self, result: Result, task: PasswordTask) -> FailedWrite | None:
         failed: FailedWrite | None = None
         try:
             work = partial(self._run_password_task, result, task)
@@ -137,6 +131,7 @@ class Background:
             if result.target.stored is not None:
                 self.keep(result.target.stored, PasswordResult(password_task=task, problem=contain(error, result.key)))
         self._endings.end(result, failed)
+        return failed
 
     async def _run_password_task(self, result: Result, task: PasswordTask) -> None:
         stored = result.target.stored

@@ -54,6 +54,11 @@ async def attempt_write(
     return None
 
 
+def is_unanswered(failed: FailedWrite | None) -> bool:
+    """Whether a write of `attempt_write` was not answered, or not in time."""
+    return failed is not None and failed.error is WriteError.UNREACHABLE
+
+
 def _explain(error: KubeError | TimeoutError, key: Key) -> FailedWrite:
     """Logs the error, unless the watch reports its cause too."""
     match error:

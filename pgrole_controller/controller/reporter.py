@@ -13,12 +13,14 @@ import anyio
 
 from pgrole_controller import logs
 from pgrole_controller.controller.endings import Endings
-from pgrole_controller.controller.errors import attempt_write, contain
+from pgrole_controller.controller.errors import attempt_write, contain, is_unanswered
+from pgrole_controller.controller.fair_queue import FairQueue
 from pgrole_controller.controller.objects import generation_of
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.status_writer import PendingStatus, StatusWriter, is_about, standing_fields
 from pgrole_controller.core.approval import tell_approval
 from pgrole_controller.core.errors import Reason, make_legible
+from pgrole_controller.core.next_attempt import FailedWrite
 from pgrole_controller.core.plan import Action
 from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
@@ -61,7 +63,7 @@ class Reporter:
         self._recorder = recorder
         self._endings = endings
         self._statuses = StatusWriter(client, store, self._record_outcome, recorder.quiet)
-        self._send, self._receive = anyio.create_memory_object_stream[tuple[str, Result]](float("inf"))
+        self._finalizers = FairQueue[tuple[str, Result]]()
 
     def report(self, result: Result) -> None:
         """Takes over the result of a reconcile and ends the reconcile, at once or when a finalizer is written.
@@ -99,7 +101,7 @@ class Reporter:
         stored, outcome = result.target.stored, result.outcome
         self._record_action(result)
         if stored is not None and (result.target.finalizer is not None or result.done_with):
-            self._send.send_nowait((logs.current_reconcile_id(), result))
+            self._finalizers.put(result.key.namespace, (logs.current_reconcile_id(), result))
             return
         if stored is not None and outcome is not None and not self._keeps_status(result):
             reported = standing_fields(result.fields, outcome)
@@ -134,31 +136,32 @@ class Reporter:
 
     def close(self) -> None:
         """Accepts no more results; `run` returns when those it has are written."""
-        self._send.close()
+        self._finalizers.close()
         self._statuses.close()
 
     async def run(self) -> None:
-        async with self._receive, anyio.create_task_group() as tasks:
+        async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._statuses.run)
             for _ in range(WRITERS):
-                tasks.start_soon(self._write_each)
+                tasks.start_soon(self._finalizers.serve, self._write_finalizer)
 
-    async def _write_each(self) -> None:
-        async with self._receive.clone() as results:
-            async for reconcile_id, result in results:
-                with logs.tracing(reconcile_id):
-                    await self._write_finalizer(result)
+    async def _write_finalizer(self, traced: tuple[str, Result]) -> bool:
+        """Sets or removes the finalizer, and ends the reconcile. Returns whether the API server answered."""
+        reconcile_id, result = traced
+        with logs.tracing(reconcile_id):
+            failed = await self._attempt_finalizer(result)
+        return not is_unanswered(failed)
 
-    async def _write_finalizer(self, result: Result) -> None:
-        """Sets or removes the finalizer, and ends the reconcile."""
+    async def _attempt_finalizer(self, result: Result) -> FailedWrite | None:
         try:
             work = partial(self._set_finalizer, result)
             failed = await attempt_write(self._client, result.key, WRITE_SECONDS, work)
         except Exception as error:  # noqa: BLE001 -- one object's error
             self._report_unexpected(error, result)
             self._endings.fail(result.key)
-            return
+            return None
         self._endings.end(result, failed)
+        return failed
 
     def _report_unexpected(self, error: Exception, result: Result) -> None:
         outcome = of_error(contain(error, result.key))

@@ -5,7 +5,8 @@ same object replaces one that is not written yet. A write that fails is repeated
 API server is back.
 
 Guarantees: one write at a time to an object, in the order of its reconciles; nothing is written to an object that was
-replaced, or has another generation than the one that was reconciled: its own reconcile reports it.
+replaced, or has another generation than the one that was reconciled: its own reconcile reports it. A namespace whose
+writes are not answered in time delays no other.
 """
 
 import logging
@@ -13,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import anyio
@@ -20,6 +22,7 @@ from anyio.abc import TaskGroup
 
 from pgrole_controller import logs, metrics
 from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.fair_queue import FairQueue
 from pgrole_controller.controller.objects import generation_of, server_of
 from pgrole_controller.core.approval import RoleOffer
 from pgrole_controller.core.backoff import Backoff
@@ -117,7 +120,7 @@ class StatusWriter:
         self._failed: dict[Key, tuple[PendingStatus, float]] = {}  # what to retry, and the delay before
         self._older_crds_until = 0.0
         self._standing: OrderedDict[Key, tuple[str, tuple[object, ...]]] = OrderedDict()  # version, content
-        self._send, self._receive = anyio.create_memory_object_stream[Key](float("inf"))
+        self._queue = FairQueue[Key]()
 
     def put(self, pending: PendingStatus) -> None:
         """Replaces what was put for this object before. Skips the write if the status is current."""
@@ -145,13 +148,13 @@ class StatusWriter:
     def close(self) -> None:
         """Accepts nothing more; `run` returns when everything is written."""
         self._closed = True
-        self._send.close()
+        self._queue.close()
 
     async def run(self) -> None:
-        async with self._receive, anyio.create_task_group() as retries:
+        async with anyio.create_task_group() as retries:
             async with anyio.create_task_group() as tasks:
                 for _ in range(WRITERS):
-                    tasks.start_soon(self._write_each, retries)
+                    tasks.start_soon(self._queue.serve, partial(self._write_key, retries))
             retries.cancel_scope.cancel()
 
     def _enqueue(self, pending: PendingStatus) -> None:
@@ -159,33 +162,36 @@ class StatusWriter:
         self._waiting[pending.key] = pending
         self.idle.clear()
         if not known:
-            self._send.send_nowait(pending.key)
+            self._queue.put(pending.key.namespace, pending.key)
 
-    async def _write_each(self, retries: TaskGroup) -> None:
-        async with self._receive.clone() as keys:
-            async for key in keys:
-                self._writing.add(key)
-                try:
-                    while (pending := self._waiting.pop(key, None)) is not None:
-                        with logs.tracing(pending.reconcile_id):
-                            await self._try(pending, retries)
-                finally:
-                    self._writing.discard(key)
-                    if not (self._waiting or self._writing):
-                        self.idle.set()
+    async def _write_key(self, retries: TaskGroup, key: Key) -> bool:
+        """Writes what waits for this object. Returns whether the API server answered in time."""
+        answered = True
+        self._writing.add(key)
+        try:
+            while (pending := self._waiting.pop(key, None)) is not None:
+                with logs.tracing(pending.reconcile_id):
+                    answered = await self._try(pending, retries)
+        finally:
+            self._writing.discard(key)
+            if not (self._waiting or self._writing):
+                self.idle.set()
+        return answered
 
-    async def _try(self, pending: PendingStatus, retries: TaskGroup) -> None:
+    async def _try(self, pending: PendingStatus, retries: TaskGroup) -> bool:
+        """Returns whether the API server answered in time."""
+        answered = True
         try:
             with anyio.fail_after(WRITE_SECONDS):
                 await self._write(pending)
             self._failed.pop(pending.key, None)
-            return
+            return True
         except TimeoutError:
-            problem, at_least = "no answer in time", 0.0
+            answered, problem, at_least = False, "no answer in time", 0.0
         except ApiError as error:
             if error.status == 404:  # gone, as the watch reports too
                 self._failed.pop(pending.key, None)
-                return
+                return True
             problem, at_least = str(error), min(error.retry_after or 0.0, LONGEST_DELAY)
         except (Unreachable, BadStream) as error:
             problem, at_least = str(error), 0.0
@@ -193,7 +199,7 @@ class StatusWriter:
             unexpected = contain(error, pending.key)
             if pending.outcome.reason is not Reason.INTERNAL_ERROR and pending.key not in self._waiting:
                 self._enqueue(PendingStatus(pending.stored, of_error(unexpected), None, None, (), pending.reconcile_id))
-            return
+            return True
         _, last = self._failed.get(pending.key, (pending, 0.0))
         delay = max(_BACKOFF.longer(last), at_least)
         if last == 0.0:
@@ -201,6 +207,7 @@ class StatusWriter:
         if pending.key not in self._waiting:
             self._failed[pending.key] = (pending, delay)
             retries.start_soon(self._put_again, pending, delay)
+        return answered
 
     async def _put_again(self, pending: PendingStatus, delay: float) -> None:
         with anyio.move_on_after(delay):

@@ -11,7 +11,13 @@ import anyio
 import pytest
 
 from pgrole_controller.controller import background as background_module
-from pgrole_controller.controller.background import EMPTYING, EMPTYING_OF_NAMESPACE, Background, EmptyingLimits
+from pgrole_controller.controller.background import (
+    EMPTYING,
+    EMPTYING_OF_NAMESPACE,
+    PASSWORD_SECONDS,
+    Background,
+    EmptyingLimits,
+)
 from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.objects import Target, index_pgrole
 from pgrole_controller.controller.passwords import PasswordTasks
@@ -131,6 +137,29 @@ async def test_no_password_task_runs_for_a_changed_or_deleted_object(now: Stored
     await world.background.run()
     assert world.passwords.run_for == []
     assert [item.key for item in await world.queue.take("main", 1)] == [KEY]
+
+
+@in_timelapse
+async def test_secrets_that_are_not_answered_in_one_namespace_do_not_delay_passwords_of_others() -> None:
+    world = BackgroundWorld()
+
+    async def run(task: PasswordTask, owner: Stored) -> PasswordResult:
+        if owner.key.namespace == "slow":
+            await anyio.sleep_forever()
+        return PasswordResult(password_task=task)
+
+    world.passwords.run = run  # type: ignore[method-assign]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(world.background.run)
+        for number in range(200):
+            slow = made(1, f"r{number}", "slow")
+            world.store.put(slow)
+            world.background.prepare_password(await world.reconcile(slow), TASK)
+        await anyio.sleep(PASSWORD_SECONDS + 1.0)
+        world.background.prepare_password(await world.reconcile(), TASK)
+        await anyio.sleep(1.0)
+        assert world.background.take(KEY) == PasswordResult(password_task=TASK)
+        tasks.cancel_scope.cancel()
 
 
 @in_timelapse

@@ -15,7 +15,7 @@ from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.sources import PgRoleSource
-from pgrole_controller.controller.status_writer import PendingStatus, StatusWriter
+from pgrole_controller.controller.status_writer import WRITE_SECONDS, PendingStatus, StatusWriter
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.plan import Plan
@@ -25,7 +25,9 @@ from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.server_side_apply import FINALIZER
 from pgrole_controller.kube.store import Store, Stored, pack
+from pgrole_controller.kube.transport import Reachability
 from pgrole_controller.signals import Signal
+from tests.timelapse import in_timelapse
 from tests.worker_context import make_context
 
 
@@ -212,3 +214,42 @@ async def test_a_restarted_controller_announces_no_reported_drift_of_the_role_th
     recorder.close()
     await recorder.run()
     assert recorded == ["DriftReported"] * events
+
+
+class HangingApi(StatusApi):
+    """Answers no write to the objects of namespace slow, as where an admission webhook hangs."""
+
+    reachability = Reachability()
+
+    async def request(self, _method: str, path: str, *, body: dict[str, Any], **more: object) -> bytes:
+        if "/namespaces/slow/" in path:
+            await anyio.sleep_forever()
+        return await super().request(_method, path, body=body, **more)
+
+
+@pytest.mark.parametrize("write", ["status", "finalizer"])
+@in_timelapse
+async def test_writes_that_are_not_answered_in_one_namespace_do_not_delay_those_of_others(write: str) -> None:
+    objects = Objects(Store(index_pgrole), Store(index_by_owner), Namespaces(cast("Client", None), Store()), "c1")
+    client, queue = cast("Client", HangingApi()), Queue()
+    endings = Endings(queue, objects.contests)
+    reporter = Reporter(client, objects.store, endings, Recorder(client))
+
+    async def report(stored: Stored) -> None:
+        objects.store.put(stored)
+        queue.put("default", Request(stored.key, RequestReason.OBJECT))
+        await queue.take("default", 1)
+        target = Target(stored.key, stored, finalizer=None if write == "status" else True)
+        reporter.report(Result(target, outcome=RECONCILED))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(reporter.run)
+        for number in range(200):
+            await report(made(1, namespace="slow", name=f"r{number}", uid=f"s{number}"))
+        await anyio.sleep(WRITE_SECONDS + 1.0)
+        await report(made(1))
+        await anyio.sleep(1.0)
+        written = objects.store.get(KEY)
+        assert written is not None
+        assert written.resource_version == "9"
+        tasks.cancel_scope.cancel()

@@ -1,0 +1,86 @@
+"""Work of several namespaces for a few tasks, such that none waits for a namespace that is not answered.
+
+Expected flow: each task runs `serve`, which takes items of the namespaces in turn until the queue is closed and empty.
+
+Guarantees: items of one namespace are taken in the order in which they were put; while a namespace is not answered in
+time, because of an admission webhook for example, it occupies one task, and the others serve the rest.
+"""
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+import anyio
+
+Item = TypeVar("Item")
+
+
+class FairQueue(Generic[Item]):
+    """Not thread-safe. `put` may be called in a callback of the event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, deque[Item]] = OrderedDict()  # by namespace; the one that is next comes first
+        self._busy: Counter[str] = Counter()  # tasks of each namespace
+        self._unanswered: set[str] = set()  # namespaces whose last item was not answered in time
+        self._idle: OrderedDict[anyio.Event, None] = OrderedDict()  # tasks that wait, each with its own event
+        self._closed = False
+
+    def put(self, namespace: str, item: Item) -> None:
+        self._waiting.setdefault(namespace, deque()).append(item)
+        self._wake(1)
+
+    def close(self) -> None:
+        """Lets `serve` return when nothing waits any more."""
+        self._closed = True
+        self._wake(len(self._idle))
+
+    async def serve(self, work: Callable[[Item], Awaitable[bool]]) -> None:
+        """Awaits `work` with one item after the other. It returns whether it was answered in time."""
+        while True:
+            namespace = self._choose()
+            if namespace is None:
+                if self._closed:  # what still waits is left to the task that its namespace occupies
+                    return
+                await self._wait()
+                continue
+            item = self._take(namespace)
+            self._busy[namespace] += 1
+            try:
+                if not await work(item):
+                    self._unanswered.add(namespace)
+                elif namespace in self._unanswered:
+                    self._unanswered.remove(namespace)
+                    self._wake(len(self._idle))
+            finally:
+                self._busy[namespace] -= 1
+                if not self._busy[namespace]:
+                    del self._busy[namespace]
+
+    async def _wait(self) -> None:
+        event = anyio.Event()
+        self._idle[event] = None
+        try:
+            await event.wait()
+        finally:
+            self._idle.pop(event, None)
+
+    def _wake(self, most: int) -> None:
+        for _ in range(min(most, len(self._idle))):
+            event, _none = self._idle.popitem(last=False)
+            event.set()
+
+    def _choose(self) -> str | None:
+        """Returns the namespace whose turn it is; None if all that wait have their share."""
+        for namespace in self._waiting:
+            if namespace not in self._unanswered or namespace not in self._busy:
+                return namespace
+        return None
+
+    def _take(self, namespace: str) -> Item:
+        waiting = self._waiting[namespace]
+        item = waiting.popleft()
+        if waiting:
+            self._waiting.move_to_end(namespace)
+        else:
+            del self._waiting[namespace]
+        return item
