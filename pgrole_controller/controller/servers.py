@@ -95,8 +95,9 @@ class ServerWorkers:
         """Notes that a PgServer, or anything in the controller's own namespace, changed."""
         if _is_own_status(change):
             return
-        name, of = change.key.name, self._observed.pgservers
-        if not change.key.namespace or of.count_index(index_secret(name)) or of.count_index(index_config_map(name)):
+        entries = index_secret(change.key.name), index_config_map(change.key.name)
+        named = any(self._observed.pgservers.count_index(entry) for entry in entries)
+        if not change.key.namespace or named:
             self._changed.set()
 
     def reserves(self, secret: Key) -> bool:
