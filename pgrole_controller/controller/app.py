@@ -12,6 +12,7 @@ import secrets
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from threading import Thread
@@ -23,7 +24,7 @@ from anyio.abc import TaskGroup
 from pgrole_controller import metrics
 from pgrole_controller.api import reading
 from pgrole_controller.controller.background import Background
-from pgrole_controller.controller.cluster_id import read_cluster_id_until
+from pgrole_controller.controller.cluster_id import read_cluster_id
 from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.declaration import ControllerConfig, index_pgserver
 from pgrole_controller.controller.decline import decline
@@ -53,7 +54,7 @@ from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.reflector import reflect
 from pgrole_controller.kube.store import Change, Store
 from pgrole_controller.kube.term import Term
-from pgrole_controller.signals import Signal
+from pgrole_controller.signals import Signal, unless
 
 log = logging.getLogger(__name__)
 
@@ -107,12 +108,13 @@ async def run(config: Config) -> None:
         if config.health_port is not None:
             tasks.start_soon(health.serve, config.health_host, config.health_port)
         try:
-            async with Client.connect(
-                config.kubeconfig, context=config.context, strict_tls=config.strict_tls
-            ) as client:
-                cluster = config.cluster or await read_cluster_id_until(asked, client)
-                if cluster is not None:
-                    await _run_terms(config, client, cluster, health, asked)
+            connecting = Client.connect(config.kubeconfig, context=config.context, strict_tls=config.strict_tls)
+            async with AsyncExitStack() as stack:
+                client = await unless(asked, partial(stack.enter_async_context, connecting))
+                if client is not None:
+                    cluster = config.cluster or await unless(asked, partial(read_cluster_id, client))
+                    if cluster is not None:
+                        await _run_terms(config, client, cluster, health, asked)
         except KubeError as error:
             raise CannotStart(str(error)) from error
         tasks.cancel_scope.cancel()

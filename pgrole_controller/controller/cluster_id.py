@@ -14,22 +14,6 @@ log = logging.getLogger(__name__)
 _NAMESPACE = "kube-system"
 
 
-async def read_cluster_id_until(asked: anyio.Event, client: Client) -> str | None:
-    """Reads the cluster's id. Returns None if the process is asked to stop before the API server has answered."""
-    cluster: str | None = None
-
-    async def read() -> None:
-        nonlocal cluster
-        cluster = await read_cluster_id(client)
-        tasks.cancel_scope.cancel()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(read)
-        await asked.wait()
-        tasks.cancel_scope.cancel()
-    return cluster
-
-
 async def read_cluster_id(client: Client) -> str:
     """Tries again while the API server does not answer. Raises CannotStart if it refuses, and ApiError."""
     while True:

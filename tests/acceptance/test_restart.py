@@ -2,6 +2,7 @@
 continues.
 """
 
+import json
 import os
 import random
 import sys
@@ -234,6 +235,42 @@ async def test_a_health_port_in_use_is_a_fatal_error_that_names_it(stage: Stage)
             assert await second.process.wait() == 1
         assert f"--health-port {first.health_port}" in second.log
         assert "Traceback" not in second.log
+
+
+async def test_sigterm_ends_it_while_the_credential_plugin_of_its_kubeconfig_hangs(tmp_path: Path) -> None:
+    asked, config = tmp_path / "asked", tmp_path / "config"
+    plugin = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": "sh",
+        "args": ["-c", f"touch {asked}; exec sleep 60"],
+        "interactiveMode": "Never",
+    }
+    content = {
+        "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "users": [{"name": "u", "user": {"exec": plugin}}],
+    }
+    config.write_text(json.dumps(content))
+    arguments = ["run", "--kubeconfig", str(config), "--health-port", "0"]
+    process = Process(
+        "pgrole-controller",
+        [sys.executable, "-m", "pgrole_controller", *arguments],
+        tmp_path / "run.log",
+        {"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+    )
+    await process.start()
+    try:
+
+        async def is_asked() -> bool:
+            return asked.exists()
+
+        assert await reached(is_asked, PATIENCE)
+        with anyio.fail_after(10 + SLACK):
+            assert await process.stop() == 0
+    finally:
+        await process.kill()
+    assert "Traceback" not in process.log.read_text(encoding="utf-8")
 
 
 async def run_to_its_end(folder: Path, arguments: list[str], environment: Mapping[str, str | None]) -> tuple[int, str]:

@@ -3,7 +3,7 @@
 import anyio
 import pytest
 
-from pgrole_controller.signals import Signal
+from pgrole_controller.signals import Signal, unless
 
 DEADLINE = 30.0
 
@@ -52,3 +52,23 @@ async def test_clearing_a_signal_does_not_strand_a_waiter() -> None:
             signal.clear()
             signal.set()
     assert wakes == [1]
+
+
+async def test_a_call_ends_with_its_answer_its_error_or_when_it_is_asked_to() -> None:
+    asked = anyio.Event()
+
+    async def answer() -> str:
+        return "answer"
+
+    async def fail() -> str:
+        raise ValueError("wrong")
+
+    async def hang() -> str:
+        asked.set()
+        await anyio.sleep_forever()
+        return "never"
+
+    assert await unless(asked, answer) == "answer"
+    with pytest.raises(ValueError, match="wrong"):
+        await unless(asked, fail)
+    assert await unless(asked, hang) is None
