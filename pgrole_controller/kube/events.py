@@ -19,6 +19,7 @@ from typing import Any, Literal
 import anyio
 
 from pgrole_controller import metrics
+from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, Unreachable
 from pgrole_controller.kube.resource import EVENTS, MERGE_PATCH
@@ -281,7 +282,8 @@ class Recorder:
 
 
 def _name(occurrence: _Occurrence) -> dict[str, Any]:
-    return {"regarding": occurrence.regarding.get("name"), "reason": occurrence.reason}
+    about = Key(str(occurrence.regarding.get("namespace") or ""), str(occurrence.regarding.get("name")))
+    return {"object": str(about), "reason": occurrence.reason}
 
 
 def name_event(name: str, number: int) -> str:

@@ -304,7 +304,7 @@ async def test_a_terminating_namespace_does_not_delay_events_of_others(
 REFERENCE = {"apiVersion": "v1", "kind": "Widget", "namespace": "shop", "name": "a", "uid": "u"}
 
 
-async def test_a_failing_api_server_is_asked_at_most_twice(tmp_path: Path) -> None:
+async def test_a_failing_api_server_is_asked_at_most_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fake = FakeApiServer(EVENTS)
     async with fake.serve(tmp_path / "k"), Client.connect(str(tmp_path / "k")) as client:
         fake.always["post"] = refuse(503, "ServiceUnavailable")
@@ -313,6 +313,8 @@ async def test_a_failing_api_server_is_asked_at_most_twice(tmp_path: Path) -> No
         await written(recorder)
         assert fake.count("post") == 2
         assert recorder.dropped == 1
+    (dropped,) = [one for one in caplog.records if one.msg == "event dropped"]
+    assert vars(dropped)["object"] == "shop/a"  # also the key by which repeated warnings are left out
 
 
 async def test_a_namespace_that_accepts_no_events_does_not_delay_those_of_others(tmp_path: Path) -> None:
