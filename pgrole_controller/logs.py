@@ -31,10 +31,12 @@ _RESET = "\033[0m"
 LONGEST_VALUE = 2000
 LONGEST_TRACEBACK = 12_000
 
-#: Maximum number of identical warnings for one server or object within so many seconds.
+#: Maximum number of identical warnings for one server, object, namespace, database or resource within so many seconds.
 REPEATS = 20
 REPEAT_SECONDS = 60.0
 MOST_REPEATED = 10_000
+#: Values that tell what a warning is about.
+_ABOUT = ("server", "object", "namespace", "database", "resource")
 
 _reconcile_id: ContextVar[str] = ContextVar("reconcile_id", default="")
 
@@ -156,7 +158,7 @@ class RepeatFilter:
             self._since, self._written = now, {}
             if len(self._left_out) > MOST_REPEATED:
                 self._left_out = {}
-        about = (getattr(record, "server", ""), getattr(record, "object", ""))
+        about = (getattr(record, name, "") for name in _ABOUT)
         which = (record.name, record.levelno, record.msg, *map(str, about))
         self._written[which] = self._written.get(which, 0) + 1
         if self._written[which] > REPEATS:

@@ -247,6 +247,9 @@ def test_a_repeated_warning_is_limited_per_minute_and_the_next_one_counts_the_om
     for other in (
         warning(server="two"),
         warning(server="one", object="shop/app"),
+        warning(server="one", database="orders"),
+        warning(namespace="shop"),
+        warning(resource="secrets"),
         warning("session ended", server="one"),
         warning(level=logging.ERROR, server="one"),
     ):
