@@ -2,9 +2,9 @@
 
 Guarantees: `record` neither blocks nor raises. Repetitions of (object, reason, note) within six minutes become one
 Event with a series. A refused Event is logged and dropped after a second attempt. While the API server is unreachable,
-up to 2,000 occurrences wait. Events in a terminating namespace are skipped. The Events of a namespace are written one
-after the other; a namespace that refuses them, as a rate limit or an admission webhook does, delays no other. While
-`quiet` is not set, Events make way for more urgent requests, each for a few seconds at most.
+up to 2,000 occurrences wait. Events in a terminating or deleted namespace are skipped. The Events of a namespace are
+written one after the other; a namespace that refuses them, as a rate limit or an admission webhook does, delays no
+other. While `quiet` is not set, Events make way for more urgent requests, each for a few seconds at most.
 """
 
 import logging
@@ -208,6 +208,9 @@ class Recorder:
             except ApiError as error:
                 if NAMESPACE_GOES in error.causes:
                     log.info("event skipped: namespace is terminating", extra=_name(occurrence))
+                    return
+                if error.status == 404:
+                    log.info("event skipped: namespace is deleted", extra=_name(occurrence))
                     return
                 # 403: an API server that starts refuses everyone until it has read its RBAC rules
                 if attempt >= 2 or (error.status not in (403, 429) and error.status < 500):

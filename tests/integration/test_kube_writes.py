@@ -301,6 +301,17 @@ async def test_a_terminating_namespace_does_not_delay_events_of_others(
     assert caplog.messages == ["event skipped: namespace is terminating"] * 60
 
 
+async def test_an_event_about_an_object_whose_namespace_is_deleted_does_not_count_as_lost(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = Recorder(client)
+    recorder.record(REFERENCE | {"namespace": "was-deleted"}, "RoleDropped", "dropped the role", action="Drop")
+    with caplog.at_level(logging.INFO, "pgrole_controller.kube.events"):
+        await written(recorder)
+    assert recorder.dropped == 0
+    assert caplog.messages == ["event skipped: namespace is deleted"]
+
+
 REFERENCE = {"apiVersion": "v1", "kind": "Widget", "namespace": "shop", "name": "a", "uid": "u"}
 
 
