@@ -79,8 +79,8 @@ def _optional(
 
 
 def _text(value: str) -> str:
-    if not value:
-        raise ValueError("must not be empty")
+    if not value or not value.isprintable():
+        raise ValueError("must be text in UTF-8 without control characters, and not empty")
     return value
 
 

@@ -87,6 +87,8 @@ def test_a_flag_wins_over_the_environment_and_both_over_the_default() -> None:
         ("PGROLE_LOG_FORMAT", "xml"),
         ("PGROLE_KUBECONFIG", "/nowhere/at/all"),
         ("PGROLE_CLUSTER_ID", ""),
+        ("PGROLE_CLUSTER_ID", "one\ntwo"),
+        ("PGROLE_IDENTITY", "a\udcff"),  # the API server stored another holder, so the process never led
         ("PGROLE_NAMESPACE", "Team_A"),
         ("PGROLE_NAMESPACE", "team.a"),
         ("PGROLE_NAMESPACE", "a" * 64),
