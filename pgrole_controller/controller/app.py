@@ -44,7 +44,6 @@ from pgrole_controller.controller.servers import ServerStores, ServerWorkers
 from pgrole_controller.controller.sources import NO_SERVER, NamespaceSource, PgRoleSource, SecretSource
 from pgrole_controller.controller.telemetry import count_news
 from pgrole_controller.controller.worker import ServerWorker
-from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, SECRETS, Client, Resource
@@ -345,13 +344,9 @@ class _RunningController:
                 tasks.cancel_scope.cancel()
 
     async def _decline_unknown(self) -> None:
-        """Declines objects whose PgServer does not exist."""
+        """Declines objects whose PgServer does not exist, or is not known."""
         await self._servers.settled.wait()
-        error = Refused(
-            Reason.SERVER_GONE,
-            "spec.serverRef.name: this PgServer does not exist: create it, or name another one in a new object",
-        )
-        await decline(self._context, NO_SERVER, error)
+        await decline(self._context, NO_SERVER, self._servers.explain_absence)
 
     def _stop_reconciles(self, workers: TaskGroup) -> None:
         """Lets current reconciles finish until the deadline; None: does not wait for them."""

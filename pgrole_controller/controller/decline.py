@@ -3,6 +3,8 @@
 For the objects of a server that cannot be reached, and for those whose PgServer does not exist.
 """
 
+from collections.abc import Callable
+
 import anyio
 
 from pgrole_controller import logs
@@ -21,10 +23,13 @@ from pgrole_controller.core.request import Key, Rank
 OUTAGE_REPORT_PAUSE = 0.01
 
 
-async def decline(context: WorkerContext, server: str, error: PgRoleError, changed: set[Key] | None = None) -> None:
-    """Reports `error` on the objects of `server` that are due, until cancelled or the queue is closed.
+async def decline(
+    context: WorkerContext, server: str, find_error: Callable[[], PgRoleError], changed: set[Key] | None = None
+) -> None:
+    """Reports an error on the objects of `server` that are due, until cancelled or the queue is closed.
 
-    `changed`: during an outage, collects the keys of objects that changed; the others are reported with pauses.
+    `find_error` is called for each object. `changed`: during an outage, collects the keys of objects that changed; the
+    others are reported with pauses.
     """
     while items := await context.queue.take(server, 1):
         (item,) = items
@@ -33,7 +38,7 @@ async def decline(context: WorkerContext, server: str, error: PgRoleError, chang
         try:
             with logs.tracing(begin_reconciles(server, items).batch):
                 context.background.take(item.key)  # what was prepared is old when the server is back
-                result = _declined(context.objects.read(item.key, None, ServerPolicy()), error)
+                result = _declined(context.objects.read(item.key, None, ServerPolicy()), find_error())
                 count_ending(server, result)
                 context.reporter.report(result)
         except Exception as unexpected:  # noqa: BLE001 -- this object's error

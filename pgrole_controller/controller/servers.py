@@ -29,7 +29,7 @@ from pgrole_controller.controller.declaration import (
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.controller.worker import ServerWorker
-from pgrole_controller.core.errors import Transient, Waiting
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
 from pgrole_controller.core.request import Key, Rank, RequestReason
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Change, Store, Stored
@@ -105,6 +105,16 @@ class ServerWorkers:
         if secret.namespace != self._controller_config.namespace:
             return False
         return self._observed.pgservers.count_index(index_secret(secret.name)) > 0
+
+    def explain_absence(self) -> PgRoleError:
+        """Returns the error of an object whose server has no worker."""
+        pgservers = self._observed.pgservers
+        if pgservers.refused is not None and not pgservers.synced.is_set():
+            return Transient(Reason.SERVER_NOT_READY, f"the controller cannot list PgServers: {pgservers.refused}")
+        return Refused(
+            Reason.SERVER_GONE,
+            "spec.serverRef.name: this PgServer does not exist: create it, or name another one in a new object",
+        )
 
     def note_grantee(self, server: str, key: Key, databases: frozenset[str]) -> None:
         """A role with privileges in these databases was published, changed or withdrawn."""

@@ -18,7 +18,7 @@ from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.controller.servers import ServerStores, ServerWorkers
 from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker
-from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, Unreachable
@@ -364,6 +364,21 @@ async def test_a_malformed_pgserver_does_not_affect_others(spec: Any) -> None:
         problem = world.worker("odd").server.problem
         assert problem is not None
         assert problem.reason is Reason.INVALID_SPEC
+
+
+def test_while_pgservers_cannot_be_listed_none_is_said_not_to_exist() -> None:
+    """Objects of existing PgServers were told to create them, and with that their status was final."""
+    world = ServerConfigWorld()
+    world.observed.pgservers.refuse("403 Forbidden: pgservers.pgrole.dev is forbidden")
+    error = world.servers.explain_absence()
+    assert isinstance(error, Transient)
+    assert error.reason is Reason.SERVER_NOT_READY
+    assert error.message == "the controller cannot list PgServers: 403 Forbidden: pgservers.pgrole.dev is forbidden"
+    world.observed.pgservers.allow()
+    world.observed.pgservers.synced.set()
+    assert world.servers.explain_absence().reason is Reason.SERVER_GONE
+    world.observed.pgservers.refuse("403 Forbidden")  # what was listed before is still known
+    assert world.servers.explain_absence().reason is Reason.SERVER_GONE
 
 
 def test_listed_secrets_are_compared_with_the_names_in_many_pgservers_at_once() -> None:
