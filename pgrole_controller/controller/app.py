@@ -301,6 +301,7 @@ class _RunningController:
         secrets, source = self._secrets, self._secret_source
         tasks.start_soon(self._reflect, SECRETS, secrets, source.changed, self._config.namespace, True)
         tasks.start_soon(source.announce_all)
+        tasks.start_soon(source.announce_popular)
         observed, changed = self._observed, self._servers.changed
         tasks.start_soon(self._reflect, PGSERVERS, observed.pgservers, changed, None, False, _load_models)
         own = self._config.controller_config.namespace

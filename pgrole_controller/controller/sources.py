@@ -6,12 +6,15 @@ A write causes no request for the object that it was made for, whose reconcile i
 from collections.abc import Container, Iterable
 from typing import Any
 
+import anyio.lowlevel
+
 from pgrole_controller.controller.background import Background
-from pgrole_controller.controller.objects import Objects, declared_version, role_of, server_of
+from pgrole_controller.controller.objects import PARSED_AT_ONCE, Objects, declared_version, role_of, server_of
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.kube.store import Change, Store, Stored
+from pgrole_controller.signals import Signal
 
 #: Name of the queue for objects whose PgServer does not exist.
 NO_SERVER = ""
@@ -64,18 +67,40 @@ class PgRoleSource:
 
 
 class SecretSource:
-    """Enqueues the objects that name a changed Secret; all that name any, when Secrets become readable."""
+    """Enqueues the objects that name a changed Secret; all that name any, when Secrets become readable. Thousands may
+    name one: then others have a turn meanwhile.
+    """
 
     def __init__(self, pgroles: PgRoleSource, secrets: Store) -> None:
         self._pgroles = pgroles
         self._secrets = secrets
+        self._popular: dict[Key, None] = {}  # changed Secrets that many objects name, the first change first
+        self._noted = Signal()
 
     def changed(self, change: Change) -> None:
         if not self._secrets.synced.is_set():
             return  # the first list: all at once when it is complete
-        for key in self._pgroles.objects.naming(change.key):
+        naming = self._pgroles.objects.naming(change.key)
+        if len(naming) > PARSED_AT_ONCE:
+            self._popular[change.key] = None
+            self._noted.set()
+            return
+        for key in naming:
             if key != change.by:
                 self._enqueue(key)
+
+    async def announce_popular(self) -> None:
+        """Enqueues the objects that name a changed Secret which many name, whoever changed it."""
+        while True:
+            await self._noted.wait()
+            self._noted.clear()
+            while self._popular:
+                secret = next(iter(self._popular))
+                del self._popular[secret]
+                for number, key in enumerate(self._pgroles.objects.naming(secret), 1):
+                    self._enqueue(key)
+                    if number % PARSED_AT_ONCE == 0:
+                        await anyio.lowlevel.checkpoint()
 
     async def announce_all(self) -> None:
         """Enqueues when Secrets are listed, and each time that the API server permits it again."""

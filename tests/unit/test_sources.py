@@ -17,6 +17,7 @@ from pgrole_controller.core.workqueue import Done
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.server_side_apply import FINALIZER
 from pgrole_controller.kube.store import Store, Stored, pack, pack_metadata
+from tests.cpu_time import within_a_callback
 from tests.timelapse import in_timelapse
 from tests.worker_context import make_context
 
@@ -34,7 +35,8 @@ class SourcesWorld:
         self.background, self.grantees = context.background, context.grantees
         source = PgRoleSource(self.objects, self.queue, self.background, {"default"}, self.grantees)
         self.objects.store.subscribe(source.changed)
-        secrets.subscribe(SecretSource(source, secrets).changed)
+        self.secret_source = SecretSource(source, secrets)
+        secrets.subscribe(self.secret_source.changed)
         namespaces.subscribe(NamespaceSource(source, self.objects).changed)
         self.store, self.secrets, self.namespaces = self.objects.store, secrets, namespaces
         secrets.synced.set()
@@ -109,6 +111,28 @@ async def test_others_have_a_turn_while_thousands_of_objects_are_asked_for_their
         tasks.cancel_scope.cancel()
     assert len(found) == 500
     assert len({turn for _, turn in found}) >= 5
+
+
+async def test_a_secret_that_thousands_of_objects_name_is_announced_in_parts(world: SourcesWorld) -> None:
+    """Each change of such a Secret, which a tenant may repeat, kept the event loop for more than 0.1 s."""
+    for number in range(5_000):
+        world.put(f"r{number}", number + 1, spec=READS_SECRET)
+    while items := await world.requested():
+        for key in items:
+            world.queue.done(key, Done())
+    with within_a_callback():
+        for version in range(100):
+            world.secrets.put(secret(version + 1))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(world.secret_source.announce_popular)
+        turns = 0
+        while world.queue.backlog("default").depth < 5_000:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+        tasks.cancel_scope.cancel()
+    assert turns >= 40
+    found = await world.requested()
+    assert set(found.values()) == {(RequestReason.SECRET, Rank.CHANGE)}
 
 
 async def test_a_secret_that_the_controller_deletes_for_one_object_wakes_the_others_that_read_it(
