@@ -40,6 +40,11 @@ log = logging.getLogger(__name__)
 #: Pause after a declaration that could not be read, in seconds.
 AGAIN_SECONDS = 5.0
 
+#: An API server that starts refuses everyone until it has read its RBAC rules. For this long, in seconds, that does not
+#: mean that there are no PgServers: PGROLE_DSN may name another server than PgServer default, and allows more.
+DENIED_SECONDS = 10.0
+_DENIED = ("401", "403")
+
 
 @dataclass(frozen=True, slots=True)
 class ServerStores:
@@ -129,6 +134,9 @@ class ServerWorkers:
     async def run(self) -> None:
         """Runs until cancelled, with every worker in it."""
         await self._observed.pgservers.answered.wait()
+        if (self._observed.pgservers.refused or "").startswith(_DENIED):
+            with anyio.move_on_after(DENIED_SECONDS):
+                await self._observed.pgservers.synced.wait()
         async with anyio.create_task_group() as tasks:
             while True:
                 self._changed.clear()

@@ -15,10 +15,12 @@ from pgrole_controller import metrics
 from pgrole_controller.controller import servers as module
 from pgrole_controller.controller.declaration import ControllerConfig, index_pgserver, read_declaration
 from pgrole_controller.controller.server_config import ServerConfig
-from pgrole_controller.controller.servers import ServerStores, ServerWorkers
+from pgrole_controller.controller.servers import DENIED_SECONDS, ServerStores, ServerWorkers
 from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker
+from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason, Transient
+from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, Unreachable
@@ -26,6 +28,7 @@ from pgrole_controller.kube.store import Store, Stored, pack, pack_metadata
 from pgrole_controller.local.process import reached
 from pgrole_controller.signals import Signal
 from tests.cpu_time import within_a_callback
+from tests.timelapse import in_timelapse
 
 Answer = Callable[[], dict[str, Any]]
 
@@ -364,6 +367,32 @@ async def test_a_malformed_pgserver_does_not_affect_others(spec: Any) -> None:
         problem = world.worker("odd").server.problem
         assert problem is not None
         assert problem.reason is Reason.INVALID_SPEC
+
+
+@pytest.mark.parametrize(
+    ("refusal", "listed_after", "served"),
+    [
+        ("403 Forbidden: RBAC: not yet", DENIED_SECONDS - 1.0, False),
+        ("403 Forbidden: no such right", None, True),
+        ("404 NotFound: the server could not find the requested resource", None, True),
+    ],
+)
+@in_timelapse
+async def test_the_server_of_the_dsn_does_not_replace_a_pgserver_that_an_api_server_hides_while_it_starts(
+    refusal: str, listed_after: float | None, served: bool
+) -> None:
+    world = ServerConfigWorld()
+    implied = ServerConfig("default", None, ServerPolicy(), Address("of-dsn", 5432, "", ""))
+    world.servers._implied = implied
+    world.observed.pgservers.refuse(refusal)
+    async with running(world):
+        if listed_after is not None:
+            await anyio.sleep(listed_after)
+            assert world.workers == []
+            world.put("default")
+            world.observed.pgservers.synced.set()
+        await anyio.sleep(DENIED_SECONDS + 1.0)
+        assert [worker.server is implied for worker in world.workers] == [served]
 
 
 def test_while_pgservers_cannot_be_listed_none_is_said_not_to_exist() -> None:
