@@ -1,13 +1,16 @@
 """How to reach the API server as the kubeconfig describes it: directly or through a proxy, TLS, names.
 
-The proxy is determined once, and ~/.netrc is not read.
+The proxy is determined once, and ~/.netrc is not read. CAs are read again when they do not verify a certificate.
 """
 
 import asyncio
 import base64
+import math
 import os
 import ssl
 import sys
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import SplitResult, quote, unquote, urlsplit
@@ -21,6 +24,10 @@ _PORTS = {"http": 80, "https": 443}
 
 #: Seconds after which the next address of a name is tried too, as RFC 8305 recommends.
 _NEXT_ADDRESS_SECONDS = 0.25
+
+
+#: Minimum time between two reads of the CAs after a certificate that they do not verify, in seconds.
+TRUST_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +100,9 @@ class ApiRoute:
         self._api = HttpAddress.parse(configuration.host, "the address of the API server")
         proxy = configuration.proxy or find_proxy(configuration.host)
         self._proxy = HttpAddress.parse(proxy, "the address of the proxy") if proxy else None
+        self._configuration = configuration
         self._trust = trust
+        self._trust_read_at = -math.inf  # after a certificate was not trusted
         self._tls_name = configuration.tls_server_name or self._api.tls_name
         self._connect_head = encode_head(
             "CONNECT", self._api.named, {"Host": self._api.named, "User-Agent": user_agent, **self._proxy_headers()}
@@ -129,6 +138,9 @@ class ApiRoute:
                 return connection
         except TimeoutError:
             raise TimeoutError(f"no connection to {first.named} within {seconds:.3g} s") from None
+        except ssl.SSLCertVerificationError as error:
+            self._read_trust_again()
+            raise ConnectionError(f"cannot connect to {first.named}: {error}") from error
         except (OSError, ValueError) as error:  # ValueError: a name that neither DNS nor TLS can have
             raise ConnectionError(f"cannot connect to {first.named}: {str(error) or type(error).__name__}") from error
 
@@ -156,6 +168,14 @@ class ApiRoute:
         if transport is None:
             raise ConnectionError("the connection was lost during the TLS handshake")
         connection.connection_made(transport)
+
+    def _read_trust_again(self) -> None:
+        """For the next connection: the cluster's CA may have been replaced, and with it the file in this pod."""
+        now = time.monotonic()
+        if now - self._trust_read_at >= TRUST_SECONDS:
+            self._trust_read_at = now
+            with suppress(OSError):  # a kubeconfig that holds the CA itself was written to no file that still exists
+                self._trust = read_trust(self._configuration)
 
     @property
     def _tls(self) -> ssl.SSLContext:

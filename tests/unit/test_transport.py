@@ -4,6 +4,7 @@ import asyncio
 import json
 import ssl
 from asyncio import Future
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
@@ -150,6 +151,39 @@ async def test_client_certificate_and_authority_are_taken_from_the_kubeconfig(tm
                 await client.request("GET", "/version")
     assert len(answered) == 1
     assert b"authorization" not in answered[0].lower()
+
+
+async def test_a_replaced_certificate_authority_is_used_without_a_restart(tmp_path: Path) -> None:
+    """As in a pod, whose file with the cluster's CA the kubelet replaces."""
+    made, file = Certificates(tmp_path), tmp_path / "ca.crt"
+    old, new = made.authority("old"), made.authority("new")
+    file.write_text(old.pem)
+    context = serving(made.server("server", old, "IP:127.0.0.1"))
+    async with listening([], context) as port:
+        config = write(tmp_path, f"https://127.0.0.1:{port}", {"certificate-authority": str(file)})
+        async with Client.connect(config) as client:
+            assert await client.request("GET", "/version") == b"{}"
+            rotated = made.server("rotated", new, "IP:127.0.0.1")
+            context.load_cert_chain(rotated.chain, rotated.key)
+            file.write_text(new.pem)
+            with pytest.raises(Unreachable, match="certificate verify failed"):
+                await client.request("GET", "/version")
+            assert await client.request("GET", "/version") == b"{}"
+
+
+async def test_an_authority_in_the_kubeconfig_itself_stays_when_a_certificate_is_not_trusted(tmp_path: Path) -> None:
+    made = Certificates(tmp_path)
+    old = made.authority("old")
+    server = made.server("server", old, "IP:127.0.0.1")
+    context = serving(made.server("other", made.authority("new"), "IP:127.0.0.1"))
+    async with listening([], context) as port:
+        held = {"certificate-authority-data": b64encode(old.pem.encode()).decode()}
+        async with Client.connect(write(tmp_path, f"https://127.0.0.1:{port}", held)) as client:
+            for _ in range(2):
+                with pytest.raises(Unreachable, match="certificate verify failed"):
+                    await client.request("GET", "/version")
+            context.load_cert_chain(server.chain, server.key)
+            assert await client.request("GET", "/version") == b"{}"
 
 
 async def test_the_tls_server_name_of_a_kubeconfig_is_requested_and_verified(tmp_path: Path) -> None:
