@@ -103,8 +103,8 @@ class Recorder:
         self._now = now
         self._limit = waiting_limit
         self._count_waiting = 0
-        self._lanes: dict[str, dict[tuple[str, str, str], _Occurrence]] = {}  # by namespace, then by series
-        self._new_lanes: deque[str] = deque()
+        self._waiting: dict[str, dict[tuple[str, str, str], _Occurrence]] = {}  # by namespace, then by series
+        self._new_namespaces: deque[str] = deque()
         self._changed = Signal()
         self._places = anyio.CapacityLimiter(AT_ONCE)
         self._retrying = anyio.Lock()
@@ -137,19 +137,19 @@ class Recorder:
 
     def _enqueue(self, occurrence: _Occurrence) -> None:
         """Merges a repetition with what waits. When too many wait, the namespace with most of them loses one."""
-        lane = self._lanes.get(occurrence.namespace)
-        if lane is None:
-            lane = self._lanes[occurrence.namespace] = {}
-            self._new_lanes.append(occurrence.namespace)
+        waiting = self._waiting.get(occurrence.namespace)
+        if waiting is None:
+            waiting = self._waiting[occurrence.namespace] = {}
+            self._new_namespaces.append(occurrence.namespace)
             self._changed.set()
-        before = lane.get(occurrence.series)
+        before = waiting.get(occurrence.series)
         if before is not None:
-            lane[occurrence.series] = replace(before, at=occurrence.at, count=before.count + 1)
+            waiting[occurrence.series] = replace(before, at=occurrence.at, count=before.count + 1)
             return
-        lane[occurrence.series] = occurrence
+        waiting[occurrence.series] = occurrence
         self._count_waiting += 1
         if self._count_waiting > self._limit:
-            _, last = max(self._lanes.values(), key=len).popitem()
+            _, last = max(self._waiting.values(), key=len).popitem()
             self._count_waiting -= 1
             self._drop(last, "too many wait")
 
@@ -166,22 +166,22 @@ class Recorder:
     async def run(self) -> None:
         """Writes until closed or cancelled."""
         async with anyio.create_task_group() as tasks:
-            while self._new_lanes or not self._closed:
+            while self._new_namespaces or not self._closed:
                 self._changed.clear()
-                while self._new_lanes:
-                    tasks.start_soon(self._write_lane, self._new_lanes.popleft())
+                while self._new_namespaces:
+                    tasks.start_soon(self._write_namespace, self._new_namespaces.popleft())
                 if not self._closed:
                     await self._changed.wait()
 
-    async def _write_lane(self, namespace: str) -> None:
+    async def _write_namespace(self, namespace: str) -> None:
         """Writes what waits for one namespace, and ends when nothing does."""
-        while lane := self._lanes[namespace]:
-            series = next(iter(lane))
-            await self._make_way(lane[series])
-            if series in lane:
+        while waiting := self._waiting[namespace]:
+            series = next(iter(waiting))
+            await self._make_way(waiting[series])
+            if series in waiting:
                 self._count_waiting -= 1
-                await self._write(lane.pop(series))
-        del self._lanes[namespace]
+                await self._write(waiting.pop(series))
+        del self._waiting[namespace]
 
     async def _make_way(self, occurrence: _Occurrence) -> None:
         """Waits until nothing more urgent is to be written, or this must wait no longer."""
