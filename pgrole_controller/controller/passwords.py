@@ -28,6 +28,7 @@ from pgrole_controller.core.connection_secret import (
     read_stamp,
     recover_password,
     render,
+    salt_of,
 )
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
 from pgrole_controller.core.password import (
@@ -280,25 +281,24 @@ def _prepare(password_task: PasswordTask, secret: Secret | None, former: Secret 
                 RotationStamp(password_task.at, password_task.password.rotate),
             )
     username, address = password_task.role_name, password_task.address
-    # Keys of an older template cannot be told from keys that others added, so the Secret is written again.
-    if (
-        password_task.rendered
-        and secret is not None
-        and is_current(
-            desired,
-            secret.labels,
-            secret.annotations,
-            secret.data,
-            username=username,
-            password=clear,
-            address=address,
-            stamp=stamp,
-        )
-    ):
+    same = secret is not None and is_current(
+        desired,
+        secret.labels,
+        secret.annotations,
+        secret.data,
+        username=username,
+        password=clear,
+        address=address,
+        stamp=stamp,
+    )
+    if same and password_task.rendered:
         return _Delivery(clear, stamp)
     if not password_task.restore and not rotated:
         return _Delivery(clear, stamp, spoiled=True)
-    salt = secrets.token_bytes(SALT_BYTES)
+    # Labels of an older template cannot be told from labels that others added, so the Secret is written again. With
+    # the same salt, the API server keeps its version if nothing differs: the claim may not record this write for long.
+    known = salt_of(secret.annotations) if secret is not None and same else None
+    salt = known or secrets.token_bytes(SALT_BYTES)
     content = render(desired, username=username, password=clear, address=address, stamp=stamp, salt=salt)
     return _Delivery(clear, stamp, content, rotated)
 

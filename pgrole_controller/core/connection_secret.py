@@ -173,7 +173,7 @@ def render(
 def is_ours(data: Mapping[str, bytes], annotations: Mapping[str, str]) -> bool:
     """Tells whether the hash in the annotations matches the content."""
     given = annotations.get(HASH, "")
-    salt = _salt_of(given)
+    salt = salt_of(annotations)
     if salt is None:
         return False
     # Compare the whole text: one salt can be spelled in more than one way.
@@ -379,8 +379,9 @@ def _seal(data: Mapping[str, bytes], annotations: Mapping[str, str], salt: bytes
     return f"{_HASH_VERSION}:{b64encode(salt).decode()}:{b64encode(digest).decode()}"
 
 
-def _salt_of(given: str) -> bytes | None:
-    """Decodes the salt of a hash; None if malformed."""
+def salt_of(annotations: Mapping[str, str]) -> bytes | None:
+    """Decodes the salt of the hash; None if malformed."""
+    given = annotations.get(HASH, "")
     version, _, rest = given.partition(":")
     if version != _HASH_VERSION or not given.isascii():
         return None

@@ -277,7 +277,8 @@ def _plan_owned(
         changes = tuple(change for change in changes if change.field not in reported)
         drift = ()
     kept = observed.claim.record if observed.claim else PasswordRecord()
-    record = decided.record if decided.record != kept and "password" not in reported else None
+    # A password that is only reported is not recorded, but the connection Secret was written.
+    new = replace(kept, connection=decided.record.connection) if "password" in reported else decided.record
     current = (
         observed.claim == claim and claim.owner == desired.owner and not claim.released and same_server and not replaced
     )
@@ -290,7 +291,7 @@ def _plan_owned(
         claim=claim if server.claims == "Status" else observed.claim,
         owner=None if keeps and not changes else desired.owner,
         applied=applied,
-        record=record,
+        record=new if new != kept else None,
         drift=drift,
         reported=(*reported, "connectionSecret") if decided.spoiled else reported,
         approval=approval,

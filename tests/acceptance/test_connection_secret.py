@@ -459,3 +459,36 @@ async def test_a_forged_rotation_time_breaks_nothing(kube: Kube, database: Datab
     await kube.apply("app", name=role, **GENERATED, comment="look again")
     await kube.wait_ready("app")
     await database.wait_role(role, lambda row: row["comment"] == "look again", "comment")
+
+
+async def test_a_secret_is_written_once_while_the_database_refuses_its_password(
+    kube: Kube, database: Database, role: str
+) -> None:
+    await kube.apply("app", name=role)
+    await kube.wait_ready("app")
+    await database.execute(f"BEGIN; SELECT FROM pg_authid WHERE rolname = '{role}' FOR UPDATE")
+    await kube.apply("app", name=role, **GENERATED)
+    before = await kube.wait_secret("delivered")
+    await kube.wait_for("app", lambda obj: says(obj, "DatabaseError"), "DatabaseError")
+    await database.execute("ROLLBACK")
+    await kube.wait_ready("app")
+    assert version(await kube.secret("delivered")) == version(before)
+    await database.wait_password(role, text(before))
+
+
+async def test_a_secret_is_written_once_while_a_drift_of_its_password_is_reported(
+    kube: Kube, database: Database, role: str
+) -> None:
+    await kube.apply_secret("source", password="ours")
+    asked: Json = {"name": role, "password": {"secretRef": {"name": "source"}}, "drift": {"policy": "Report"}}
+    await kube.apply("app", **asked, connectionSecret={"name": "delivered"})
+    await kube.wait_ready("app")
+    await database.execute(f"ALTER ROLE \"{role}\" PASSWORD 'another'")
+    await kube.wait_reason("app", "DriftReported")
+    template = {"data": {"url": "{username}:{password}"}}
+    await kube.apply("app", **asked, connectionSecret={"name": "delivered", "template": template})
+    await kube.wait_secret("delivered", lambda held: set(held["text"]) == {"url"}, "the new template")
+    before = await wait_known(kube, database, role)
+    await database.execute(f'ALTER ROLE "{role}" CONNECTION LIMIT 7')
+    await kube.wait_for("app", lambda obj: "connectionLimit" in obj["status"]["lastDrift"]["fields"], "its drift")
+    assert version(await kube.secret("delivered")) == version(before)
