@@ -15,6 +15,8 @@ _PARAMETER_NAMES = (
 _PARAMETER_VALUES = "a parameter value must have at most 1024 characters and no NUL (U+0000)"
 _TWICE = "parameter names are case-insensitive: remove one of the two names that differ only in case"
 _PARAMETER_TWICE = "{first} and {second} are the same parameter, since names are case-insensitive: remove one of them"
+_DATABASE_SIZE = "spec.databaseParameters: database must have 1 to 63 bytes (UTF-8), like every name in PostgreSQL"
+_DATABASE_NUL = "spec.databaseParameters: database must not contain NUL (U+0000): remove it"
 _VALUE_LENGTH = 1024
 _PARAMETER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*([.][A-Za-z_][A-Za-z0-9_$]*)*")
 PARAMETERS_SCHEMA: dict[str, Any] = {
@@ -45,7 +47,15 @@ def _check_parameters(parameters: dict[str, str]) -> dict[str, str]:
     return parameters
 
 
-DatabaseName = Annotated[str, Field(min_length=1, max_length=NAME_BYTES)]
+def _check_database(name: str) -> str:
+    if not 1 <= len(name.encode()) <= NAME_BYTES:
+        raise PydanticCustomError("database", _DATABASE_SIZE)
+    if "\x00" in name:
+        raise PydanticCustomError("database", _DATABASE_NUL)
+    return name
+
+
+DatabaseName = Annotated[str, AfterValidator(_check_database)]
 ParameterMap = Annotated[dict[str, str], AfterValidator(_check_parameters)]
 
 
@@ -54,7 +64,14 @@ class DatabaseParameters(Model):
 
     database: DatabaseName = Field(
         description="Name of the database. It does not have to exist yet.",
-        json_schema_extra={"minLength": 1, "maxLength": NAME_BYTES},
+        json_schema_extra={
+            "minLength": 1,
+            "maxLength": NAME_BYTES,
+            **rules(
+                rule(f"size(bytes(self)) <= {NAME_BYTES}", _DATABASE_SIZE),
+                rule(r"!self.contains('\u0000')", _DATABASE_NUL),
+            ),
+        },
     )
     parameters: ParameterMap = Field(
         description="Settings, as in ALTER ROLE … IN DATABASE … SET. Settings you do not list are reset.",

@@ -44,6 +44,10 @@ _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     "0LP01": lambda text: Refused(Reason.INVALID_SPEC, f"spec.memberOf: PostgreSQL rejects the membership: {text}"),
     "22": lambda text: Refused(Reason.INVALID_SPEC, f"PostgreSQL rejects a value of the spec: {text}"),
     "23505": lambda text: Transient(Reason.PROGRESSING, f"a concurrent transaction changed the role first: {text}"),
+    "25001": lambda text: Refused(
+        Reason.INVALID_SPEC,
+        f"spec.parameters: {text}. Set the parameter of that name that begins with default_ instead",
+    ),
     "25006": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is read-only: {text}"),
     "28": lambda text: Transient(Reason.SERVER_NOT_READY, f"PostgreSQL rejects the controller's credentials: {text}"),
     "2BP01": lambda text: Waiting(Reason.DROP_BLOCKED, f"the role is still needed: {text}"),

@@ -100,6 +100,7 @@ async def test_a_changed_setting_is_restored(
         ({"search_path": '"unfinished'}, "InvalidSpec", "search_path"),
         ({"shared_buffers": "1GB"}, "InvalidSpec", "shared_buffers"),
         ({"work_mem": "plenty"}, "InvalidSpec", "work_mem"),
+        ({"transaction_isolation": "serializable"}, "InvalidSpec", "begins with default_"),
     ],
 )
 async def test_invalid_or_disallowed_parameters_are_refused_by_name(

@@ -353,6 +353,8 @@ async def _printed(server: ApiServer, namespace: str) -> list[list[Any]]:
             "parameter names are case-insensitive",
         ),
         ({"databaseParameters": [{"database": "a", "parameters": {}}] * 2}, "Duplicate value"),
+        ({"databaseParameters": [{"database": "ü" * 32, "parameters": {}}]}, "63 bytes"),
+        ({"databaseParameters": [{"database": "a\0", "parameters": {}}]}, "must not contain NUL"),
         ({"parameters": {"work_mem": "x" * 1025}}, "may not be more than 1024|Too long"),
         (
             {"databaseParameters": [{"database": "a", "parameters": {"1x": "1"}}]},

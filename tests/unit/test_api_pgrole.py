@@ -154,6 +154,11 @@ def test_an_object_whose_own_name_cannot_be_a_role_needs_spec_name(name: str) ->
     assert PgRole(metadata=metadata, spec=PgRoleSpec(name="fine")).role_name == "fine"
 
 
+@pytest.mark.parametrize(("name", "says"), [("", "1 to 63 bytes"), ("é" * 32, "1 to 63 bytes"), ("a\x00", "NUL")])
+def test_a_database_name_that_postgresql_cannot_hold_is_rejected(name: str, says: str) -> None:
+    assert says in message_of(database_parameters=[{"database": name, "parameters": {}}])
+
+
 @pytest.mark.parametrize("limit", [-2, 2**31])
 def test_a_connection_limit_that_postgresql_cannot_hold_is_refused(limit: int) -> None:
     with pytest.raises(ValidationError, match="connection_limit"):
