@@ -6,6 +6,7 @@
      ├─ Waiting             a dependency is missing; reconciled again when it appears, and with back-off
      ├─ Refused             the object, the policy or another owner's role is at fault; reconciled again when
      │                      something changes, and with back-off
+     │   └─ RefusedForNow   with back-off whatever the reason, since other roles may change so that it is accepted
      └─ Transient           network, lock, restart; retried with back-off
 """
 
@@ -73,6 +74,10 @@ class Waiting(PgRoleError):
 
 
 class Refused(PgRoleError):
+    pass
+
+
+class RefusedForNow(Refused):
     pass
 
 

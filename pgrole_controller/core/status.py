@@ -18,7 +18,7 @@ from pgrole_controller.core.drift_record import (
     record_of,
     rfc3339,
 )
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, RefusedForNow
 from pgrole_controller.core.password import version_of
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges, describe_approval
@@ -39,7 +39,7 @@ class Phase(Enum):
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`by_databases`: it is about privileges, and the workers of the databases retry by themselves. `unanswered`: some
-    have not answered yet.
+    have not answered yet. `for_now`: other roles may change so that it is accepted.
     """
 
     phase: Phase
@@ -47,6 +47,7 @@ class Outcome:
     message: str
     by_databases: bool = False
     unanswered: bool = False
+    for_now: bool = False
 
     @property
     def ready(self) -> bool:
@@ -61,7 +62,8 @@ class Outcome:
         """
         if self.reason is Reason.CONTESTED or self.by_databases:
             return False
-        return self.phase is Phase.WORKING or (self.phase is Phase.STALLED and self.reason not in _OWN_FAULT)
+        depends = self.for_now or self.reason not in _OWN_FAULT
+        return self.phase is Phase.WORKING or (self.phase is Phase.STALLED and depends)
 
 
 #: These wait for a change of the object, its Secret, or its PgServer, which requests a reconcile.
@@ -75,7 +77,7 @@ def of_error(error: PgRoleError) -> Outcome:
     if error.reason is Reason.SUSPENDED:
         return Outcome(Phase.PAUSED, error.reason, error.message)
     phase = Phase.STALLED if isinstance(error, Refused) else Phase.WORKING
-    return Outcome(phase, error.reason, error.message)
+    return Outcome(phase, error.reason, error.message, for_now=isinstance(error, RefusedForNow))
 
 
 def of_contest(summary: str, outcome: Outcome) -> Outcome:

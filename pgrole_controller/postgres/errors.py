@@ -16,7 +16,7 @@ from ssl import SSLCertVerificationError, SSLError
 import asyncpg
 
 from pgrole_controller import metrics
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, RefusedForNow, Transient, Waiting
 from pgrole_controller.core.reconnect import Cause
 from pgrole_controller.postgres.authentication import Unacceptable
 
@@ -41,7 +41,9 @@ NOT_THE_GRANTOR = "PGR08"
 _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     "": lambda text: Transient(Reason.DATABASE_ERROR, f"PostgreSQL: {text}"),
     "08": lambda text: Transient(Reason.SERVER_NOT_READY, f"the connection to PostgreSQL failed: {text}"),
-    "0LP01": lambda text: Refused(Reason.INVALID_SPEC, f"spec.memberOf: PostgreSQL rejects the membership: {text}"),
+    "0LP01": lambda text: RefusedForNow(
+        Reason.INVALID_SPEC, f"spec.memberOf: PostgreSQL rejects the membership: {text}"
+    ),
     "22": lambda text: Refused(Reason.INVALID_SPEC, f"PostgreSQL rejects a value of the spec: {text}"),
     "23505": lambda text: Transient(Reason.PROGRESSING, f"a concurrent transaction changed the role first: {text}"),
     "25001": lambda text: Refused(

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, RefusedForNow, Transient, Waiting
+from pgrole_controller.core.status import Phase, of_error
 from pgrole_controller.postgres.errors import classify
 
 
@@ -34,6 +35,8 @@ from pgrole_controller.postgres.errors import classify
         ("2BP01", Waiting, Reason.DROP_BLOCKED),
         ("22023", Refused, Reason.INVALID_SPEC),
         ("42939", Refused, Reason.INVALID_SPEC),
+        ("25001", Refused, Reason.INVALID_SPEC),
+        ("0LP01", RefusedForNow, Reason.INVALID_SPEC),
     ],
 )
 def test_each_sqlstate_has_its_kind_of_error_and_its_reason(code: str, kind: type[PgRoleError], reason: Reason) -> None:
@@ -41,6 +44,12 @@ def test_each_sqlstate_has_its_kind_of_error_and_its_reason(code: str, kind: typ
     assert type(error) is kind
     assert error.reason is reason
     assert "the words of the server" in error.message
+
+
+@pytest.mark.parametrize(("code", "retried"), [("0LP01", True), ("22023", False)])
+def test_only_a_cycle_of_memberships_is_an_invalid_spec_that_is_retried(code: str, retried: bool) -> None:
+    outcome = of_error(classify(code, "the words of the server"))
+    assert (outcome.phase, outcome.reason, outcome.retried) == (Phase.STALLED, Reason.INVALID_SPEC, retried)
 
 
 @pytest.mark.parametrize("code", [None, "", "99999"])
