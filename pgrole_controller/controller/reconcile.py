@@ -27,7 +27,7 @@ from pgrole_controller.core.database_options import AuditSource
 from pgrole_controller.core.decision import decide, decide_absent
 from pgrole_controller.core.deletion import add_way_out
 from pgrole_controller.core.diff import set_password
-from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.password import PasswordResult
 from pgrole_controller.core.plan import Plan, ReassignResult
 from pgrole_controller.core.policy import ServerPolicy
@@ -209,7 +209,7 @@ async def _reconcile_batch(
         for one, observed in zip(
             unfinished, await read_observed([one.target for one in unfinished], session, server), strict=True
         ):
-            one.observe(observed, _decide(one.target, observed, server), server)
+            one.observe(observed, _decide(one.target, observed, server, one.refusal), server)
         unfinished = [one for one in unfinished if isinstance(one.decision, Plan) and one.decision.writes]
         if not unfinished:
             break
@@ -223,9 +223,7 @@ async def _reconcile_batch(
             one.end(plan, failure)
             if failure is None:
                 _note_password(plan, memory.verifiers)
-        unfinished = [
-            one for one in unfinished if not isinstance(one.decision, PgRoleError) or _is_conflict(one.decision)
-        ]
+        unfinished = [one for one in unfinished if one.is_open]
     for one in attempts:
         if isinstance(one.decision, Plan) and one.decision.changes:
             memory.own_changes.discard(one.decision.role_name)
@@ -304,11 +302,6 @@ async def _find_suspects(attempts: Sequence["Attempt"], session: Session) -> Non
             one.name_suspects(suspects.get(one.target.role_name, ()), now)
 
 
-def _is_conflict(error: PgRoleError) -> bool:
-    """Whether another change came first, so that reading again at once makes sense."""
-    return isinstance(error, Transient) and error.reason is Reason.PROGRESSING
-
-
 async def _release(attempts: Sequence["Attempt"], session: Session) -> None:
     """Releases the claims of earlier objects of the same name, even if the present one is refused."""
     refused = [one for one in attempts if isinstance(one.decision, PgRoleError) and one.left_behind.releases]
@@ -317,7 +310,9 @@ async def _release(attempts: Sequence["Attempt"], session: Session) -> None:
             one.end(one.left_behind, None)
 
 
-def _decide(target: Target, observed: Observed | PgRoleError, server: Server) -> Plan | PgRoleError:
+def _decide(
+    target: Target, observed: Observed | PgRoleError, server: Server, refusal: Refused | None = None
+) -> Plan | PgRoleError:
     if isinstance(observed, PgRoleError):
         drops = target.desired is not None and target.desired.terminating and target.desired.drop
         return add_way_out(observed) if drops else observed
@@ -328,7 +323,7 @@ def _decide(target: Target, observed: Observed | PgRoleError, server: Server) ->
             )
         if target.desired is None:
             return decide_absent(observed)
-        return decide(target.desired, observed, server, target.policy)
+        return decide(target.desired, observed, server, target.policy, refusal)
     except PgRoleError as error:
         return error
     except Exception as error:  # noqa: BLE001 -- this object's error

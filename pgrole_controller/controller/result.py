@@ -15,7 +15,7 @@ from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.contest import Contests, Moment, Suspect
 from pgrole_controller.core.deletion import add_way_out
 from pgrole_controller.core.diff import field_names
-from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.next_attempt import Ending
 from pgrole_controller.core.password import PasswordTask, next_rotation
 from pgrole_controller.core.plan import Action, Plan, ReassignOwned
@@ -104,6 +104,7 @@ class Attempt:
         self.decision: Plan | PgRoleError = Plan(role_name="")
         self.observed = Observed()
         self.was_read = False  # the observed state could be read
+        self.refusal: Refused | None = None  # PostgreSQL rejected the spec
         self._done: list[Plan] = []
         self._drift: RoleDrift | None = None
         self._changed_at: float | None = None
@@ -151,6 +152,17 @@ class Attempt:
             self.decision = add_way_out(failure)
         else:
             self.decision = failure
+            if isinstance(failure, Refused) and failure.reason is Reason.INVALID_SPEC and self.refusal is None:
+                self.refusal = failure
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another round may do more: what others granted is revoked even if PostgreSQL rejects the spec."""
+        decision = self.decision
+        if not isinstance(decision, PgRoleError) or decision is self.refusal:
+            return True
+        # another change came first, so that reading again at once makes sense
+        return isinstance(decision, Transient) and decision.reason is Reason.PROGRESSING
 
     def settle(self, read_back: ReadBackCache, server: Server) -> None:
         """Notes the role for the reconciles that confirm a change, if it was changed here."""

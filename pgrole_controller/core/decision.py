@@ -49,25 +49,29 @@ from pgrole_controller.core.state import Desired, Observed, Rival, Server
 _NAMED = 5
 
 
-def decide(desired: Desired, observed: Observed, server: Server, policy: Policy) -> Plan:
-    """Returns the plan for one reconcile. Raises Refused or Waiting if nothing may be done."""
+def decide(
+    desired: Desired, observed: Observed, server: Server, policy: Policy, refusal: Refused | None = None
+) -> Plan:
+    """Returns the plan for one reconcile. Raises Refused or Waiting if nothing may be done.
+
+    `refusal`: PostgreSQL has rejected the plan for this spec.
+    """
     if server.away:
         check_enforceable(desired, observed, server)
-        return keep_applied(_decide(desired, observed, server, policy))
-    plan = note_generations(_decide(desired, observed, server, policy), desired, observed, server)
+        return keep_applied(_decide(desired, observed, server, policy, refusal))
+    plan = note_generations(_decide(desired, observed, server, policy, refusal), desired, observed, server)
     return keep_privileges(plan, desired, observed, server)
 
 
-def _decide(desired: Desired, observed: Observed, server: Server, policy: Policy) -> Plan:
+def _decide(desired: Desired, observed: Observed, server: Server, policy: Policy, refusal: Refused | None) -> Plan:
     if desired.terminating:
         return decide_deletion(desired, observed, server, policy)
     if desired.suspended:
         raise Refused(Reason.SUSPENDED, "spec.suspend is true: the controller neither reads nor changes the role")
     _check_name(desired, observed, server, policy)
     check_held(observed)
-    try:
-        _check_policy(policy, desired.role, observed.references)
-    except Refused as refusal:
+    refusal = refusal or desired.refusal or _find_refusal(policy, desired.role, observed.references)
+    if refusal is not None:
         return _revoke_excess(desired, observed, server, policy, refusal)
     desired_role, pending = _without_missing(desired.role, observed.references)
     adjusted = desired if desired_role is desired.role else replace(desired, role=desired_role)
@@ -91,6 +95,14 @@ def _decide(desired: Desired, observed: Observed, server: Server, policy: Policy
     if not (waiting or decided.password_task or releases):
         return plan
     return replace(plan, pending=waiting, password_task=decided.password_task, releases=releases)
+
+
+def _find_refusal(policy: Policy, desired_role: Role, references: References) -> Refused | None:
+    try:
+        _check_policy(policy, desired_role, references)
+    except Refused as refusal:
+        return refusal
+    return None
 
 
 def _check_policy(policy: Policy, desired_role: Role, references: References) -> None:

@@ -58,6 +58,15 @@ def desired_role_of(pgrole: "PgRole") -> Role:
     )
 
 
+def _read_role(pgrole: "PgRole") -> tuple[Role, Refused | None]:
+    """Returns the declared role, and why its settings, which it lacks then, are refused."""
+    try:
+        return desired_role_of(pgrole), None
+    except Refused as refusal:
+        spec = pgrole.spec.model_copy(update={"parameters": {}, "database_parameters": []})
+        return desired_role_of(pgrole.model_copy(update={"spec": spec})), refusal
+
+
 def _memberships(pgrole: "PgRole") -> tuple[Membership, ...]:
     held = [Membership(one.role, one.admin, one.inherit, one.set_) for one in pgrole.spec.member_of]
     return tuple(sorted(held, key=lambda membership: membership.role))
@@ -124,9 +133,11 @@ def desired_of(
     """
     spec = pgrole.spec
     some = list(rivals)
+    role, refusal = _read_role(pgrole)
     return Desired(
         owner=owner,
-        role=desired_role_of(pgrole),
+        role=role,
+        refusal=refusal,
         generation=pgrole.metadata.generation or 0,
         adopt=spec.adopt,
         report_only=spec.drift.policy == "Report",

@@ -9,6 +9,7 @@ from typing import Literal
 from pgrole_controller.core.approval import Approval
 from pgrole_controller.core.claim import Claim, Owner, Proof
 from pgrole_controller.core.connection_secret import Address, DesiredSecret
+from pgrole_controller.core.errors import Refused
 from pgrole_controller.core.password import DesiredPassword, ObservedSecrets, PasswordResult
 from pgrole_controller.core.plan import NewOwner, ReassignResult
 from pgrole_controller.core.policy import Policy, References
@@ -66,6 +67,7 @@ class Desired:
     - `privileges_ignored`: spec.drift.ignore lists privileges.
     - `privilege_results`: the latest result of each database's worker.
     - `approval`: of reported drift, by annotation.
+    - `refusal`: why the settings, which `role` lacks then, cannot be read.
     """
 
     owner: Owner
@@ -92,6 +94,7 @@ class Desired:
     privileges_ignored: bool = False
     privilege_results: Mapping[str, PrivilegeResult] = field(default_factory=dict)
     approval: Approval = field(default_factory=Approval)
+    refusal: Refused | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

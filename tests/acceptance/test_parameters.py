@@ -112,6 +112,24 @@ async def test_invalid_or_disallowed_parameters_are_refused_by_name(
     assert await database.role(role) is None
 
 
+@pytest.mark.parametrize("parameters", [{"work_mem": "plenty"}, {"search_path": '"unfinished'}])
+async def test_what_others_grant_is_revoked_while_a_parameter_is_invalid(
+    kube: Kube, database: Database, role: str, parameters: dict[str, str]
+) -> None:
+    await kube.apply("app", name=role, login=True)
+    await kube.wait_ready("app")
+    await kube.apply("app", name=role, login=False, parameters=parameters)
+    await kube.wait_reason("app", "InvalidSpec")
+    await database.execute(f'ALTER ROLE "{role}" SUPERUSER')
+    await database.wait_role(role, lambda row: not row["rolsuper"], "NOSUPERUSER")
+    obj = await kube.wait_for("app", lambda obj: obj["status"].get("driftCount") == 1, "one drift")
+    assert obj["status"]["lastDrift"]["fields"] == ["superuser"]
+    assert condition(obj, "Ready")["reason"] == "InvalidSpec"
+    row = await database.role(role)
+    assert row is not None
+    assert row["rolcanlogin"]
+
+
 async def test_a_missing_database_is_named_and_the_rest_is_applied(kube: Kube, database: Database, role: str) -> None:
     await kube.apply(
         "app",

@@ -315,6 +315,16 @@ class TestRefusedObjects:
         )
         assert plan.applied == digest(DESIRED)
 
+    @pytest.mark.parametrize("unreadable", [False, True], ids=["rejected by PostgreSQL", "unreadable"])
+    def test_undeclared_grants_are_revoked_whatever_the_spec_is_refused_for(self, unreadable: bool) -> None:
+        invalid = Refused(Reason.INVALID_SPEC, "not a value")
+        asked = desired(refusal=invalid if unreadable else None)
+        there = ObservedRole(OID, replace(DESIRED, superuser=True))
+        observed = Observed(there, claim=claimed(joins("readers")), references=REFERENCES)
+        plan = decide(asked, observed, SERVER, POLICY, None if unreadable else invalid)
+        assert plan.changes == (SetAttribute("team-a_app", "superuser", False),)
+        assert plan.pending == (invalid,)
+
     def test_nothing_is_revoked_under_policy_report(self) -> None:
         there = replace(self.role, superuser=True, parameters=(("log_statement", "all"), ("work_mem", "1GB")))
         observed = Observed(ObservedRole(OID, there), claim=claimed(self.role), references=REFERENCES)
