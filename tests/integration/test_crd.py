@@ -173,7 +173,13 @@ async def test_an_invalid_spec_is_rejected_with_the_message_of_its_rule(
 
 @pytest.mark.parametrize(
     "moment",
-    ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999999Z", "2027-01-01T00:00:00.123456789+02:00"],
+    [
+        "0001-01-01T00:00:00Z",
+        "9999-12-31T23:59:59.999999999Z",
+        "2027-01-01T00:00:00.123456789+02:00",
+        "2027-01-01T00:00:00,5+24:60",
+        "2027-01-01T00:00:00-00:60",
+    ],
 )
 async def test_a_time_that_the_models_can_represent_is_admitted(kind: ObjectKindCase, moment: str) -> None:
     assert PgRole.model_validate(await kind.create({"validUntil": moment})).spec.valid_until is not None

@@ -166,17 +166,28 @@ def test_a_connection_limit_that_postgresql_cannot_hold_is_refused(limit: int) -
 
 
 @pytest.mark.parametrize(
-    "moment",
-    [
-        "2027-01-01T00:00:00",
-        "infinity",
-        "0001-01-01T00:00:00+14:00",
-        "0000-01-01T00:00:00Z",
-        "2027-01-01T00:00:00+24:00",  # which the API server admits
-    ],
+    "moment", ["2027-01-01T00:00:00", "infinity", "0001-01-01T00:00:00+14:00", "0000-01-01T00:00:00Z"]
 )
 def test_valid_until_without_a_time_zone_or_out_of_range_is_rejected(moment: str) -> None:
     with pytest.raises(ValidationError, match=r"spec\.validUntil must be an RFC 3339 date-time with a time zone"):
+        build(valid_until=moment)
+
+
+@pytest.mark.parametrize(
+    ("offset", "utc"),
+    [("+24:00", "00:00"), ("-24:60", "01:00"), ("+00:60", "23:00"), ("-23:59", "23:59"), ("Z", "00:00")],
+)
+def test_valid_until_is_read_with_every_offset_that_the_api_server_admits(offset: str, utc: str) -> None:
+    moment = build(valid_until=f"2027-01-01T00:00:00{offset}").spec.valid_until
+    assert moment is not None
+    assert moment.astimezone(UTC).strftime("%H:%M") == utc
+
+
+@pytest.mark.parametrize(
+    "moment", ["0001-01-01T00:00:00+24:00", "9999-12-31T00:00:00-24:60", "2027-01-01T00:00:00+25:00"]
+)
+def test_an_offset_that_leads_out_of_range_is_rejected(moment: str) -> None:
+    with pytest.raises(ValidationError, match=r"(?i)valid_?until"):
         build(valid_until=moment)
 
 
