@@ -112,15 +112,15 @@ def _check_policy(policy: Policy, desired_role: Role, references: References) ->
 
 
 def _revoke_excess(desired: Desired, observed: Observed, server: Server, policy: Policy, refusal: Refused) -> Plan:
-    """Returns the plan for a refused object: it revokes what others gave the role. Raises the refusal if nothing is to
-    do.
+    """Returns the plan for a refused object: it revokes what others gave the role. Raises the refusal if that may not
+    be done.
     """
     try:
         claim = find_own_claim(desired, observed, server)
     except Refused:
         claim = None  # another object's claim: touch nothing
     target = find_held(claim, observed, server)
-    if claim is None or target is None or desired.report_only:
+    if claim is None or target is None:
         raise refusal
     desired_role, _ = _without_missing(desired.role, observed.references)
     drifted = claim.applied == _digest(replace(desired, role=desired_role))
@@ -128,6 +128,8 @@ def _revoke_excess(desired: Desired, observed: Observed, server: Server, policy:
     changes = excess_changes(
         policy, replace(left, name=target.role.name), target.role, observed.references, drifted=drifted
     )
+    if desired.report_only:
+        raise _add_reported(refusal, field_names(changes))
     return Plan(
         role_name=desired.role.name,
         changes=changes,
@@ -141,6 +143,14 @@ def _revoke_excess(desired: Desired, observed: Observed, server: Server, policy:
         releases=tuple(former for former in observed.former if former[1] != desired.owner.object_uid),
         action=Action.CORRECTED if changes else Action.NOTHING,
     )
+
+
+def _add_reported(refusal: Refused, fields: Sequence[str]) -> Refused:
+    """Adds the fields that hold what others gave the role; the refusal itself without any."""
+    if not fields:
+        return refusal
+    what = f"drift is detected but not corrected, since spec.drift.policy is Report: {', '.join(fields)}"
+    return type(refusal)(refusal.reason, f"{refusal.message}. In addition, {what}")
 
 
 def _without_missing(desired_role: Role, references: References) -> tuple[Role, tuple[PgRoleError, ...]]:

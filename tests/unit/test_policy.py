@@ -325,11 +325,15 @@ class TestRefusedObjects:
         assert plan.changes == (SetAttribute("team-a_app", "superuser", False),)
         assert plan.pending == (invalid,)
 
-    def test_nothing_is_revoked_under_policy_report(self) -> None:
+    def test_under_policy_report_nothing_is_revoked_and_the_refusal_names_what_would_be(self) -> None:
         there = replace(self.role, superuser=True, parameters=(("log_statement", "all"), ("work_mem", "1GB")))
         observed = Observed(ObservedRole(OID, there), claim=claimed(self.role), references=REFERENCES)
-        with pytest.raises(Refused):
-            decide(desired(role=self.role, report_only=True), observed, SERVER, POLICY)
+        error = refusal(desired(role=self.role, report_only=True), observed)
+        assert error.reason is Reason.NOT_ALLOWED
+        assert "createdb" in error.message
+        assert error.message.endswith("not corrected, since spec.drift.policy is Report: superuser, parameters")
+        as_applied = replace(observed, named=ObservedRole(OID, self.role))
+        assert "Report" not in refusal(desired(role=self.role, report_only=True), as_applied).message
 
     def test_a_renamed_role_is_restrained_under_its_current_name(self) -> None:
         there = ObservedRole(OID, replace(self.role, name="away", superuser=True))
