@@ -37,6 +37,10 @@ RIVALS = 8
 #: How many objects are parsed in one turn of the event loop where all are.
 PARSED_AT_ONCE = 100
 
+#: How many Secrets that an object no longer names are read and deleted at once. Whoever may write Secrets can give it
+#: any number.
+STALE = 4
+
 
 def server_of(obj: dict[str, Any]) -> str:
     """The name of the object's PgServer. Accepts an object of any shape: it is validated later, by `read`."""
@@ -282,7 +286,7 @@ class Objects:
         return ObservedSecrets(
             password=self._see_secret(namespace, source),
             connection=self._see_secret(namespace, connection),
-            stale=tuple(sorted(stale)),
+            stale=tuple(heapq.nsmallest(STALE, stale)),
             unknown=unknown,
         )
 

@@ -9,6 +9,7 @@ import anyio
 import asyncpg
 import pytest
 
+from pgrole_controller.controller.objects import STALE
 from pgrole_controller.core.connection_secret import Address, DesiredSecret, RotationStamp, render
 from pgrole_controller.core.scram import make_verifier
 from pgrole_controller.local.apiserver import LocalApiError
@@ -492,3 +493,19 @@ async def test_a_secret_is_written_once_while_a_drift_of_its_password_is_reporte
     await database.execute(f'ALTER ROLE "{role}" CONNECTION LIMIT 7')
     await kube.wait_for("app", lambda obj: "connectionLimit" in obj["status"]["lastDrift"]["fields"], "its drift")
     assert version(await kube.secret("delivered")) == version(before)
+
+
+async def test_secrets_that_claim_to_be_former_ones_delay_no_password_and_are_deleted(
+    kube: Kube, database: Database, role: str
+) -> None:
+    obj = await kube.apply("app", name=role)
+    await kube.wait_ready("app")
+    owner = {key: obj[key] for key in ("apiVersion", "kind")} | {key: obj["metadata"][key] for key in ("name", "uid")}
+    former = [f"former-{number}" for number in range(STALE + 1)]
+    for name in former:
+        await kube.apply_secret(name, x="y")
+        forged = {"annotations": {"pgrole.dev/hash": "v1:eHh4eHh4eHh4eHh4eHh4eA==:x"}, "ownerReferences": [owner]}
+        await kube.patch_secret(name, {"metadata": forged})
+    assert text(await deliver(kube, role))
+    for name in former:
+        await kube.wait_no_secret(name)

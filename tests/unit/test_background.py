@@ -3,6 +3,7 @@
 Its result is used by one reconcile of that object.
 """
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,13 +12,7 @@ import anyio
 import pytest
 
 from pgrole_controller.controller import background as background_module
-from pgrole_controller.controller.background import (
-    EMPTYING,
-    EMPTYING_OF_NAMESPACE,
-    PASSWORD_SECONDS,
-    Background,
-    EmptyingLimits,
-)
+from pgrole_controller.controller.background import EMPTYING, EMPTYING_OF_NAMESPACE, Background, EmptyingLimits
 from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.objects import Target, index_pgrole
 from pgrole_controller.controller.passwords import PasswordTasks
@@ -123,6 +118,19 @@ async def test_a_password_is_prepared_for_one_reconcile_which_follows_at_once() 
     assert world.background.take(KEY) is None
 
 
+@in_timelapse
+async def test_namespaces_take_turns_with_their_password_tasks() -> None:
+    world = BackgroundWorld()
+    for number, (namespace, name) in enumerate([("shop", "a"), ("shop", "b"), ("shop", "c"), ("lake", "d")], start=1):
+        stored = made(number, name, namespace)
+        world.store.put(stored)
+        task = replace(TASK, namespace=namespace)
+        world.background.prepare_password(await world.reconcile(stored, password_task=task), task)
+    world.background.close()
+    await world.background.run()
+    assert world.passwords.run_for == ["1", "4", "2", "3"]
+
+
 @pytest.mark.parametrize("now", [made(2), made(2, deletionTimestamp="2027-01-01T00:00:00Z"), None])
 @in_timelapse
 async def test_no_password_task_runs_for_a_changed_or_deleted_object(now: Stored | None) -> None:
@@ -137,29 +145,6 @@ async def test_no_password_task_runs_for_a_changed_or_deleted_object(now: Stored
     await world.background.run()
     assert world.passwords.run_for == []
     assert [item.key for item in await world.queue.take("main", 1)] == [KEY]
-
-
-@in_timelapse
-async def test_secrets_that_are_not_answered_in_one_namespace_do_not_delay_passwords_of_others() -> None:
-    world = BackgroundWorld()
-
-    async def run(task: PasswordTask, owner: Stored) -> PasswordResult:
-        if owner.key.namespace == "slow":
-            await anyio.sleep_forever()
-        return PasswordResult(password_task=task)
-
-    world.passwords.run = run  # type: ignore[method-assign]
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(world.background.run)
-        for number in range(200):
-            slow = made(1, f"r{number}", "slow")
-            world.store.put(slow)
-            world.background.prepare_password(await world.reconcile(slow), TASK)
-        await anyio.sleep(PASSWORD_SECONDS + 1.0)
-        world.background.prepare_password(await world.reconcile(), TASK)
-        await anyio.sleep(1.0)
-        assert world.background.take(KEY) == PasswordResult(password_task=TASK)
-        tasks.cancel_scope.cancel()
 
 
 @in_timelapse

@@ -5,7 +5,8 @@ from typing import Any, cast
 import pytest
 
 from pgrole_controller.controller.namespaces import Namespaces
-from pgrole_controller.controller.objects import RIVALS, Objects, Target, index_by_owner, index_pgrole
+from pgrole_controller.controller.objects import RIVALS, STALE, Objects, Target, index_by_owner, index_pgrole
+from pgrole_controller.core.connection_secret import HASH
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Desired
@@ -72,3 +73,19 @@ async def test_a_rival_whose_status_shows_that_it_had_the_role_is_read_however_y
         put(objects, f"o{number}", second=number)
     put(objects, "o299", second=299, status=HAD)
     assert [name for name, _ in (await desired(objects, "o20")).proven_rivals] == ["shop/o299"]
+
+
+async def test_of_the_secrets_that_claim_to_be_an_objects_former_ones_only_a_few_are_seen(objects: Objects) -> None:
+    put(objects, "app")
+    for number in range(300):
+        metadata = {
+            "namespace": "shop",
+            "name": f"s{number:03}",
+            "uid": f"s{number}",
+            "resourceVersion": "1",
+            "annotations": {HASH: "x"},
+            "ownerReferences": [{"uid": "uid-app"}],
+        }
+        objects._secrets.put(pack({"metadata": metadata}))
+    objects._secrets.synced.set()
+    assert (await desired(objects, "app")).secrets.stale == tuple(f"s{number:03}" for number in range(STALE))
