@@ -5,9 +5,11 @@ from dataclasses import replace
 
 from pgrole_controller.controller.objects import Target
 from pgrole_controller.core.adoption import find_adoptee
+from pgrole_controller.core.ddl import NAME_BYTES
 from pgrole_controller.core.decision import find_held
 from pgrole_controller.core.deletion import find_role_to_drop
 from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.parameters import ALL
 from pgrole_controller.core.privileges.kept_privileges import find_former
 from pgrole_controller.core.state import Desired, Observed, Server
 from pgrole_controller.postgres.catalog import ReferencedNames
@@ -63,7 +65,8 @@ def _referenced(target: Target, observed: Observed) -> ReferencedNames | None:
     policies = [target.policy, *(rival.policy for desired in every for rival in desired.older_rivals)]
     referenced = ReferencedNames(
         groups=frozenset(name for name in groups if not _is_illegible(name)),
-        parameters=frozenset(name for role in desired_role for name in role.parameter_names),
+        parameters=frozenset(name for role in desired_role for name in role.parameter_names)
+        | frozenset(name for role in there for name in role.parameter_names if _may_be_servers(name)),
         databases=frozenset(database for role in desired_role for database, _ in role.database_parameters)
         | frozenset(target.desired.privileges or () if target.desired else ())
         | frozenset(observed.claim.privileges if observed.claim else ()),
@@ -120,6 +123,11 @@ async def _add_owned(
         observed = observations[place]
         if isinstance(observed, Observed):
             observations[place] = replace(observed, owned=roles[namespace])
+
+
+def _may_be_servers(parameter: str) -> bool:
+    """Whether a stored parameter may be one of the server's own or of its extensions; the longest name has 63 bytes."""
+    return len(parameter) <= NAME_BYTES and parameter != ALL and not _is_illegible(parameter)
 
 
 def _is_illegible(name: str) -> bool:

@@ -1,7 +1,7 @@
 """Finds what a role has beyond what is declared or allowed. The changes only take away."""
 
 from pgrole_controller.core.diff import Change, RevokeMembership, RevokeOption, SetAttribute, SetParameter, diff
-from pgrole_controller.core.policy import Policy, References, may_pass_on, why_not_joined
+from pgrole_controller.core.policy import Policy, References, is_reserved, may_pass_on, why_not_joined
 from pgrole_controller.core.role import POWERS, Role
 
 
@@ -27,6 +27,8 @@ def _is_beyond(policy: Policy, change: Change, references: References) -> bool:
             return why_not_joined(policy, group, references) is not None
         case RevokeOption(group=group, option="admin"):
             return not may_pass_on(policy, group)
+        case SetParameter(name=name, value=None):
+            return is_reserved(policy, name, references)
     return False
 
 

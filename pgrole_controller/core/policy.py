@@ -8,12 +8,15 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.core.parameters import IDENTITY_PARAMETERS, MODULES
+from pgrole_controller.core.parameters import IDENTITY_PARAMETERS, MODULES, Parameters
 from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
 from pgrole_controller.core.role import FIELD_NAMES, POWERS, Membership, ObservedRole, Role
 
 #: FirstNormalObjectId: PostgreSQL's own roles and the bootstrap superuser have lower oids.
 FIRST_NORMAL_OID = 16384
+
+#: pg_settings.context of parameters that only a superuser may set.
+_OF_SUPERUSERS = ("superuser", "superuser-backend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +195,7 @@ def reaches_beyond(policy: Policy, role: str, references: References, named: Ite
 
 
 def limit_to_policy(policy: Policy, role: Role, references: References) -> Role:
-    """Returns the role without attributes and memberships that no object could declare."""
+    """Returns the role without attributes, memberships and parameters that no object could declare."""
     beyond = [one.role for one in _memberships_beyond(policy, role, references)]
     left = tuple(
         one if one.by_creation or may_pass_on(policy, one.role) else replace(one, admin=False)
@@ -200,7 +203,20 @@ def limit_to_policy(policy: Policy, role: Role, references: References) -> Role:
         if one.role not in beyond
     )
     values: dict[str, Any] = {**dict.fromkeys(_beyond(policy, role), False), "member_of": left}
+    if any(is_reserved(policy, name, references) for name in role.parameter_names):
+        within = ((database, _within_policy(policy, held, references)) for database, held in role.database_parameters)
+        values["parameters"] = _within_policy(policy, role.parameters, references)
+        values["database_parameters"] = tuple((database, held) for database, held in within if held)
     return replace(role, **values)
+
+
+def _within_policy(policy: Policy, held: Parameters, references: References) -> Parameters:
+    return tuple(one for one in held if not is_reserved(policy, one[0], references))
+
+
+def is_reserved(policy: Policy, parameter: str, references: References) -> bool:
+    """Tells whether only a superuser can have set a parameter, which the policy does not list."""
+    return references.contexts.get(parameter) in _OF_SUPERUSERS and parameter not in policy.parameters
 
 
 def may_pass_on(policy: Policy, group: str) -> bool:
@@ -222,7 +238,7 @@ def check_parameters(policy: Policy, desired: Role, references: References) -> N
         if context is None and "." not in name and name not in IDENTITY_PARAMETERS:
             raise Refused(Reason.INVALID_SPEC, f'spec.parameters: the server has no parameter "{name}": remove it')
         module = name.partition(".")[0] if "." in name and context is None else ""
-        guarded = name in IDENTITY_PARAMETERS or context in ("superuser", "superuser-backend")
+        guarded = name in IDENTITY_PARAMETERS or context in _OF_SUPERUSERS
         # Until a module is loaded, no one can tell which of its parameters need a superuser.
         guarded = guarded or module in MODULES or module in references.modules
         if guarded and name not in policy.parameters:

@@ -130,6 +130,17 @@ async def test_what_others_grant_is_revoked_while_a_parameter_is_invalid(
     assert row["rolcanlogin"]
 
 
+async def test_parameters_that_only_superusers_set_are_reset_even_if_parameters_are_ignored(
+    kube: Kube, database: Database, role: str
+) -> None:
+    await kube.apply("app", name=role, drift={"ignore": ["parameters"]})
+    await kube.wait_ready("app")
+    await database.execute(f"ALTER ROLE {role} SET work_mem = '2MB'")
+    await database.execute(f"ALTER ROLE {role} SET session_replication_role = replica")
+    await kube.wait_for("app", lambda obj: obj["status"]["driftCount"] == 1, "one drift")
+    assert await settings(database, role) == {"": ["work_mem=2MB"]}
+
+
 async def test_a_missing_database_is_named_and_the_rest_is_applied(kube: Kube, database: Database, role: str) -> None:
     await kube.apply(
         "app",

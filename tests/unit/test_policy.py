@@ -315,6 +315,23 @@ class TestRefusedObjects:
         )
         assert plan.applied == digest(DESIRED)
 
+    @pytest.mark.parametrize("refused", [False, True], ids=["ignored", "refused"])
+    @pytest.mark.parametrize("scoped", [False, True])
+    def test_a_parameter_that_only_a_superuser_sets_is_reset_unless_the_policy_lists_it(
+        self, refused: bool, scoped: bool
+    ) -> None:
+        held = (("log_statement", "none"), ("work_mem", "1GB"))
+        there = replace(DESIRED, database_parameters=(("db", held),)) if scoped else replace(DESIRED, parameters=held)
+        contexts = {"log_statement": "superuser", "work_mem": "user"}
+        references = References(contexts=contexts, databases=frozenset({"db"}))
+        observed = Observed(ObservedRole(OID, there), claim=claimed(joins("readers")), references=references)
+        ignored = frozenset({"parameters", "database_parameters"})
+        asked = desired(role=replace(DESIRED, bypassrls=True)) if refused else desired(ignore=ignored)
+        plan = decide(asked, observed, SERVER, POLICY)
+        assert plan.changes == (SetParameter("team-a_app", "db" if scoped else None, "log_statement", None),)
+        listing = replace(POLICY, parameters=frozenset({"log_statement"}))
+        assert decide(asked, observed, SERVER, listing).changes == ()
+
     @pytest.mark.parametrize("unreadable", [False, True], ids=["rejected by PostgreSQL", "unreadable"])
     def test_undeclared_grants_are_revoked_whatever_the_spec_is_refused_for(self, unreadable: bool) -> None:
         invalid = Refused(Reason.INVALID_SPEC, "not a value")
