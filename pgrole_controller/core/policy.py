@@ -15,6 +15,9 @@ from pgrole_controller.core.role import FIELD_NAMES, POWERS, Membership, Observe
 #: FirstNormalObjectId: PostgreSQL's own roles and the bootstrap superuser have lower oids.
 FIRST_NORMAL_OID = 16384
 
+#: A role that PostgreSQL lets no other role join.
+_DATABASE_OWNER = "pg_database_owner"
+
 #: pg_settings.context of parameters that only a superuser may set.
 _OF_SUPERUSERS = ("superuser", "superuser-backend")
 
@@ -149,6 +152,11 @@ def check_memberships(policy: Policy, desired: Role, references: References) -> 
         group = membership.role
         if group == desired.name:
             raise Refused(Reason.INVALID_SPEC, f'spec.memberOf: role "{group}" cannot be a member of itself: remove it')
+        if group == _DATABASE_OWNER:
+            raise Refused(
+                Reason.INVALID_SPEC,
+                f'spec.memberOf: the only member of "{group}" is the owner of the current database: remove it',
+            )
         why = why_not_joined(policy, group, references)
         if why:
             raise Refused(Reason.NOT_ALLOWED, f"spec.memberOf: {why}")

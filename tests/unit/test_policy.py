@@ -149,6 +149,14 @@ class TestReach:
         named = replace(POLICY, member_of=("rds_superuser",))
         assert decide(desired(role=joins("rds_superuser")), Observed(references=references), SERVER, named).writes
 
+    def test_the_role_of_database_owners_cannot_be_joined_even_if_the_policy_names_it(self) -> None:
+        naming = replace(POLICY, member_of=("pg_database_owner",))
+        error = refusal(
+            desired(role=joins("pg_database_owner")), Observed(references=leading("pg_database_owner")), naming
+        )
+        assert error.reason is Reason.INVALID_SPEC
+        assert '"pg_database_owner"' in error.message
+
     def test_admin_is_allowed_only_on_roles_of_the_namespace(self) -> None:
         error = refusal(desired(role=joins("readers", admin=True)))
         assert error.reason is Reason.NOT_ALLOWED
