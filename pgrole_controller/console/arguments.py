@@ -1,15 +1,23 @@
 """Arguments of `console`. Imports nothing slow: `--help` and wrong arguments answer at once."""
 
 import argparse
+import ipaddress
 import os
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from pgrole_controller.api.validation import is_namespace_name
 from pgrole_controller.program import show_examples
 from pgrole_controller.settings import WrongSetting
 
 PORT = 8383
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_HOST = re.compile(r"[A-Za-z0-9_]([-A-Za-z0-9._]{0,251}[A-Za-z0-9_])?\.?\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +43,13 @@ class ConsoleArguments:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise WrongSetting("--port must be 0 to 65535")
+        for name in split_names(" ".join(self.namespaces)):
+            if not is_namespace_name(name):
+                raise WrongSetting(f"--namespace: {name[:64]!a} cannot be the name of a namespace")
+        for name in self.hostnames:
+            if not _is_host(name):
+                raise WrongSetting(f"--hostname: {name[:64]!a} must be a name without a port, as pgrole.example.com")
+        read_networks(self.trusted_proxies)
         if self.auth == "token":
             if self.open:
                 raise WrongSetting("--open requires --auth kubeconfig")
@@ -53,6 +68,31 @@ class ConsoleArguments:
         ):
             if given:
                 raise WrongSetting(f"{flag} requires --auth token")
+
+
+def read_networks(texts: Iterable[str]) -> tuple[Network, ...]:
+    """Raises WrongSetting."""
+    found = []
+    for text in texts:
+        try:
+            found.append(ipaddress.ip_network(text))
+        except ValueError as error:
+            raise WrongSetting(f"--trusted-proxy: {error}; write an address or a network, as 10.1.2.0/24") from error
+    return tuple(found)
+
+
+def split_names(text: str) -> list[str]:
+    """Splits names that commas or white space separate."""
+    return [name for name in re.split(r"[\s,]+", text) if name]
+
+
+def _is_host(name: str) -> bool:
+    """Whether the header Host can consist of it, apart from a port. IPv6 addresses are written without brackets."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return _HOST.match(name) is not None
+    return True
 
 
 def _is_private(address: str) -> bool:

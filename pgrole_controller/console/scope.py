@@ -4,11 +4,12 @@ RBAC has no question "which namespaces may I list": all namespaces are tried fir
 that the console was started with, and that the viewer may list.
 """
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from pgrole_controller.api.validation import is_namespace_name
+from pgrole_controller.console.arguments import split_names
 from pgrole_controller.kube.client import NAMESPACES, PGROLES, PGSERVERS, Client
 from pgrole_controller.kube.errors import ApiError, BadStream
 from pgrole_controller.kube.nesting import read_json
@@ -23,7 +24,6 @@ LONGEST_NAME = 256  # characters of a user's name
 
 REVIEWS = Resource("authentication.k8s.io", "v1", "selfsubjectreviews")
 ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 _DENIED = (403, 404)
 
 
@@ -54,7 +54,7 @@ async def may_still_list(client: Client, resource: Resource, namespace: str | No
 
 def read_namespaces(text: str) -> tuple[str, ...]:
     """Reads names separated by commas or white space. Whatever cannot be a namespace's name is left out."""
-    names = dict.fromkeys(name for name in re.split(r"[\s,]+", text) if _LABEL.match(name))
+    names = dict.fromkeys(name for name in split_names(text) if is_namespace_name(name))
     return tuple(names)[:MOST_TRIED]
 
 

@@ -6,16 +6,14 @@ without a session's cookie or a token it gets the login page.
 """
 
 import ipaddress
-from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from pgrole_controller.console.arguments import LOOPBACK as LOOPBACK
-from pgrole_controller.settings import WrongSetting
-
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+from pgrole_controller.console.arguments import Network
+from pgrole_controller.console.arguments import read_networks as read_networks
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -95,17 +93,6 @@ def is_navigation(request: web.Request) -> bool:
 def is_from_elsewhere(request: web.Request) -> bool:
     """Whether the browser followed a link on another site, and therefore did not send the strict cookie."""
     return is_navigation(request) and request.headers.get("Sec-Fetch-Site", "none") not in _OWN_SITE
-
-
-def read_networks(texts: Iterable[str]) -> tuple[Network, ...]:
-    """Raises WrongSetting."""
-    found = []
-    for text in texts:
-        try:
-            found.append(ipaddress.ip_network(text))
-        except ValueError as error:
-            raise WrongSetting(f"--trusted-proxy: {error}; write an address or a network, as 10.1.2.0/24") from error
-    return tuple(found)
 
 
 def address_of(request: web.Request) -> str:

@@ -66,6 +66,34 @@ def test_invalid_or_contradictory_arguments_are_rejected_by_name(given: list[str
         read_arguments(options("--auth", "kubeconfig", *given))
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["--trusted-proxy", "ingress"], "--trusted-proxy"),
+        (["--trusted-proxy", "10.0.0.1/8"], "--trusted-proxy"),
+        (["--hostname", "https://pgrole.example.com"], "--hostname"),
+        (["--hostname", "pgrole.example.com:8443"], "--hostname"),
+        (["--hostname", "[::1]"], "--hostname"),
+        (["--hostname", ""], "--hostname"),
+        (["--namespace", "Shop"], "--namespace"),
+        (["--namespace", "shop,team_a"], "--namespace"),
+    ],
+)
+def test_a_value_that_could_have_no_effect_is_misuse(
+    given: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["console", "--auth", "token", *given])
+    assert ended.value.code == 2
+    assert named in capsys.readouterr().err
+
+
+def test_names_and_addresses_by_which_browsers_reach_the_console_are_accepted() -> None:
+    names = ["pgrole.example.com", "PGRole.example.com.", "console", "10.1.2.3", "fd00::5", "a_b.example"]
+    given = [word for name in names for word in ("--hostname", name)]
+    assert read_arguments(options("--auth", "token", *given)).hostnames == tuple(names)
+
+
 def test_an_invalid_argument_ends_the_program_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["console", "--auth", "kubeconfig", "--host", "0.0.0.0"])
