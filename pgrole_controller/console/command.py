@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 import sys
+import threading
 import webbrowser
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -57,11 +58,14 @@ def run_console(arguments: ConsoleArguments) -> int:
 async def _run(arguments: ConsoleArguments) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_on_signal, tasks.cancel_scope)
-        await serve(arguments, ConsolePages(), _announce(arguments))
+        await serve(arguments, ConsolePages(), make_announce(arguments))
 
 
-def _announce(arguments: ConsoleArguments) -> Callable[[str], None]:
-    """Prints each address, and opens the first in the browser if that was asked for."""
+def make_announce(arguments: ConsoleArguments) -> Callable[[str], None]:
+    """Returns what prints each address, and opens the first in the browser if that was asked for.
+
+    Some browsers only return when their user closes them: a thread waits for that, and does not delay the end.
+    """
     opens = arguments.open
 
     def announce(address: str) -> None:
@@ -69,7 +73,7 @@ def _announce(arguments: ConsoleArguments) -> Callable[[str], None]:
         print(address, flush=True)  # noqa: T201
         if opens:
             opens = False
-            webbrowser.open(address)
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
     return announce
 

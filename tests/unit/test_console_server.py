@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import threading
 from contextlib import ExitStack
 from unittest.mock import Mock
 
@@ -15,6 +16,7 @@ from multidict import CIMultiDict
 from pgrole_controller.cli import main
 from pgrole_controller.console import sessions
 from pgrole_controller.console.arguments import add_console, read_arguments
+from pgrole_controller.console.command import make_announce
 from pgrole_controller.console.live import MOST_FEEDS, Live, TooManyFeeds
 from pgrole_controller.console.scope import MOST_TRIED, read_namespaces
 from pgrole_controller.console.security import LOOPBACK, RequestRules, client_of, read_networks
@@ -99,6 +101,25 @@ def test_an_invalid_argument_ends_the_program_before_anything_starts(capsys: pyt
         main(["console", "--auth", "kubeconfig", "--host", "0.0.0.0"])
     assert ended.value.code == 2
     assert "loopback" in capsys.readouterr().err
+
+
+def test_the_console_does_not_wait_for_a_browser_in_the_foreground(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served, opened, seen = threading.Event(), threading.Event(), []
+
+    def browse(address: str) -> None:
+        seen.append((address, served.wait(10)))  # the page that it loads is served only after `announce` returned
+        opened.set()
+
+    monkeypatch.setattr("webbrowser.open", browse)
+    announce = make_announce(read_arguments(options("--auth", "kubeconfig", "--open")))
+    announce("http://127.0.0.1:8383/?token=a")
+    announce("http://127.0.0.1:8383/?token=b")
+    served.set()
+    assert opened.wait(10)
+    assert seen == [("http://127.0.0.1:8383/?token=a", True)]
+    assert capsys.readouterr().out == "http://127.0.0.1:8383/?token=a\nhttp://127.0.0.1:8383/?token=b\n"
 
 
 @pytest.mark.parametrize("text", ["10.0.0.1/8", "proxy", "10.0.0.0/33", ""])
