@@ -9,7 +9,7 @@ import anyio
 from pgrole_controller.api.reading import Invalid, read_pgrole
 from pgrole_controller.commands.arguments import ServerChoice, server_choice
 from pgrole_controller.commands.output import finish
-from pgrole_controller.commands.plan import show
+from pgrole_controller.commands.plan import left_out, show
 from pgrole_controller.commands.plan_case import Subject
 from pgrole_controller.commands.plan_cluster import ClusterView, created_at, current_namespace, read_cluster
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport, join_reports
@@ -60,15 +60,19 @@ async def diff_cluster(choice: ServerChoice, namespace: str | None, names: Seque
             notes += (f"namespace {namespace} has no PgRoles: name another with -n, or use --all-namespaces",)
         reports = [PlanReport(tuple(map(_missing, missing)), notes)]
         by_server: dict[str, list[Subject]] = {}
+        left: dict[Key, str] = {}
         for key, obj in sorted(view.roles.items()):
             server = server_of(obj)
             if choice.server is not None and server != choice.server:
+                left[key] = server
                 continue
             found = _subject(key, obj, view)
             if isinstance(found, Subject):
                 by_server.setdefault(server, []).append(found)
             elif asked is None or key in asked:
                 reports.append(PlanReport((found,)))
+        if choice.server is not None:
+            reports.append(await _leave_out(client, left, asked, choice))
         if choice.dsn is not None and choice.server is None:
             by_server = _on_one_server(by_server, asked)
         for name, subjects in by_server.items():
@@ -76,6 +80,28 @@ async def diff_cluster(choice: ServerChoice, namespace: str | None, names: Seque
                 config = await _find(client, name, choice)
                 reports.append(await plan_server(config, subjects, asked))
     return join_reports(reports)
+
+
+async def _leave_out(
+    client: "Client", left: dict[Key, str], asked: frozenset[Key] | None, choice: ServerChoice
+) -> PlanReport:
+    """Reports the objects on other servers than --server, by their servers' names: those that were asked for fail.
+
+    Raises Refused if there is no such PgServer, unless the DSN stands for it; ApiError, Unreachable.
+    """
+    try:
+        await read_server(client, choice.server or "", choice.own_namespace)
+    except PgRoleError:
+        if choice.dsn is None or choice.server != DEFAULT_SERVER:
+            raise
+    if asked is None:
+        return PlanReport((), left_out(len(left), choice))
+    return PlanReport(tuple(_elsewhere(key, server, choice) for key, server in left.items() if key in asked))
+
+
+def _elsewhere(key: Key, server: str, choice: ServerChoice) -> PlannedObject:
+    error = Refused(Reason.INVALID_SPEC, f"it is on PgServer {server}, not on {choice.server}: leave out --server")
+    return PlannedObject(str(key), server=server, action=PlannedAction.FAIL, errors=(error,), key=key)
 
 
 def _on_one_server(by_server: dict[str, list[Subject]], asked: frozenset[Key] | None) -> dict[str, list[Subject]]:

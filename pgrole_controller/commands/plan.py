@@ -122,15 +122,20 @@ def _choose(roles: Sequence[DeclaredRole], choice: ServerChoice) -> _Chosen:
         by_server.setdefault(name, []).append(one)
     if choice.dsn is not None:
         check_one_server(by_server)
-    notes: list[str] = []
-    if left:
-        notes.append(f"{_count(left)} left out: spec.serverRef names another PgServer than {choice.server}")
+    notes = [*left_out(left, choice)]
     if moved:
         notes.append(
             f"{_count(moved)} without spec.serverRef: compared with {choice.server}, but the controller would use "
             f"PgServer {DEFAULT_SERVER}"
         )
     return _Chosen(by_server, left, tuple(notes))
+
+
+def left_out(objects: int, choice: ServerChoice) -> tuple[str, ...]:
+    """Returns a note about objects that --server leaves out, or none."""
+    if not objects:
+        return ()
+    return (f"{_count(objects)} left out: spec.serverRef names another PgServer than {choice.server}",)
 
 
 def _count(objects: int) -> str:

@@ -1,6 +1,7 @@
 """`plan` and `diff` beside a running controller, which makes exactly the planned changes and leaves nothing to do."""
 
 import secrets
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from pgrole_controller.commands.diff import diff_cluster
 from pgrole_controller.commands.manifest_files import Manifests, parse_manifests
 from pgrole_controller.commands.plan import plan_files
 from pgrole_controller.commands.plan_model import PlannedAction, PlanReport
+from pgrole_controller.core.errors import Refused
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.manifests import create_namespace
 from pgrole_controller.local.postgres import PostgresServer
@@ -147,6 +149,25 @@ async def test_diff_fails_for_an_object_that_does_not_exist(kube: Kube, choice: 
     report = await diff_cluster(choice, kube.namespace, ["nowhere"])
     assert report.failed
     assert "does not exist" in report.objects[0].errors[0].message
+
+
+async def test_diff_with_a_server_tells_which_objects_it_left_out(kube: Kube, choice: ServerChoice) -> None:
+    pgservers, other = PgServers(kube.server), f"other-{secrets.token_hex(3)}"
+    await kube.apply("app", name=f"diff_{secrets.token_hex(3)}")
+    with pytest.raises(Refused, match=f'PgServer "{other}" does not exist'):
+        await diff_cluster(replace(choice, server=other), kube.namespace)
+    connection = {"hosts": ["127.0.0.1"], "port": 1, "credentialsSecretRef": {"name": "none"}}
+    await pgservers.apply_spec(other, {"connection": connection, "allow": {"namespaces": {"matchNames": []}}})
+    try:
+        report = await diff_cluster(replace(choice, server=other), kube.namespace)
+        assert report.objects == ()
+        assert report.notes == (f"1 object left out: spec.serverRef names another PgServer than {other}",)
+        named = await diff_cluster(replace(choice, server=other), kube.namespace, ["app"])
+        assert named.failed
+        assert named.objects[0].errors[0].message == f"it is on PgServer default, not on {other}: leave out --server"
+    finally:
+        await pgservers.delete(other)
+    assert not (await diff_cluster(replace(choice, server="default"), kube.namespace, ["app"])).failed
 
 
 async def test_plan_and_diff_take_policy_and_connection_from_the_pgserver(
