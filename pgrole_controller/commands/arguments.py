@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pgrole_controller.api.validation import read_retention
+from pgrole_controller.api.validation import is_namespace_name, is_object_name, read_retention
 from pgrole_controller.dsn import read_dsn
 from pgrole_controller.program import show_examples
 from pgrole_controller.settings import DSN, WrongSetting, read_settings
@@ -110,7 +110,7 @@ def _add_diff(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "only reported (drift.policy: Report). Exit codes are those of plan.",
         "pgrole-controller diff -n shop orders-app",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="PgRoles; default: all in the namespace")
+    parser.add_argument("names", nargs="*", type=_object, metavar="NAME", help="PgRoles; default: all in the namespace")
     parser.add_argument("-A", "--all-namespaces", action="store_true", help="PgRoles in all namespaces")
     _add_output(parser, "text", "json", "sql")
 
@@ -126,7 +126,7 @@ def _add_approve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "pgrole-controller approve -n shop orders-app",
         connects=False,
     )
-    parser.add_argument("name", metavar="NAME", help="PgRole")
+    parser.add_argument("name", type=_object, metavar="NAME", help="PgRole")
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     parser.add_argument(
         "--wait",
@@ -247,12 +247,13 @@ def _add(
         where.add_argument("--server", type=_name, metavar="NAME", help="PgServer")
     else:
         where = parser.add_argument_group("cluster")
-    where.add_argument("-n", "--namespace", metavar="NAME", help="namespace of the PgRoles")
+    where.add_argument("-n", "--namespace", type=_namespace, metavar="NAME", help="namespace of the PgRoles")
     where.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig file")
     where.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
     if connects:
         where.add_argument(
             "--own-namespace",
+            type=_namespace,
             default=_OWN_NAMESPACE,
             metavar="NAME",
             help=f"namespace of the controller and of PgServers' Secrets (default: {_OWN_NAMESPACE})",
@@ -277,6 +278,18 @@ def _dsn(value: str) -> str:
 def _name(value: str) -> str:
     if not value:
         raise argparse.ArgumentTypeError("must not be empty")
+    return value
+
+
+def _namespace(value: str) -> str:
+    if not is_namespace_name(value):
+        raise argparse.ArgumentTypeError("must be the name of a namespace: lower-case letters, digits and -")
+    return value
+
+
+def _object(value: str) -> str:
+    if not is_object_name(value):
+        raise argparse.ArgumentTypeError("must be the name of a PgRole: lower-case letters, digits, - and .")
     return value
 
 

@@ -144,11 +144,30 @@ def test_remedies_name_the_program_that_the_user_called(monkeypatch: pytest.Monk
     )
 
 
-@pytest.mark.parametrize("words", ["doctor --server=", "access app --database=", "history --database="])
-def test_an_empty_name_is_misuse(words: str) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        "doctor --server=",
+        "access app --database=",
+        "history --database=",
+        "history --namespace=",
+        "doctor --own-namespace=",
+        "approve --yes ..",
+        "diff a/b",
+        "diff -n ..",
+        "diff -n Shop",
+    ],
+)
+def test_a_name_that_nothing_can_have_is_misuse(words: str) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words.split())
     assert ended.value.code == MISUSED
+
+
+def test_the_name_of_no_pgrole_is_misuse(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("approve", "diff"):
+        assert end(command, "") == MISUSED
+        assert "NAME: must be the name of a PgRole" in capsys.readouterr().err
 
 
 def test_text_that_only_resembles_a_call_of_the_program_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
