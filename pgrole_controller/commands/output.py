@@ -13,7 +13,7 @@ from pgrole_controller.commands.arguments import FAILED
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Transient, make_legible
 from pgrole_controller.ending import describe_unexpected, escape_unencodable, leaves, shows_tracebacks
 from pgrole_controller.ending import make_printable as make_printable
-from pgrole_controller.kube.errors import ApiError, BadStream, NotConfigured, Unreachable
+from pgrole_controller.kube.errors import ApiError, BadStream, KubeError, NotConfigured, Unreachable, describe_error
 from pgrole_controller.program import program_name, spell_commands
 
 log = logging.getLogger(__name__)
@@ -68,6 +68,8 @@ def make_unexpected(error: Exception) -> Transient:
 
 def spell_error(error: BaseException) -> str:
     """Returns the message, with the commands in it as this user types them."""
+    if isinstance(error, KubeError):
+        return spell_commands(describe_error(error))
     return spell_commands(error.message if isinstance(error, PgRoleError) else str(error))
 
 

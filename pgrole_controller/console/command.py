@@ -26,7 +26,7 @@ from pgrole_controller.console.web_server import ConsoleServer, OwnerKey, Pages
 from pgrole_controller.ending import FAILED, leaves
 from pgrole_controller.kube.api_address import ApiAddress
 from pgrole_controller.kube.client import Client
-from pgrole_controller.kube.errors import KubeError
+from pgrole_controller.kube.errors import KubeError, describe_error
 from pgrole_controller.logs import set_up
 from pgrole_controller.program import program_name, spell_commands
 
@@ -50,7 +50,8 @@ def run_console(arguments: ConsoleArguments) -> int:
         anyio.run(_run, arguments)
     except* (CannotServe, KubeError) as group:
         for error in leaves(group):
-            print(f"{program_name()}: {spell_commands(str(error))}", file=sys.stderr)  # noqa: T201
+            text = describe_error(error) if isinstance(error, KubeError) else str(error)
+            print(f"{program_name()}: {spell_commands(text)}", file=sys.stderr)  # noqa: T201
         code = FAILED
     return code
 

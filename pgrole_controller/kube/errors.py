@@ -52,6 +52,25 @@ class BadStream(KubeError):
     pass
 
 
+#: What the API server answers where it serves no such resource.
+_NOT_SERVED = "404 page not found"
+
+
+def describe_error(error: KubeError) -> str:
+    """Returns the message for whoever runs a command, with the remedy where the API server's answer tells none."""
+    if isinstance(error, ApiError) and error.status == 401:
+        return (
+            f"{error}. The API server does not accept your credentials: log in again, or use others with --kubeconfig "
+            "or --context"
+        )
+    if isinstance(error, ApiError) and error.status == 404 and error.message == _NOT_SERVED:
+        return (
+            "this API server has no PgRoles and PgServers: choose another one with --context, or install the CRDs "
+            "with `pgrole-controller crds | kubectl apply --server-side -f -`"
+        )
+    return str(error)
+
+
 def is_away(error: Exception) -> bool:
     """Tells whether no API server answered, or only an overloaded one."""
     return not isinstance(error, ApiError) or error.status in (408, 429) or error.status >= 500
