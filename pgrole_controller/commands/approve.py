@@ -16,13 +16,13 @@ import anyio
 from rich.console import Console
 
 from pgrole_controller.commands.arguments import DONE, FAILED, ServerChoice, cluster_choice
-from pgrole_controller.commands.output import finish, make_console, make_printable
+from pgrole_controller.commands.output import finish, make_console, make_printable, spell_error
 from pgrole_controller.commands.plan_cluster import current_namespace
 from pgrole_controller.commands.server_reading import open_cluster
 from pgrole_controller.core.approval import APPROVE
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.password import request_of
-from pgrole_controller.kube.errors import ApiError
+from pgrole_controller.kube.errors import ApiError, KubeError, is_away
 from pgrole_controller.kube.resource import MERGE_PATCH, PGROLES
 from pgrole_controller.kube.store import mapping, parse, sequence, whole
 from pgrole_controller.program import spell_commands
@@ -114,19 +114,28 @@ async def approve(choice: ServerChoice, drift: ReportedDrift, wait: float, conso
     async with open_cluster(choice) as client:
         value = f"{drift.digest}/{secrets.token_hex(8)}"
         await set_approval(client, drift, value)
-        progress = await _await_answer(client, drift, value, wait)
+        try:
+            progress = await _await_answer(client, drift, value, wait)
+        except KubeError as error:
+            unknown = f"approved, but whether the controller corrected it is unknown: {spell_error(error)}"
+            console.print(make_printable(unknown))
+            console.print(make_printable(_withdrawal(drift)))
+            return FAILED
     if not progress.left:
         console.print("corrected")
         return DONE
     why = spell_commands(progress.message) or "the object no longer exists"
     if progress.offered:
         console.print(make_printable(f"not corrected within {wait:g} s: {', '.join(progress.left)}. {why}"))
-        withdraw = f"kubectl annotate pgrole -n {quote(drift.namespace)} {quote(drift.name)} {APPROVE}-"
-        stands = f"The approval remains valid while exactly this drift is reported. To withdraw it: {withdraw}"
-        console.print(make_printable(stands))
+        console.print(make_printable(_withdrawal(drift)))
     else:
         console.print(make_printable(f"not corrected: {', '.join(progress.left)}: the drift has changed. {why}"))
     return FAILED
+
+
+def _withdrawal(drift: ReportedDrift) -> str:
+    withdraw = f"kubectl annotate pgrole -n {quote(drift.namespace)} {quote(drift.name)} {APPROVE}-"
+    return f"The approval remains valid while exactly this drift is reported. To withdraw it: {withdraw}"
 
 
 async def set_approval(client: "Client", drift: ReportedDrift, value: str) -> None:
@@ -157,15 +166,19 @@ async def _read(client: "Client", namespace: str, name: str) -> dict[str, Any]:
 
 
 async def _await_answer(client: "Client", drift: ReportedDrift, value: str, wait: float) -> Progress:
+    """Raises KubeError if the API server does not answer until the end, or refuses."""
     began = anyio.current_time()
     offered_at = began
     while True:
         try:
             progress = progress_of(drift, value, await _read(client, drift.namespace, drift.name))
-        except ApiError as error:
-            if error.status != 404:
+        except KubeError as error:
+            if isinstance(error, ApiError) and error.status == 404:
+                return Progress(tuple(_subjects(drift)), offered=False, message="")
+            if not is_away(error) or anyio.current_time() - began >= wait:
                 raise
-            return Progress(tuple(_subjects(drift)), offered=False, message="")
+            await anyio.sleep(_PAUSE)
+            continue
         now = anyio.current_time()
         if progress.offered:
             offered_at = now

@@ -1,13 +1,21 @@
 """commands/approve: which drift of an object can be approved, and how the controller answered. No I/O."""
 
+import io
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgrole_controller.commands.approve import describe_drift, drift_of, progress_of
+from pgrole_controller.commands.approve import approve, describe_drift, drift_of, progress_of
+from pgrole_controller.commands.output import make_console
 from pgrole_controller.core.errors import Refused
+from pgrole_controller.core.password import request_of
+from pgrole_controller.kube.errors import ApiError, Unreachable
+from tests.commands import choose
 
 ROLE, ORDERS = "a" * 32, "b" * 32
 VALUE = f"{ROLE}+{ORDERS}/nonce"
@@ -87,3 +95,48 @@ def test_any_status_is_described_or_refused(approval: dict[str, Any]) -> None:
         return
     assert all(isinstance(line, str) for line in describe_drift(drift))
     assert progress_of(drift, VALUE, make(approval)).message == ""
+
+
+class BrokenCluster:
+    """Accepts the approval. Its answers to reads are what it is given, in order; the last is repeated."""
+
+    def __init__(self, *answers: dict[str, Any] | Exception) -> None:
+        self._answers = list(answers)
+        self.value = ""
+
+    async def request(self, method: str, _path: str, **given: Any) -> bytes:
+        if method == "PATCH":
+            self.value = given["body"]["metadata"]["annotations"]["pgrole.dev/approve"]
+            return b"{}"
+        found = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(found, Exception):
+            raise found
+        handled = {"handled": request_of(self.value)}
+        return json.dumps(make({**handled, "databases": [{"name": "orders", **handled}]}) | found).encode()
+
+
+async def run_approve(monkeypatch: pytest.MonkeyPatch, cluster: BrokenCluster, wait: float) -> tuple[int, str]:
+    @asynccontextmanager
+    async def connect(_: object) -> AsyncIterator[BrokenCluster]:
+        yield cluster
+
+    monkeypatch.setattr("pgrole_controller.commands.approve.open_cluster", connect)
+    printed = io.StringIO()
+    return await approve(choose(), drift_of(make()), wait, make_console(printed)), printed.getvalue()
+
+
+async def test_an_api_server_that_is_away_for_a_moment_does_not_end_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = BrokenCluster(Unreachable("reset"), ApiError(503, "ServiceUnavailable", "busy"), {})
+    assert await run_approve(monkeypatch, cluster, 60.0) == (0, "corrected\n")
+
+
+@pytest.mark.parametrize("error", [Unreachable("no answer"), ApiError(403, "Forbidden", "you may not get it")])
+async def test_a_command_that_cannot_read_the_outcome_says_that_the_approval_stands(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    code, printed = await run_approve(monkeypatch, BrokenCluster(error), 0.01)
+    assert code == 1
+    assert f"approved, but whether the controller corrected it is unknown: {error}" in printed
+    assert "To withdraw it: kubectl annotate pgrole -n shop app pgrole.dev/approve-" in printed
