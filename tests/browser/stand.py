@@ -18,12 +18,16 @@ from tests.browser.snapshots import NOW, typical
 
 @dataclass
 class BrowserStand:
-    """`snapshot`: what the next request is shown. `asked`: requests for pages and fragments, in order."""
+    """`snapshot`: what the next request is shown. `asked`: requests for pages and fragments, in order.
+
+    `failing`: how many fragments are refused from now on.
+    """
 
     url: str = ""
     snapshot: Snapshot = field(default_factory=typical)
     asked: list[str] = field(default_factory=list)
     logged_in: bool = True
+    failing: int = 0
     _pages: ConsolePages = field(default_factory=ConsolePages)
     _feeds: list[web.StreamResponse] = field(default_factory=list)
 
@@ -38,6 +42,9 @@ class BrowserStand:
         fragment = request.headers.get("X-Fragment") == "1"
         if not self.logged_in:
             raise web.HTTPUnauthorized if fragment else web.HTTPFound("/login")
+        if fragment and self.failing:
+            self.failing -= 1
+            raise web.HTTPServiceUnavailable
         self.asked.append(f"{'fragment' if fragment else 'page'} {request.path_qs}")
         question = PageRequest(request.path, dict(request.query), "a-csrf-token", NOW)
         snapshot = self.snapshot

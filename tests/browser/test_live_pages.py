@@ -67,6 +67,16 @@ async def test_the_page_reports_when_the_api_server_does_not_answer_and_when_it_
     await expect(tab.page.get_by_role("alert")).to_have_count(0)
 
 
+async def test_a_change_that_could_not_be_fetched_is_fetched_again_and_the_page_is_live_again(tab: Tab) -> None:
+    await open_live(tab, "/roles/shop/orders-app")
+    tab.refusals.add(503)
+    tab.stand.failing = 1
+    await tab.stand.publish(change_role(tab.stand.snapshot), f"role/{_APP}")
+    await expect(tab.page.locator("#live-words")).to_have_text("Reconnecting")
+    await expect(tab.page.get_by_role("main")).to_contain_text("mallory")
+    await expect(tab.page.locator("#live-words")).to_have_text("Live")
+
+
 async def test_an_ended_session_leads_to_the_login_page(tab: Tab) -> None:
     await open_live(tab, "/")
     tab.refusals.add(401)

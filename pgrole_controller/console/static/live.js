@@ -102,6 +102,9 @@
   // ---- Fetch what changed -----------------------------------------------------------------------------------------
   let running = null;
   let again = false;
+  let streaming = false; // the server tells what changes
+  const RETRY = 3000;
+  let retry = 0;
   const refresh = async (url = location.href) => {
     running?.abort();
     const request = (running = new AbortController());
@@ -119,8 +122,13 @@
       morph(find("main"), document.adoptNode(fresh));
       tellTimes();
       say(find("main").dataset.announcement);
+      clearTimeout(retry);
+      if (streaming) tellLive("on");
     } catch (error) {
-      if (error.name !== "AbortError") tellLive("lost");
+      if (error.name === "AbortError") return;
+      tellLive("lost"); // no further change may come to fetch this one with
+      clearTimeout(retry);
+      retry = setTimeout(update, RETRY);
     } finally {
       if (running === request) running = null;
     }
@@ -162,7 +170,10 @@
     const listen = () => {
       // The version tells the server whether something changed since this page, or while the stream was interrupted.
       const events = new EventSource(`/events?since=${find("main").dataset.version}`);
-      events.addEventListener("open", () => tellLive("on"));
+      events.addEventListener("open", () => {
+        streaming = true;
+        tellLive("on");
+      });
       events.addEventListener("changed", (event) => {
         let names = ["connection"];
         try {
@@ -173,6 +184,7 @@
         if (concerns(names)) update();
       });
       events.addEventListener("error", () => {
+        streaming = false;
         tellLive("lost");
         if (events.readyState !== EventSource.CLOSED) return;
         setTimeout(() => {
