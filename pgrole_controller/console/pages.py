@@ -29,6 +29,10 @@ _SUMMARIES = SummaryCache()
 #: Names of objects and namespaces: what cannot be one is never part of a request's path.
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?\Z")
 _KINDS = {"roles": ("Roles", "PgRole"), "servers": ("Servers", "PgServer")}
+_UNNAMED = (
+    "If you may list PgRoles there, sign in again and name the namespace, or start the console with --namespace. "
+    "Otherwise ask its administrators for permission to get, list and watch pgroles."
+)
 _SOON = "This page shows it as soon as it is read."
 
 
@@ -173,10 +177,8 @@ def _role(key: Key, snapshot: Snapshot) -> _View:
     found = snapshot.roles.get(key)
     if found is None:
         if snapshot.namespaces is not None and key.namespace not in snapshot.namespaces:
-            why = f"You may not list PgRoles in namespace {key.namespace}."
-            return _missing(
-                "Role not visible to you", why, "Ask its administrators for permission to list pgroles.", "roles"
-            )
+            why = f"The console does not show you namespace {key.namespace}."
+            return _missing("Role not visible to you", why, _UNNAMED, "roles")
         if snapshot.reading:
             return _missing("Reading", f"PgRole {key} is not among the roles that were read so far.", _SOON, "roles")
         why = f"Namespace {key.namespace} has no PgRole {key.name}."
@@ -204,7 +206,10 @@ def _server(name: str, request: PageRequest, snapshot: Snapshot) -> _View:
             return _missing("Server hidden", why, "Ask for permission to get, list and watch pgservers.", "servers")
         if snapshot.reading:
             return _missing("Reading", f"PgServer {name} has not been read yet.", _SOON, "servers")
-        return _missing("Server not found", f"There is no PgServer {name}.", "It may have been deleted.", "servers")
+        remedy = "It may have been deleted."
+        if name == "default":
+            remedy = "The controller then uses PGROLE_DSN, if it is set. This page shows PgServers only."
+        return _missing("Server not found", f"There is no PgServer {name}.", remedy, "servers")
     server = view_server(name, found, _SUMMARIES.list(snapshot.roles), request.now)
     said = f"{name}: {server.summary.state.words}"
     return _View("server.html", name, "servers", said, values={"server": server})

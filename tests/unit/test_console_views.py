@@ -383,11 +383,37 @@ def test_a_viewer_who_may_not_list_pgservers_sees_only_server_names() -> None:
     assert "Hidden" in html
     assert "You may not list PgServers" in html
     assert show("/servers/orders", snapshot).status == 404
-    assert "You may not list PgRoles in namespace shop." in show("/roles/shop/orders-app", snapshot).html
 
 
-def test_the_page_names_the_permissions_that_a_viewer_without_any_must_request() -> None:
-    assert "Ask for permission to get, list and watch pgroles.pgrole.dev" in show("/", snapshots.without_rights()).html
+def test_a_viewer_is_not_told_that_a_namespace_is_forbidden_that_they_did_not_name() -> None:
+    html = show("/roles/shop/orders-app", snapshots.restricted()).html
+    assert "You may not" not in html
+    assert "The console does not show you namespace shop." in html
+    assert "sign in again and name the namespace" in html
+
+
+@pytest.mark.parametrize("path", ["/", "/roles"])
+def test_the_page_tells_a_viewer_without_roles_to_name_a_namespace_or_which_permissions_to_request(path: str) -> None:
+    html = show(path, snapshots.without_rights()).html
+    assert "sign in again and name it" in html
+    assert "ask for permission to get, list and watch pgroles.pgrole.dev" in html
+
+
+@pytest.mark.parametrize("path", ["/", "/roles"])
+def test_a_page_says_if_the_viewer_may_list_more_namespaces_than_it_shows(path: str) -> None:
+    places = tuple(f"team-{n}" for n in range(50))
+    snapshot = replace(snapshots.restricted(), namespaces=places)
+    assert "50 namespaces at most" in show(path, replace(snapshot, cut=True)).html
+    assert "namespaces at most" not in show(path, snapshot).html
+
+
+def test_the_server_of_an_environment_variable_is_not_called_deleted() -> None:
+    snapshot = replace(snapshots.typical(), servers={})
+    assert "It may have been deleted" in show("/servers/orders", snapshot).html
+    html = show("/servers/default", snapshot).html
+    assert "deleted" not in html
+    assert "The controller then uses PGROLE_DSN" in html
+    assert "on 0 servers" not in show("/", snapshot).html
 
 
 def test_a_page_shows_since_when_the_api_server_is_unreachable() -> None:
