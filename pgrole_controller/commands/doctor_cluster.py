@@ -30,6 +30,8 @@ ACCESS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews")
 
 _LABEL = "app.kubernetes.io/name=pgrole-controller"
 
+_NAME_ONE = "you may not list them in all namespaces: name one with -n"
+
 #: Maximum number of PgRoles that are read and counted.
 MOST_ROLES = 20_000
 
@@ -260,7 +262,10 @@ class ClusterChecks:
         except ApiError as error:
             if error.status not in (403, 404):
                 raise
-            why = "you may not list them; name a namespace with -n" if error.status == 403 else "no CRD"
+            why = "no CRD"
+            if error.status == 403:
+                namespace = self.choice.namespace
+                why = f"you may not list them in namespace {namespace}" if namespace else _NAME_ONE
             return [not_checked("PgRoles", why)]
         if self.choice.server is not None:
             objects = [one for one in objects if _server_of(one) == self.choice.server]

@@ -63,7 +63,7 @@ async def read_declaration(client: Client, stored: Stored, controller_config: Co
         return _with(
             declared,
             None,
-            Transient(Reason.SERVER_NOT_READY, f"the controller cannot read the objects of spec.connection: {error}"),
+            Transient(Reason.SERVER_NOT_READY, f"the objects of spec.connection cannot be read: {error}"),
         )
     return _with(declared, endpoint, None)
 

@@ -100,6 +100,9 @@ async def test_the_printed_commands_grant_missing_rights_to_the_caller(cluster: 
         "CRD pgroles.pgrole.dev",
     ):
         assert (check, states(found[check])) == (check, {UNKNOWN})
+    assert "name one with -n" in found["PgRoles"][0].text
+    (own,) = (await look(cluster, kubeconfig, namespace=OWN))["PgRoles"]
+    assert own.text == f"not checked: you may not list them in namespace {OWN}"
     history = await run_command("history", "--kubeconfig", str(kubeconfig))
     assert (history.code, "name one with -n" in history.err) == (1, True)
     for remedy in rights.remedies:
