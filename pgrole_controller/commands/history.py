@@ -98,8 +98,8 @@ async def _read(options: argparse.Namespace, choice: ServerChoice) -> History:
             return History(f'database "{place.database}"', drifts, since, options.limit, lacks=lacks)
     why = f'database "{place.database}" has no history for "{place.login}": {place.state.value}'
     if options.database is not None:
-        raise Refused(Reason.SERVER_NOT_READY, f"{why}. {_remedy(place.state)}")
-    return await _read_statuses(options, choice, since, why, _remedy(place.state), server)
+        raise Refused(Reason.SERVER_NOT_READY, f"{why}. {_remedy(place.state, home=False)}")
+    return await _read_statuses(options, choice, since, why, _remedy(place.state, home=True), server)
 
 
 async def _find_server(choice: ServerChoice) -> ServerConfig:
@@ -110,10 +110,13 @@ async def _find_server(choice: ServerChoice) -> ServerConfig:
         return await read_server(client, choice.server, choice.own_namespace)
 
 
-def _remedy(state: HistoryState) -> str:
+def _remedy(state: HistoryState, *, home: bool) -> str:
+    """`home`: of the home database. What installs the schema there would make another database a second home."""
     if state is HistoryState.FORBIDDEN:
         return "Connect as a member of pg_monitor, or as the controller's role"
-    return spell_commands("An administrator can install it with the output of `pgrole-controller sql`")
+    installer = "pgrole-controller sql" if home else "pgrole-controller sql --database"
+    remedy = f"n administrator can install the schema there with the output of `{installer}`"
+    return spell_commands(f"Connect to the home database, where a{remedy}" if home else f"A{remedy}")
 
 
 async def _read_statuses(

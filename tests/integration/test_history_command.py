@@ -115,7 +115,12 @@ async def test_a_member_of_pg_monitor_reads_the_history_and_another_login_gets_a
 async def test_without_schema_pgrole_the_error_names_the_remedy(database: str) -> None:
     answer = await run_command("history", PGROLE_DSN=database)
     assert (answer.code, "schema pgrole does not exist" in answer.err) == (1, True)
+    assert "Connect to the home database, where an administrator can install" in answer.err
     assert "`pgrole-controller sql`" in answer.err
+    name = database.rpartition("/")[2]
+    answer = await run_command("history", "--database", name, PGROLE_DSN=database)
+    assert answer.code == 1
+    assert "`pgrole-controller sql --database`" in answer.err
     plugin = await run_command("history", program="kubectl-pgrole", PGROLE_DSN=database)
     assert plugin.err.startswith("kubectl pgrole: ")
     assert "`kubectl pgrole sql`" in plugin.err
