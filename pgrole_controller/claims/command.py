@@ -109,7 +109,7 @@ def run(options: Arguments, dsn: str) -> int:
             return _show(options, endpoint)
         return _change(options, endpoint)
     except PgRoleError as error:
-        print(f"{program_name()}: {spell_commands(error.message)}", file=sys.stderr)  # noqa: T201
+        print(f"{program_name()}: {make_printable(spell_commands(error.message))}", file=sys.stderr)  # noqa: T201
         return FAILED
 
 

@@ -23,7 +23,7 @@ from pgrole_controller.console.security import LOOPBACK, RequestRules, read_netw
 from pgrole_controller.console.sessions import Sessions
 from pgrole_controller.console.viewer import Viewer
 from pgrole_controller.console.web_server import ConsoleServer, OwnerKey, Pages
-from pgrole_controller.ending import FAILED, leaves
+from pgrole_controller.ending import FAILED, leaves, make_printable
 from pgrole_controller.kube.api_address import ApiAddress
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import KubeError, describe_error
@@ -51,7 +51,7 @@ def run_console(arguments: ConsoleArguments) -> int:
     except* (CannotServe, KubeError) as group:
         for error in leaves(group):
             text = describe_error(error) if isinstance(error, KubeError) else str(error)
-            print(f"{program_name()}: {spell_commands(text)}", file=sys.stderr)  # noqa: T201
+            print(f"{program_name()}: {make_printable(spell_commands(text))}", file=sys.stderr)  # noqa: T201
         code = FAILED
     return code
 

@@ -4,6 +4,7 @@ import argparse
 import gc
 import threading
 from contextlib import ExitStack
+from pathlib import Path
 from unittest.mock import Mock
 
 import anyio
@@ -88,6 +89,17 @@ def test_a_value_that_could_have_no_effect_is_misuse(
         main(["console", "--auth", "token", *given])
     assert ended.value.code == 2
     assert named in capsys.readouterr().err
+
+
+def test_an_error_of_the_console_contains_no_control_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config"
+    config.write_text("apiVersion: v1\nkind: Config\ncurrent-context: a\n", encoding="utf-8")
+    with pytest.raises(SystemExit) as ended:
+        main(["console", "--auth", "kubeconfig", "--kubeconfig", str(config), "--context", "\x1b[31mred"])
+    assert ended.value.code == 1
+    assert "\\x1b[31mred" in capsys.readouterr().err
 
 
 def test_names_and_addresses_by_which_browsers_reach_the_console_are_accepted() -> None:
