@@ -33,7 +33,7 @@ class BrowserStand:
 
     async def publish(self, snapshot: Snapshot, *names: str) -> None:
         """Replaces the snapshot and tells every open page which objects changed."""
-        self.snapshot = snapshot
+        self.snapshot = replace(snapshot, version=self.snapshot.version + 1)
         for feed in self._feeds:
             with suppress(ConnectionError):
                 await feed.write(f"event: changed\ndata: {json.dumps(names)}\n\n".encode())
@@ -64,6 +64,8 @@ class BrowserStand:
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         await response.prepare(request)
         await response.write(b": hello\n\n")
+        if request.query["since"] != str(self.snapshot.version):
+            await response.write(b'event: changed\ndata: ["connection"]\n\n')
         self._feeds.append(response)
         try:
             await anyio.sleep_forever()

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Page, expect
 
 from pgrole_controller.console.snapshot import Snapshot
 from pgrole_controller.core.request import Key
@@ -73,6 +73,31 @@ async def test_a_change_that_could_not_be_fetched_is_fetched_again_and_the_page_
     tab.stand.failing = 1
     await tab.stand.publish(change_role(tab.stand.snapshot), f"role/{_APP}")
     await expect(tab.page.locator("#live-words")).to_have_text("Reconnecting")
+    await expect(tab.page.get_by_role("main")).to_contain_text("mallory")
+    await expect(tab.page.locator("#live-words")).to_have_text("Live")
+
+
+async def set_hidden(page: Page, hidden: bool) -> None:
+    """As if another tab were shown, which a browser without windows does not know."""
+    await page.evaluate(
+        """hidden => {
+            Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});
+            document.dispatchEvent(new Event('visibilitychange'));
+        }""",
+        hidden,
+    )
+
+
+async def test_many_tabs_take_no_connections_from_the_one_that_is_shown(tab: Tab) -> None:
+    await open_live(tab, "/roles/shop/orders-app")
+    await set_hidden(tab.page, True)
+    for _ in range(7):  # browsers open six connections to a server
+        page = await tab.page.context.new_page()
+        await page.goto(f"{tab.url}/roles")
+        await expect(page.locator("#live-words")).to_have_text("Live")
+        await set_hidden(page, True)
+    await tab.stand.publish(change_role(tab.stand.snapshot), f"role/{_APP}")
+    await set_hidden(tab.page, False)
     await expect(tab.page.get_by_role("main")).to_contain_text("mallory")
     await expect(tab.page.locator("#live-words")).to_have_text("Live")
 

@@ -167,14 +167,15 @@
   };
 
   if (find("live")) {
+    let events = null;
     const listen = () => {
       // The version tells the server whether something changed since this page, or while the stream was interrupted.
-      const events = new EventSource(`/events?since=${find("main").dataset.version}`);
-      events.addEventListener("open", () => {
+      const stream = (events = new EventSource(`/events?since=${find("main").dataset.version}`));
+      stream.addEventListener("open", () => {
         streaming = true;
         tellLive("on");
       });
-      events.addEventListener("changed", (event) => {
+      stream.addEventListener("changed", (event) => {
         let names = ["connection"];
         try {
           names = JSON.parse(event.data);
@@ -183,18 +184,30 @@
         }
         if (concerns(names)) update();
       });
-      events.addEventListener("error", () => {
+      stream.addEventListener("error", () => {
         streaming = false;
         tellLive("lost");
-        if (events.readyState !== EventSource.CLOSED) return;
+        if (stream.readyState !== EventSource.CLOSED) return;
         setTimeout(() => {
+          if (stream !== events) return;
           refresh(); // a session that ended leads to the login page
           listen();
         }, 3000);
       });
-      addEventListener("pagehide", () => events.close(), { once: true });
     };
-    listen();
+    const stop = () => {
+      events?.close();
+      events = null;
+      streaming = false;
+    };
+    // Browsers open six connections to a server over HTTP/1.1: hidden tabs would keep them from those that are shown.
+    const follow = () => {
+      if (document.hidden) stop();
+      else if (!events) listen();
+    };
+    document.addEventListener("visibilitychange", follow);
+    addEventListener("pagehide", stop);
+    follow();
     addEventListener("pageshow", (event) => event.persisted && location.reload());
   }
 
