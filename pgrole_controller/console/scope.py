@@ -37,7 +37,11 @@ class ViewScope:
 
 async def may_still_list(client: Client, resource: Resource, namespace: str | None) -> bool:
     """Asks without reading anything. Also True if the API server does not tell. Raises ApiError, KubeError."""
-    asked = {"group": resource.group, "resource": resource.plural, "verb": "list"}
+    return await _may(client, "list", resource, namespace)
+
+
+async def _may(client: Client, verb: str, resource: Resource, namespace: str | None) -> bool:
+    asked = {"group": resource.group, "resource": resource.plural, "verb": verb}
     body = {
         "apiVersion": ACCESS_REVIEWS.api_version,
         "kind": "SelfSubjectAccessReview",
@@ -71,15 +75,23 @@ async def ask_name(client: Client) -> str:
     return name[:LONGEST_NAME] if isinstance(name, str) else ""
 
 
-async def find_scope(client: Client, wanted: Iterable[str]) -> ViewScope:
-    """Raises KubeError, and ApiError for anything but a denial."""
-    servers = await _may_list(client, PGSERVERS, None)
-    if await _may_list(client, PGROLES, None):
+async def find_scope(client: Client, wanted: Iterable[str], *, refused: bool = False) -> ViewScope:
+    """`refused`: a watch was, so what may be listed but not watched is left out. Raises KubeError, and ApiError for
+    anything but a denial.
+    """
+
+    async def may_follow(resource: Resource, namespace: str | None) -> bool:
+        if not await _may_list(client, resource, namespace):
+            return False
+        return not refused or await _may(client, "watch", resource, namespace)
+
+    servers = await may_follow(PGSERVERS, None)
+    if await may_follow(PGROLES, None):
         return ViewScope(None, servers)
     tried = list(dict.fromkeys([*wanted, *await _listed_namespaces(client)]))[:MOST_TRIED]
     allowed: list[str] = []
     for namespace in tried:
-        if len(allowed) < MOST_WATCHED and await _may_list(client, PGROLES, namespace):
+        if len(allowed) < MOST_WATCHED and await may_follow(PGROLES, namespace):
             allowed.append(namespace)
     return ViewScope(tuple(sorted(allowed)), servers)
 

@@ -109,6 +109,7 @@ class Viewer:
         self._servers: ViewedStore | None = None
         self._lost: ViewScope | None = None  # of which a review denied a part
         self._reviewed = True
+        self._refused = False  # whether the API server refused a list or a watch
         self._known = Signal()
         self._rescope = Signal()
         self._used = Signal()
@@ -223,7 +224,7 @@ class Viewer:
     async def _ask_scope(self, client: Client) -> ViewScope:
         while True:
             try:
-                return await find_scope(client, self._wanted)
+                return await find_scope(client, self._wanted, refused=self._refused)
             except KubeError as error:
                 log.warning("rights of the viewer not read", extra={"viewer": self.name, "error": str(error)})
                 if isinstance(error, ApiError):
@@ -285,13 +286,17 @@ class Viewer:
         return (None,) if scope.namespaces is None else scope.namespaces
 
     def _store(self) -> ViewedStore:
-        return ViewedStore(self._shared, self._room, self._rescope.set, lambda: self.live.note(PROGRESS))
+        return ViewedStore(self._shared, self._room, self._note_refusal, lambda: self.live.note(PROGRESS))
 
     async def _reflect(self, client: Client, store: ViewedStore, namespace: str | None) -> None:
         await reflect(client, PGROLES, store, self._note_role, namespace=namespace, timing=TIMING)
 
     async def _reflect_servers(self, client: Client, store: ViewedStore) -> None:
         await reflect(client, PGSERVERS, store, self._note_server, timing=TIMING)
+
+    def _note_refusal(self) -> None:
+        self._refused = True
+        self._rescope.set()
 
     def _note_role(self, change: Change) -> None:
         self.live.note(f"role/{change.key}")

@@ -27,7 +27,7 @@ def the_console_shows_a_viewer_only_what_rbac_permits(database: ClusterDatabase)
     visitor = Visitor(address["clusterIP"], address["ports"][0]["port"])
     assert visitor.log_in("not-a-token") == 401
     assert visitor.log_in(token) == 303
-    assert "You may not list PgRoles in any namespace" in visitor.show("/roles")
+    assert "You may not list and watch PgRoles in any namespace" in visitor.show("/roles")
     _permit(cluster)
     assert visitor.log_in(token, "shop") == 303
     wait(lambda: "/roles/shop/orders" in visitor.show("/roles"), "the console shows the role")

@@ -160,9 +160,17 @@ class Accounts:
     server: ApiServer
 
     async def create(
-        self, namespace: str, *, sees: Sequence[str] = (), everything: bool = False, name: str | None = None
+        self,
+        namespace: str,
+        *,
+        sees: Sequence[str] = (),
+        lists: Sequence[str] = (),
+        everything: bool = False,
+        name: str | None = None,
     ) -> str:
-        """Creates an account in `namespace` that may list PgRoles in the namespaces `sees`; returns its token."""
+        """Creates an account in `namespace` that may list and watch PgRoles in the namespaces `sees`, and only get and
+        list them in `lists`; returns its token.
+        """
         account = name or f"viewer-{secrets.token_hex(3)}"
         await self._post(
             f"/api/v1/namespaces/{namespace}/serviceaccounts",
@@ -170,6 +178,8 @@ class Accounts:
         )
         for place in sees:
             await self._grant(place, namespace, account, ["pgroles"])
+        for place in lists:
+            await self._grant(place, namespace, account, ["pgroles"], ["get", "list"])
         if everything:
             await self._grant(None, namespace, account, ["pgroles", "pgservers"])
         return self.server.token_of(await self.server.admit(namespace, account))
@@ -182,11 +192,18 @@ class Accounts:
         path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{place}/rolebindings/{account}"
         await self.server.request("DELETE", path)
 
-    async def _grant(self, place: str | None, namespace: str, account: str, resources: Sequence[str]) -> None:
+    async def _grant(
+        self,
+        place: str | None,
+        namespace: str,
+        account: str,
+        resources: Sequence[str],
+        verbs: Sequence[str] = ("get", "list", "watch"),
+    ) -> None:
         cluster = "Cluster" if place is None else ""
         path = "/apis/rbac.authorization.k8s.io/v1/" + (f"namespaces/{place}/" if place else "")
         group = "rbac.authorization.k8s.io"
-        rules = [{"apiGroups": ["pgrole.dev"], "resources": list(resources), "verbs": ["get", "list", "watch"]}]
+        rules = [{"apiGroups": ["pgrole.dev"], "resources": list(resources), "verbs": list(verbs)}]
         await self._post(
             f"{path}{cluster.lower()}roles",
             {"apiVersion": f"{group}/v1", "kind": f"{cluster}Role", "metadata": {"name": account}, "rules": rules},

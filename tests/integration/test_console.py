@@ -64,6 +64,19 @@ async def test_a_viewer_of_one_namespace_sees_only_that_one(
     assert shown["servers_hidden"]
 
 
+async def test_a_namespace_that_a_viewer_may_list_but_not_watch_is_not_shown_as_empty(
+    api_server: ApiServer, namespace: str
+) -> None:
+    accounts = Accounts(api_server)
+    token = await accounts.create(namespace, lists=[namespace])
+    await declare_role(api_server, namespace, "orders")
+    async with run_test_console(**of_token(api_server)) as console, console.browser() as browser:
+        assert await browser.log_in(token, namespace) == 303
+        version = (await shown_once(browser, lambda shown: shown["namespaces"] == []))["version"]
+        await anyio.sleep(0.5)
+        assert (await browser.show())["version"] == version  # the console does not list it over and over
+
+
 async def test_a_viewer_without_rights_sees_nothing(api_server: ApiServer, namespace: str) -> None:
     token = await Accounts(api_server).create(namespace)
     async with run_test_console(**of_token(api_server)) as console, console.browser() as browser:
