@@ -31,6 +31,7 @@ class Snapshot:
     read_at: datetime  # UTC; when the API server last confirmed it
     viewer: str  # user name for the header; may be empty
     reading: bool = False  # the first list is incomplete: this is what arrived so far
+    accepted: bool = True  # False: the API server no longer accepts the credentials of the kubeconfig
     cut: bool = False  # the viewer may be permitted to list more namespaces, but the console watches no more
     version: int = 0  # another number after each change
     fetched: FetchedObject | None = None  # for a page with YAML

@@ -60,11 +60,11 @@ Connect = Callable[[Reachability], AbstractAsyncContextManager[Client]]
 
 
 class ViewedConnection(Reachability):
-    """Whether the API server answers this viewer, as of the last request."""
+    """Whether the API server answers this viewer and accepts their credentials, as of the last request."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         super().__init__()
-        self.connected = True
+        self.connected = self.accepted = True
         self.read_at = datetime.now(UTC)
         self._changed = changed
         self._returned = Signal()
@@ -74,9 +74,11 @@ class ViewedConnection(Reachability):
         if status >= 500:
             self.note_failure()
             return
-        self.read_at = datetime.now(UTC)
-        if not self.connected:
-            self.connected = True
+        accepted = status != 401
+        if accepted:
+            self.read_at = datetime.now(UTC)
+        if not self.connected or accepted != self.accepted:
+            self.connected, self.accepted = True, accepted
             self._returned.pulse()
             self._changed()
 
@@ -151,9 +153,10 @@ class Viewer:
             servers_hidden=scope is not None and not scope.servers,
             namespaces=None if scope is None else scope.namespaces,
             connected=self._connection.connected,
+            accepted=self._connection.accepted,
             read_at=self._connection.read_at,
             viewer=self.name,
-            reading=scope is None or any(store.reading for store in self._stores),
+            reading=scope is None or not self._connection.accepted or any(store.reading for store in self._stores),
             cut=scope is not None and len(scope.namespaces or ()) >= MOST_WATCHED,
             version=self.live.version,
         )
@@ -227,10 +230,15 @@ class Viewer:
                 return await find_scope(client, self._wanted, refused=self._refused)
             except KubeError as error:
                 log.warning("rights of the viewer not read", extra={"viewer": self.name, "error": str(error)})
-                if isinstance(error, ApiError):
+                pause = AWAY_SECONDS
+                if isinstance(error, ApiError) and error.status == 401:
+                    pause = CHECK_SECONDS  # each attempt reads the credentials again, which may run a program
+                    self._forget()
+                    self._known.set()
+                elif isinstance(error, ApiError):
                     self._connection.note_failure()
                     self._known.set()
-                with anyio.move_on_after(AWAY_SECONDS):
+                with anyio.move_on_after(pause):
                     await self._connection.wait_until_back()
 
     async def _watch(self, client: Client, scope: ViewScope) -> None:

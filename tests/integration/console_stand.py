@@ -38,6 +38,8 @@ class PlainPages:
             "servers_hidden": snapshot.servers_hidden,
             "namespaces": snapshot.namespaces,
             "connected": snapshot.connected,
+            "accepted": snapshot.accepted,
+            "reading": snapshot.reading,
             "viewer": snapshot.viewer,
             "version": snapshot.version,
             "fetched": None if snapshot.fetched is None else (snapshot.fetched.answer or b"").decode(),

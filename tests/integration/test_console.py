@@ -1,7 +1,10 @@
 """The console's server part against a real API server: who sees what, live."""
 
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -273,6 +276,31 @@ class TestLaptop:
             assert len(console.announced) == 2
             assert await self.enter(console, browser) == 303
             assert (await browser.show())["connected"]
+
+    @pytest.mark.slow
+    async def test_refused_credentials_are_named_until_the_token_file_has_others(
+        self, api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr(viewer, "CHECK_SECONDS", 0.2)
+        monkeypatch.setattr(viewer, "TIMING", replace(viewer.TIMING, watch_least=1.0, watch_most=2.0))
+        accounts, config, token = Accounts(api_server), tmp_path / "kubeconfig", tmp_path / "token"
+        token.write_text(await accounts.create(namespace, everything=True, name="me"), encoding="utf-8")
+        written = re.sub("token: .*", f"tokenFile: {token}", api_server.kubeconfig.read_text(encoding="utf-8"))
+        config.write_text(written, encoding="utf-8")
+        await declare_role(api_server, namespace, "orders")
+        async with (
+            run_test_console(auth="kubeconfig", kubeconfig=str(config)) as console,
+            console.browser() as browser,
+        ):
+            assert await self.enter(console, browser) == 303
+            await shown_once(browser, lambda shown: f"{namespace}/orders" in shown["roles"])
+            await accounts.delete(namespace, "me")
+            await shown_once(browser, lambda shown: not shown["accepted"])
+            emptied = await shown_once(browser, lambda shown: not shown["roles"])
+            assert (emptied["accepted"], emptied["connected"], emptied["reading"]) == (False, True, True)
+            token.write_text(await accounts.create(namespace, everything=True), encoding="utf-8")
+            shown = await shown_once(browser, lambda shown: f"{namespace}/orders" in shown["roles"])
+            assert shown["accepted"]
 
 
 class Cut:

@@ -422,6 +422,13 @@ def test_a_page_shows_since_when_the_api_server_is_unreachable() -> None:
     assert 'datetime="2026-11-22T14:37:00+00:00"' in html
 
 
+def test_a_page_says_that_the_credentials_are_refused_and_not_that_there_is_nothing() -> None:
+    html = show("/", replace(snapshots.empty(), accepted=False, reading=True)).html
+    assert "The API server does not accept your credentials." in html
+    assert "Create one" not in html
+    assert "The page fills in" not in html
+
+
 def test_the_login_page_escapes_its_problem() -> None:
     html = render_login('"><b>', SCRIPT)
     check_inert(html)
