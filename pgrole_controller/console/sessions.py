@@ -21,7 +21,7 @@ from pgrole_controller.console.scope import ask_name
 from pgrole_controller.console.viewed_objects import SharedObjects
 from pgrole_controller.console.viewer import Viewer
 from pgrole_controller.kube.client import Client
-from pgrole_controller.kube.errors import ApiError, KubeError
+from pgrole_controller.kube.errors import ApiError, KubeError, is_away
 from pgrole_controller.kube.transport import Reachability
 from pgrole_controller.logs import describe_error
 
@@ -271,6 +271,8 @@ class Sessions:
         except ApiError as error:
             if error.status == 401:
                 raise Rejected(401, "the API server does not accept this token: it is wrong or expired") from error
+            if is_away(error):
+                self._failures.forgive(address)
             raise Rejected(502, f"the API server answers with an error: {error.status} {error.reason}") from error
         except KubeError as error:
             self._failures.forgive(address)

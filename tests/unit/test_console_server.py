@@ -3,7 +3,7 @@
 import argparse
 import gc
 import threading
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -29,9 +29,12 @@ from pgrole_controller.console.sessions import (
     Failures,
     Lanes,
     Rejected,
+    Sessions,
 )
 from pgrole_controller.console.viewed_objects import PROGRESS, SharedObjects, ViewedObjects, ViewedStore, ViewerRoom
 from pgrole_controller.core.request import Key
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.store import pack
 from pgrole_controller.settings import WrongSetting
 
@@ -211,6 +214,28 @@ def test_a_successful_attempt_does_not_count_as_a_failure() -> None:
     failures.forgive("b")
     failures.forgive(None)
     assert not failures.exceeded("b", 0.0)
+
+
+@pytest.mark.parametrize(("status", "slowed"), [(401, True), (403, True), (429, False), (500, False), (503, False)])
+async def test_only_attempts_that_fail_through_their_own_fault_slow_down_others(
+    status: int, slowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[str] = []
+
+    class Refusing:
+        def connect(self, *_: object) -> AbstractAsyncContextManager[Client]:
+            raise ApiError(status, "Reason", "message")
+
+    async def wait(_: Lanes, address: str) -> None:
+        turns.append(address)
+
+    monkeypatch.setattr(Lanes, "wait", wait)
+    async with anyio.create_task_group() as tasks:
+        attempts = Sessions(tasks, Refusing())
+        for n in range(MOST_FAILURES + 1):
+            with pytest.raises(Rejected):
+                await attempts.log_in(f"token-{n}", (), "10.1.2.3")
+    assert bool(turns) is slowed
 
 
 async def test_a_feed_ends_with_the_session_that_opened_it() -> None:
