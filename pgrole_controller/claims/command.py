@@ -28,8 +28,9 @@ from pgrole_controller.postgres.claims import (
     transfer,
 )
 from pgrole_controller.postgres.connection import Endpoint
+from pgrole_controller.postgres.errors import is_lacking, is_without_schema
 from pgrole_controller.program import program_name, spell_commands
-from pgrole_controller.settings import WrongSetting
+from pgrole_controller.settings import DSN, WrongSetting
 
 _HEADINGS = ("ROLE", "IN DATABASE", "CLUSTER", "OBJECT", "STATE", "APPLIED", "DRIFTS", "LAST DRIFT", "RELEASED")
 
@@ -109,8 +110,18 @@ def run(options: Arguments, dsn: str) -> int:
             return _show(options, endpoint)
         return _change(options, endpoint)
     except PgRoleError as error:
-        print(f"{program_name()}: {make_printable(spell_commands(error.message))}", file=sys.stderr)  # noqa: T201
+        text = f"{error.message}{_hint(error)}"
+        print(f"{program_name()}: {make_printable(spell_commands(text))}", file=sys.stderr)  # noqa: T201
         return FAILED
+
+
+def _hint(error: PgRoleError) -> str:
+    """What the author of PGROLE_DSN can do; the message is written for the administrator of a controller."""
+    if is_lacking(error) or is_lacking(error.__cause__):
+        return f". Better set {DSN.variable} to the controller's login: these privileges allow changes to all claims"
+    if is_without_schema(error):
+        return f". Set {DSN.variable} to the home database, spec.connection.database of the PgServer"
+    return ""
 
 
 def _show(options: ListArguments, endpoint: Endpoint) -> int:

@@ -177,6 +177,11 @@ def is_lacking(error: BaseException | None) -> bool:
     return error is not None and isinstance(error.__cause__, asyncpg.InsufficientPrivilegeError)
 
 
+def is_without_schema(error: BaseException | None) -> bool:
+    """Whether the database has no schema pgrole (invalid_schema_name)."""
+    return error is not None and isinstance(error.__cause__, asyncpg.InvalidSchemaNameError)
+
+
 #: Exceptions of a lost connection. InternalClientError: a statement was sent while the server closed the connection.
 LOST = (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, EOFError)
 

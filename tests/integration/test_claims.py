@@ -424,6 +424,7 @@ class TestFailure:
         answer = await trial.run("list")
         assert answer.code == 1
         assert "schema pgrole" in answer.err
+        assert "Set PGROLE_DSN to the home database" in answer.err
 
     async def test_a_schema_of_another_role_is_not_trusted_and_runs_no_code(self, trial: ClaimsTrial) -> None:
         await trial.home.execute("DROP SCHEMA pgrole CASCADE; CREATE ROLE mallory")
@@ -452,6 +453,7 @@ class TestFailure:
             await trial.home.execute("DROP ROLE guest")
         assert answer.code == 1
         assert "GRANT" in answer.err
+        assert "Better set PGROLE_DSN to the controller's login" in answer.err
         assert PASSWORD not in answer.err
 
 
