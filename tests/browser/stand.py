@@ -20,7 +20,7 @@ from tests.browser.snapshots import NOW, typical
 class BrowserStand:
     """`snapshot`: what the next request is shown. `asked`: requests for pages and fragments, in order.
 
-    `failing`: how many fragments are refused from now on.
+    `failing`: how many fragments are refused from now on. `login`: where a proxy redirects to, instead of a refusal.
     """
 
     url: str = ""
@@ -28,6 +28,7 @@ class BrowserStand:
     asked: list[str] = field(default_factory=list)
     logged_in: bool = True
     failing: int = 0
+    login: str = ""
     _pages: ConsolePages = field(default_factory=ConsolePages)
     _feeds: list[web.StreamResponse] = field(default_factory=list)
 
@@ -41,7 +42,9 @@ class BrowserStand:
     async def send_page(self, request: web.Request) -> web.Response:
         fragment = request.headers.get("X-Fragment") == "1"
         if not self.logged_in:
-            raise web.HTTPUnauthorized if fragment else web.HTTPFound("/login")
+            if fragment and not self.login:
+                raise web.HTTPUnauthorized
+            raise web.HTTPFound(self.login if fragment else "/login")
         if fragment and self.failing:
             self.failing -= 1
             raise web.HTTPServiceUnavailable

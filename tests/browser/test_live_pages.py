@@ -110,6 +110,15 @@ async def test_an_ended_session_leads_to_the_login_page(tab: Tab) -> None:
     await expect(tab.page.get_by_role("heading", level=1)).to_have_text("Sign in")
 
 
+async def test_a_session_that_ended_at_a_proxy_leads_to_the_proxys_login(tab: Tab) -> None:
+    await open_live(tab, "/")
+    tab.stand.logged_in, tab.stand.login = False, "http://localhost:9/login"
+    await tab.stand.publish(tab.stand.snapshot, "connection")
+    await expect(tab.page.get_by_role("heading", level=1)).to_have_text("Sign in")
+    assert set(tab.strange) == {tab.stand.login}  # Chromium reports the redirect, which it does not follow
+    tab.strange.clear()
+
+
 async def test_a_page_appears_before_every_role_is_read_and_fills_up(tab: Tab) -> None:
     some = replace(snapshots.calm(), reading=True)
     tab.stand.snapshot = replace(some, roles=dict(list(some.roles.items())[:2]))

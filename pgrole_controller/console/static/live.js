@@ -109,8 +109,9 @@
     running?.abort();
     const request = (running = new AbortController());
     try {
-      const answer = await fetch(url, { headers: { "X-Fragment": "1" }, signal: request.signal, cache: "no-store" });
-      if (answer.status === 401 || answer.redirected) {
+      const asked = { headers: { "X-Fragment": "1" }, signal: request.signal, cache: "no-store", redirect: "manual" };
+      const answer = await fetch(url, asked);
+      if (answer.status === 401 || answer.type === "opaqueredirect") { // a proxy's login is on another site
         location.reload();
         return;
       }
