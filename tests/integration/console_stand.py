@@ -40,6 +40,7 @@ class PlainPages:
             "connected": snapshot.connected,
             "accepted": snapshot.accepted,
             "reading": snapshot.reading,
+            "cut": snapshot.cut,
             "viewer": snapshot.viewer,
             "version": snapshot.version,
             "fetched": None if snapshot.fetched is None else (snapshot.fetched.answer or b"").decode(),

@@ -11,7 +11,7 @@ import anyio
 import pytest
 import yarl
 
-from pgrole_controller.console import viewer
+from pgrole_controller.console import scope, viewer
 from pgrole_controller.local.apiserver import ApiServer
 from tests.integration.console_stand import (
     DEADLINE,
@@ -65,6 +65,18 @@ async def test_a_viewer_of_one_namespace_sees_only_that_one(
     assert list(shown["roles"]) == [f"{namespace}/orders"]
     assert shown["namespaces"] == [namespace]
     assert shown["servers_hidden"]
+
+
+async def test_a_viewer_of_more_namespaces_than_the_console_watches_is_told_so(
+    api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scope, "MOST_WATCHED", 1)
+    monkeypatch.setattr(viewer, "MOST_WATCHED", 1)
+    token = await Accounts(api_server).create(namespace, sees=[namespace, "default"])
+    async with run_test_console(**of_token(api_server)) as console, console.browser() as browser:
+        assert await browser.log_in(token, f"{namespace},default") == 303
+        shown = await browser.show()
+        assert (shown["namespaces"], shown["cut"]) == ([namespace], True)
 
 
 async def test_a_namespace_that_a_viewer_may_list_but_not_watch_is_not_shown_as_empty(
