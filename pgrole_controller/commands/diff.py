@@ -9,11 +9,10 @@ import anyio
 from pgrole_controller.api.reading import Invalid, read_pgrole
 from pgrole_controller.commands.arguments import ServerChoice, server_choice
 from pgrole_controller.commands.output import finish
-from pgrole_controller.commands.plan import left_out, show
+from pgrole_controller.commands.plan import left_out, plan_servers, show
 from pgrole_controller.commands.plan_case import Subject
 from pgrole_controller.commands.plan_cluster import ClusterView, created_at, current_namespace, read_cluster
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport, join_reports
-from pgrole_controller.commands.planning import plan_server
 from pgrole_controller.commands.server_reading import (
     at_dsn,
     check_one_server,
@@ -75,10 +74,12 @@ async def diff_cluster(choice: ServerChoice, namespace: str | None, names: Seque
             reports.append(await _leave_out(client, left, asked, choice))
         if choice.dsn is not None and choice.server is None:
             by_server = _on_one_server(by_server, asked)
-        for name, subjects in by_server.items():
-            if asked is None or any(one.key in asked for one in subjects):
-                config = await _find(client, name, choice)
-                reports.append(await plan_server(config, subjects, asked))
+        servers = [
+            (await _find(client, name, choice), subjects)
+            for name, subjects in by_server.items()
+            if asked is None or any(one.key in asked for one in subjects)
+        ]
+        reports += await plan_servers(servers, asked)
     return join_reports(reports)
 
 

@@ -39,6 +39,7 @@ from pgrole_controller.commands.server_reading import (
 )
 from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.request import Key
 from pgrole_controller.imports import gc_paused
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.store import mapping, whole
@@ -46,6 +47,9 @@ from pgrole_controller.settings import WrongSetting
 
 if TYPE_CHECKING:
     from pgrole_controller.kube.client import Client
+
+#: Servers that are read at once: one that does not answer takes five seconds.
+MOST_AT_ONCE = 8
 
 #: Objects that are not in the cluster are younger than all that are, in the order of the files.
 _NOT_YET = datetime(9998, 1, 1, tzinfo=UTC)
@@ -98,12 +102,32 @@ async def plan_files(manifests: Manifests, choice: ServerChoice) -> PlanReport:
             view = await read_cluster(client, {one.key.namespace for one in roles}, required=False)
         reports = [PlanReport(tuple(map(_wrong, manifests.wrong)), (*chosen.notes, *view.notes))]
         subjects = {one.key: _subject(place, one, view, read=client is not None) for place, one in enumerate(roles)}
+        servers: list[tuple[ServerConfig, Sequence[Subject]]] = []
+        notes: list[PlanReport] = []
         for name, some in chosen.by_server.items():
             config, note = await _find(name, declared.get(name), client, choice)
-            reports.append(await plan_server(config, [subjects[one.key] for one in some]))
+            servers.append((config, [subjects[one.key] for one in some]))
             if note:
-                reports.append(PlanReport((), (note,)))
+                notes.append(PlanReport((), (note,)))
+        reports += [*await plan_servers(servers), *notes]
     return join_reports(reports)
+
+
+async def plan_servers(
+    servers: Sequence[tuple[ServerConfig, Sequence[Subject]]], asked: frozenset[Key] | None = None
+) -> list[PlanReport]:
+    """Returns the report of each server, in this order, as of `plan_server`."""
+    reports = [PlanReport(())] * len(servers)
+    turns = anyio.CapacityLimiter(MOST_AT_ONCE)
+
+    async def plan_one(place: int, config: ServerConfig, subjects: Sequence[Subject]) -> None:
+        async with turns:
+            reports[place] = await plan_server(config, subjects, asked)
+
+    async with anyio.create_task_group() as tasks:
+        for place, (config, subjects) in enumerate(servers):
+            tasks.start_soon(plan_one, place, config, subjects)
+    return reports
 
 
 def _choose(roles: Sequence[DeclaredRole], choice: ServerChoice) -> _Chosen:

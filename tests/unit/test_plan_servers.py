@@ -2,11 +2,16 @@
 
 from typing import Any
 
+import anyio
 import pytest
 import yaml
 
 from pgrole_controller.commands.manifest_files import parse_manifests
-from pgrole_controller.commands.plan import plan_files
+from pgrole_controller.commands.plan import plan_files, plan_servers
+from pgrole_controller.commands.plan_model import PlanReport
+from pgrole_controller.controller.server_config import ServerConfig
+from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.kube.errors import NotConfigured
 from pgrole_controller.settings import WrongSetting
 from tests.commands import choose
@@ -59,3 +64,22 @@ async def test_without_a_dsn_a_cluster_is_needed(monkeypatch: pytest.MonkeyPatch
 async def test_files_without_objects_need_neither_a_dsn_nor_a_cluster() -> None:
     report = await plan_files(parse_manifests([("f", "kind: Secret")], "shop"), choose())
     assert (report.objects, report.differs) == ((), False)
+
+
+async def test_servers_are_read_at_the_same_time_and_reported_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    all_begun = anyio.Event()
+
+    async def wait_for_all(config: ServerConfig, _subjects: object, _asked: object) -> PlanReport:
+        begun.append(config.name)
+        if len(begun) == 3:
+            all_begun.set()
+        await all_begun.wait()
+        await anyio.sleep(0.01 if config.name == "a" else 0)
+        return PlanReport((), (config.name,))
+
+    monkeypatch.setattr("pgrole_controller.commands.plan.plan_server", wait_for_all)
+    servers = [(ServerConfig(name, None, ServerPolicy(), Address("", 5432, "", "")), ()) for name in "abc"]
+    with anyio.fail_after(30):
+        reports = await plan_servers(servers)
+    assert [one.notes for one in reports] == [("a",), ("b",), ("c",)]
