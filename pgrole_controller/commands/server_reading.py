@@ -21,7 +21,7 @@ from pgrole_controller.kube.store import pack, parse
 from pgrole_controller.postgres.connection import Connection, Endpoint
 from pgrole_controller.postgres.database_connection import connect_read_only
 from pgrole_controller.postgres.errors import translate_errors
-from pgrole_controller.settings import TEMPLATES, WrongSetting, read_settings, server_policy_of
+from pgrole_controller.settings import DSN, TEMPLATES, WrongSetting, read_settings, server_policy_of
 
 if TYPE_CHECKING:
     from pgrole_controller.kube.client import Client
@@ -67,7 +67,10 @@ async def read_server(client: "Client", name: str, own_namespace: str) -> Server
     except ApiError as error:
         if error.status != 404:
             raise
-        raise Refused(Reason.SERVER_NOT_READY, f'PgServer "{name}" does not exist') from error
+        hint = ""
+        if name == DEFAULT_SERVER:
+            hint = f". If the controller uses {DSN.variable}, set it here as well, without --server"
+        raise Refused(Reason.SERVER_NOT_READY, f'PgServer "{name}" does not exist{hint}') from error
     except Invalid as error:
         raise Refused(Reason.INVALID_SPEC, f'PgServer "{name}": {error}') from error
     return await read_declaration(client, pack(obj), ControllerConfig(namespace=own_namespace))

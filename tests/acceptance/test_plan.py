@@ -151,6 +151,13 @@ async def test_diff_fails_for_an_object_that_does_not_exist(kube: Kube, choice: 
     assert "does not exist" in report.objects[0].errors[0].message
 
 
+async def test_diff_without_the_controllers_dsn_asks_for_it(kube: Kube, choice: ServerChoice) -> None:
+    await kube.apply("app", name=f"diff_{secrets.token_hex(3)}")
+    report = await diff_cluster(replace(choice, dsn=None), kube.namespace)
+    assert report.failed
+    assert "If the controller uses PGROLE_DSN, set it here as well" in report.objects[0].errors[0].message
+
+
 async def test_diff_with_a_server_tells_which_objects_it_left_out(kube: Kube, choice: ServerChoice) -> None:
     pgservers, other = PgServers(kube.server), f"other-{secrets.token_hex(3)}"
     await kube.apply("app", name=f"diff_{secrets.token_hex(3)}")
