@@ -59,8 +59,8 @@ async def plan_server(
 ) -> PlanReport:
     """Returns what would happen to these objects of one server.
 
-    `asked`: only these are reported; the others are their rivals. Never raises PgRoleError: an error of the server
-    becomes one of each object.
+    `asked`: only these are reported; the others are their rivals. Raises nothing: an error of the server becomes one
+    of each object.
     """
     try:
         if config.endpoint is None:
@@ -78,6 +78,8 @@ async def plan_server(
         return plan.report(asked)
     except PgRoleError as error:
         return _failed(config, subjects, asked, error)
+    except Exception as error:  # noqa: BLE001 -- one server's error
+        return _failed(config, subjects, asked, make_unexpected(error))
 
 
 def _failed(

@@ -8,11 +8,15 @@ import yaml
 
 from pgrole_controller.commands.manifest_files import parse_manifests
 from pgrole_controller.commands.plan import plan_files, plan_servers
+from pgrole_controller.commands.plan_case import Subject
 from pgrole_controller.commands.plan_model import PlanReport
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.policy import ServerPolicy
+from pgrole_controller.core.request import Key
 from pgrole_controller.kube.errors import NotConfigured
+from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.settings import WrongSetting
 from tests.commands import choose
 
@@ -83,3 +87,16 @@ async def test_servers_are_read_at_the_same_time_and_reported_in_order(monkeypat
     with anyio.fail_after(30):
         reports = await plan_servers(servers)
     assert [one.notes for one in reports] == [("a",), ("b",), ("c",)]
+
+
+async def test_an_unexpected_error_with_one_server_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(endpoint: Endpoint) -> None:
+        raise ZeroDivisionError(str(endpoint))
+
+    monkeypatch.setattr("pgrole_controller.commands.planning.reading", fail)
+    broken = ServerConfig("a", Endpoint(DSN), ServerPolicy(), Address("", 5432, "", ""))
+    fine = ServerConfig("b", None, ServerPolicy(), Address("", 5432, "", ""))
+    pgrole = parse_manifests([("roles.yaml", write({"app": ""}))], "shop").roles[0].pgrole
+    subject = Subject(Key("shop", "app"), pgrole)
+    reports = await plan_servers([(broken, [subject]), (fine, [subject])])
+    assert [one.objects[0].errors[0].reason for one in reports] == [Reason.INTERNAL_ERROR, Reason.SERVER_NOT_READY]
