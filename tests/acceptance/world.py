@@ -468,11 +468,11 @@ class Stage:
     postgres: PostgresServer
     folder: Path
 
-    def controller(self, dsn: str | None = None, *arguments: str) -> Controller:
+    def controller(self, dsn: str | None = None, *arguments: str, **environment: str) -> Controller:
         """Returns a controller, not started, for this namespace only, with its own log."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         dsn = dsn or self.postgres.dsn()
-        return Controller(self.kube.server, dsn, folder, "--namespace", self.kube.namespace, *arguments)
+        return Controller(self.kube.server, dsn, folder, "--namespace", self.kube.namespace, *arguments, **environment)
 
     def database(self) -> AbstractAsyncContextManager[Database]:
         return open_database(self.postgres.dsn())
