@@ -1,8 +1,10 @@
 """Whether roles are as declared, by their specs and PostgreSQL's catalogs alone: nothing of the controller is used."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+import asyncpg
 
 from pgrole_controller.postgres.connection import Connection
 from tests.acceptance.world import Json, condition, is_ready
@@ -62,7 +64,7 @@ WHERE r.rolname = $1
 """
 
 
-class Held(NamedTuple):
+class HeldPrivilege(NamedTuple):
     """A privilege of one role, with a star if the role may grant it. `column` is empty for a whole object."""
 
     kind: str
@@ -72,13 +74,15 @@ class Held(NamedTuple):
     privilege: str
 
 
-async def compare_privileges(connection: Connection, role: str, declared: Json) -> tuple[list[Held], list[Held]]:
+async def compare_privileges(
+    connection: Connection, role: str, declared: Json
+) -> tuple[list[HeldPrivilege], list[HeldPrivilege]]:
     """Returns what a role holds in this database although it is not declared, and what it lacks.
 
     `declared`: the item of `spec.privileges` for this database.
     """
     wanted = _expected(declared, role, await connection.fetch(_OBJECTS))
-    held = {Held(*row) for row in await connection.fetch(_HELD, role)}
+    held = {HeldPrivilege(*row) for row in await connection.fetch(_HELD, role)}
     if declared.get("createdBy"):
         held = {one for one in held if one.kind != "Default"}
     ignored = declared.get("unmanaged", ())
@@ -117,17 +121,17 @@ def _matches(text: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(text, pattern) for pattern in patterns)
 
 
-def _is_ignored(one: Held, schemas: Iterable[str]) -> bool:
+def _is_ignored(one: HeldPrivilege, schemas: Iterable[str]) -> bool:
     return _matches(one.name if one.kind == "Schema" else one.schema, schemas)
 
 
-def _is_covered(one: Held, wanted: set[Held]) -> bool:
+def _is_covered(one: HeldPrivilege, wanted: set[HeldPrivilege]) -> bool:
     """A privilege on a column that is declared for the whole table need not be granted as well."""
     return bool(one.column) and one._replace(column="") in wanted
 
 
-def _expected(declared: Json, role: str, objects: Iterable[Mapping[str, Any]]) -> set[Held]:
-    found: set[Held] = set()
+def _expected(declared: Json, role: str, objects: Iterable[asyncpg.Record]) -> set[HeldPrivilege]:
+    found: set[HeldPrivilege] = set()
     for each in objects:
         if each["owner"] == role:
             continue
@@ -148,6 +152,6 @@ def _expected(declared: Json, role: str, objects: Iterable[Mapping[str, Any]]) -
                 privileges.update(part["privileges"])
                 continue
             for column in set(part["columns"]) & set(each["columns"]):
-                found |= {Held("Table", schema, name, column, privilege) for privilege in part["privileges"]}
-        found |= {Held(kind, schema, name, "", privilege) for privilege in privileges}
+                found |= {HeldPrivilege("Table", schema, name, column, privilege) for privilege in part["privileges"]}
+        found |= {HeldPrivilege(kind, schema, name, "", privilege) for privilege in privileges}
     return found

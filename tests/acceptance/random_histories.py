@@ -33,7 +33,7 @@ _TERMINATE = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <
 
 
 @dataclass(slots=True)
-class History:
+class RandomHistory:
     """`specs` are those of the PgRoles of ROLES, by role; `log` has what was done, for the message of a failure."""
 
     stage: Stage

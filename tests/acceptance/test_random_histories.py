@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.local.postgres import PostgresServer
-from tests.acceptance.random_histories import History
+from tests.acceptance.random_histories import RandomHistory
 from tests.acceptance.waiting import Attempts
 from tests.acceptance.world import PATIENCE, Stage
 from tests.servers import Servers
@@ -34,7 +34,7 @@ async def own_postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
 
 @pytest.mark.parametrize("seed", range(1, HISTORIES + 1))
 async def test_a_random_history_ends_as_declared(stage: Stage, seed: int) -> None:
-    history = History(stage, random.Random(seed))
+    history = RandomHistory(stage, random.Random(seed))
     await history.begin()
     try:
         for _ in range(ROUNDS):
@@ -47,7 +47,7 @@ async def test_a_random_history_ends_as_declared(stage: Stage, seed: int) -> Non
     assert not [one.process.log for one in history.controllers if "Traceback" in one.log]
 
 
-async def wait_as_declared(history: History) -> None:
+async def wait_as_declared(history: RandomHistory) -> None:
     problems: list[str] = []
     with anyio.move_on_after(PATIENCE):
         async for _ in Attempts():
