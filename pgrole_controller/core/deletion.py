@@ -2,7 +2,7 @@
 
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.diff import Change, Drop, Rename, SetAttribute
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting, WaitingForDatabases
 from pgrole_controller.core.ownership import check_held, find_own_claim, find_target
 from pgrole_controller.core.plan import Action, Plan, ReassignOwned
 from pgrole_controller.core.policy import Policy, check_admitted, check_protected, matches, protection, reaches_beyond
@@ -126,8 +126,8 @@ def _check_deletion(desired: Desired, observed: Observed, server: Server, policy
 def _after_revocation(
     desired: Desired, claim: Claim, target: ObservedRole, observed: Observed, server: Server
 ) -> Plan | None:
-    """Clears the privileges in the claim once they are revoked in every database; None if it holds none. Raises Waiting
-    until then.
+    """Clears the privileges in the claim once they are revoked in every database; None if it holds none. Raises
+    WaitingForDatabases until then.
     """
     kept = held_by(observed.claim, desired, server)
     if not kept or claim.system_identifier != server.system_identifier or claim.role_oid != target.oid:
@@ -139,12 +139,12 @@ def _after_revocation(
     result = find_answer(desired, grantee_of(desired, kept, target.oid), left[0])
     what = f'privileges of role "{desired.role.name}" in database "{left[0]}"{more}'
     if result is not None and result.error is not None:
-        raise Waiting(
+        raise WaitingForDatabases(
             Reason.DROP_BLOCKED,
             f"{what} cannot be revoked: {result.error.message}. Let the controller connect there, or revoke them by "
             "hand",
         )
-    raise Waiting(Reason.PROGRESSING, f"the controller revokes {what} before it drops the role")
+    raise WaitingForDatabases(Reason.PROGRESSING, f"the controller revokes {what} before it drops the role")
 
 
 def _clear_privileges(desired: Desired, observed: Observed, target: ObservedRole) -> Plan | None:

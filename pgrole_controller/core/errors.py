@@ -73,6 +73,10 @@ class Waiting(PgRoleError):
     pass
 
 
+class WaitingForDatabases(Waiting):
+    """The workers of databases go on by themselves, and request a reconcile when there is news."""
+
+
 class Refused(PgRoleError):
     pass
 

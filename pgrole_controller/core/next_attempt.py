@@ -18,6 +18,10 @@ CONFIRM_SECONDS = 2.0
 #: After the API server did not answer, or this process may not write, in seconds; the client backs off by itself.
 UNREACHABLE_SECONDS = 3.0
 
+#: While an object that is being deleted waits for the workers of databases, in seconds: they request a reconcile with
+#: each answer. Were that a failure, a role would be dropped minutes after the last of many databases.
+DATABASES_SECONDS = 30.0
+
 #: After another write to the same object came first, in seconds.
 CONFLICT_SECONDS = 0.5
 
@@ -85,6 +89,8 @@ def _next_attempt(ending: Ending, contest: Contest | None, now: float) -> NextAt
         return _after_failed_write(ending.failed)
     if ending.prepared:
         return RetryAfter(0.0)
+    if outcome is not None and outcome.by_databases and not ending.decided:
+        return RetryAfter(DATABASES_SECONDS)
     if ending.gone:  # the object's claims must be released, however often that fails
         return Retry() if outcome is not None and outcome.retried else Done()
     if outcome is None:

@@ -18,7 +18,7 @@ from pgrole_controller.core.drift_record import (
     record_of,
     rfc3339,
 )
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, RefusedForNow
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, RefusedForNow, WaitingForDatabases
 from pgrole_controller.core.password import version_of
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges, describe_approval
@@ -77,7 +77,13 @@ def of_error(error: PgRoleError) -> Outcome:
     if error.reason is Reason.SUSPENDED:
         return Outcome(Phase.PAUSED, error.reason, error.message)
     phase = Phase.STALLED if isinstance(error, Refused) else Phase.WORKING
-    return Outcome(phase, error.reason, error.message, for_now=isinstance(error, RefusedForNow))
+    return Outcome(
+        phase,
+        error.reason,
+        error.message,
+        by_databases=isinstance(error, WaitingForDatabases),
+        for_now=isinstance(error, RefusedForNow),
+    )
 
 
 def of_contest(summary: str, outcome: Outcome) -> Outcome:

@@ -303,8 +303,8 @@ class RandomHistory:
                     await self.run(name, f"REASSIGN OWNED BY {role} TO {OWNERS[0]}", f"DROP OWNED BY {role}")
                 await self.run("postgres", f"DROP ROLE {role}")
             case 9:
-                self.log.append("PostgreSQL is killed")
-                await postgres.kill()
+                self.log.append("PostgreSQL is restarted")
+                await postgres.stop()
                 await anyio.sleep(dice.random())
                 await postgres.start()
             case _:

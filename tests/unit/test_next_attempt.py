@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgrole_controller.core.contest import Contest, FieldContest, Moment
-from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.errors import Reason, WaitingForDatabases
 from pgrole_controller.core.next_attempt import (
     CONFIRM_SECONDS,
     CONFLICT_SECONDS,
+    DATABASES_SECONDS,
     FAILED,
     INTERRUPTED,
     UNREACHABLE_SECONDS,
@@ -20,7 +21,7 @@ from pgrole_controller.core.next_attempt import (
     confirmation_due,
     next_attempt,
 )
-from pgrole_controller.core.status import PROGRESSING, RECONCILED, Outcome, Phase
+from pgrole_controller.core.status import PROGRESSING, RECONCILED, Outcome, Phase, of_error
 from pgrole_controller.core.workqueue import Done, NextAttempt, Retry, RetryAfter
 
 NOW = 1_000.0
@@ -28,6 +29,7 @@ AT = Moment(NOW, datetime(2027, 1, 1, tzinfo=UTC))
 CONFLICT = Outcome(Phase.STALLED, Reason.CONFLICT, "another object has it")
 INVALID = Outcome(Phase.STALLED, Reason.INVALID_SPEC, "no such field")
 SUSPENDED = Outcome(Phase.PAUSED, Reason.SUSPENDED, "suspended")
+REVOKING = of_error(WaitingForDatabases(Reason.PROGRESSING, "privileges are revoked first"))
 CONTESTED = Outcome(Phase.WORKING, Reason.CONTESTED, "something else keeps changing it")
 
 
@@ -52,6 +54,8 @@ TABLE: list[tuple[str, Ending, Contest | None, float | None, NextAttempt]] = [
     ("suspended", Ending(SUSPENDED), None, None, Done()),
     ("waits for something", Ending(PROGRESSING, decided=True), None, None, Retry()),
     ("refused, and the cause may pass", Ending(CONFLICT), None, None, Retry()),
+    ("waits for databases", Ending(REVOKING), None, None, RetryAfter(DATABASES_SECONDS)),
+    ("object gone, waits for databases", Ending(REVOKING, gone=True), None, None, RetryAfter(DATABASES_SECONDS)),
     ("nothing to report yet", Ending(), None, None, Retry()),
     ("unexpected error", FAILED, None, None, Retry()),
     ("interrupted", INTERRUPTED, None, None, RetryAfter(0.0)),
