@@ -27,7 +27,7 @@ from pgrole_controller.core.database_options import AuditSource
 from pgrole_controller.core.decision import decide, decide_absent
 from pgrole_controller.core.deletion import add_way_out
 from pgrole_controller.core.diff import set_password
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.password import PasswordResult
 from pgrole_controller.core.plan import Plan, ReassignResult
 from pgrole_controller.core.policy import ServerPolicy
@@ -311,7 +311,7 @@ async def _release(attempts: Sequence["Attempt"], session: Session) -> None:
 
 
 def _decide(
-    target: Target, observed: Observed | PgRoleError, server: Server, refusal: Refused | None = None
+    target: Target, observed: Observed | PgRoleError, server: Server, refusal: PgRoleError | None = None
 ) -> Plan | PgRoleError:
     if isinstance(observed, PgRoleError):
         drops = target.desired is not None and target.desired.terminating and target.desired.drop

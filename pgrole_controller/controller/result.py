@@ -15,7 +15,7 @@ from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.contest import Contests, Moment, Suspect
 from pgrole_controller.core.deletion import add_way_out
 from pgrole_controller.core.diff import field_names
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.next_attempt import Ending
 from pgrole_controller.core.password import PasswordTask, next_rotation
 from pgrole_controller.core.plan import Action, Plan, ReassignOwned
@@ -27,6 +27,7 @@ from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.role_drift import FoundCause, RoleDrift, compare_values
 from pgrole_controller.core.state import Observed, Server
 from pgrole_controller.core.status import Outcome, find_reported_time, of_contest, of_error, of_read_back
+from pgrole_controller.postgres.errors import is_rejection
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class Attempt:
         self.decision: Plan | PgRoleError = Plan(role_name="")
         self.observed = Observed()
         self.was_read = False  # the observed state could be read
-        self.refusal: Refused | None = None  # PostgreSQL rejected the spec
+        self.refusal: PgRoleError | None = None  # PostgreSQL rejected the plan
         self._done: list[Plan] = []
         self._drift: RoleDrift | None = None
         self._changed_at: float | None = None
@@ -152,12 +153,12 @@ class Attempt:
             self.decision = add_way_out(failure)
         else:
             self.decision = failure
-            if isinstance(failure, Refused) and failure.reason is Reason.INVALID_SPEC and self.refusal is None:
+            if self.refusal is None and is_rejection(failure):
                 self.refusal = failure
 
     @property
     def is_open(self) -> bool:
-        """Whether another round may do more: what others granted is revoked even if PostgreSQL rejects the spec."""
+        """Whether another round may do more: what others granted is revoked even if PostgreSQL rejects the plan."""
         decision = self.decision
         if not isinstance(decision, PgRoleError) or decision is self.refusal:
             return True

@@ -50,11 +50,11 @@ _NAMED = 5
 
 
 def decide(
-    desired: Desired, observed: Observed, server: Server, policy: Policy, refusal: Refused | None = None
+    desired: Desired, observed: Observed, server: Server, policy: Policy, refusal: PgRoleError | None = None
 ) -> Plan:
     """Returns the plan for one reconcile. Raises Refused or Waiting if nothing may be done.
 
-    `refusal`: PostgreSQL has rejected the plan for this spec.
+    `refusal`: PostgreSQL has rejected the plan for this spec, with this error.
     """
     if server.away:
         check_enforceable(desired, observed, server)
@@ -63,7 +63,7 @@ def decide(
     return keep_privileges(plan, desired, observed, server)
 
 
-def _decide(desired: Desired, observed: Observed, server: Server, policy: Policy, refusal: Refused | None) -> Plan:
+def _decide(desired: Desired, observed: Observed, server: Server, policy: Policy, refusal: PgRoleError | None) -> Plan:
     if desired.terminating:
         return decide_deletion(desired, observed, server, policy)
     if desired.suspended:
@@ -111,7 +111,7 @@ def _check_policy(policy: Policy, desired_role: Role, references: References) ->
     check_parameters(policy, desired_role, references)
 
 
-def _revoke_excess(desired: Desired, observed: Observed, server: Server, policy: Policy, refusal: Refused) -> Plan:
+def _revoke_excess(desired: Desired, observed: Observed, server: Server, policy: Policy, refusal: PgRoleError) -> Plan:
     """Returns the plan for a refused object: it revokes what others gave the role. Raises the refusal if that may not
     be done.
     """
@@ -145,7 +145,7 @@ def _revoke_excess(desired: Desired, observed: Observed, server: Server, policy:
     )
 
 
-def _add_reported(refusal: Refused, fields: Sequence[str]) -> Refused:
+def _add_reported(refusal: PgRoleError, fields: Sequence[str]) -> PgRoleError:
     """Adds the fields that hold what others gave the role; the refusal itself without any."""
     if not fields:
         return refusal

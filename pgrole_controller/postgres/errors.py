@@ -99,6 +99,9 @@ _TABLE: dict[str, Callable[[str], PgRoleError]] = {
 }
 
 
+#: A lock was not available in time, or a statement was canceled.
+_TIMED_OUT = ("55P03", "57014")
+
 #: Messages of XX000, always in English, if another transaction was first.
 _CONCURRENT = ("tuple concurrently updated", "tuple concurrently deleted")
 
@@ -175,6 +178,16 @@ def _is_refused(error: OSError) -> bool:
 def is_lacking(error: BaseException | None) -> bool:
     """Whether the controller's role lacks a privilege (insufficient_privilege)."""
     return error is not None and isinstance(error.__cause__, asyncpg.InsufficientPrivilegeError)
+
+
+def is_rejection(error: PgRoleError) -> bool:
+    """Whether PostgreSQL rejects what one plan does, so that a smaller plan for the same role may succeed.
+
+    Not if it timed out, nor if a privilege is missing that is known: `apply_plans` then did all that needs no more.
+    """
+    if error.reason is Reason.DATABASE_ERROR:
+        return isinstance(error, Transient) and getattr(error.__cause__, "sqlstate", None) not in _TIMED_OUT
+    return error.reason is Reason.INVALID_SPEC
 
 
 def is_without_schema(error: BaseException | None) -> bool:

@@ -74,6 +74,20 @@ class TestAcquiredPowers:
         obj = await a.wait_for("mine", lambda obj: obj["status"].get("driftCount", 0) >= 1, "driftCount")
         assert condition(obj, "Ready")["message"] == said
 
+    async def test_acquired_attributes_are_revoked_while_postgresql_rejects_a_parameter_that_the_policy_allows(
+        self, two_teams: TwoTeams
+    ) -> None:
+        a, name = two_teams.teams[0], two_teams.fill(role())
+        await two_teams.allow(parameters=["plpgsql.no_such"])
+        await two_teams.declare("mine", name, login=True)
+        await a.apply("mine", name=name, serverRef={"name": SERVER}, login=True, **setting("plpgsql.no_such"))
+        obj = await a.wait_reason("mine", "DatabaseError")
+        said = condition(obj, "Ready")["message"]
+        await two_teams.database.execute(f"ALTER ROLE {name} SUPERUSER")
+        await two_teams.database.wait_role(name, lambda row: not row["rolsuper"], "no superuser")
+        obj = await a.wait_for("mine", lambda obj: obj["status"].get("driftCount", 0) >= 1, "driftCount")
+        assert (condition(obj, "Ready")["reason"], condition(obj, "Ready")["message"]) == ("DatabaseError", said)
+
 
 async def test_a_chain_of_roles_that_becomes_powerful_is_refused_and_gets_no_new_member(
     two_teams: TwoTeams,
