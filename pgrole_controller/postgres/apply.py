@@ -53,6 +53,7 @@ _ALONE = "150ms"
 #: How long a role that was locked is changed outside the batch, in seconds.
 APART_SECONDS = 60.0
 _LOCK_NOT_FREE = "55P03"
+_HAS_DEPENDENTS = "2BP01"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +174,8 @@ async def _explain_failure(
     connection: Connection, plan: Plan, dialect: Dialect, error: PgRoleError | None
 ) -> PgRoleError | None:
     """If a privilege is missing, names it in the error and applies the changes that do not need it."""
+    if _was_passed_on(plan, error):
+        return Transient(Reason.PROGRESSING, "a membership was passed on while the controller revoked it")
     if error is None or not is_lacking(error) or connection.is_closed():
         return error
     try:
@@ -183,6 +186,12 @@ async def _explain_failure(
     rest = _without(plan, missing)
     failure = await _run(connection, [rest], dialect, _ALONE) if rest else None
     return failure or explain(error, missing)
+
+
+def _was_passed_on(plan: Plan, error: PgRoleError | None) -> bool:
+    """Whether a membership has dependents that were not there when the role was read: REVOKE had no CASCADE."""
+    drops = any(isinstance(change, Drop) for change in plan.changes)
+    return not drops and getattr(getattr(error, "__cause__", None), "sqlstate", None) == _HAS_DEPENDENTS
 
 
 def _without(plan: Plan, missing: Sequence[MissingPrivilege]) -> Plan | None:

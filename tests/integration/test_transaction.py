@@ -13,7 +13,7 @@ from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.ddl import quote_identifier, quote_literal, statements
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.diff import diff
-from pgrole_controller.core.errors import PgRoleError, Reason
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.password import (
     DesiredPassword,
     ObservedSecrets,
@@ -214,6 +214,28 @@ async def test_a_role_that_was_replaced_since_it_was_read_is_not_touched(connect
         assert after.named.role.superuser
     finally:
         await clean(connection, "replaced")
+
+
+async def test_a_membership_that_was_passed_on_after_it_was_read_is_read_again(connection: Connection) -> None:
+    """PostgreSQL rejects REVOKE without CASCADE then, with the SQLSTATE of a role that cannot be dropped."""
+    try:
+        desired = Desired(OWNER, Role("passing"))
+        await bring_in(connection, desired)
+        await connection.execute(
+            "CREATE ROLE passed_to; CREATE ROLE passed_on; GRANT passed_on TO passing WITH ADMIN true"
+        )
+        plan = decide(desired, await see(connection, "passing"), await known(connection), ALLOWING)
+        await connection.execute("GRANT passed_on TO passed_to GRANTED BY passing")
+        (failure,) = await apply_plans(connection, [plan], Dialect(superuser=True))
+        assert failure is not None
+        assert (type(failure), failure.reason) == (Transient, Reason.PROGRESSING)
+        again = decide(desired, await see(connection, "passing"), await known(connection), ALLOWING)
+        assert await apply_plans(connection, [again], Dialect(superuser=True)) == [None]
+        after = await see(connection, "passing")
+        assert after.named is not None
+        assert after.named.role.member_of == ()
+    finally:
+        await clean(connection, "passed_on", "passed_to", "passing")
 
 
 async def test_a_claim_that_another_object_took_meanwhile_stops_the_whole_change(connection: Connection) -> None:
