@@ -15,7 +15,7 @@ from pgrole_controller.core.plan import ReassignResult
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.privileges.acl import ObjectKind
 from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
-from pgrole_controller.core.role import FIELD_NAMES, Membership, Role, to_microseconds
+from pgrole_controller.core.role import FIELD_NAMES, RESERVED_NAMES, Membership, Role, to_microseconds
 from pgrole_controller.core.state import Desired, Rival
 
 if TYPE_CHECKING:  # imported with the first object: see `api.reading`
@@ -24,9 +24,6 @@ if TYPE_CHECKING:  # imported with the first object: see `api.reading`
 
 #: Every new value of this annotation requests another generated password.
 ROTATE = "pgrole.dev/rotate"
-
-#: Names that CREATE ROLE rejects even in quotes.
-RESERVED_NAMES = frozenset({"public", "none"})
 
 
 #: Fields of Role by their name in spec, for drift.ignore.

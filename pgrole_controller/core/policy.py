@@ -10,7 +10,7 @@ from typing import Any
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.parameters import IDENTITY_PARAMETERS, MODULES, Parameters
 from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
-from pgrole_controller.core.role import FIELD_NAMES, POWERS, Membership, ObservedRole, Role
+from pgrole_controller.core.role import FIELD_NAMES, POWERS, RESERVED_NAMES, Membership, ObservedRole, Role
 
 #: FirstNormalObjectId: PostgreSQL's own roles and the bootstrap superuser have lower oids.
 FIRST_NORMAL_OID = 16384
@@ -152,6 +152,8 @@ def check_memberships(policy: Policy, desired: Role, references: References) -> 
         group = membership.role
         if group == desired.name:
             raise Refused(Reason.INVALID_SPEC, f'spec.memberOf: role "{group}" cannot be a member of itself: remove it')
+        if group in RESERVED_NAMES:
+            raise Refused(Reason.INVALID_SPEC, f'spec.memberOf: no role can be named "{group}": remove it')
         if group == _DATABASE_OWNER:
             raise Refused(
                 Reason.INVALID_SPEC,

@@ -14,6 +14,9 @@ from typing import Any
 from pgrole_controller.core.parameters import Parameters
 from pgrole_controller.core.scram import Verifier
 
+#: Names that CREATE ROLE rejects even in quotes.
+RESERVED_NAMES = frozenset({"public", "none"})
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:

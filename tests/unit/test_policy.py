@@ -157,6 +157,13 @@ class TestReach:
         assert error.reason is Reason.INVALID_SPEC
         assert '"pg_database_owner"' in error.message
 
+    @pytest.mark.parametrize("name", ["public", "none"])
+    def test_names_that_no_role_can_have_are_not_waited_for(self, name: str) -> None:
+        anything = replace(POLICY, member_of=("*",))
+        error = refusal(desired(role=joins(name)), Observed(references=leading("readers")), anything)
+        assert error.reason is Reason.INVALID_SPEC
+        assert f'"{name}"' in error.message
+
     def test_admin_is_allowed_only_on_roles_of_the_namespace(self) -> None:
         error = refusal(desired(role=joins("readers", admin=True)))
         assert error.reason is Reason.NOT_ALLOWED
