@@ -1,4 +1,8 @@
-"""Writes the status of PgServers, and keeps a PgServer that PgRoles still reference from being deleted."""
+"""Writes the status of PgServers, and keeps a PgServer that PgRoles still reference from being deleted.
+
+Guarantees: one write at a time to a PgServer; one whose writes are not answered, because of an admission webhook for
+example, delays no other.
+"""
 
 import logging
 import math
@@ -8,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import anyio
+from anyio.abc import TaskGroup
 
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.leadership import Leadership
@@ -46,6 +51,10 @@ CHECK_SECONDS = 1.0
 #: would overwrite each other's values at every check.
 _OWN_FIELDS = ("roles", "databases", "driftsPerHour")
 
+#: Maximum number of PgServers that are written at once, and timeout for each, in seconds.
+WRITERS = 12
+WRITE_SECONDS = 10.0
+
 #: Pause after a refused write, in seconds: doubled from CHECK_SECONDS on.
 LONGEST_REST = 60.0
 _AWAKE = (0.0, 0.0)
@@ -66,42 +75,61 @@ class ServerReporter:
         self._own: dict[str, dict[str, Any]] = {}  # by uid: _OWN_FIELDS as this leader last wrote or found them
         self._older_crds_until = 0.0
         self._resting: dict[str, tuple[float, float]] = {}  # after failures: until when, and for how long
+        self._reported: set[str] = set()  # names of those that are being written
+        self._places = anyio.CapacityLimiter(WRITERS)
 
     async def run(self) -> None:
         """Runs until cancelled."""
         await self._leadership.stand_by()
         await self._store.answered.wait()
         await self._objects.store.synced.wait()
-        while True:
-            if not self._leadership.acting:
-                self._own.clear()
-            for worker in list(self._workers) if self._leadership.acting else ():
-                stored = self._store.get(Key("", worker.server.name))
-                until, _ = self._resting.get(worker.server.name, _AWAKE)
-                if stored is not None and until <= anyio.current_time():
-                    await self._report(worker, stored)
-            await anyio.sleep(CHECK_SECONDS)
+        async with anyio.create_task_group() as reports:
+            while True:
+                self._start_reports(reports)
+                await anyio.sleep(CHECK_SECONDS)
+
+    def _start_reports(self, reports: TaskGroup) -> None:
+        if not self._leadership.acting:
+            self._own.clear()
+            return
+        for worker in self._workers:
+            name = worker.server.name
+            stored = self._store.get(Key("", name))
+            until, _ = self._resting.get(name, _AWAKE)
+            if stored is not None and name not in self._reported and until <= anyio.current_time():
+                self._reported.add(name)
+                reports.start_soon(self._report, worker, stored)
 
     async def _report(self, worker: ServerWorker, stored: Stored) -> None:
         try:
-            if not await self._hold(stored):
-                return
-            # A PgServer that was created again, or that replaces PGROLE_DSN, is not yet the one that the worker serves.
-            if worker.server.uid == stored.uid:
-                await self._write(worker, self._store.get(stored.key) or stored)
+            async with self._places:
+                with anyio.fail_after(WRITE_SECONDS):
+                    await self._hold_and_write(worker, stored)
         except Exception as error:  # noqa: BLE001 -- one server's error
-            if not isinstance(error, KubeError):
+            if not isinstance(error, KubeError | TimeoutError):
                 error = contain(error, stored.key)
             if not isinstance(error, ApiError) or error.status not in (404, 409):
                 self._rest(worker.server.name, error)
         else:
             self._resting.pop(worker.server.name, None)
+        finally:
+            self._reported.discard(stored.key.name)
+
+    async def _hold_and_write(self, worker: ServerWorker, stored: Stored) -> None:
+        if not await self._hold(stored):
+            return
+        # A PgServer that was created again, or that replaces PGROLE_DSN, is not yet the one that the worker serves.
+        if worker.server.uid == stored.uid:
+            await self._write(worker, self._store.get(stored.key) or stored)
 
     def _rest(self, name: str, error: Exception) -> None:
         _, last = self._resting.get(name, _AWAKE)
         delay = min(max(2 * last, CHECK_SECONDS), LONGEST_REST)
         self._resting[name] = (anyio.current_time() + delay, delay)
-        log.warning("PgServer status not written", extra={"server": name, "error": str(error), "delay": delay})
+        log.warning(
+            "PgServer status not written",
+            extra={"server": name, "error": str(error) or "no answer in time", "delay": delay},
+        )
 
     async def _hold(self, stored: Stored) -> bool:
         """Sets the finalizer. Removes it, and returns False, if no PgRole references a PgServer that is being

@@ -155,6 +155,26 @@ async def test_a_server_that_reconnects_is_connecting_and_not_active() -> None:
     assert world.worker.keeper.state is SessionState.CONNECTING
 
 
+async def test_a_pgserver_whose_status_is_not_answered_delays_no_other() -> None:
+    world = ServerReporterWorld()
+    answering, names = world.api.request, ("hangs", "well")
+
+    async def request(method: str, path: str, **named: Any) -> bytes:
+        if "/hangs" in path:
+            await anyio.sleep_forever()
+        return await answering(method, path, **named)
+
+    world.api.request = request  # type: ignore[method-assign]
+    world.reporter._workers = [
+        ServerWorker(replace(declared(2, name), name=name), make_context(Queue(), world.objects)) for name in names
+    ]
+    for name in names:
+        world.store.put(pack({"kind": "PgServer", "metadata": metadata(2, name) | {"name": name}, "spec": {}}))
+    async with running(world):
+        with anyio.fail_after(PATIENCE):
+            await world.api.asked.wait()
+
+
 @in_timelapse
 async def test_a_refused_write_is_not_repeated_at_each_check() -> None:
     world = ServerReporterWorld()
