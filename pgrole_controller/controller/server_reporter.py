@@ -47,9 +47,12 @@ FINALIZER = "pgrole.dev/in-use"
 COUNT_SECONDS = 10.0
 CHECK_SECONDS = 1.0
 
-#: Fields that describe the PgRoles of one installation. Installations that serve a namespace each share a PgServer, and
-#: would overwrite each other's values at every check.
-_OWN_FIELDS = ("roles", "databases", "driftsPerHour")
+#: Fields that describe one installation: its PgRoles, and whether it is connected. Installations that serve a namespace
+#: each share a PgServer, and would overwrite each other's values at every check.
+_OWN_FIELDS = ("conditions", "roles", "databases", "driftsPerHour")
+#: How long an installation leaves what another one wrote, in seconds, if nothing of its own changes: the other one may
+#: have been removed.
+YIELD_SECONDS = 600.0
 
 #: Maximum number of PgServers that are written at once, and timeout for each, in seconds.
 WRITERS = 12
@@ -73,6 +76,7 @@ class ServerReporter:
         self._drifts: dict[str, HourlyDrifts] = {}  # by uid: counted before this process did
         self._drifts_written_at: dict[str, float] = {}
         self._own: dict[str, dict[str, Any]] = {}  # by uid: _OWN_FIELDS as this leader last wrote or found them
+        self._overwritten_at: dict[str, float] = {}  # by uid: since when another installation's values stand there
         self._older_crds_until = 0.0
         self._resting: dict[str, tuple[float, float]] = {}  # after failures: until when, and for how long
         self._reported: set[str] = set()  # names of those that are being written
@@ -92,6 +96,7 @@ class ServerReporter:
         if not self._leadership.acting:
             self._own.clear()
             return
+        self._forget_removed()
         for worker in self._workers:
             name = worker.server.name
             stored = self._store.get(Key("", name))
@@ -99,6 +104,16 @@ class ServerReporter:
             if stored is not None and name not in self._reported and until <= anyio.current_time():
                 self._reported.add(name)
                 reports.start_soon(self._report, worker, stored)
+
+    def _forget_removed(self) -> None:
+        names = {key.name for key, _ in self._store.items()}
+        uids = {stored.uid for _, stored in self._store.items()}
+        for by_name in (self._counted_at, self._resting):
+            for name in by_name.keys() - names:
+                del by_name[name]
+        for by_uid in (self._drifts, self._drifts_written_at, self._own, self._overwritten_at):
+            for uid in by_uid.keys() - uids:
+                del by_uid[uid]
 
     async def _report(self, worker: ServerWorker, stored: Stored) -> None:
         try:
@@ -151,7 +166,7 @@ class ServerReporter:
         obj = stored.object()
         previous = mapping(obj.get("status"))
         if self._objects.namespace is not None:
-            previous = {**previous, **self._own.get(stored.uid, {})}
+            previous = self._with_own(stored.uid, previous)
         status = self._status(worker, _readable(previous), _outcome(worker, obj["metadata"]))
         drifts = self._count_drifts(worker, stored.uid, previous)
         if drifts is not None:
@@ -159,6 +174,18 @@ class ServerReporter:
         if not unchanged(previous, status):
             await self._apply(worker, stored, previous, status)
         self._own[stored.uid] = {name: status.get(name) for name in _OWN_FIELDS}
+
+    def _with_own(self, uid: str, previous: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the status with the values that this installation wrote or found, for as long as it leaves what
+        another one wrote instead.
+        """
+        own, now = self._own.get(uid), anyio.current_time()
+        if own is None or unchanged({name: previous.get(name) for name in _OWN_FIELDS}, own):
+            self._overwritten_at.pop(uid, None)
+            return previous
+        if now - self._overwritten_at.setdefault(uid, now) >= YIELD_SECONDS:
+            return previous
+        return {**previous, **own}
 
     async def _apply(
         self, worker: ServerWorker, stored: Stored, previous: Mapping[str, Any], status: dict[str, Any]
@@ -194,7 +221,11 @@ class ServerReporter:
 
     def _status(self, worker: ServerWorker, previous: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
         generation, now = worker.server.generation, datetime.now(UTC)
-        conditions = build_conditions(previous.get("conditions", ()), outcome, generation, now, keep_message=False)
+        conditions = previous.get("conditions", ())
+        # Another installation may be connected: the one that starts reports what its first attempt finds.
+        starts = self._objects.namespace is not None and outcome.reason is Reason.PROGRESSING
+        if not (starts and _is_ready(conditions, generation)):
+            conditions = build_conditions(conditions, outcome, generation, now, keep_message=False)
         status: dict[str, Any] = {"observedGeneration": generation, "conditions": conditions}
         for name in ("version", "systemIdentifier", "detection"):
             if name in previous:
@@ -221,6 +252,13 @@ class ServerReporter:
             return before
         self._counted_at[name] = now
         return {"declared": declared, "ready": ready}
+
+
+def _is_ready(conditions: Iterable[Mapping[str, Any]], generation: int) -> bool:
+    return any(
+        (one["type"], one["status"], one.get("observedGeneration")) == ("Ready", "True", generation)
+        for one in conditions
+    )
 
 
 def _readable(status: Mapping[str, Any]) -> dict[str, Any]:

@@ -331,6 +331,76 @@ async def test_installations_of_a_namespace_each_do_not_overwrite_each_others_st
     assert "databases" not in world.api.statuses[-1]
 
 
+class TwoInstallations:
+    """Two installations, for a namespace each, that share a PgServer. The API server counts the writes of both."""
+
+    def __init__(self) -> None:
+        self.one, self.other = ServerReporterWorld("team-a"), ServerReporterWorld("team-b")
+        self.other.api = self.one.api
+        self.other.reporter._client, self.other.reporter._store = self.one.reporter._client, self.one.store
+        for world in (self.one, self.other):
+            world.worker.keeper.server = declared(2, "second")
+        self.one.store.put(stored(2, "second"))
+
+    @property
+    def said(self) -> list[tuple[str, str]]:
+        """Status and reason of Ready in each status that was written."""
+        return [
+            (one["status"], one["reason"])
+            for status in self.one.api.statuses
+            for one in status["conditions"]
+            if one["type"] == "Ready"
+        ]
+
+
+@in_timelapse
+async def test_installations_that_find_different_states_do_not_overwrite_each_others_condition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_reporter, "YIELD_SECONDS", 5.0)
+    both = TwoInstallations()
+    both.one.worker.keeper.state = SessionState.ACTIVE
+    both.other.worker.keeper.trouble = Waiting(Reason.SERVER_NOT_READY, "no answer in time")
+    async with running(both.one), running(both.other):
+        await anyio.sleep(3.0)
+        assert len(both.said) == 2
+        await anyio.sleep(4.0)
+        assert len(both.said) == 3  # the other one may have been removed
+        both.other.worker.keeper.state, both.other.worker.keeper.trouble = SessionState.SUSPENDED, None
+        await anyio.sleep(1.0)
+        assert both.said[-1] == ("False", "Suspended")
+
+
+@in_timelapse
+async def test_an_installation_that_starts_leaves_the_condition_of_one_that_is_connected() -> None:
+    both = TwoInstallations()
+    both.one.worker.keeper.state = SessionState.ACTIVE
+    async with running(both.one):
+        await anyio.sleep(1.0)
+        async with running(both.other):
+            await anyio.sleep(1.0)
+            both.other.worker.keeper.state = SessionState.ACTIVE
+            await anyio.sleep(1.0)
+    assert set(both.said) == {("True", "Reconciled")}
+
+
+@in_timelapse
+async def test_nothing_is_kept_of_a_removed_pgserver() -> None:
+    world = ServerReporterWorld("team-a")
+    world.worker.keeper.state, world.worker.keeper.server = SessionState.ACTIVE, declared(2, "second")
+    seen = stored(2, "second")
+    world.store.put(seen)
+    async with running(world):
+        await anyio.sleep(1.0)
+        assert world.reporter._own
+        world.store.remove(seen.key, seen.uid)
+        await anyio.sleep(1.0)
+    kept = {
+        name: value for name, value in vars(world.reporter).items() if "second" in str(value) or "main" in str(value)
+    }
+    assert {name for name in kept if isinstance(kept[name], dict)} == set()
+
+
 @pytest.mark.parametrize("part", [None, "conditions", "version", "systemIdentifier", "detection", "driftsPerHour"])
 @pytest.mark.parametrize(
     "odd",
