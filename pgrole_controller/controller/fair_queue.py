@@ -12,13 +12,20 @@ from typing import Generic, TypeVar
 
 import anyio
 
+from pgrole_controller.signals import Signal
+
 Item = TypeVar("Item")
 
 
 class FairQueue(Generic[Item]):
-    """Not thread-safe. `put` may be called in a callback of the event loop."""
+    """Not thread-safe. `put` may be called in a callback of the event loop.
 
-    def __init__(self) -> None:
+    `idle`: set while there is no work for namespaces that are answered.
+    """
+
+    def __init__(self, idle: Signal | None = None) -> None:
+        self.idle = idle or Signal()
+        self.idle.set()
         self._waiting: OrderedDict[str, deque[Item]] = OrderedDict()  # by namespace; the one that is next comes first
         self._busy: Counter[str] = Counter()  # tasks of each namespace
         self._unanswered: set[str] = set()  # namespaces whose last item was not answered in time
@@ -27,6 +34,8 @@ class FairQueue(Generic[Item]):
 
     def put(self, namespace: str, item: Item) -> None:
         self._waiting.setdefault(namespace, deque()).append(item)
+        if namespace not in self._unanswered:
+            self.idle.clear()
         self._wake(1)
 
     def close(self) -> None:
@@ -55,6 +64,13 @@ class FairQueue(Generic[Item]):
                 self._busy[namespace] -= 1
                 if not self._busy[namespace]:
                     del self._busy[namespace]
+                self._note_idle()
+
+    def _note_idle(self) -> None:
+        if any(namespace not in self._unanswered for some in (self._busy, self._waiting) for namespace in some):
+            self.idle.clear()
+        else:
+            self.idle.set()
 
     async def _wait(self) -> None:
         event = anyio.Event()

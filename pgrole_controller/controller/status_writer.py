@@ -107,10 +107,9 @@ Announce = Callable[[Outcome, Sequence[Mapping[str, Any]], Stored], None]
 
 
 class StatusWriter:
-    """`idle`: set while no status waits to be written."""
+    """`idle`: set while no status waits to be written, except in namespaces that are not answered."""
 
     def __init__(self, client: Client, store: Store, announce: Announce, idle: Signal) -> None:
-        self.idle = idle
         self._client = client
         self._store = store
         self._announce = announce
@@ -120,7 +119,7 @@ class StatusWriter:
         self._failed: dict[Key, tuple[PendingStatus, float]] = {}  # what to retry, and the delay before
         self._older_crds_until = 0.0
         self._standing: OrderedDict[Key, tuple[str, tuple[object, ...]]] = OrderedDict()  # version, content
-        self._queue = FairQueue[Key]()
+        self._queue = FairQueue[Key](idle)
 
     def put(self, pending: PendingStatus) -> None:
         """Replaces what was put for this object before. Skips the write if the status is current."""
@@ -160,7 +159,6 @@ class StatusWriter:
     def _enqueue(self, pending: PendingStatus) -> None:
         known = pending.key in self._waiting or pending.key in self._writing
         self._waiting[pending.key] = pending
-        self.idle.clear()
         if not known:
             self._queue.put(pending.key.namespace, pending.key)
 
@@ -174,8 +172,6 @@ class StatusWriter:
                     answered = await self._try(pending, retries)
         finally:
             self._writing.discard(key)
-            if not (self._waiting or self._writing):
-                self.idle.set()
         return answered
 
     async def _try(self, pending: PendingStatus, retries: TaskGroup) -> bool:

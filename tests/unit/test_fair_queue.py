@@ -93,3 +93,21 @@ async def test_a_namespace_that_is_answered_again_uses_every_task() -> None:
         assert len(at) == TASKS + 1
         assert len({round(time, 3) for time in at[1:]}) == 1
         work.queue.close()
+
+
+@in_timelapse
+async def test_a_namespace_that_is_not_answered_does_not_keep_the_queue_from_being_idle() -> None:
+    work = Work()
+    assert work.queue.idle.is_set()
+    work.put(*(f"slow-{number}" for number in range(3)))
+    assert not work.queue.idle.is_set()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(work.run)
+        await anyio.sleep(11.0)  # now it is known to be slow
+        work.put(*(f"slow-{number}" for number in range(3, 6)))
+        assert work.queue.idle.is_set()
+        work.put("other-1")
+        assert not work.queue.idle.is_set()
+        await anyio.sleep(1.0)
+        assert work.queue.idle.is_set()
+        work.queue.close()
