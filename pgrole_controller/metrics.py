@@ -362,6 +362,12 @@ def expect_server(name: str) -> None:
         metric.labels(name)
 
 
+def count_reported_drift(server: str, field: str) -> None:
+    """Counts a drift once its report is written, which may be after the server was removed: that has no series."""
+    if server in _expected:
+        DRIFTS.labels(server, field, "reported").inc()
+
+
 def forget_server(name: str) -> None:
     """Removes the series of a server that is no longer declared."""
     _expected.discard(name)

@@ -277,7 +277,7 @@ class StatusWriter:
         log.debug("status written", extra={"object": str(pending.key), "reason": pending.outcome.reason.value})
         for field in pending.reported:
             if field not in _reported(previous):
-                metrics.DRIFTS.labels(server_of(stored.object()), field, "reported").inc()
+                metrics.count_reported_drift(server_of(stored.object()), field)
         self._announce(pending.outcome, before, stored)
 
     async def _apply(self, stored: Stored, status: dict[str, Any]) -> Stored:

@@ -7,6 +7,7 @@ from typing import Any, cast
 import anyio
 import pytest
 
+from pgrole_controller import metrics
 from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, Target, index_by_owner, index_pgrole
@@ -166,6 +167,25 @@ async def test_events_wait_until_the_last_status_is_written(objects: Objects) ->
         statuses.forget(KEY)
         await quiet.wait()
         statuses.close()
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_a_report_that_is_written_after_its_server_was_removed_makes_no_series(
+    objects: Objects, declared: bool
+) -> None:
+    metrics.expect_server("default")
+    statuses = StatusWriter(cast("Client", StatusApi()), objects.store, lambda *_: None, Signal())
+    objects.store.put(made(1))
+    outcome = Outcome(Phase.PAUSED, Reason.DRIFT_REPORTED, "drift detected but not corrected")
+    statuses.put(PendingStatus(made(1), outcome, None, None, ("login",)))
+    if not declared:
+        metrics.forget_server("default")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(statuses.run)
+        statuses.close()
+    series = {"server": "default", "field": "login", "action": "reported"}
+    assert metrics.REGISTRY.get_sample_value("pgrole_drifts_total", series) == (1.0 if declared else None)
+    metrics.forget_server("default")
 
 
 async def test_a_status_that_another_client_overwrote_is_written_again(objects: Objects) -> None:
