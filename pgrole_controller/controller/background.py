@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from weakref import WeakValueDictionary
 
 import anyio
 
@@ -53,10 +54,14 @@ class EmptyingLimits:
     """How many roles of one server are emptied at once, in all and of one namespace."""
 
     roles: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(EMPTYING))
-    of_namespace: dict[str, anyio.CapacityLimiter] = field(default_factory=dict)
+    of_namespace: WeakValueDictionary[str, anyio.CapacityLimiter] = field(default_factory=WeakValueDictionary)
 
     def namespace(self, name: str) -> anyio.CapacityLimiter:
-        return self.of_namespace.setdefault(name, anyio.CapacityLimiter(EMPTYING_OF_NAMESPACE))
+        """Returns the namespace's limit, which exists as long as someone uses it or waits for it."""
+        limit = self.of_namespace.get(name)
+        if limit is None:
+            limit = self.of_namespace[name] = anyio.CapacityLimiter(EMPTYING_OF_NAMESPACE)
+        return limit
 
 
 class Background:

@@ -84,7 +84,9 @@ class LockedRoles:
 
     def note(self, role_name: str, error: PgRoleError | None) -> None:
         if getattr(getattr(error, "__cause__", None), "sqlstate", None) == _LOCK_NOT_FREE:
-            self._until[role_name] = anyio.current_time() + APART_SECONDS
+            now = anyio.current_time()
+            self._until = {name: until for name, until in self._until.items() if until > now}
+            self._until[role_name] = now + APART_SECONDS
         elif error is None:
             self._until.pop(role_name, None)
 

@@ -3,6 +3,7 @@
 Its result is used by one reconcile of that object.
 """
 
+import gc
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -276,9 +277,9 @@ async def test_concurrent_emptying_is_limited_per_server_and_per_namespace(
 ) -> None:
     world, emptying = BackgroundWorld(), FakeEmptying(monkeypatch)
     count = 2 * EMPTYING
+    servers = {"main": EmptyingLimits(), "other": EmptyingLimits()}
     async with anyio.create_task_group() as tasks:
-        for server in ("main", "other"):
-            limits = EmptyingLimits()
+        for server, limits in servers.items():
             for number in range(count):
                 stored = made(1, f"{server}-{number}", f"ns-{number % namespaces}")
                 world.store.put(stored)
@@ -288,3 +289,5 @@ async def test_concurrent_emptying_is_limited_per_server_and_per_namespace(
         assert emptying.running == 2 * most  # each server has its own limit
         emptying.may_end.set()
     assert emptying.done == 2 * count
+    gc.collect()
+    assert not any(limits.of_namespace for limits in servers.values())
