@@ -9,14 +9,16 @@ runs the package's `__init__` in place. So does a version of kubernetes_asyncio 
 """
 
 import gc
+import os
 import ssl
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, module_from_spec
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 
@@ -161,10 +163,21 @@ def read_kubeconfig_module() -> ModuleType:
     vars(stand_in)["OpenIDRequestor"] = _make_openid_requestor
     sys.modules[OPENID] = stand_in
     try:
-        return import_module(name)
+        module = import_module(name)
+        vars(module)["tempfile"] = SimpleNamespace(
+            mkstemp=_make_temporary_file, NamedTemporaryFile=tempfile.NamedTemporaryFile
+        )
+        return module
     finally:
         del sys.modules[OPENID]
         vars(sys.modules[f"{KUBERNETES_ROOT}.config"]).pop("openid", None)
+
+
+def _make_temporary_file(dir: str | None) -> tuple[int, str]:  # noqa: A002 - as in tempfile
+    """Does what `tempfile.mkstemp` does, whose descriptor kubernetes_asyncio would leave open."""
+    descriptor, name = tempfile.mkstemp(dir=dir)
+    os.close(descriptor)
+    return descriptor, name
 
 
 def _make_openid_requestor(*arguments: object, **named: object) -> Any:  # noqa: ANN401 - kubernetes_asyncio's

@@ -41,7 +41,7 @@ class Credentials:
     configuration: Any  # from kubernetes_asyncio
     source: str  # for the log: the file, or "in-cluster"
     token: Callable[[], Awaitable[str | None]]  # the value of the header Authorization; None: certificates alone
-    renew: Callable[[], Awaitable[None]]  # reads token file, exec plugin, … again at once
+    renew: Callable[[], Awaitable[None]]  # reads kubeconfig, token file, exec plugin, … again at once
 
 
 async def load(kubeconfig: str | None, *, context: str | None, strict_tls: bool) -> Credentials:
@@ -127,30 +127,37 @@ async def _load_files(files: str, context: str | None) -> Credentials:
         raise NotConfigured(message) from error
 
     async def load_again() -> None:
-        # `load_and_set` would write the certificates to files again, and leaks a descriptor each time.
+        # `load_and_set` would write the certificates to files again.
         with _loading():
             await loader._load_authentication()  # noqa: SLF001
         if hasattr(loader, "token"):
             configuration.api_key["BearerToken"] = loader.token
 
     async def renew() -> None:
-        loader.__dict__.pop("exec_plugin_expiry", None)
+        nonlocal loader
+        if loader.provider is None:  # a provider's tokens may have been renewed since, which is in no file
+            with _loading():
+                loader = module._get_kube_config_loader_for_yaml_file(files, active_context=context)  # noqa: SLF001
         await load_again()
+        with _loading():
+            loader._load_cluster_info()  # noqa: SLF001
+        for name in ("ssl_ca_cert", "cert_file", "key_file"):
+            setattr(configuration, name, getattr(loader, name, None))
 
     return _renewing(configuration, files, load_again, renew)
 
 
 @contextmanager
 def _loading() -> Iterator[None]:
-    """Converts what loading credentials raises into ConfigException, except OSError: malformed tokens and answers, and
-    errors of aiohttp, with which kubernetes_asyncio asks an OIDC provider.
+    """Converts what loading credentials raises into ConfigException, except OSError: malformed files, tokens and
+    answers, and errors of aiohttp, with which kubernetes_asyncio asks an OIDC provider.
     """
     try:
         yield
     except (ConfigException, OSError):
         raise
     except Exception as error:
-        if isinstance(error, _UNUSABLE) or type(error).__module__.partition(".")[0] == "aiohttp":
+        if isinstance(error, _UNUSABLE) or type(error).__module__.partition(".")[0] in ("aiohttp", "yaml"):
             message = f"the credentials are not usable: {type(error).__name__}: {error}"
             raise ConfigException(message) from error
         raise

@@ -1,6 +1,7 @@
 """How to reach the API server as the kubeconfig describes it: directly or through a proxy, TLS, names.
 
-The proxy is determined once, and ~/.netrc is not read. CAs are read again when they do not verify a certificate.
+The proxy is determined once, and ~/.netrc is not read. CAs are read again when they do not verify a certificate, and
+the client certificate when the API server refuses it.
 """
 
 import asyncio
@@ -168,6 +169,16 @@ class ApiRoute:
         if transport is None:
             raise ConnectionError("the connection was lost during the TLS handshake")
         connection.connection_made(transport)
+
+    def read_certificates(self) -> bool:
+        """Reads the client certificate again for the next connections. Returns False if there is none.
+
+        Raises OSError (including ssl.SSLError).
+        """
+        if not self._configuration.cert_file:
+            return False
+        self._trust = read_trust(self._configuration)
+        return True
 
     def _read_trust_again(self) -> None:
         """For the next connection: the cluster's CA may have been replaced, and with it the file in this pod."""

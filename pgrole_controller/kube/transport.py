@@ -8,6 +8,7 @@ import json
 import ssl
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlencode
@@ -114,7 +115,9 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Transport:
-    """An async context. Certificates are read when it is created; their files are not needed afterwards."""
+    """An async context. Certificates are read when it is created and in `renew_certificates`; their files are not
+    needed afterwards.
+    """
 
     def __init__(
         self,
@@ -131,6 +134,7 @@ class Transport:
         self._idle: list[tuple[float, HttpConnection]] = []  # with the time of its last request; the latest last
         self._tidying: asyncio.TimerHandle | None = None
         self._open = True
+        self._renewals = 0  # of the client certificate
 
     async def __aenter__(self) -> Self:
         return self
@@ -143,6 +147,18 @@ class Transport:
             connection.abort()
         self._idle.clear()
         await asyncio.sleep(0)  # the loop closes their sockets
+
+    def renew_certificates(self) -> None:
+        """Reads the client certificate again, if there is one, and makes new connections with it.
+
+        Raises OSError (including ssl.SSLError).
+        """
+        if not self._route.read_certificates():
+            return
+        self._renewals += 1
+        for _since, connection in self._idle:
+            connection.abort()
+        self._idle.clear()
 
     async def send(
         self,
@@ -188,8 +204,9 @@ class Transport:
             except ConnectionLost:
                 if not repeatable or connection.answered:
                     raise
+        renewals = self._renewals
         connection = await self._route.connect(limits, deadline)
-        connection.on_end = self._keep
+        connection.on_end = partial(self._keep, renewals)
         return await connection.exchange(request, limits, deadline)
 
     def _take(self) -> HttpConnection | None:
@@ -200,11 +217,11 @@ class Transport:
             connection.abort()
         return None
 
-    def _keep(self, connection: HttpConnection) -> None:
+    def _keep(self, renewals: int, connection: HttpConnection) -> None:
         self._slots.release()
         if not connection.usable:
             return
-        if not self._open:
+        if not self._open or renewals != self._renewals:
             connection.abort()
             return
         self._idle.append((time.monotonic(), connection))

@@ -3,6 +3,7 @@
 import base64
 import json
 import shutil
+import ssl
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from pgrole_controller.kube import credentials
 from pgrole_controller.kube.api_address import ApiAddress
 from pgrole_controller.kube.client import ApiError, Client, NotConfigured, Unreachable
 from pgrole_controller.local.apiserver import ApiServer
+from tests.certificates import Certificate, Certificates
 from tests.fake_apiserver import WIDGETS, FakeApiServer, refuse
 
 
@@ -27,6 +29,10 @@ def as_user(kubeconfig: Path, user: dict[str, Any]) -> str:
     config["contexts"][0]["context"]["user"] = "us"
     kubeconfig.write_text(json.dumps(config))
     return str(kubeconfig)
+
+
+def count_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def tokens(fake: FakeApiServer) -> list[str]:
@@ -44,6 +50,111 @@ async def test_a_token_file_is_read_again_when_its_token_is_refused(tmp_path: Pa
             fake.faults["list"].append(refuse(401, "Unauthorized"))
             await client.request("GET", WIDGETS.path())
     assert tokens(fake) == ["Bearer first", "Bearer first", "Bearer second"]
+
+
+async def test_a_token_in_the_kubeconfig_is_read_again_when_it_is_refused(tmp_path: Path) -> None:
+    fake = FakeApiServer()
+    async with fake.serve(tmp_path / "k"):
+        config = as_user(tmp_path / "k", {"token": "first"})
+        async with Client.connect(config) as client:
+            for content in ("", "users: [", "{}"):  # in the middle of being written
+                written = (tmp_path / "k").read_text()
+                (tmp_path / "k").write_text(content)
+                fake.faults["list"].append(refuse(401, "Unauthorized"))
+                with pytest.raises(Unreachable, match=r"not usable|Invalid kube-config"):
+                    await client.request("GET", WIDGETS.path())
+                (tmp_path / "k").write_text(written)
+            as_user(tmp_path / "k", {"token": "second"})
+            fake.faults["list"].append(refuse(401, "Unauthorized"))
+            await client.request("GET", WIDGETS.path())
+    assert tokens(fake) == ["Bearer first"] * 4 + ["Bearer second"]
+
+
+class CertificateServer:
+    """Accepts only requests with the client certificate of `accepted`, and notes whose it gets."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.accepted = folder, "first"
+        self.callers: list[str] = []
+        self.certificates = Certificates(folder)
+        self.authority = self.certificates.authority("authority")
+
+    def user(self, name: str) -> Certificate:
+        return self.certificates.server(name, self.authority, subject=name)
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[None]:
+        """Writes the kubeconfig `k`, without a user."""
+        served = self.certificates.server("served", self.authority, "IP:127.0.0.1")
+        trust = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(self.authority.chain))
+        trust.load_cert_chain(served.chain, served.key)
+        trust.verify_mode = ssl.CERT_OPTIONAL
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", self._handle)
+        runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=trust).start()
+            data = base64.b64encode(self.authority.chain.read_bytes()).decode()
+            cluster = {"server": f"https://127.0.0.1:{runner.addresses[0][1]}", "certificate-authority-data": data}
+            context = {"name": "c", "context": {"cluster": "c", "user": ""}}
+            (self.folder / "k").write_text(
+                json.dumps(
+                    {
+                        "current-context": "c",
+                        "clusters": [{"name": "c", "cluster": cluster}],
+                        "contexts": [context],
+                    }
+                )
+            )
+            yield
+        finally:
+            await runner.cleanup()
+
+    async def _handle(self, request: web.Request) -> web.Response:
+        assert request.transport is not None
+        (((_, caller),),) = request.transport.get_extra_info("peercert")["subject"]
+        self.callers.append(caller)
+        return web.json_response({"message": "expired"}, status=200 if caller == self.accepted else 401)
+
+
+@pytest.mark.parametrize("where", ["files", "kubeconfig", "plugin"])
+async def test_a_client_certificate_is_read_again_when_it_is_refused(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = CertificateServer(tmp_path)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+    def use(name: str) -> str:
+        made = server.user(name)
+        if where == "files":
+            chain, key = shutil.copy(made.chain, tmp_path / "mine.crt"), shutil.copy(made.key, tmp_path / "mine.key")
+            return as_user(tmp_path / "k", {"client-certificate": str(chain), "client-key": str(key)})
+        if where == "kubeconfig":
+            chain, key = (base64.b64encode(path.read_bytes()).decode() for path in (made.chain, made.key))
+            return as_user(tmp_path / "k", {"client-certificate-data": chain, "client-key-data": key})
+        version = "client.authentication.k8s.io/v1"
+        status = {"clientCertificateData": made.pem, "clientKeyData": made.key.read_text()}
+        said = tmp_path / "said"
+        said.write_text(json.dumps({"apiVersion": version, "kind": "ExecCredential", "status": status}))
+        plugin = {"apiVersion": version, "command": shutil.which("cat"), "args": [str(said)]}
+        return as_user(tmp_path / "k", {"exec": plugin})
+
+    async with server.serve(), Client.connect(use("first")) as client:
+        await client.request("GET", WIDGETS.path())
+        server.accepted = "second"
+        descriptors = count_descriptors()
+        for _ in range(3):
+            with pytest.raises(ApiError, match="expired"):
+                await client.request("GET", WIDGETS.path())
+        use("second")
+        await client.request("GET", WIDGETS.path())
+        await client.request("GET", WIDGETS.path())
+        assert count_descriptors() <= descriptors + 2
+    assert server.callers == ["first"] * 8 + ["second"] * 2
+    assert list(temporary.iterdir()) == []
 
 
 async def test_a_token_file_is_read_again_periodically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
