@@ -109,13 +109,12 @@ class ViewedStore(Store):
                 self._progressed()
         return shared
 
-    def replace(self, everything: Iterable[Stored]) -> list[Change]:
+    def replacing(self, everything: Iterable[Stored]) -> Iterator[Change | None]:
+        yield from super().replacing(everything)
         self._arrived = {}
-        changes = super().replace(everything)
         self._count(sum(len(stored.body) for _, stored in self.items()) - self._used)
         self.begun.set()
         self._progressed()
-        return changes
 
     def put(self, new: Stored, by: Key | None = None) -> Change | None:
         change = super().put(new, by)

@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
-#: After packing objects of a page for so long, in seconds, other tasks have a turn.
-PACKING_SECONDS = 0.01
+#: After packing or storing objects for so long, in seconds, other tasks have a turn.
+TURN_SECONDS = 0.01
 
 _PASSING = (408, 410, 429)  # answers below 500 where the request is not at fault
 
@@ -183,7 +183,7 @@ class _Reflection:
         """Lists everything and replaces the store's content; returns the version to watch from."""
         started = self._clock()
         version, listed = await self._pages(limit=self._timing.page)
-        changes = self._store.replace(listed)
+        changes = await self._replace(listed)
         self._store.synced.set()
         self._store.answered.set()
         metrics.LISTS.labels(self._resource.plural).inc()
@@ -192,12 +192,27 @@ class _Reflection:
             extra={
                 "resource": self._resource.plural,
                 "objects": len(listed),
-                "changes": len(changes),
+                "changes": changes,
                 "version": version,
                 "seconds": round(self._clock() - started, 3),
             },
         )
         return version
+
+    async def _replace(self, listed: list[Stored]) -> int:
+        """Returns the number of changes. If cancelled, it stores and announces the rest at once."""
+        steps = self._store.replacing(listed)
+        count = 0
+        due = time.monotonic() + TURN_SECONDS
+        try:
+            for change in steps:
+                count += change is not None
+                if time.monotonic() >= due:
+                    await anyio.lowlevel.checkpoint()
+                    due = time.monotonic() + TURN_SECONDS
+        finally:
+            count += sum(change is not None for change in steps)
+        return count
 
     async def _pages(self, limit: int) -> tuple[str, list[Stored]]:
         listed: list[Stored] = []
@@ -243,12 +258,12 @@ class _Reflection:
         """Reuses stored items whose version is unchanged: copies would double the memory."""
         api_version, kind = str(page.get("apiVersion", "")), str(page.get("kind", "")).removesuffix("List")
         items = []
-        due = time.monotonic() + PACKING_SECONDS
+        due = time.monotonic() + TURN_SECONDS
         try:
             for item in page.get("items") or ():
                 if time.monotonic() >= due:
                     await anyio.lowlevel.checkpoint()
-                    due = time.monotonic() + PACKING_SECONDS
+                    due = time.monotonic() + TURN_SECONDS
                 listed = self._pack(item, api_version, kind)
                 old = self._store.get(listed.key)
                 items.append(old if old is not None and old.is_same(listed) else self._store.share(listed))

@@ -5,7 +5,7 @@ import logging
 import sys
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, ItemsView, Iterable, KeysView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from pgrole_controller.core.connection_secret import HASH
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.errors import BadStream
 from pgrole_controller.kube.nesting import limit_depth, read_json
+from pgrole_controller.kube.parse_cache import ParseCache
 from pgrole_controller.logs import describe_error
 from pgrole_controller.signals import Signal
 
@@ -23,10 +24,6 @@ log = logging.getLogger(__name__)
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 OWN_PREFIX = "pgrole.dev/"
-
-#: Limits of cached parsed objects, in bytes of JSON: in total, and for one. Parsed, they take several times as much.
-PARSED_BYTES = 2**17
-PARSED_LARGEST = 2**14
 
 _OWN_KINDS = ("PgRole", "PgServer")
 
@@ -56,40 +53,6 @@ class Stored:
 
     def is_same(self, other: "Stored") -> bool:
         return (self.uid, self.resource_version) == (other.uid, other.resource_version)
-
-
-class ParseCache:
-    """Caches the objects parsed last, by body, because each is requested several times within moments.
-
-    Limited by the size of the uncompressed JSON, in total and per object (`largest`), so large or highly compressed
-    objects cannot fill the memory.
-    """
-
-    def __init__(self, most: int = PARSED_BYTES, largest: int = PARSED_LARGEST) -> None:
-        self._most = most
-        self._largest = largest
-        self._size = 0
-        self._kept: OrderedDict[bytes, tuple[dict[str, Any], int]] = OrderedDict()
-
-    def get(self, body: bytes) -> dict[str, Any]:
-        known = self._kept.get(body)
-        if known is not None:
-            self._kept.move_to_end(body)
-            return known[0]
-        text = zlib.decompress(body)
-        parsed: dict[str, Any] = json.loads(text)
-        self.put(body, parsed, len(text))
-        return parsed
-
-    def put(self, body: bytes, parsed: dict[str, Any], size: int) -> None:
-        """Caches what `body` contains; `size` is its uncompressed size in bytes."""
-        if size > self._largest or body in self._kept:
-            return
-        self._kept[body] = parsed, size
-        self._size += size
-        while self._size > self._most:
-            _, (_, gone) = self._kept.popitem(last=False)
-            self._size -= gone
 
 
 _parsed = ParseCache()
@@ -325,16 +288,26 @@ class Store:
 
         Listeners are notified after all of it is stored, of deletions first.
         """
+        return [change for change in self.replacing(everything) if change is not None]
+
+    def replacing(self, everything: Iterable[Stored]) -> Iterator[Change | None]:
+        """Does what `replace` does, an object at a time, so that others can have a turn: with thousands, it takes
+        seconds. Yields None, and each change that was announced. Run it to its end.
+        """
         listed = {new.key: new for new in everything}
-        changes = [self._set(key, old, None) for key, old in list(self._objects.items()) if key not in listed]
+        changes: list[Change] = []
+        for key in [key for key in self._objects if key not in listed]:
+            if (old := self._objects.get(key)) is not None:
+                changes.append(self._set(key, old, None))
+                yield None
         for key, new in listed.items():
             old = self._objects.get(key)
             if old is None or not old.is_same(new):
                 self._removed.pop(new.uid, None)
                 changes.append(self._set(key, old, new))
+                yield None
         for change in changes:
-            self._announce(change)
-        return changes
+            yield self._announce(change)
 
     def _announce(self, change: Change) -> Change:
         for listener in self._listeners:

@@ -747,12 +747,21 @@ async def test_objects_with_large_annotations_are_listed_few_at_a_time(fake: Fak
 
 
 class CountedStore(Store):
-    """Notes how many turns another task had before each object was packed."""
+    """Notes how many turns another task had before each object was packed, stored and announced."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(self.index)
         self.turns = 0
         self.seen: list[int] = []
+        self.stored: list[int] = []
+        self.announced: list[int] = []
+
+    def index(self, _: dict[str, Any]) -> tuple[str, ...]:
+        self.stored.append(self.turns)
+        return ()
+
+    def note(self, _: Change) -> None:
+        self.announced.append(self.turns)
 
     async def take_turns(self) -> None:
         while True:
@@ -764,20 +773,37 @@ class CountedStore(Store):
         return super().pack(obj, api_version, kind)
 
 
-async def test_other_tasks_have_a_turn_while_the_objects_of_a_page_are_packed(
+async def test_other_tasks_have_a_turn_while_the_objects_of_a_list_are_packed_and_stored(
     fake: FakeApiServer, faked: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reflector, "PACKING_SECONDS", 0.0)
+    monkeypatch.setattr(reflector, "TURN_SECONDS", 0.0)
     for number in range(8):
         fake.put("shop", f"w{number}")
     store = CountedStore()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(store.take_turns)
-        tasks.start_soon(reflect, faked, WIDGETS, store, lambda _change: None)
+        tasks.start_soon(reflect, faked, WIDGETS, store, store.note)
         with anyio.fail_after(DEADLINE):
             await store.synced.wait()
         tasks.cancel_scope.cancel()
-    assert len(set(store.seen)) == 8
+    assert [len(set(turns)) for turns in (store.seen, store.stored, store.announced)] == [8, 8, 8]
+
+
+async def test_a_list_that_is_cancelled_while_it_is_stored_announces_all_that_it_stores(
+    fake: FakeApiServer, faked: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reflector, "TURN_SECONDS", 0.0)
+    for number in range(8):
+        fake.put("shop", f"w{number}")
+    store = CountedStore()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(reflect, faked, WIDGETS, store, store.note)
+        with anyio.fail_after(DEADLINE):
+            while not store.stored:
+                await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+    assert (len(store), len(store.announced)) == (8, 8)
+    assert not store.synced.is_set()
 
 
 async def test_an_expired_token_after_large_objects_leads_to_one_list_without_pages(

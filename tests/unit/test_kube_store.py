@@ -10,7 +10,8 @@ import pytest
 
 from pgrole_controller import metrics
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.store import Change, ParseCache, Store, Stored, is_older, pack, pack_metadata
+from pgrole_controller.kube.parse_cache import ParseCache
+from pgrole_controller.kube.store import Change, Store, Stored, is_older, pack, pack_metadata
 
 
 def made(name: str = "a", uid: str = "u1", version: str = "1", **spec: object) -> Stored:
@@ -253,6 +254,16 @@ class TestListeners:
         store.replace([made("new", uid="new"), made("newer", uid="newer")])
         both = {"new", "newer"}
         assert heard == [("gone", True, both), ("new", False, both), ("newer", False, both)]
+
+    def test_an_object_that_is_written_while_a_list_is_stored_is_indexed_by_what_is_stored(self) -> None:
+        store = Store(index=role_name)
+        store.put(made("a", uid="a", version="1", role="app"))
+        store.put(made("b", uid="b", version="2", role="app"))
+        steps = store.replacing([])
+        next(steps)
+        store.put(made("b", uid="b", version="3", role="web"))
+        list(steps)
+        assert (len(store), store.by_index("app"), store.by_index("web")) == (0, set(), set())
 
     def test_a_failing_listener_affects_neither_other_listeners_nor_the_store(
         self, caplog: pytest.LogCaptureFixture
