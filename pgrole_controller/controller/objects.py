@@ -239,6 +239,18 @@ class Objects:
         """The objects that name this role on this server."""
         return self.store.by_index(_role_entry(server, role_name))
 
+    def having(self, server: str, role_name: str) -> set[Key]:
+        """Those of them whose status says that they had the role."""
+        return self.store.by_index(_had_entry(server, role_name))
+
+    def depending(self, old: Stored) -> set[Key]:
+        """The other objects whose right to their role depends on an object that was like this before it changed."""
+        obj = old.object()
+        entry = _role_entry(server_of(obj), role_of(obj))
+        oldest = self.store.oldest(entry, RIVALS + 1)
+        counts = len(oldest) <= RIVALS or _age(old) <= _age(oldest[-1]) or mapping(obj.get("status")).get("role")
+        return self.store.by_index(entry) - {old.key} if counts else set()
+
     def joining(self, server: str, role_name: str) -> set[Key]:
         """The objects whose roles are to be members of this role on this server."""
         return self.store.by_index(_group_entry(server, role_name))
@@ -305,10 +317,10 @@ class Objects:
 
     def _find_rivals(self, stored: Stored, server: str, role_name: str) -> list[Stored]:
         """Among the objects that name the same role: the oldest ones older than this, and those that had the role."""
-        sharing = [self.store.get(key) for key in self.sharing(server, role_name) - {stored.key}]
-        older = (one for one in sharing if one is not None and _age(one) < _age(stored))
-        had = [self.store.get(key) for key in self.store.by_index(_had_entry(server, role_name)) - {stored.key}]
-        found = [*heapq.nsmallest(RIVALS, older, key=_age), *(one for one in had if one is not None)]
+        oldest = self.store.oldest(_role_entry(server, role_name), RIVALS + 1)
+        older = [one for one in oldest if one.key != stored.key and _age(one) < _age(stored)]
+        had = [self.store.get(key) for key in self.having(server, role_name) - {stored.key}]
+        found = [*older[:RIVALS], *(one for one in had if one is not None)]
         return list({one.key: one for one in found}.values())
 
 

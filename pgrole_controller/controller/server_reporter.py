@@ -164,7 +164,7 @@ class ServerReporter:
 
     async def _write(self, worker: ServerWorker, stored: Stored) -> None:
         obj = stored.object()
-        previous = mapping(obj.get("status"))
+        previous: Mapping[str, Any] = mapping(obj.get("status"))
         if self._objects.namespace is not None:
             previous = self._with_own(stored.uid, previous)
         status = self._status(worker, _readable(previous), _outcome(worker, obj["metadata"]))

@@ -9,7 +9,7 @@ from typing import Any
 import anyio.lowlevel
 
 from pgrole_controller.controller.background import Background
-from pgrole_controller.controller.objects import PARSED_AT_ONCE, Objects, declared_version, role_of, server_of
+from pgrole_controller.controller.objects import PARSED_AT_ONCE, Objects, declared_version, server_of
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
@@ -45,7 +45,7 @@ class PgRoleSource:
             return
         self._background.interrupt(change.key)
         # Whether another object may have the role can depend on this one: suspended, refused, deleted.
-        self._enqueue_sharing(change.key, change.old.object())
+        self._enqueue_depending(change.old)
         if change.new is None or change.new.uid != change.old.uid:
             self._background.forget(change.old.uid)
             # If it was recreated for another server, no reconcile of it follows on this one.
@@ -60,9 +60,9 @@ class PgRoleSource:
     def enqueue(self, server: str, request: Request) -> None:
         self._queue.put(server if server in self._servers else NO_SERVER, request)
 
-    def _enqueue_sharing(self, gone: Key, old: dict[str, Any]) -> None:
-        server = server_of(old)
-        for key in self.objects.sharing(server, role_of(old)) - {gone}:
+    def _enqueue_depending(self, old: Stored) -> None:
+        server = server_of(old.object())
+        for key in self.objects.depending(old):
             self.enqueue(server, Request(key, RequestReason.OTHER_OBJECT, Rank.DEPENDENCY))
 
 

@@ -22,6 +22,7 @@ from pgrole_controller.controller.background import EmptyingLimits
 from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.maintenance import Maintenance
+from pgrole_controller.controller.objects import RIVALS
 from pgrole_controller.controller.orphans import OrphanTimer
 from pgrole_controller.controller.privileges.databases import Databases
 from pgrole_controller.controller.queue import Pace
@@ -143,8 +144,12 @@ class ServerWorker:
             self._everything.set()
             return
         for name in names:
-            for key in self._objects.sharing(self.server.name, name):
-                self.enqueue(key, RequestReason.NOTIFY, Rank.CHANGE if name in own else Rank.DRIFT)
+            sharing = self._objects.sharing(self.server.name, name)
+            # Of thousands that name one role, those that never had it do not go before the drift of other roles.
+            first = sharing if len(sharing) <= RIVALS else self._objects.having(self.server.name, name)
+            rank = Rank.CHANGE if name in own else Rank.DRIFT
+            for key in sharing:
+                self.enqueue(key, RequestReason.NOTIFY, rank if key in first else Rank.DEPENDENCY)
             for key in self._objects.joining(self.server.name, name):
                 self.enqueue(key, RequestReason.NOTIFY_OF_GROUP, Rank.DEPENDENCY)
 

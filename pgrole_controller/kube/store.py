@@ -1,5 +1,6 @@
 """In-memory copy of one resource: compressed bytes and a few strings for each object, with change notifications."""
 
+import heapq
 import json
 import logging
 import sys
@@ -178,6 +179,16 @@ def _compress(obj: dict[str, Any]) -> bytes:
 _NOTHING_KEPT = _compress({"metadata": {}})  # shared: most Secrets of a cluster are not ours
 
 
+class _LargeGroup(dict[Key, None]):
+    """The keys of a value of the index that has many. `oldest`: as `Store.oldest` last answered; None: they changed."""
+
+    __slots__ = ("oldest",)
+
+    def __init__(self, keys: Iterable[Key]) -> None:
+        super().__init__(dict.fromkeys(keys))
+        self.oldest: tuple[int, list[Key]] | None = None
+
+
 def is_older(version: str, than: str) -> bool:
     """Compares resourceVersions as integers of any length."""
     return (len(version), version) < (len(than), than)
@@ -199,8 +210,8 @@ class Store:
         self.allowed = Signal()
         self._index = index
         self._objects: dict[Key, Stored] = {}
-        # Tuples, nearly always of one key: 10,000 sets would take 2 MB more. Large groups are dicts.
-        self._indexed: dict[str, tuple[Key, ...] | dict[Key, None]] = {}
+        # Tuples, nearly always of one key: 10,000 sets would take 2 MB more. Large groups are separate.
+        self._indexed: dict[str, tuple[Key, ...] | _LargeGroup] = {}
         self._removed: OrderedDict[str, None] = OrderedDict()
         self._listeners: list[Listener] = []
 
@@ -253,6 +264,18 @@ class Store:
 
     def count_index(self, value: str) -> int:
         return len(self._indexed.get(value, ()))
+
+    def oldest(self, value: str, most: int) -> list[Stored]:
+        """Returns the oldest objects that `by_index` finds, by creation and uid, `most` at most. Of thousands, it looks
+        for them only after a change of the keys.
+        """
+        held = self._indexed.get(value, ())
+        if isinstance(held, _LargeGroup) and held.oldest is not None and held.oldest[0] == most:
+            return [self._objects[key] for key in held.oldest[1]]
+        found = heapq.nsmallest(most, (self._objects[key] for key in held), key=lambda one: (one.created, one.uid))
+        if isinstance(held, _LargeGroup):
+            held.oldest = most, [one.key for one in found]
+        return found
 
     def knows(self, obj: dict[str, Any]) -> bool:
         """Tells whether `put` would ignore this object from the API server, so that it need not be packed.
@@ -326,9 +349,10 @@ class Store:
             self._remember_removed(old.uid)
         if self._index is not None:
             before, after = self._entries_of(key, old), self._entries_of(key, new)
-            for value in before - after:
+            replaced = before & after if old is not None and new is not None and old.uid != new.uid else set[str]()
+            for value in before - after | replaced:
                 self._unlink(value, key)
-            for value in after - before:
+            for value in after - before | replaced:
                 self._link(value, key)
         if new is None:
             self._objects.pop(key, None)
@@ -351,14 +375,16 @@ class Store:
         if isinstance(held, tuple) and len(held) < _FEW:
             self._indexed[value] = (*held, key)
         elif isinstance(held, tuple):
-            self._indexed[value] = dict.fromkeys((*held, key))
+            self._indexed[value] = _LargeGroup((*held, key))
         else:
             held[key] = None
+            held.oldest = None
 
     def _unlink(self, value: str, key: Key) -> None:
         held = self._indexed.get(value, ())
-        if isinstance(held, dict):
+        if isinstance(held, _LargeGroup):
             held.pop(key, None)
+            held.oldest = None
         else:
             held = self._indexed[value] = tuple(one for one in held if one != key)
         if not held:

@@ -220,6 +220,31 @@ def test_a_list_item_without_kind_gets_that_of_its_list() -> None:
     assert pack(item, api_version="v1", kind="Secret").object()["kind"] == "Secret"
 
 
+@pytest.mark.parametrize("count", [3, 30])
+def test_the_oldest_of_an_index_follow_every_change(count: int) -> None:
+    def made_at(name: str, second: int, uid: str = "", version: int = 1) -> Stored:
+        at = f"2027-01-01T00:00:{second:02}Z"
+        about = {"namespace": "shop", "name": name, "uid": uid or name, "resourceVersion": str(version)}
+        return pack({"metadata": about | {"creationTimestamp": at}, "spec": {"role": "app"}})
+
+    def names() -> list[str]:
+        return [f"{one.key.name} {one.resource_version}" for one in store.oldest("app", 2)]
+
+    store = Store(index=role_name)
+    for number in range(count):
+        store.put(made_at(f"o{number}", number + 10))
+    assert names() == ["o0 1", "o1 1"]
+    store.put(made_at("o1", 11, version=2))
+    assert names() == ["o0 1", "o1 2"]
+    store.put(made_at("older", 9))
+    assert names() == ["older 1", "o0 1"]
+    store.remove(Key("shop", "older"), "older")
+    store.put(made_at("o0", 59, uid="again", version=3))
+    assert names() == ["o1 2", "o2 1"]
+    store.put(made("o1", uid="o1", version="4", role="other"))
+    assert names()[0] == "o2 1"
+
+
 class TestListeners:
     """Listeners are notified of every write to a store, whoever writes."""
 

@@ -1,17 +1,26 @@
 """controller/objects: which rivals are read together with an object."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from pgrole_controller.controller.background import Background
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import RIVALS, STALE, Objects, Target, index_by_owner, index_pgrole
-from pgrole_controller.core.connection_secret import HASH
+from pgrole_controller.controller.privileges.grantees import Grantees
+from pgrole_controller.controller.queue import Queue
+from pgrole_controller.controller.server_config import ServerConfig
+from pgrole_controller.controller.sources import PgRoleSource
+from pgrole_controller.controller.worker import ServerWorker
+from pgrole_controller.core.connection_secret import HASH, Address
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Desired
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Store, Stored, pack
+from tests.cpu_time import within_a_callback
+from tests.worker_context import make_context
 
 HAD: dict[str, Any] = {
     "observedGeneration": 1,
@@ -34,7 +43,7 @@ def put(objects: Objects, name: str, *, second: int = 0, uid: str = "", version:
         "uid": uid or f"uid-{name}",
         "resourceVersion": str(version),
         "generation": version,
-        "creationTimestamp": f"2027-01-01T00:{second // 60:02}:{second % 60:02}Z",
+        "creationTimestamp": f"2027-01-01T{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}Z",
     }
     stored = pack(
         {
@@ -73,6 +82,46 @@ async def test_a_rival_whose_status_shows_that_it_had_the_role_is_read_however_y
         put(objects, f"o{number}", second=number)
     put(objects, "o299", second=299, status=HAD)
     assert [name for name, _ in (await desired(objects, "o20")).proven_rivals] == ["shop/o299"]
+
+
+class TestThousandsThatNameOneRole:
+    """Whoever may create PgRoles can have any number of them name one role."""
+
+    @pytest.fixture
+    def crowd(self, objects: Objects) -> Objects:
+        for number in range(8_000):
+            put(objects, f"o{number}", second=number)
+        return objects
+
+    async def test_a_batch_of_them_is_read_within_a_callback(self, crowd: Objects) -> None:
+        await read(crowd, "o1")  # imports the models
+        with within_a_callback():
+            for number in range(100):
+                await read(crowd, f"o{number + 1_000}")
+
+    async def test_a_change_wakes_them_only_if_their_right_depends_on_it(self, crowd: Objects) -> None:
+        queue = Queue()
+        background = cast("Background", SimpleNamespace(interrupt=lambda _: None, forget=lambda _: None))
+        source = PgRoleSource(crowd, queue, background, {"default"}, Grantees())
+        crowd.store.subscribe(source.changed)
+        put(crowd, "o2000", second=2000, version=2, spec={"name": "app", "suspend": True})
+        assert queue.backlog("default").depth == 1
+        put(crowd, "o3", second=3, version=2, spec={"name": "app", "suspend": True})
+        assert queue.backlog("default").depth == 8_000
+        assert len(crowd.depending(put(crowd, "had", second=8_100, status=HAD))) == 8_000
+        first = crowd.store.get(Key("shop", "o0"))
+        assert first is not None
+        crowd.store.remove(first.key, first.uid)
+        assert len(crowd.depending(first)) == 8_000
+
+    async def test_a_drift_goes_first_only_for_those_that_had_the_role(self, crowd: Objects) -> None:
+        put(crowd, "had", second=8_100, status=HAD)
+        put(crowd, "alone", spec={"name": "alone", "serverRef": {"name": "default"}})
+        queue = Queue()
+        address = Address("db", 5432, "app", "require")
+        worker = ServerWorker(ServerConfig("default", None, ServerPolicy(), address), make_context(queue, crowd))
+        worker._note_notification(("app", "alone"))
+        assert {item.key.name for item in await queue.take("default", 2)} == {"had", "alone"}
 
 
 async def test_of_the_secrets_that_claim_to_be_an_objects_former_ones_only_a_few_are_seen(objects: Objects) -> None:
