@@ -43,7 +43,7 @@ from pgrole_controller.core.password_rules import name_delivery, name_source
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import SALT_BYTES, Verifier, make_verifier, read_password, verifies
 from pgrole_controller.kube.client import PGROLES, Client
-from pgrole_controller.kube.errors import ApiError, KubeError
+from pgrole_controller.kube.errors import ApiError, KubeError, TooManyFields
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.secrets import NotWritable, Secret, delete_secret, read_secret, stored_of, write_secret
 from pgrole_controller.kube.store import Store, Stored
@@ -170,6 +170,8 @@ class PasswordTasks:
             secret = await read_secret(self._client, Key(namespace, name))
         except ApiError as error:
             raise _explain(f'the controller cannot read Secret "{name}"', error) from error
+        except TooManyFields as error:
+            raise Waiting(Reason.SECRET_MISSING, f"the controller cannot read a Secret: {error}") from error
         if secret is not None and secret.terminating:
             raise Waiting(
                 Reason.SECRET_MISSING, f'Secret "{name}" is being deleted; the controller waits until it is gone'

@@ -8,6 +8,7 @@
      │   └─ AnswerTooLong   more bytes than the request accepts
      ├─ ApiError         an answer that is not a success: status, reason, message, retry_after
      └─ BadStream        a watch sent something that is not an event
+         └─ TooManyFields  a Secret has more fields than are read; the message says so
 """
 
 
@@ -49,6 +50,10 @@ class ApiError(KubeError):
 
 
 class BadStream(KubeError):
+    pass
+
+
+class TooManyFields(BadStream):
     pass
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
-from pgrole_controller.kube.errors import ApiError, BadStream, KubeError, Unreachable
+from pgrole_controller.kube.errors import ApiError, BadStream, KubeError, TooManyFields, Unreachable
 from pgrole_controller.kube.nesting import read_json
 from pgrole_controller.kube.resource import JSON, SECRETS
 from pgrole_controller.kube.server_side_apply import MANAGER
@@ -46,6 +46,12 @@ _REASONS = frozenset(
         "UnsupportedMediaType",
     }
 )
+
+
+#: Maximum number of fields of a Secret that is read, managedFields among them. A Secret can have 110,000 keys, which
+#: take longer to parse and to hash than one callback may.
+MOST_FIELDS = 20_000
+_FIELD = b'":'
 
 
 class NotWritable(KubeError):
@@ -85,13 +91,16 @@ class Secret:
 
 
 async def read_secret(client: Client, key: Key) -> Secret | None:
-    """Reads a Secret; None if it does not exist. Raises ApiError, Unreachable, BadStream."""
+    """Reads a Secret; None if it does not exist. Raises ApiError, Unreachable, BadStream, among them TooManyFields."""
     try:
         answer = await client.request("GET", SECRETS.path(key.namespace, key.name))
     except ApiError as error:
         if error.status == 404:
             return None
         raise
+    if answer.count(_FIELD) > MOST_FIELDS:
+        message = f'Secret "{key.name}" has more than {MOST_FIELDS:,} fields: delete keys, labels or annotations'
+        raise TooManyFields(message)
     return _take(answer)
 
 

@@ -571,3 +571,16 @@ async def test_no_password_appears_in_any_log_statement_status_or_event(stage: S
         for word in words:
             for form in (word, b64encode(word.encode()).decode().rstrip("=")[:-1]):
                 assert form not in text, f"{word!r} is in {place}"
+
+
+async def test_a_secret_with_tens_of_thousands_of_keys_is_not_read_until_some_are_deleted(
+    kube: Kube, database: Database, role: str
+) -> None:
+    many = {f"k{number}": "x" for number in range(21_000)}
+    await kube.apply_secret("source", password="swordfish", **many)
+    await kube.apply("app", name=role, login=True, password={"secretRef": {"name": "source"}})
+    obj = await kube.wait_reason("app", "SecretMissing")
+    assert 'Secret "source" has more than 20,000 fields' in condition(obj, "Ready")["message"]
+    await kube.patch_secret("source", {"data": dict.fromkeys(list(many)[1_000:])})
+    await kube.wait_ready("app")
+    await database.wait_password(role, "swordfish")

@@ -1,15 +1,20 @@
 """If the API server refuses a Secret, the error shows status and reason, never the message."""
 
+import json
 import traceback
+from base64 import b64encode
 from typing import Any, cast
 
 import pytest
 
+from pgrole_controller.core.connection_secret import HASH, is_ours
 from pgrole_controller.core.request import Key
+from pgrole_controller.core.scram import SALT_BYTES
 from pgrole_controller.kube.client import Client
-from pgrole_controller.kube.errors import ApiError, KubeError, Unreachable
-from pgrole_controller.kube.secrets import write_secret
+from pgrole_controller.kube.errors import ApiError, KubeError, TooManyFields, Unreachable
+from pgrole_controller.kube.secrets import read_secret, write_secret
 from pgrole_controller.kube.store import Stored, pack
+from tests.cpu_time import within_a_callback
 
 KEY = Key("shop", "delivered")
 HIDDEN = "0123456789abcdef"
@@ -52,3 +57,24 @@ async def test_the_content_of_a_broken_answer_is_hidden_but_the_clients_own_mess
         with pytest.raises(Unreachable, match=said) as failed:
             await write_secret(cast("Client", FailingClient(error)), KEY, owner(), {}, {}, {}, None)
         assert HIDDEN not in "".join(traceback.format_exception(failed.value))
+
+
+class AnsweringClient:
+    def __init__(self, secret: dict[str, Any]) -> None:
+        about = {"namespace": KEY.namespace, "name": KEY.name, "uid": "u", "resourceVersion": "1"}
+        self.answer = json.dumps({"metadata": about, **secret}, separators=(",", ":")).encode()
+
+    async def request(self, *_: object, **__: object) -> bytes:
+        return self.answer
+
+
+async def test_a_secret_is_read_and_hashed_within_a_callback_or_not_at_all() -> None:
+    salt = b64encode(b"s" * SALT_BYTES).decode()
+    few, many = ({"data": {f"{number:x}": "" for number in range(count)}} for count in (19_000, 110_000))
+    with within_a_callback():
+        secret = await read_secret(cast("Client", AnsweringClient(few)), KEY)
+        assert secret is not None
+        assert not is_ours(secret.data, {HASH: f"v1:{salt}:x"})
+    client = cast("Client", AnsweringClient(many))
+    with within_a_callback(), pytest.raises(TooManyFields, match='Secret "delivered" has more than 20,000 fields'):
+        await read_secret(client, KEY)
