@@ -309,6 +309,7 @@ class _RunningController:
         tasks.start_soon(self._reflect, CONFIGMAPS, observed.config_maps, changed, own, True)
         if self._config.namespace is None:
             tasks.start_soon(self._reflect, NAMESPACES, self._namespaces, self._namespace_source.changed, None, False)
+        tasks.start_soon(self._namespace_source.announce_many)
         tasks.start_soon(
             self._objects.namespaces.run,
             self._namespace_source.known,

@@ -3,7 +3,7 @@
 A write causes no request for the object that it was made for, whose reconcile is in progress, but for all others.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container
 from typing import Any
 
 import anyio.lowlevel
@@ -119,12 +119,14 @@ class SecretSource:
 
 class NamespaceSource:
     """Enqueues the objects that waited for their namespace, and all objects of one whose labels changed: a server's
-    policy may select by labels.
+    policy may select by labels. Thousands may be in one: then others have a turn meanwhile.
     """
 
     def __init__(self, pgroles: PgRoleSource, objects: Objects) -> None:
         self._pgroles = pgroles
         self._objects = objects
+        self._many: dict[Key, None] = {}  # of namespaces with many objects
+        self._noted = Signal()
 
     def changed(self, change: Change) -> None:
         """Handles a change from the watch."""
@@ -133,12 +135,30 @@ class NamespaceSource:
         if change.old is not None and change.new is not None and _labels(change.old) != _labels(change.new):
             self.relabelled(change.key.name)
 
-    def known(self, waited: Iterable[Key]) -> None:
+    def known(self, waited: Collection[Key]) -> None:
         """Handles that the namespace of these objects is now known."""
+        if len(waited) > PARSED_AT_ONCE:
+            self._many |= dict.fromkeys(waited)
+            self._noted.set()
+            return
         for key in waited:
-            server = self._objects.server_name(key)
-            if server is not None:
-                self._pgroles.enqueue(server, Request(key, RequestReason.NAMESPACE, Rank.DEPENDENCY))
+            self._enqueue(key)
+
+    async def announce_many(self) -> None:
+        """Enqueues the objects of namespaces with many."""
+        while True:
+            await self._noted.wait()
+            self._noted.clear()
+            while self._many:
+                for key in list(self._many)[:PARSED_AT_ONCE]:
+                    del self._many[key]
+                    self._enqueue(key)
+                await anyio.lowlevel.checkpoint()
+
+    def _enqueue(self, key: Key) -> None:
+        server = self._objects.server_name(key)
+        if server is not None:
+            self._pgroles.enqueue(server, Request(key, RequestReason.NAMESPACE, Rank.DEPENDENCY))
 
     def relabelled(self, namespace: str) -> None:
         self.known(self._objects.in_namespace(namespace))

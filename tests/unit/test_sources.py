@@ -37,7 +37,8 @@ class SourcesWorld:
         self.objects.store.subscribe(source.changed)
         self.secret_source = SecretSource(source, secrets)
         secrets.subscribe(self.secret_source.changed)
-        namespaces.subscribe(NamespaceSource(source, self.objects).changed)
+        self.namespace_source = NamespaceSource(source, self.objects)
+        namespaces.subscribe(self.namespace_source.changed)
         self.store, self.secrets, self.namespaces = self.objects.store, secrets, namespaces
         secrets.synced.set()
         namespaces.put(pack({"metadata": {"name": "shop", "uid": "n1", "resourceVersion": "1"}}))
@@ -133,6 +134,28 @@ async def test_a_secret_that_thousands_of_objects_name_is_announced_in_parts(wor
     assert turns >= 40
     found = await world.requested()
     assert set(found.values()) == {(RequestReason.SECRET, Rank.CHANGE)}
+
+
+async def test_new_labels_of_a_namespace_with_thousands_of_objects_are_announced_in_parts(world: SourcesWorld) -> None:
+    for number in range(5_000):
+        world.put(f"r{number}", number + 1, spec=READS_SECRET)
+    while items := await world.requested():
+        for key in items:
+            world.queue.done(key, Done())
+    about = {"name": "shop", "uid": "n1"}
+    with within_a_callback():
+        for version in range(2, 100):
+            labels = {"team": str(version)}
+            world.namespaces.put(pack({"metadata": about | {"resourceVersion": str(version), "labels": labels}}))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(world.namespace_source.announce_many)
+        turns = 0
+        while world.queue.backlog("default").depth < 5_000:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+        tasks.cancel_scope.cancel()
+    assert turns >= 40
+    assert set((await world.requested()).values()) == {(RequestReason.NAMESPACE, Rank.DEPENDENCY)}
 
 
 async def test_a_secret_that_the_controller_deletes_for_one_object_wakes_the_others_that_read_it(
