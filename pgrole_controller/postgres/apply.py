@@ -54,6 +54,7 @@ _ALONE = "150ms"
 APART_SECONDS = 60.0
 _LOCK_NOT_FREE = "55P03"
 _HAS_DEPENDENTS = "2BP01"
+_NO_DATABASE = "3D000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +177,9 @@ async def _explain_failure(
     connection: Connection, plan: Plan, dialect: Dialect, error: PgRoleError | None
 ) -> PgRoleError | None:
     """If a privilege is missing, names it in the error and applies the changes that do not need it."""
-    if _was_passed_on(plan, error):
-        return Transient(Reason.PROGRESSING, "a membership was passed on while the controller revoked it")
+    sooner = _find_change(plan, error)
+    if sooner is not None:
+        return Transient(Reason.PROGRESSING, sooner)
     if error is None or not is_lacking(error) or connection.is_closed():
         return error
     try:
@@ -190,10 +192,14 @@ async def _explain_failure(
     return failure or explain(error, missing)
 
 
-def _was_passed_on(plan: Plan, error: PgRoleError | None) -> bool:
-    """Whether a membership has dependents that were not there when the role was read: REVOKE had no CASCADE."""
-    drops = any(isinstance(change, Drop) for change in plan.changes)
-    return not drops and getattr(getattr(error, "__cause__", None), "sqlstate", None) == _HAS_DEPENDENTS
+def _find_change(plan: Plan, error: PgRoleError | None) -> str | None:
+    """Returns what changed since the role was read, if that has the SQLSTATE of another error."""
+    code = getattr(getattr(error, "__cause__", None), "sqlstate", None)
+    if code == _HAS_DEPENDENTS and not any(isinstance(change, Drop) for change in plan.changes):
+        return "a membership was passed on while the controller revoked it"  # REVOKE had no CASCADE
+    if code == _NO_DATABASE:
+        return "a database of spec.databaseParameters was dropped while the controller applied the spec"
+    return None
 
 
 def _without(plan: Plan, missing: Sequence[MissingPrivilege]) -> Plan | None:

@@ -238,6 +238,25 @@ async def test_a_membership_that_was_passed_on_after_it_was_read_is_read_again(c
         await clean(connection, "passed_on", "passed_to", "passing")
 
 
+async def test_a_database_that_was_dropped_after_it_was_read_is_not_taken_for_the_home_database(
+    connection: Connection,
+) -> None:
+    try:
+        await connection.execute("CREATE DATABASE dropped_soon")
+        role = Role("setting_there", database_parameters=(("dropped_soon", (("work_mem", "64kB"),)),))
+        desired = Desired(OWNER, role)
+        seen = await see(connection, "setting_there", desired_role=role)
+        plan = decide(desired, seen, await known(connection), ALLOWING)
+        await connection.execute("DROP DATABASE dropped_soon")
+        (failure,) = await apply_plans(connection, [plan], Dialect(superuser=True))
+        assert failure is not None
+        assert (type(failure), failure.reason) == (Transient, Reason.PROGRESSING)
+        assert "database" in failure.message
+    finally:
+        await connection.execute("DROP DATABASE IF EXISTS dropped_soon")
+        await clean(connection, "setting_there")
+
+
 async def test_a_claim_that_another_object_took_meanwhile_stops_the_whole_change(connection: Connection) -> None:
     try:
         plan = decide(Desired(OWNER, Role("raced")), await see(connection, "raced"), await known(connection), ALLOWING)
