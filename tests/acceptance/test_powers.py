@@ -74,6 +74,7 @@ class TestAcquiredPowers:
         obj = await a.wait_for("mine", lambda obj: obj["status"].get("driftCount", 0) >= 1, "driftCount")
         assert condition(obj, "Ready")["message"] == said
 
+    @pytest.mark.since(15, "prefixes of loaded modules are reserved")
     async def test_acquired_attributes_are_revoked_while_postgresql_rejects_a_parameter_that_the_policy_allows(
         self, two_teams: TwoTeams
     ) -> None:

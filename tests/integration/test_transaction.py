@@ -216,6 +216,7 @@ async def test_a_role_that_was_replaced_since_it_was_read_is_not_touched(connect
         await clean(connection, "replaced")
 
 
+@pytest.mark.since(16, "no grant depends on its grantor's")
 async def test_a_membership_that_was_passed_on_after_it_was_read_is_read_again(connection: Connection) -> None:
     """PostgreSQL rejects REVOKE without CASCADE then, with the SQLSTATE of a role that cannot be dropped."""
     try:
