@@ -37,6 +37,7 @@ FOREIGN_EVENT_TRIGGER = "PGR07"
 
 #: Raised by sql/reassign/revoke_delegated.sql: nothing was changed.
 NOT_THE_GRANTOR = "PGR08"
+GRANTOR_IS_SUPERUSER = "PGR09"
 
 _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     "": lambda text: Transient(Reason.DATABASE_ERROR, f"PostgreSQL: {text}"),
@@ -93,6 +94,7 @@ _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     ),
     FOREIGN_EVENT_TRIGGER: lambda text: Transient(Reason.SERVER_NOT_READY, text),
     NOT_THE_GRANTOR: lambda text: Waiting(Reason.DROP_BLOCKED, text),
+    GRANTOR_IS_SUPERUSER: lambda text: Waiting(Reason.DROP_BLOCKED, text),
     "XX000": lambda text: _internal("XX000, an internal error", text),
     "XX001": lambda text: _internal("XX001, corrupted data", text),
     "XX002": lambda text: _internal("XX002, a corrupted index", text),

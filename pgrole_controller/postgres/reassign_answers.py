@@ -10,7 +10,13 @@ from pgrole_controller import resources
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient, Waiting
 from pgrole_controller.core.plan import Blocker, ReassignOwned, blocked
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.errors import CHANGES_SUSPENDED, NOT_LEADING, NOT_THE_GRANTOR, translate_errors
+from pgrole_controller.postgres.errors import (
+    CHANGES_SUSPENDED,
+    GRANTOR_IS_SUPERUSER,
+    NOT_LEADING,
+    NOT_THE_GRANTOR,
+    translate_errors,
+)
 
 #: Prefixes of SQLSTATEs that concern the server or the connection, not one database.
 _OF_THE_SERVER = ("08", "53300", "57P", "PGR01", NOT_LEADING, CHANGES_SUSPENDED)
@@ -18,6 +24,7 @@ _REMEDIES = {
     "2BP01": "objects of other roles depend on it",
     "42501": "the controller needs the privileges of both roles, and CONNECT on the database",
     NOT_THE_GRANTOR: "GRANT it to the controller's role, or revoke them as a superuser, with SET ROLE to it",
+    GRANTOR_IS_SUPERUSER: "PostgreSQL lets no one revoke these: make it NOSUPERUSER until the role is dropped",
     "53200": "too many objects for one transaction: raise max_locks_per_transaction",
 }
 

@@ -1,6 +1,7 @@
 -- Revokes privileges that roles other than an object's owner granted to the role in this database, or on shared objects. DROP
 -- OWNED leaves them: it revokes as the owner. Setting of the session: pgrole.role, its oid.
--- REVOKE acts for one grantor, so this becomes each of them; fails with PGR08 if it may not.
+-- REVOKE acts for one grantor, so this becomes each of them; fails with PGR08 if it may not, and with PGR09 if the grantor is a
+-- superuser now, in whose name PostgreSQL revokes nothing. A grantor without USAGE on a schema gets that meanwhile.
 -- A superuser locks the role's name first; other roles resolve it again at the end. If a name has changed meanwhile, this fails
 -- with PGR03, and nothing is changed.
 DO $revoke_delegated$
@@ -14,13 +15,13 @@ DECLARE
             WHERE s.refclassid = 'pg_catalog.pg_authid'::regclass AND s.refobjid = $1 AND s.deptype = 'a'
               AND s.dbid IN (0, (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database()))
         ), objects AS (
-            SELECT c.relacl AS acl, c.relowner AS owner, '' AS part,
+            SELECT c.relacl AS acl, c.relowner AS owner, '' AS part, ARRAY[n.oid] AS schemas,
                    format('%s %I.%I', CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, n.nspname, c.relname) AS object
             FROM held AS h
             JOIN pg_catalog.pg_class AS c ON h.classid = 'pg_catalog.pg_class'::regclass AND c.oid = h.objid AND h.objsubid = 0
             JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
             UNION ALL
-            SELECT a.attacl, c.relowner, format(' (%I)', a.attname), format('TABLE %I.%I', n.nspname, c.relname)
+            SELECT a.attacl, c.relowner, format(' (%I)', a.attname), ARRAY[n.oid], format('TABLE %I.%I', n.nspname, c.relname)
             FROM held AS h
             JOIN pg_catalog.pg_attribute AS a
                 ON h.classid = 'pg_catalog.pg_class'::regclass AND a.attrelid = h.objid AND a.attnum = h.objsubid
@@ -29,7 +30,9 @@ DECLARE
             WHERE h.objsubid <> 0
             UNION ALL
             -- with IN, these are the input arguments: without, a procedure with the same OUT arguments would be meant as well
-            SELECT p.proacl, p.proowner, '', format('ROUTINE %I.%I(%s)', n.nspname, p.proname, (
+            SELECT p.proacl, p.proowner, '', n.oid || ARRAY(
+                SELECT t.typnamespace FROM pg_catalog.pg_type AS t WHERE t.oid = ANY (p.proargtypes)
+            ), format('ROUTINE %I.%I(%s)', n.nspname, p.proname, (
                 SELECT string_agg('IN ' || format_type(t.type, NULL), ', ' ORDER BY t.position)
                 FROM unnest(p.proargtypes) WITH ORDINALITY AS t (type, position)
             ))
@@ -37,55 +40,58 @@ DECLARE
             JOIN pg_catalog.pg_proc AS p ON h.classid = 'pg_catalog.pg_proc'::regclass AND p.oid = h.objid
             JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
             UNION ALL
-            SELECT n.nspacl, n.nspowner, '', format('SCHEMA %I', n.nspname)
+            SELECT n.nspacl, n.nspowner, '', '{}', format('SCHEMA %I', n.nspname)
             FROM held AS h
             JOIN pg_catalog.pg_namespace AS n ON h.classid = 'pg_catalog.pg_namespace'::regclass AND n.oid = h.objid
             UNION ALL
-            SELECT t.typacl, t.typowner, '', format('TYPE %s', format_type(t.oid, NULL))
+            SELECT t.typacl, t.typowner, '', ARRAY[t.typnamespace], format('TYPE %s', format_type(t.oid, NULL))
             FROM held AS h
             JOIN pg_catalog.pg_type AS t ON h.classid = 'pg_catalog.pg_type'::regclass AND t.oid = h.objid
             UNION ALL
-            SELECT l.lanacl, l.lanowner, '', format('LANGUAGE %I', l.lanname)
+            SELECT l.lanacl, l.lanowner, '', '{}', format('LANGUAGE %I', l.lanname)
             FROM held AS h
             JOIN pg_catalog.pg_language AS l ON h.classid = 'pg_catalog.pg_language'::regclass AND l.oid = h.objid
             UNION ALL
-            SELECT w.fdwacl, w.fdwowner, '', format('FOREIGN DATA WRAPPER %I', w.fdwname)
+            SELECT w.fdwacl, w.fdwowner, '', '{}', format('FOREIGN DATA WRAPPER %I', w.fdwname)
             FROM held AS h
             JOIN pg_catalog.pg_foreign_data_wrapper AS w
                 ON h.classid = 'pg_catalog.pg_foreign_data_wrapper'::regclass AND w.oid = h.objid
             UNION ALL
-            SELECT f.srvacl, f.srvowner, '', format('FOREIGN SERVER %I', f.srvname)
+            SELECT f.srvacl, f.srvowner, '', '{}', format('FOREIGN SERVER %I', f.srvname)
             FROM held AS h
             JOIN pg_catalog.pg_foreign_server AS f
                 ON h.classid = 'pg_catalog.pg_foreign_server'::regclass AND f.oid = h.objid
             UNION ALL
-            SELECT m.lomacl, m.lomowner, '', format('LARGE OBJECT %s', m.oid)
+            SELECT m.lomacl, m.lomowner, '', '{}', format('LARGE OBJECT %s', m.oid)
             FROM held AS h
             JOIN pg_catalog.pg_largeobject_metadata AS m
                 ON h.classid = 'pg_catalog.pg_largeobject'::regclass AND m.oid = h.objid
             UNION ALL
-            SELECT d.datacl, d.datdba, '', format('DATABASE %I', d.datname)
+            SELECT d.datacl, d.datdba, '', '{}', format('DATABASE %I', d.datname)
             FROM held AS h
             JOIN pg_catalog.pg_database AS d ON h.classid = 'pg_catalog.pg_database'::regclass AND d.oid = h.objid
             UNION ALL
-            SELECT b.spcacl, b.spcowner, '', format('TABLESPACE %I', b.spcname)
+            SELECT b.spcacl, b.spcowner, '', '{}', format('TABLESPACE %I', b.spcname)
             FROM held AS h
             JOIN pg_catalog.pg_tablespace AS b ON h.classid = 'pg_catalog.pg_tablespace'::regclass AND b.oid = h.objid
             /* parameters */
         )
-        -- not ALL, which fails if the grantor holds nothing else on some column
-        SELECT o.object, g.rolname AS grantor, string_agg(e.privilege_type || o.part, ', ') AS privileges
+        -- Not ALL, which fails if the grantor holds nothing else on some column. What was granted without grant option comes first:
+        -- with a grant option, CASCADE may take everything from another of these grantors, who then may not even revoke.
+        SELECT
+            o.object, o.schemas, g.oid AS grantor_oid, g.rolname AS grantor, g.rolsuper AS is_superuser,
+            string_agg(e.privilege_type || o.part, ', ') AS privileges
         FROM objects AS o
         CROSS JOIN LATERAL aclexplode(o.acl) AS e
         JOIN pg_catalog.pg_roles AS g ON g.oid = e.grantor
         WHERE e.grantee = $1 AND e.grantor <> o.owner
-        GROUP BY o.object, g.rolname
-        ORDER BY o.object, g.rolname
+        GROUP BY o.object, o.schemas, g.oid, g.rolname, g.rolsuper, e.is_grantable
+        ORDER BY e.is_grantable, o.object, g.rolname
     $granted$;
     -- since PostgreSQL 15
     parameters CONSTANT text := $parameters$
             UNION ALL
-            SELECT p.paracl, 10, '', format('PARAMETER %s', (
+            SELECT p.paracl, 10, '', '{}', format('PARAMETER %s', (
                 SELECT string_agg(quote_ident(t.part), '.' ORDER BY t.position)
                 FROM string_to_table(p.parname, '.') WITH ORDINALITY AS t (part, position)
             ))
@@ -97,6 +103,7 @@ DECLARE
     query text := granted;
     role_name name;
     item record;
+    closed text;
     is_left boolean;
 BEGIN
     IF has_table_privilege('pg_catalog.pg_authid', 'UPDATE') THEN
@@ -110,13 +117,26 @@ BEGIN
         RAISE EXCEPTION 'the role was dropped' USING ERRCODE = 'PGR01';
     END IF;
     FOR item IN EXECUTE query USING role_oid LOOP
+        IF item.is_superuser THEN
+            RAISE EXCEPTION 'role "%", a superuser now, granted privileges on % to it before', item.grantor, item.object
+                USING ERRCODE = 'PGR09';
+        END IF;
         IF NOT pg_has_role(acting, item.grantor, CASE WHEN version >= 160000 THEN 'SET' ELSE 'MEMBER' END) THEN
             RAISE EXCEPTION 'role "%" granted privileges on % to it: only the grantor can revoke them, or a member of it',
                 item.grantor, item.object USING ERRCODE = 'PGR08';
         END IF;
+        SELECT string_agg(format('%I', n.nspname), ', ') INTO closed
+        FROM pg_catalog.pg_namespace AS n
+        WHERE n.oid = ANY (item.schemas) AND NOT has_schema_privilege(item.grantor_oid, n.oid, 'USAGE');
+        IF closed IS NOT NULL THEN
+            EXECUTE format('GRANT USAGE ON SCHEMA %s TO %I', closed, item.grantor);
+        END IF;
         EXECUTE format('SET LOCAL ROLE %I', item.grantor);
         EXECUTE format('REVOKE %s ON %s FROM %I CASCADE', item.privileges, item.object, role_name);
         EXECUTE format('SET LOCAL ROLE %I', acting);
+        IF closed IS NOT NULL THEN
+            EXECUTE format('REVOKE USAGE ON SCHEMA %s FROM %I', closed, item.grantor);
+        END IF;
     END LOOP;
     EXECUTE format('SELECT EXISTS (%s)', query) INTO is_left USING role_oid;
     IF is_left OR NOT EXISTS (SELECT FROM pg_catalog.pg_roles AS r WHERE r.oid = role_oid AND r.rolname = role_name) THEN

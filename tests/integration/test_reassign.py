@@ -292,6 +292,56 @@ async def test_privileges_are_revoked_whoever_granted_them(trial: ReassignTrial)
             assert await trial.dependents() == {}, kind
 
 
+async def test_privileges_are_revoked_although_the_grantor_can_no_longer_name_the_object(trial: ReassignTrial) -> None:
+    oid, delegate = await trial.oid(), f'"De ""legate"" {trial.tag}"'
+    for kind in ("a table", "a column", "a sequence", "a procedure", "a type"):
+        privilege = DELEGATED[kind]
+        async with emptying(trial.home, oid):
+            await trial.home.execute(STAGE.format(role=trial.new_owner))
+            await trial.home.execute(DELEGATED_STAGE)
+            await trial.home.execute(f"CREATE ROLE {delegate}; GRANT {privilege} TO {delegate} WITH GRANT OPTION")
+            await trial.home.execute(f"SET LOCAL ROLE {delegate}; GRANT {privilege} TO {trial.q}; RESET ROLE")
+            await trial.home.execute("REVOKE ALL ON SCHEMA s FROM PUBLIC")
+            await trial.home.execute(reassign_sql("revoke_delegated"))
+            await trial.home.execute(reassign_sql("drop_owned"))
+            assert await trial.dependents() == {}, kind
+            assert not await trial.home.fetchval("SELECT has_schema_privilege($1, 's', 'USAGE')", f'De "legate" {trial.tag}')
+
+
+async def test_privileges_are_revoked_even_from_a_role_that_got_one_back_from_whom_it_granted_it(
+    trial: ReassignTrial,
+) -> None:
+    oid, first, last = await trial.oid(), f"a_{trial.tag}", f"z_{trial.tag}"
+    async with emptying(trial.home, oid):
+        await trial.home.execute(STAGE.format(role=trial.new_owner))
+        grant = "GRANT SELECT ON s.plain TO"
+        await trial.home.execute(f"CREATE ROLE {first}; CREATE ROLE {last}; {grant} {first} WITH GRANT OPTION")
+        await trial.home.execute(f"SET LOCAL ROLE {first}; {grant} {trial.q} WITH GRANT OPTION")
+        await trial.home.execute(f"SET LOCAL ROLE {trial.q}; {grant} {last} WITH GRANT OPTION")
+        await trial.home.execute(f"SET LOCAL ROLE {last}; {grant} {trial.q}; RESET ROLE")
+        await trial.home.execute(reassign_sql("revoke_delegated"))
+        await trial.home.execute(reassign_sql("drop_owned"))
+        assert await trial.dependents() == {}
+
+
+async def test_a_privilege_that_its_grantor_cannot_revoke_as_a_superuser_is_named(trial: ReassignTrial) -> None:
+    name = await trial.create_database()
+    delegate = f"delegate_{trial.tag}"
+    superuser = await trial.enter(
+        name,
+        "postgres",
+        f"CREATE ROLE {delegate}; CREATE TABLE t (a int); GRANT SELECT ON t TO {delegate} WITH GRANT OPTION",
+        f"SET ROLE {delegate}; GRANT SELECT ON t TO {trial.q}; RESET ROLE; ALTER ROLE {delegate} SUPERUSER",
+    )
+    message = await trial.refused()
+    assert f'role "{delegate}", a superuser now, granted privileges on TABLE public.t' in message
+    assert "make it NOSUPERUSER" in message
+    await superuser.execute(f"ALTER ROLE {delegate} NOSUPERUSER")
+    await trial.reassign()
+    assert not await superuser.fetchval("SELECT has_table_privilege($1, 't', 'SELECT')", trial.role)
+    await superuser.execute(f"DROP OWNED BY {delegate}")
+
+
 async def test_a_privilege_that_only_its_grantor_can_revoke_is_named(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     delegate, user = f"delegate_{trial.tag}", f"controller_{trial.tag}"
