@@ -179,6 +179,25 @@ async def test_revoking_a_grant_option_revokes_dependents_and_regrants_to_manage
     assert {entry.grantor for entry in after.entries if entry.grantee == db.oids["reader"]} == {db.oids["owner"]}
 
 
+async def test_a_privilege_is_revoked_even_if_the_role_got_it_back_from_whom_it_granted_it(db: AclDatabase) -> None:
+    await db.run("""
+        GRANT USAGE ON SCHEMA app TO PUBLIC; GRANT SELECT ON app.t TO {delegate} WITH GRANT OPTION;
+        SET ROLE {delegate}; GRANT SELECT ON app.t TO {reader} WITH GRANT OPTION;
+        SET ROLE {reader}; GRANT SELECT ON app.t TO {stranger} WITH GRANT OPTION;
+        SET ROLE {stranger}; GRANT SELECT ON app.t TO {reader}; RESET ROLE
+    """)
+    before = named(await read(db), "t")
+    grantors = [db.name(one) for one in ("delegate", "stranger")]
+    revokes = [change(db, before, "reader", "SELECT", revoke=True, grantor=one) for one in grantors]
+    dialect = AclDialect(int(await db.connection.fetchval("SELECT current_setting('server_version_num')::int")))
+    before = named(await read(db, "reader"), "t")
+    applied = await apply_acls(db.connection, [AclRepair(before, tuple(revokes))], (), db.grantees("reader"), dialect)
+    assert not applied.errors
+    after = named(await read(db), "t")
+    assert not held(after, db.oids["reader"], db.oids["stranger"])
+    assert held(after, db.oids["delegate"]) == {("", "SELECT")}
+
+
 @pytest.mark.parametrize(
     "meanwhile",
     [

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import anyio
 import anyio.lowlevel
+import asyncpg
 
 from pgrole_controller.core.ddl import seen_name
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
@@ -141,8 +142,8 @@ class AclTransactions:
             stale = await self._find_stale(repairs)
             fresh = [one for one in repairs if one.observed.object.id not in stale]
             changes = [change for one in fresh for change in one.changes]
-            await self._run(changes, defaults, cascade=cascade)
-            await self._verify(fresh)
+            refused = await self._run(changes, defaults, cascade=cascade)
+            await self._verify(fresh, refused)
             await self._verify_defaults(defaults)
             storing = extra and not (self.errors or self.default_errors or stale)
             if storing:
@@ -194,8 +195,8 @@ class AclTransactions:
         await self._connection.execute("SAVEPOINT part")
         try:
             with translate_errors():
-                await self._run(changes, cascade=cascade)
-                await self._verify([current])
+                refused = await self._run(changes, cascade=cascade)
+                await self._verify([current], refused)
         except PgRoleError as error:
             if self._connection.is_closed() or sqlstate(error) in (LOCK_NOT_FREE, *RETRIED):
                 raise
@@ -272,16 +273,29 @@ class AclTransactions:
 
     async def _run(
         self, changes: Sequence[AclChange], defaults: Sequence[DefaultAclChange] = (), *, cascade: bool = False
-    ) -> None:
+    ) -> asyncpg.InsufficientPrivilegeError | None:
+        """Returns an error of a statement that may have had nothing left to do: with `cascade`, an earlier one may have
+        taken everything from a grantor, who then may not even revoke.
+        """
+        refused = None
         try:
             statements = grant_ddl.statements(changes, defaults, self._dialect.version, cascade=cascade)
         except ValueError as error:  # for one object: the others are changed without it
             raise Transient(Reason.DATABASE_ERROR, str(error)) from error
         for one in statements:
-            if one.acting_as:
+            if not one.acting_as:
+                await self._connection.execute(one.text)
+            elif not cascade:
                 await self._run_as_grantor(one)
             else:
-                await self._connection.execute(one.text)
+                await self._connection.execute("SAVEPOINT grantor")
+                try:
+                    await self._run_as_grantor(one)
+                except asyncpg.InsufficientPrivilegeError as error:
+                    refused = error
+                    await self._connection.execute("ROLLBACK TO SAVEPOINT grantor")
+                await self._connection.execute("RELEASE SAVEPOINT grantor")
+        return refused
 
     async def _run_as_grantor(self, statement: GrantStatement) -> None:
         """A grantor without USAGE on a schema could not name the object or its types, so it gets that meanwhile."""
@@ -312,9 +326,9 @@ class AclTransactions:
         found = [(ObjectId("pg_namespace", row.get("oid", int)), row.text("name")) for row in rows]
         return [DatabaseObject(schema, ObjectKind.SCHEMA, name, name, 0, "") for schema, name in found]
 
-    async def _verify(self, repairs: Sequence[AclRepair]) -> None:
-        """Reads the ACLs back. Grants again what a revoke took along, e.g. by CASCADE. Raises PgRoleError if an object
-        does not have the privileges that it should.
+    async def _verify(self, repairs: Sequence[AclRepair], refused: asyncpg.PostgresError | None) -> None:
+        """Reads the ACLs back. Grants again what a revoke took along, e.g. by CASCADE. Raises PgRoleError, or `refused`,
+        if an object does not have the privileges that it should.
         """
         if not repairs:
             return
@@ -330,7 +344,7 @@ class AclTransactions:
         for one in repairs:
             await _share_turn(one)
             if text := find_wrong(one, after.get(one.observed.object.id)):
-                raise Ineffective(Reason.DATABASE_ERROR, text)
+                raise refused or Ineffective(Reason.DATABASE_ERROR, text)
 
     async def _verify_defaults(self, changes: Sequence[DefaultAclChange]) -> None:
         if not changes:
