@@ -1,7 +1,8 @@
 -- What policies need to know of the database besides its objects. One row.
 -- Any role that can log in can store settings of any length. Those that are compressed or long are not read: decompressing them
 -- could take longer than any timeout. `search_paths_cut`: not every value of search_path was read. Functions in another session's
--- temporary schema do not count: that session alone can call them.
+-- temporary schema do not count: that session alone can call them. Only a superuser can read the server's configuration files:
+-- then sql/privileges/configuration.sql takes the place of the comment.
 -- $1 text[] roles that declarations name as creators   $2 boolean whether to read the values of search_path
 WITH config AS MATERIALIZED (
     SELECT
@@ -21,6 +22,7 @@ WITH config AS MATERIALIZED (
             FROM pg_catalog.pg_proc AS p
             WHERE $2::boolean AND p.oid >= 16384 AND p.proconfig IS NOT NULL
               AND NOT pg_catalog.pg_is_other_temp_schema(p.pronamespace)
+            /* configuration */
             LIMIT 20000
         ) AS s
     ) AS m

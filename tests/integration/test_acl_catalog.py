@@ -452,6 +452,23 @@ async def test_the_facts_of_a_database_are_read(db: AclDatabase, servers: Server
     assert not facts.superusers & set(db.oids.values())
 
 
+async def test_the_search_path_of_the_servers_configuration_is_a_fact_for_superusers(db: AclDatabase) -> None:
+    await db.run("ALTER ROLE {delegate} LOGIN PASSWORD 'p'")
+    await db.beside.execute("ALTER SYSTEM SET search_path = 'tools', 'Odd, one', public")
+    try:
+        facts, _ = await read_facts(db.connection, ())
+        tenant = await asyncpg.connect(db.dsn, user=db.name("delegate"), password="p")
+        try:
+            assert not (await read_facts(tenant, ()))[0].search_path_schemas
+        finally:
+            await tenant.close()
+    finally:
+        await db.beside.execute("ALTER SYSTEM RESET search_path")
+    assert facts.search_path_schemas == {"tools", "Odd, one", "public"}
+    assert not facts.search_paths_cut
+    assert not (await read_facts(db.connection, ()))[0].search_path_schemas
+
+
 #: How any role stores settings of 20 MB: `tenant` may log in, and create functions in schema app.
 LONG_SETTINGS = {
     "of a role": "ALTER ROLE CURRENT_USER SET search_path FROM CURRENT",

@@ -251,7 +251,10 @@ async def read_facts(connection: Connection, creators: Collection[str]) -> tuple
 
 def ask_facts(connection: Connection, creators: Collection[str], *, search_paths: bool) -> SingleRow:
     """The question for `facts_of`. `creators`: roles that declarations name. `search_paths`: whether to read them."""
-    return SingleRow(_query(connection, "facts"), (list(creators), search_paths))
+    question = _query(connection, "facts")
+    if connection.get_settings().is_superuser == "on":
+        question = question.replace("/* configuration */", f"UNION ALL\n{_query(connection, 'configuration')}")
+    return SingleRow(question, (list(creators), search_paths))
 
 
 def facts_of(row: Row) -> tuple[DatabaseFacts, dict[str, int]]:
