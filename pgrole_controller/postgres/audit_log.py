@@ -51,13 +51,15 @@ class JsonLog:
         if not name:
             return False
         self.own_login, self._zone = current.text("own_login"), current.get("zone", int)
-        left = MOST_BYTES
+        size, left = current.find("size", int) or 0, MOST_BYTES
         if self._name and self._name != name:
             old = await _ask(connection, "log_size", self._name)
-            left -= await self._read(connection, old[0].find("size", int) or 0 if old else 0, left)
+            # The current file is newer, and the last drift is probably in it.
+            most = max(MOST_BYTES - size, 0)
+            left -= await self._read(connection, old[0].find("size", int) or 0 if old else 0, most)
             self._offset, self._in_line = 0, False
         self._name = name
-        await self._read(connection, current.find("size", int) or 0, left)
+        await self._read(connection, size, left)
         return True
 
     async def _read(self, connection: Connection, size: int, most: int) -> int:

@@ -191,6 +191,26 @@ class TestStandIn:
         assert await look() == ["at the end", "in the next file"]
 
     @needs_jsonlog
+    async def test_of_a_log_that_was_rotated_the_newest_part_is_read(
+        self, server: PostgresServer, reading: Connection, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(audit_log, "MOST_BYTES", 5000)
+        path, log = await log_file(server, reading), JsonLog()
+        assert await log.look(reading)
+        log.commands.clear()
+        with path.open("ab") as file:
+            file.write(audit_line("DROP ROLE x", "long ago", 1) + b"x" * 20_000 + b"\n")
+            file.write(audit_line("DROP ROLE x", "at the end", 2))
+        with anyio.fail_after(20):
+            while (new := await log_file(server, reading)) == path:
+                await reading.execute("SELECT pg_rotate_logfile()")
+                await anyio.sleep(0.2)
+        with new.open("ab") as file:
+            file.write(audit_line("DROP ROLE x", "in the next file", 3))
+        assert await log.look(reading)
+        assert [one.login for one in log.commands if one.login != "postgres"] == ["at the end", "in the next file"]
+
+    @needs_jsonlog
     async def test_a_login_that_may_not_read_the_log_finds_no_author(
         self, server: PostgresServer, reading: Connection
     ) -> None:
