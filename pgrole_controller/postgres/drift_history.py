@@ -148,14 +148,16 @@ def _storable(text: str) -> str:
     return text.replace("\0", " ").encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
-async def prune_history(connection: Connection, config: HistoryConfig) -> None:
-    """Empties partitions that are older than the retention, and deletes rows beyond the maximum; call it once an hour.
-
-    Raises PgRoleError.
+async def prune_history(connection: Connection, config: HistoryConfig) -> bool:
+    """Empties partitions that are older than the retention, and deletes rows beyond the maximum, at most 10,000 of
+    them; call it once an hour. Returns whether more are left. Raises PgRoleError.
     """
     query = resources.text("sql", "attribution", "prune_history.sql")
     keep = timedelta(seconds=config.retention_seconds)
     await fetch(connection, "prune_history", query, keep, config.max_rows, seconds=_SECONDS)
+    question = resources.text("sql", "attribution", "more_history.sql")
+    found = first(await fetch(connection, "prune_history", question, config.max_rows, seconds=_SECONDS))
+    return found.get("more", bool)
 
 
 async def copy_history(database: Connection, home: Connection) -> int:

@@ -16,7 +16,7 @@ from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.privileges.ddl_events import PRUNED_AT_ONCE
 from pgrole_controller.postgres.trusted_schema import trusting
 
-#: How often one round copies drifts from a database, and how often it deletes events there.
+#: How often one round copies drifts from a database, and how often it deletes drifts and events there.
 _ROUNDS = 20
 _PRUNING_ROUNDS = 100
 
@@ -25,8 +25,12 @@ async def prune(connection: Connection, config: HistoryConfig, fence: Fence | No
     """Deletes old drifts and events, and what is stored about roles that no longer exist. `fence`: of the home
     database; None elsewhere. Raises PgRoleError.
     """
+    for _ in range(_PRUNING_ROUNDS):
+        async with _trusting(connection, fence):
+            more = await prune_history(connection, config)
+        if not more:
+            break
     async with _trusting(connection, fence):
-        await prune_history(connection, config)
         await connection.execute("SELECT pgrole.prune_applied()")
     for _ in range(_PRUNING_ROUNDS):
         async with _trusting(connection, fence):

@@ -171,6 +171,15 @@ async def test_old_rows_and_rows_beyond_the_maximum_are_pruned(other: Connection
     assert await other.fetchval("SELECT array_agg(role ORDER BY role) FROM pgrole.drift_history") == ["new3", "new4"]
 
 
+async def test_maintenance_deletes_all_rows_beyond_the_maximum(other: Connection) -> None:
+    await other.execute("""
+        INSERT INTO pgrole.drift_history (slot, role, kind, corrected, copied)
+        SELECT 0, 'reader', 'role', true, true FROM generate_series(1, 25000)
+    """)
+    await prune(other, HistoryConfig(max_rows=1000))
+    assert await other.fetchval("SELECT count(*) FROM pgrole.drift_history") == 1000
+
+
 async def test_maintenance_copies_everything_and_prunes_old_rows(home: Connection, other: Connection) -> None:
     await record(
         other,
