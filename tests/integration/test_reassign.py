@@ -305,7 +305,8 @@ async def test_privileges_are_revoked_although_the_grantor_can_no_longer_name_th
             await trial.home.execute(reassign_sql("revoke_delegated"))
             await trial.home.execute(reassign_sql("drop_owned"))
             assert await trial.dependents() == {}, kind
-            assert not await trial.home.fetchval("SELECT has_schema_privilege($1, 's', 'USAGE')", f'De "legate" {trial.tag}')
+            question = "SELECT has_schema_privilege($1, 's', 'USAGE')"
+            assert not await trial.home.fetchval(question, f'De "legate" {trial.tag}')
 
 
 async def test_privileges_are_revoked_even_from_a_role_that_got_one_back_from_whom_it_granted_it(

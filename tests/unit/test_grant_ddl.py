@@ -14,6 +14,7 @@ from pgrole_controller.core.privileges.grant_ddl import (
     render_types,
     statements,
 )
+from tests.cpu_time import within_a_callback
 from tests.roles import names
 
 
@@ -117,6 +118,13 @@ def test_revokes_start_at_the_end_of_the_delegation_chain_and_precede_all_grants
     for order in (chain, chain[::-1], chain[2:] + chain[:2]):
         found = [(one.acting_as, one.text.split('"')[-2]) for one in statements(order)]
         assert found == expected
+
+
+def test_a_row_of_thousands_of_delegates_is_ordered_within_a_callback() -> None:
+    chain = [change(make(), grantee_name=f"r{n + 1}", revoke=True, grantor=f"r{n}") for n in range(2400)]
+    with within_a_callback():
+        found = statements(chain)
+    assert [one.acting_as for one in found] == [one.grantor for one in reversed(chain)]
 
 
 def test_a_long_delegation_chain_and_a_cycle_are_ordered() -> None:

@@ -1,7 +1,7 @@
 """Applies changes to privileges in one database.
 
-A transaction (`acl_transaction`) changes at most OBJECTS objects, in the order of their oids. `acl_batches` keeps an
-object that is locked, or cannot be changed, from delaying the others.
+A transaction (`acl_transaction`) changes at most OBJECTS objects, in the order of their oids, and makes about CHANGES
+changes. `acl_batches` keeps an object that is locked, or cannot be changed, from delaying the others.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,6 +20,7 @@ from pgrole_controller.postgres.privileges.acl_batches import (
     Batches,
     Deadlines,
     GiveWay,
+    split_large,
 )
 from pgrole_controller.postgres.privileges.acl_checks import prepare_checks
 from pgrole_controller.postgres.privileges.acl_failures import failed_changes_of
@@ -90,7 +91,7 @@ async def apply_acls(
     transactions = AclTransactions(connection, grantees, dialect, extra)
     waits, failed, deadlines = waits_of(connection), failed_changes_of(connection), Deadlines()
     objects = Batches(connection, _ObjectSteps(connection, transactions, dialect.version), waits, deadlines, give_way)
-    parts = failed.separate(due, OBJECTS)
+    parts = split_large(failed.separate(due, OBJECTS))
     for place, part in enumerate(parts):
         await objects.change(part, last=place == len(parts) - 1 and not defaults)
     await objects.change_busy(last=not defaults)

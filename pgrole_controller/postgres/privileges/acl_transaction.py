@@ -327,8 +327,8 @@ class AclTransactions:
         return [DatabaseObject(schema, ObjectKind.SCHEMA, name, name, 0, "") for schema, name in found]
 
     async def _verify(self, repairs: Sequence[AclRepair], refused: asyncpg.PostgresError | None) -> None:
-        """Reads the ACLs back. Grants again what a revoke took along, e.g. by CASCADE. Raises PgRoleError, or `refused`,
-        if an object does not have the privileges that it should.
+        """Reads the ACLs back. Grants again what a revoke took along, e.g. by CASCADE. Raises PgRoleError, or
+        `refused`, if an object does not have the privileges that it should.
         """
         if not repairs:
             return

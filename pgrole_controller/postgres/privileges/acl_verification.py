@@ -1,7 +1,8 @@
 """Whether the changes to an object's privileges took effect, and nothing else was lost with them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from pgrole_controller.core.privileges.acl import AclChange, AclEntry, ObservedAcl
 
@@ -47,11 +48,32 @@ class _Revocation:
         return by and entry.grantee == change.grantee and entry.privilege in change.privileges
 
 
+#: Grantee and grantor of entries and changes: only equal ones are compared, since there may be thousands.
+_Source: TypeAlias = tuple[int, str]
+
+
+def _group_entries(entries: Iterable[AclEntry], owner: int) -> dict[_Source, list[AclEntry]]:
+    """An entry that the owner granted is in two groups: a change names the owner, or no grantor."""
+    groups: dict[_Source, list[AclEntry]] = {}
+    for entry in entries:
+        groups.setdefault((entry.grantee, entry.grantor_name), []).append(entry)
+        if entry.grantor == owner:
+            groups.setdefault((entry.grantee, ""), []).append(entry)
+    return groups
+
+
 def find_lost(repair: AclRepair, after: ObservedAcl | None) -> list[AclEntry]:
     """Returns entries that no change revokes and that are missing now. One of several grantors is enough."""
     held = _held(after)
-    revocations = [_Revocation(one) for one in repair.changes if one.revoke and not one.option_only]
-    kept = [entry for entry in repair.observed.entries if not any(one.takes(entry) for one in revocations)]
+    revoking = any(one.revoke for one in repair.changes)
+    entries = _group_entries(repair.observed.entries, repair.observed.object.owner) if revoking else {}
+    taken = set[int]()  # by identity
+    for change in repair.changes:
+        if change.revoke and not change.option_only:
+            revocation = _Revocation(change)
+            some = entries.get((change.grantee, change.grantor), ())
+            taken.update(id(entry) for entry in some if revocation.takes(entry))
+    kept = [entry for entry in repair.observed.entries if id(entry) not in taken]
     return [entry for entry in kept if (entry.grantee, entry.column, entry.privilege) not in held]
 
 
@@ -63,10 +85,13 @@ def find_wrong(repair: AclRepair, after: ObservedAcl | None) -> str:
     if identity_of(after) != identity_of(repair.observed):
         return f"{label} changed while the controller changed its privileges"
     held = _held(after)
+    revoking = any(one.revoke for one in repair.changes)
+    entries = _group_entries(after.entries, repair.observed.object.owner) if revoking else {}
     for change in repair.changes:
         if change.revoke:
             revocation = _Revocation(change)
-            left = [e for e in after.entries if revocation.names(e) and (e.grantable or not change.option_only)]
+            some = entries.get((change.grantee, change.grantor), ())
+            left = [e for e in some if revocation.names(e) and (e.grantable or not change.option_only)]
             if left and not _granted_too(repair, left[0]):
                 text = f'PostgreSQL did not revoke {left[0].privilege} on {label} from "{change.grantee_name}"'
                 text += f', which "{left[0].grantor_name}" granted'
