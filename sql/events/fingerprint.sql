@@ -39,6 +39,12 @@ LEFT JOIN LATERAL (
         FROM pg_catalog.pg_type AS t
         WHERE t.typacl IS NOT NULL OR (t.oid >= 16384 AND t.typrelid = 0 AND t.typcategory <> 'A')
         UNION ALL
+        -- objects of extensions
+        SELECT false, m.classid, m.objid, m.xmin, m.refobjid::bigint
+        FROM pg_catalog.pg_extension AS x
+        JOIN pg_catalog.pg_depend AS m
+            ON m.refclassid = 'pg_catalog.pg_extension'::regclass AND m.refobjid = x.oid AND m.deptype = 'e'
+        UNION ALL
         SELECT false, m.tableoid, m.oid, m.xmin, 0 FROM pg_catalog.pg_largeobject_metadata AS m WHERE m.lomacl IS NOT NULL
         UNION ALL
         SELECT false, l.tableoid, l.oid, l.xmin, 0 FROM pg_catalog.pg_language AS l

@@ -46,6 +46,8 @@ async def test_the_fingerprint_differs_after_every_change_of_a_privilege(db: Acl
         "ALTER DEFAULT PRIVILEGES FOR ROLE {owner} REVOKE SELECT ON TABLES FROM {reader}",
         "ALTER TABLE app.t OWNER TO {heir}",
         "CREATE TABLE app.new ()",
+        "ALTER EXTENSION plpgsql ADD TABLE app.new",
+        "ALTER EXTENSION plpgsql DROP TABLE app.new",
         "DROP TABLE app.new",
     ):
         await db.run(change)
