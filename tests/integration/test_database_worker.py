@@ -18,12 +18,14 @@ from bench.privilege_repairs import MIXED
 from pgrole_controller import metrics
 from pgrole_controller.controller.privileges import (
     database_worker,
+    full_reads,
     large_rounds,
     privilege_attribution,
     privilege_memory,
     privilege_reconcile,
     privilege_round,
 )
+from pgrole_controller.controller.privileges.full_reads import FullReads
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.core import contest as contests
 from pgrole_controller.core.approval import read_approval
@@ -565,6 +567,40 @@ async def test_a_transaction_with_more_events_than_recorded_is_corrected_complet
             "SELECT bool_and(has_table_privilege($1, oid, 'SELECT')) FROM pg_class WHERE relname LIKE 'many%'",
             world.role,
         )
+
+
+async def test_commands_that_cause_complete_reads_get_a_part_of_the_time_and_delay_no_correction(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(full_reads, "_REST_TIMES", 1e9)
+    monkeypatch.setattr(full_reads, "_LONGEST_REST", 3600.0)
+    looks = list[Scope]()
+    moderate = FullReads.moderate
+
+    def note_look(self: FullReads, look: Look, now: float, *, forced: bool) -> Look:
+        found = moderate(self, look, now, forced=forced)
+        looks.append(found.scope)
+        return found
+
+    monkeypatch.setattr(FullReads, "moderate", note_look)
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute("CREATE SCHEMA another")
+
+        async def is_read() -> bool:
+            return Scope.FULL in looks[1:]
+
+        assert await reached(is_read, DEADLINE)
+        looks.clear()
+        for n in range(3):
+            await world.hand.execute("ALTER SCHEMA another RENAME TO renamed")
+            await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+            await world.wait_may("DELETE", "app.orders", expected=False)
+            await world.hand.execute(f"ALTER SCHEMA renamed RENAME TO another; CREATE TABLE app.new_{n} ()")
+            await world.wait_may("SELECT", f"app.new_{n}")
+        assert Scope.RECENT in looks
+        assert Scope.FULL not in looks
 
 
 async def test_a_changed_declaration_is_not_drift_and_is_confirmed(world: DatabaseWorkerWorld) -> None:

@@ -19,6 +19,7 @@ import anyio
 
 from pgrole_controller import metrics
 from pgrole_controller.controller.leadership import Leadership
+from pgrole_controller.controller.privileges.full_reads import FullReads
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
 from pgrole_controller.controller.privileges.privilege_reconcile import RoundContext
@@ -107,6 +108,7 @@ class DatabaseWorker:
         self._scope: anyio.CancelScope | None = None
         self._fence: Fence | None = None  # of the last turn
         self._memory = PrivilegeMemory()
+        self._full_reads = FullReads()
         self._retries: dict[Key, tuple[int, float]] = {}  # failures in a row, and the time of the next attempt
 
     def note_grantee(self, key: Key) -> None:
@@ -321,12 +323,14 @@ class DatabaseWorker:
             if look.asks or keys:
                 rest = 0.0
                 await self._round(session, look, keys, since)
+                self._full_reads.note(began, anyio.current_time())
                 if not prepared:
                     prepared = True
                     await session.prepare()
             else:
                 rest = min(max(2 * rest, _FIRST_REST), LONGEST_REST)
-            with anyio.move_on_after(max(min(resync_at, self._next_retry()) - anyio.current_time(), 0.0)):
+            wait = min(resync_at, self._next_retry(), self._full_reads.due) - anyio.current_time()
+            with anyio.move_on_after(max(wait, 0.0)):
                 await self._wake.wait()
             await anyio.sleep(max(began + max(COALESCE_SECONDS, rest) - anyio.current_time(), 0.0))
 
@@ -340,6 +344,7 @@ class DatabaseWorker:
         if since < math.inf or everything:
             async with session.lock:
                 look |= await session.look()
+        look = self._full_reads.moderate(look, now, forced=everything)
         if self._database_changed:
             self._database_changed = False
             await session.check_database()

@@ -1,0 +1,48 @@
+"""controller/privileges/full_reads: DDL causes complete reads during a tenth of the time at most."""
+
+import math
+from dataclasses import replace
+
+from pgrole_controller.controller.privileges.full_reads import FullReads
+from pgrole_controller.postgres.privileges.ddl_events import EVERYTHING, Look, Scope
+
+#: After an event that asks for everything, and after another one.
+FAR = Look(Scope.FULL, xid=7, defaults=True)
+NAMED = Look(Scope.NAMED, names=frozenset({"orders"}), xid=8)
+
+
+def read(reads: FullReads, look: Look, began: float, took: float, *, forced: bool = False) -> Look:
+    found = reads.moderate(look, began, forced=forced)
+    reads.note(began, began + took)
+    return found
+
+
+def test_after_a_complete_read_that_an_event_caused_only_what_is_recent_is_read_at_once() -> None:
+    reads = FullReads()
+    assert read(reads, FAR, 100.0, 0.5) == FAR
+    assert reads.due == math.inf
+    assert read(reads, FAR, 101.0, 0.1) == replace(FAR, scope=Scope.RECENT)
+    assert reads.due == 105.0
+    assert read(reads, NAMED, 102.0, 0.1) == NAMED
+    found = read(reads, NAMED, 105.0, 0.5)
+    assert (found.scope, found.names, found.defaults) == (Scope.FULL, NAMED.names, True)
+    assert reads.due == math.inf
+    assert read(reads, FAR, 106.0, 0.1).scope is Scope.RECENT
+    assert reads.due == 110.0
+
+
+def test_the_pause_is_bounded_and_what_no_event_asked_for_begins_none() -> None:
+    reads = FullReads()
+    assert read(reads, EVERYTHING | FAR, 100.0, 60.0, forced=True).scope is Scope.FULL
+    assert read(reads, FAR, 160.0, 60.0) == FAR
+    assert read(reads, FAR, 229.9, 0.1).scope is Scope.RECENT
+    assert read(reads, Look(), 230.0, 0.1).scope is Scope.FULL
+
+
+def test_a_forced_read_includes_what_was_put_off_and_a_fingerprint_is_never_put_off() -> None:
+    reads = FullReads()
+    read(reads, FAR, 100.0, 1.0)
+    assert read(reads, EVERYTHING, 101.5, 0.1) == EVERYTHING
+    assert read(reads, FAR, 102.0, 0.1).scope is Scope.RECENT
+    assert read(reads, EVERYTHING, 102.1, 0.1, forced=True) == EVERYTHING | FAR
+    assert reads.due == math.inf
