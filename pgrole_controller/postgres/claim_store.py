@@ -16,7 +16,7 @@ from typing import Protocol, TypeAlias
 
 import anyio
 
-from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.plan import NewOwner, Plan
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import Verifier
@@ -27,6 +27,11 @@ from pgrole_controller.postgres.errors import translate_errors
 
 #: Time limit of one transaction in seconds, lock waits included. It is not interrupted, so stopping may take that long.
 TRANSACTION_SECONDS = 4.0
+
+_UNANSWERED = (
+    "PostgreSQL gives no answer in time to a transaction. If the controller's session waits for SyncRep "
+    "(pg_stat_activity.wait_event), start the synchronous standby, or remove it from synchronous_standby_names"
+)
 
 #: A claim that is not released: key of the object, name of the role, uid of the object.
 HeldClaim: TypeAlias = tuple[Key, str, str]
@@ -112,5 +117,9 @@ def changes_role(plan: Plan) -> bool:
 @contextmanager
 def limited_transaction() -> Iterator[None]:
     """The time limit of one transaction. asyncpg's own ROLLBACK is cancelled with its task, so this is shielded."""
-    with translate_errors("transaction"), anyio.fail_after(TRANSACTION_SECONDS, shield=True):
-        yield
+    with translate_errors("transaction"):
+        try:
+            with anyio.fail_after(TRANSACTION_SECONDS, shield=True):
+                yield
+        except TimeoutError as error:
+            raise Transient(Reason.SERVER_NOT_READY, _UNANSWERED) from error

@@ -20,6 +20,9 @@ from pgrole_controller.postgres.poll import Poller
 POLL_SECONDS = 1.0
 
 
+#: What was observed can be observed again, so it need not be durable, nor wait for a standby of this server.
+_WATCHING = {"statement_timeout": "0", "synchronous_commit": "off"}
+
 #: Called with the names of changed roles; None: all roles.
 OnChange = Callable[[tuple[str, ...] | None], None]
 
@@ -77,7 +80,7 @@ async def open_detector(
 async def _watching(
     endpoint: Endpoint, found: Capabilities, on_change: OnChange, on_database: OnChange
 ) -> AsyncIterator[Detector]:
-    async with connect(endpoint, "listen") as listener, connect(endpoint, "watch", statement_timeout="0") as watcher:
+    async with connect(endpoint, "listen") as listener, connect(endpoint, "watch", **_WATCHING) as watcher:
         await _check_same(found.identity, listener, watcher)
         await watch.listen(listener, watcher, on_change, on_database)
         await watch.observe(watcher, guarded=found.guarded)

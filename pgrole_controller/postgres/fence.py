@@ -20,6 +20,8 @@ from pgrole_controller.postgres.rows import fetch_row
 #: Time limit of one heartbeat, in seconds.
 BEAT_SECONDS = 5.0
 
+_LOCAL = "SET LOCAL synchronous_commit = local"
+
 
 class NotLeading(Transient):
     def __init__(self) -> None:
@@ -155,10 +157,13 @@ def is_another_leading(error: BaseException) -> bool:
 
 
 async def _call(connection: Connection, call: str, *, guarded: bool) -> int:
-    """Calls a function in one message, which is one transaction: a paused process leaves no transaction open."""
+    """Calls a function in one message, which is one transaction: a paused process leaves no transaction open.
+
+    It does not wait for a standby of this server: after a failover, every process has to take the lead again.
+    """
     statement = f"SELECT pg_catalog.set_config('pgrole.number', {call}::text, false)"
     with translate_errors("lead"):
-        await connection.execute(_guard(statement, guarded=guarded))
+        await connection.execute(f"{_LOCAL};\n{_guard(statement, guarded=guarded)}")
         row = await fetch_row(connection, "", "SELECT pg_catalog.current_setting('pgrole.number')::bigint AS number")
         return row.get("number", int)
 

@@ -112,6 +112,23 @@ async def test_a_drift_at_the_moment_a_connection_is_terminated_is_repaired(stag
 
 
 @pytest.mark.slow
+async def test_drift_is_noticed_and_repaired_while_the_server_waits_for_a_synchronous_standby(stage: Stage) -> None:
+    names = ("one", "two", "three")
+    async with running(stage.controller()), stage.database() as database:
+        await stage.kube.apply_all({name: {} for name in names})
+        await stage.kube.wait_all_ready()
+        await database.execute("ALTER SYSTEM SET synchronous_standby_names = 'missing'")
+        await database.execute("SET synchronous_commit = local; SELECT pg_reload_conf()")
+        await database.wait_value("SELECT current_setting('synchronous_standby_names')", "missing")
+        for name in names:
+            await database.execute(f"ALTER ROLE {name} CREATEROLE")
+            await database.wait_role(name, lambda row: not row["rolcreaterole"], "NOCREATEROLE", 20.0)
+            waiting = await stage.kube.wait_for(name, lambda obj: not is_ready(obj), "the commit waits")
+            assert says(waiting, "ServerNotReady", "synchronous_standby_names")
+            await stage.kube.wait_ready(name)
+
+
+@pytest.mark.slow
 async def test_drift_is_repaired_during_an_api_server_outage_and_object_changes_are_applied_after_it(
     stage: Stage, binaries: Binaries
 ) -> None:

@@ -13,6 +13,7 @@ from pgrole_controller.core.diff import Create, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.plan import Plan, ReassignOwned
 from pgrole_controller.core.role import Role
+from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.apply import Dialect, apply_plans
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
@@ -312,6 +313,25 @@ async def test_no_transaction_is_open_while_the_lease_is_confirmed(join: Join) -
     one.confirm = look
     await one.lead()
     assert states == ["idle"]
+
+
+async def test_taking_the_lead_and_keeping_it_wait_for_no_standby(own_postgres: PostgresServer) -> None:
+    async with connect(Endpoint(own_postgres.dsn()), "one") as connection:
+        await install(connection)
+        await connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'missing'")
+        await connection.execute("SELECT pg_reload_conf()")
+
+        async def is_so() -> bool:
+            return bool(await connection.fetchval("SELECT current_setting('synchronous_standby_names')") == "missing")
+
+        assert await reached(is_so, DEADLINE)
+        with anyio.fail_after(DEADLINE / 2):
+            fence = await FencedProcess(connection, "one").lead()
+            await fence.beat(connection)
+            away = FencedProcess(connection, "one")
+            away.away = 60.0
+            assert await away.lead_while_away() is not None
+        assert await connection.fetchval("SHOW synchronous_commit") == "on"
 
 
 async def test_a_process_that_knows_it_no_longer_leads_sends_nothing(join: Join) -> None:
