@@ -1,4 +1,4 @@
-"""Orphans: claims whose object no longer exists. They are released in chunks.
+"""Orphans: claims whose object no longer exists. Claims are read in pages, and orphans released in chunks.
 
 Guarantees: one chunk is one transaction of at most CHUNK claims; a claim that cannot be released delays no other, and
 is tried once for each read of the claims.
@@ -29,7 +29,7 @@ class Orphans:
     """The orphans of one read of a server's claims."""
 
     def __init__(self) -> None:
-        self.loaded = False
+        self._after: str | None = ""  # role name of the last claim read; None: every claim was read
         self._claims: deque[tuple[Key, str, str]] = deque()
         self._keys: dict[tuple[str, str], Key] = {}  # in the current chunk
         self._size = CHUNK
@@ -37,12 +37,17 @@ class Orphans:
     @property
     def done(self) -> bool:
         """Whether no claim of this read is left to be released."""
-        return self.loaded and not self._claims
+        return self._after is None and not self._claims
 
-    def load(self, claims: Sequence[tuple[Key, str, str]]) -> None:
-        """Every claim of the server: (object, role name, uid of the object)."""
-        self.loaded = True
+    @property
+    def due(self) -> str | None:
+        """The role name after which claims must be read now; None: not now."""
+        return None if self._claims else self._after
+
+    def load(self, claims: Sequence[tuple[Key, str, str]], after: str | None = None) -> None:
+        """One page of the server's claims: (object, role name, uid of the object). `after`: as in `HeldClaims`."""
         self._claims.extend(claims)
+        self._after = after
 
     def take(self, is_orphan: Callable[[Key], bool]) -> tuple[tuple[str, str], ...]:
         """The next chunk, as (role name, uid): claims whose object does not exist now."""
@@ -117,8 +122,8 @@ class OrphanTimer:
         """Releases one chunk. Returns the seconds until the next one."""
         if self._session.enforcing or self._keeper.state is SessionState.SUSPENDED:
             return POSTPONED_SECONDS
-        if not self._orphans.loaded:
-            self._orphans.load(await self._session.read_claims())
+        if (after := self._orphans.due) is not None:
+            self._orphans.load(*await self._session.read_claims(after))
         chunk = self._orphans.take(self._is_orphan)
         if chunk:
             began = anyio.current_time()

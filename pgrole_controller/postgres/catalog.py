@@ -23,7 +23,7 @@ from pgrole_controller.core.role import UNSEEN, Grant, Membership, ObservedRole,
 from pgrole_controller.core.scram import LEAST_ITERATIONS, Verifier
 from pgrole_controller.core.state import Dependents, Observed
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.claim_store import HeldClaim, HomeConnection
+from pgrole_controller.postgres.claim_store import CLAIMS_PAGE, HeldClaim, HeldClaims, HomeConnection
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import Deferred, Row, Unreadable, fetch
 
@@ -174,16 +174,18 @@ async def read_verifiers(connection: Connection, source: str, oids: Sequence[int
     return {role: Verifier(verifier) for role, verifier in found.items() if verifier is not None}
 
 
-async def read_claims(connection: Connection, cluster: str) -> list[HeldClaim]:
-    """The claims of this cluster that are not released. Claims that cannot be read are left out, and stay unchanged."""
-    claims = []
-    for row in await fetch(connection, "read_claims", queries.inspect("claims"), cluster):
+async def read_claims(connection: Connection, cluster: str, after: str) -> HeldClaims:
+    """As `ClaimStore.read_held`. Claims that cannot be read are left out, and stay unchanged."""
+    claims: list[HeldClaim] = []
+    rows = await fetch(connection, "read_claims", queries.inspect("claims"), cluster, after, CLAIMS_PAGE)
+    for row in rows:
         try:
             key = Key(row.get("namespace", str), row.get("object", str))
             claims.append((key, row.get("role_name", str), row.get("object_uid", str)))
         except PgRoleError as error:
             log.warning("claim left unchanged: not readable", extra={"error": error.message})
-    return claims
+    is_last = len(rows) < CLAIMS_PAGE or not claims
+    return HeldClaims(claims, None if is_last else claims[-1][1])
 
 
 async def read_namespace_roles(

@@ -12,7 +12,7 @@ Every coroutine raises PgRoleError.
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import anyio
 
@@ -35,6 +35,16 @@ _UNANSWERED = (
 
 #: A claim that is not released: key of the object, name of the role, uid of the object.
 HeldClaim: TypeAlias = tuple[Key, str, str]
+
+#: Claims read at once: they take at most 3 MiB of `framing.VOLUME`, and 0.02 s of the event loop.
+CLAIMS_PAGE = 5000
+
+
+class HeldClaims(NamedTuple):
+    """One page. `after`: the role name after which the next page begins; None: this is the last one."""
+
+    claims: Sequence[HeldClaim]
+    after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +92,11 @@ class ClaimStore(Protocol):
         """Password verifiers by role oid. Roles without a password or with an unreadable one are left out."""
         ...
 
-    async def read_held(self, home: HomeConnection) -> list[HeldClaim]:
-        """The claims of this cluster that are not released. Claims that cannot be read are left out."""
+    async def read_held(self, home: HomeConnection, after: str = "") -> HeldClaims:
+        """One page of the claims of this cluster that are not released: those on role names after this one.
+
+        Claims that cannot be read are left out.
+        """
         ...
 
     async def read_namespace_roles(

@@ -14,7 +14,7 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import Verifier
 from pgrole_controller.core.state import Observed
 from pgrole_controller.postgres import catalog, queries
-from pgrole_controller.postgres.claim_store import HeldClaim, HomeConnection, changes_role, limited_transaction
+from pgrole_controller.postgres.claim_store import HeldClaims, HomeConnection, changes_role, limited_transaction
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import Row
 from pgrole_controller.postgres.trusted_schema import trusting
@@ -64,9 +64,9 @@ class DatabaseClaims:
         async with trusting(home.connection, guarded=self.guarded):
             return await catalog.read_verifiers(home.connection, _VERIFIERS, oids)
 
-    async def read_held(self, home: HomeConnection) -> list[HeldClaim]:
+    async def read_held(self, home: HomeConnection, after: str = "") -> HeldClaims:
         async with trusting(home.connection, guarded=self.guarded):
-            return await catalog.read_claims(home.connection, home.cluster)
+            return await catalog.read_claims(home.connection, home.cluster, after)
 
     async def read_namespace_roles(
         self, home: HomeConnection, namespaces: Sequence[tuple[str, str]]

@@ -37,7 +37,7 @@ from pgrole_controller.postgres.capabilities import (
     read_capabilities,
 )
 from pgrole_controller.postgres.catalog import ReferencedNames, read_suspects
-from pgrole_controller.postgres.claim_store import ClaimStore, HeldClaim, HomeConnection
+from pgrole_controller.postgres.claim_store import ClaimStore, HeldClaims, HomeConnection
 from pgrole_controller.postgres.connection import Connection, Endpoint, await_end, connect, first_error
 from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.detection import POLL_SECONDS, Detector, OnChange, open_detector
@@ -167,9 +167,9 @@ class Session:
         found = await self.claims.read_verifiers(self._home, oids)
         return [found.get(oid) for oid in oids]
 
-    async def read_claims(self) -> list[HeldClaim]:
-        """The claims of this cluster that are not released."""
-        return await self.claims.read_held(self._home)
+    async def read_claims(self, after: str = "") -> HeldClaims:
+        """One page of the claims of this cluster that are not released, as `ClaimStore.read_held`."""
+        return await self.claims.read_held(self._home, after)
 
     async def read_namespace_roles(
         self, namespaces: Sequence[tuple[str, str]]

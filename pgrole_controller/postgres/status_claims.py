@@ -7,6 +7,8 @@ role is its own (`core.ownership`). What is applied then is recorded here, and f
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from heapq import nsmallest
+from operator import itemgetter
 
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.ddl import literal, seen_name, statements
@@ -20,8 +22,10 @@ from pgrole_controller.core.state import Observed
 from pgrole_controller.postgres import catalog, queries
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.claim_store import (
+    CLAIMS_PAGE,
     TRANSACTION_SECONDS,
     HeldClaim,
+    HeldClaims,
     HomeConnection,
     changes_role,
     limited_transaction,
@@ -88,8 +92,9 @@ class StatusClaims:
     async def read_verifiers(self, home: HomeConnection, oids: Sequence[int]) -> dict[int, Verifier]:
         return await catalog.read_verifiers(home.connection, _verifier_source(home.identity), oids)
 
-    async def read_held(self, home: HomeConnection) -> list[HeldClaim]:  # noqa: ARG002
-        return self.held()
+    async def read_held(self, home: HomeConnection, after: str = "") -> HeldClaims:  # noqa: ARG002
+        some = nsmallest(CLAIMS_PAGE, (one for one in self.held() if one[1] > after), key=itemgetter(1))
+        return HeldClaims(some, some[-1][1] if len(some) == CLAIMS_PAGE else None)
 
     async def read_namespace_roles(
         self,

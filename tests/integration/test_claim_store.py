@@ -85,7 +85,33 @@ async def test_a_created_role_is_read_with_its_claim(scene: ClaimScene) -> None:
     assert observed.claim == Claim(
         "app", observed.named.oid, scene.home.identity.system_identifier, OWNER, applied="sha256:1"
     )
-    assert await scene.claims.read_held(scene.home) == [(KEY, "app", "uid-app")]
+    assert await scene.claims.read_held(scene.home) == ([(KEY, "app", "uid-app")], None)
+
+
+async def test_claims_are_read_in_the_order_of_their_role_names(scene: ClaimScene) -> None:
+    await scene.create("second", OTHER)
+    await scene.create("app")
+    first, second = (KEY, "app", "uid-app"), (OTHER_KEY, "second", "uid-other")
+    assert await scene.claims.read_held(scene.home) == ([first, second], None)
+    assert await scene.claims.read_held(scene.home, "app") == ([second], None)
+    assert await scene.claims.read_held(scene.home, "second") == ([], None)
+
+
+async def test_any_number_of_claims_with_the_longest_names_can_be_read(scene: ClaimScene) -> None:
+    if isinstance(scene.claims, StatusClaims):
+        pytest.skip("status holds as many claims as there are objects")
+    await scene.hand.execute(
+        "INSERT INTO pgrole.claim (role_name, role_oid, system_identifier, cluster, namespace, namespace_uid, object, "
+        "object_uid) SELECT lpad(n::text, 63, '0'), 0, 1, $1, repeat('n', 63), 'u', repeat('o', 253), 'uid' "
+        "FROM generate_series(1, 30000) AS n",
+        CLUSTER,
+    )
+    names: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        page, after = await scene.claims.read_held(scene.home, after)
+        names += [role_name for _, role_name, _ in page]
+    assert names == [f"{number:063}" for number in range(1, 30001)]
 
 
 async def test_an_unclaimed_role_is_read_without_a_claim(scene: ClaimScene) -> None:
@@ -93,7 +119,7 @@ async def test_an_unclaimed_role_is_read_without_a_claim(scene: ClaimScene) -> N
     observed = await scene.read("app")
     assert observed.named is not None
     assert (observed.claim, observed.former, observed.named.held_by) == (None, (), None)
-    assert await scene.claims.read_held(scene.home) == []
+    assert await scene.claims.read_held(scene.home) == ([], None)
 
 
 async def test_roles_are_returned_in_the_order_of_the_request(scene: ClaimScene) -> None:
@@ -239,7 +265,7 @@ async def test_a_new_owner_starts_without_the_former_owners_drift_and_password_s
     assert (taken.owner, taken.applied) == (OTHER, "sha256:3")
     assert (taken.drift_count, taken.last_drift_at, taken.last_drift_fields) == (0, None, ())
     assert taken.record == replace(record, source="", connection="")
-    assert await scene.claims.read_held(scene.home) == [(OTHER_KEY, "app", "uid-other")]
+    assert await scene.claims.read_held(scene.home) == ([(OTHER_KEY, "app", "uid-other")], None)
 
 
 async def test_a_released_claim_records_the_owner_and_holds_nothing(scene: ClaimScene) -> None:
@@ -248,7 +274,7 @@ async def test_a_released_claim_records_the_owner_and_holds_nothing(scene: Claim
     assert await scene.claim() == claim
     assert await scene.apply(Plan("", releases=(("app", "uid-app"),))) == [""]
     assert await scene.claim() == replace(claim, released=True)
-    assert await scene.claims.read_held(scene.home) == []
+    assert await scene.claims.read_held(scene.home) == ([], None)
     assert (await scene.read("second")).former == ()
     assert await scene.apply(change(await scene.claim(), Plan("app", owner=OWNER, applied="sha256:1"))) == [""]
     assert await scene.claim() == claim
@@ -275,7 +301,7 @@ async def test_a_rename_moves_the_claim_to_the_new_name(scene: ClaimScene) -> No
     assert await scene.apply(plan) == [""]
     moved = await scene.claim("second")
     assert (moved.role_oid, moved.owner) == (claim.role_oid, OWNER)
-    assert await scene.claims.read_held(scene.home) == [(KEY, "second", "uid-app")]
+    assert await scene.claims.read_held(scene.home) == ([(KEY, "second", "uid-app")], None)
 
 
 async def test_a_new_owner_is_read_with_the_namespace_that_claims_it(scene: ClaimScene) -> None:

@@ -3,6 +3,7 @@ alternate with reconciles.
 """
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import cast
 
@@ -17,6 +18,7 @@ from pgrole_controller.controller.session_keeper import SessionKeeper, SessionSt
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.request import Key
+from pgrole_controller.postgres.claim_store import CLAIMS_PAGE, HeldClaims
 from pgrole_controller.postgres.session import Session
 from tests.timelapse import in_timelapse
 
@@ -84,11 +86,12 @@ class OrphanSession:
         self.reads: list[float] = []
         self.chunks: list[float] = []
         self.failures: list[float] = []
-        self.seconds, self.locked, self.enforcing = 0.0, set[str](), False
+        self.seconds, self.locked, self.enforcing, self.page = 0.0, set[str](), False, CLAIMS_PAGE
 
-    async def read_claims(self) -> list[tuple[Key, str, str]]:
+    async def read_claims(self, after: str) -> HeldClaims:
         self.reads.append(anyio.current_time())
-        return list(self.held)
+        page = sorted((one for one in self.held if one[1] > after), key=itemgetter(1))[: self.page]
+        return HeldClaims(page, page[-1][1] if len(page) == self.page else None)
 
     async def apply_plans(self, plans: Sequence[Plan]) -> list[PgRoleError | None]:
         (plan,) = plans
@@ -137,6 +140,17 @@ async def test_orphans_are_released_soon_after_a_session_begins_and_once_per_per
     await world.run(RESYNC_SECONDS + 10.0)
     assert world.released == ["r0", "r2"]
     assert [at - began for at in world.session.reads] == pytest.approx([FIRST_SECONDS, FIRST_SECONDS + RESYNC_SECONDS])
+
+
+@in_timelapse
+async def test_claims_are_read_in_pages_and_each_once_in_a_period() -> None:
+    world = OrphanWorld(10)
+    world.session.page = 3
+    for number in range(9):
+        world.servers[Key("shop", f"o{number}")] = "main"
+    await world.run(10.0)
+    assert world.released == ["r9"]
+    assert len(world.session.reads) == 4
 
 
 @in_timelapse
