@@ -19,7 +19,13 @@ from pgrole_controller.postgres.authentication import Unacceptable
 from pgrole_controller.postgres.errors import LOST, StandbyError, shorten, translate, translate_errors
 from pgrole_controller.postgres.framing import VOLUME, NotPostgres
 from pgrole_controller.postgres.protocol import ConnectionLimits, check_messages, limiting, own_limits, reason_of
-from pgrole_controller.postgres.session_settings import PINNED, OptionalSettings, check_identity
+from pgrole_controller.postgres.session_settings import (
+    PINNED,
+    SEARCH_PATH,
+    OptionalSettings,
+    check_identity,
+    check_search_path,
+)
 from pgrole_controller.postgres.tls import Mode, make_context
 from pgrole_controller.postgres.unnamed_statements import fetch_record, forgetting
 
@@ -288,6 +294,8 @@ async def _enter(
         register_array_types(connection)
         try:
             with forgetting():
+                path = await fetch_record(connection, SEARCH_PATH)
+                check_search_path(path[0] if path else None)
                 row = await fetch_record(connection, queries.inspect("connection"))
             if row is None:
                 raise NotPostgres

@@ -42,6 +42,11 @@ GRANTOR_IS_SUPERUSER = "PGR09"
 _TABLE: dict[str, Callable[[str], PgRoleError]] = {
     "": lambda text: Transient(Reason.DATABASE_ERROR, f"PostgreSQL: {text}"),
     "08": lambda text: Transient(Reason.SERVER_NOT_READY, f"the connection to PostgreSQL failed: {text}"),
+    "08P01": lambda text: Transient(
+        Reason.SERVER_NOT_READY,
+        f"the connection to PostgreSQL failed: {text}. A pooler in between, like PgBouncer, rejects what the "
+        "controller requests: connect to the server itself",
+    ),
     "0LP01": lambda text: RefusedForNow(
         Reason.INVALID_SPEC, f"spec.memberOf: PostgreSQL rejects the membership: {text}"
     ),

@@ -1,8 +1,8 @@
 """Session settings that must not come from a role or a database, since other roles can change those.
 
 Settings in the startup packet take precedence over settings of the role and the database, so it contains everything
-that must hold from the start. The first query (sql/inspect/connection.sql) resets everything else, and reports the
-roles that the session acts as and logged in as.
+that must hold from the start. The first query verifies that they hold, and the second one
+(sql/inspect/connection.sql) resets everything else, and reports the roles that the session acts as and logged in as.
 """
 
 from dataclasses import dataclass
@@ -11,10 +11,12 @@ import asyncpg
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 
+_SEARCH_PATH = "pg_catalog, pg_temp"
+
 #: Settings that every server knows and every role may set.
 PINNED = {
     "role": "none",
-    "search_path": "pg_catalog, pg_temp",
+    "search_path": _SEARCH_PATH,
     "client_encoding": "UTF8",
     "client_min_messages": "error",  # PostgreSQL warns about each invalid setting at every login
     "standard_conforming_strings": "on",
@@ -42,6 +44,9 @@ PINNED = {
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
 }
+
+#: Asks for the search_path without calling any function.
+SEARCH_PATH = "SHOW search_path"
 
 #: Time limit in seconds of what the server does before its first answer: login event triggers, since PostgreSQL 17.
 LOGIN_SECONDS = 4
@@ -120,6 +125,18 @@ class OptionalSettings:
 def _is_of_function(error: asyncpg.PostgresError) -> bool:
     """Whether a function raised it, e.g. of a login event trigger: procedural languages report a context."""
     return error.sqlstate in _RAISED or bool(getattr(error, "context", None))
+
+
+def check_search_path(found: object) -> None:
+    """Raises Transient unless the session has the search_path that it requested. Comes before any other query: with
+    another path, that could call functions of tenants. `found`: the answer to SEARCH_PATH.
+    """
+    if found != _SEARCH_PATH:
+        raise Transient(
+            Reason.SERVER_NOT_READY,
+            "the session does not have the settings that the controller requested, so it does nothing in it: a pooler "
+            "in between drops them, or a login event trigger changes search_path. Connect to the server itself",
+        )
 
 
 def check_identity(row: asyncpg.Record) -> None:

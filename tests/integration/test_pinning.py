@@ -96,6 +96,25 @@ async def test_a_session_that_acts_as_another_role_is_refused_and_the_setting_is
     assert "GRANT" not in caught.value.message
 
 
+async def test_a_session_whose_requested_settings_were_dropped_runs_nothing_of_a_tenant(
+    server: PostgresServer, admin: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a pooler that ignores the settings that a connection requests."""
+    async with connect(Endpoint(server.dsn(database=HOME)), "hand") as hand:
+        await hand.execute(
+            "CREATE TABLE public.called (by name); CREATE FUNCTION public.current_setting(text) RETURNS text "
+            "LANGUAGE plpgsql AS 'BEGIN INSERT INTO public.called VALUES (current_user); "
+            f"RETURN pg_catalog.current_setting($1); END'; ALTER FUNCTION public.current_setting OWNER TO {TENANT}; "
+            f"GRANT ALL ON public.called TO {TENANT}"
+        )
+        await admin.execute(f"ALTER DATABASE {HOME} SET search_path = public, pg_catalog")
+        monkeypatch.delitem(session_settings.PINNED, "search_path")
+        with pytest.raises(Transient, match="does not have the settings that the controller requested"):
+            async with connect(endpoint(server, "postgres"), "test"):
+                pass
+        assert await hand.fetchval("SELECT count(*) FROM public.called") == 0
+
+
 async def test_the_guard_stops_a_session_that_acts_as_another_role(server: PostgresServer, admin: Connection) -> None:
     async with connect(endpoint(server, "postgres"), "test") as home:
         await install(home)
