@@ -23,7 +23,7 @@ from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileg
 from pgrole_controller.core.privileges.privilege_outcome import add_privileges
 from pgrole_controller.core.privileges.privilege_result import PrivilegeNews
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.role import ObservedRole
+from pgrole_controller.core.role import FIELD_NAMES, ObservedRole
 from pgrole_controller.core.role_drift import FoundCause, RoleDrift, compare_values
 from pgrole_controller.core.state import Observed, Server
 from pgrole_controller.core.status import Outcome, find_reported_time, of_contest, of_error, of_read_back
@@ -108,6 +108,7 @@ class Attempt:
         self.refusal: PgRoleError | None = None  # PostgreSQL rejected the plan
         self._done: list[Plan] = []
         self._drift: RoleDrift | None = None
+        self._continues = False  # the last correction was of a part of the memberships
         self._changed_at: float | None = None
         self._privileges: GrantedPrivileges | None = None
         self._news: tuple[PrivilegeNews, ...] = ()
@@ -148,13 +149,21 @@ class Attempt:
             if plan.drift and plan.changes:
                 self._drift = self._describe_drift(plan.drift, self.observed, corrected=True)
                 if plan.approval is None:
-                    self._contests.repaired(self._uid, self._generation, plan.drift, current_moment())
+                    self._note_repair(plan.drift)
         elif desired and desired.terminating and desired.drop:
             self.decision = add_way_out(failure)
         else:
             self.decision = failure
             if self.refusal is None and is_rejection(failure):
                 self.refusal = failure
+
+    def _note_repair(self, fields: tuple[str, ...]) -> None:
+        """Notes the repair once, however many rounds it takes to read all memberships."""
+        repaired = tuple(name for name in fields if not (self._continues and name == FIELD_NAMES["member_of"]))
+        held = self.observed.named or self.observed.claimed
+        self._continues = held is not None and held.cut
+        if repaired:
+            self._contests.repaired(self._uid, self._generation, repaired, current_moment())
 
     @property
     def is_open(self) -> bool:

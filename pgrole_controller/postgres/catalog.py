@@ -272,7 +272,8 @@ def _found(row: Row) -> ObservedRole:
         parameters=settings.pop("", ()),
         database_parameters=tuple(sorted(settings.items())),
     )
-    return ObservedRole(row.get("oid", int), role, row.texts("reaches"), held_by=row.find("held_by", str))
+    cut = len(row.objects("member_of")) >= _MOST_GRANTS
+    return ObservedRole(row.get("oid", int), role, row.texts("reaches"), held_by=row.find("held_by", str), cut=cut)
 
 
 def _settings(row: Row) -> dict[str, Parameters]:

@@ -258,3 +258,23 @@ async def test_after_a_restart_repairs_of_a_contested_field_slow_down_again(stag
         async with running(stage.controller()):
             await database.wait_role("app", lambda row: row["rolconnlimit"] == 7, "repaired")
             await stage.kube.wait_ready("app")
+
+
+async def test_thousands_of_memberships_are_revoked_without_a_contest(stage: Stage) -> None:
+    """They are more than one read returns, so they are revoked in parts."""
+    count = 8000
+    async with running(stage.controller()), stage.database() as database:
+        await stage.kube.apply("joined")
+        await stage.kube.wait_ready("joined")
+        await database.execute(
+            f"DO $$ BEGIN FOR n IN 1..{count} LOOP EXECUTE format('CREATE ROLE many_%s', n); END LOOP; END $$"
+        )
+        await database.execute(
+            f"DO $$ BEGIN FOR n IN 1..{count} LOOP EXECUTE format('GRANT many_%s TO joined', n); END LOOP; END $$"
+        )
+        held = "SELECT count(*) FROM pg_auth_members WHERE member = 'joined'::regrole"
+        assert await database.fetchval(held) == count
+        await stage.kube.wait_for("joined", lambda obj: not is_ready(obj), "drift")
+        await database.wait_value(held, 0)
+        obj = await stage.kube.wait_for("joined", lambda obj: is_ready(obj) or says(obj, "Contested"), "the end")
+        assert is_ready(obj)
