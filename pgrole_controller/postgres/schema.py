@@ -16,7 +16,7 @@ from enum import Enum
 import asyncpg
 
 from pgrole_controller import resources
-from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.errors import Reason, Refused, Transient
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
@@ -84,6 +84,10 @@ async def _report_unrecorded(connection: Connection, home: Home) -> None:
 VERSION = 4
 
 _SCHEMA = "CREATE SCHEMA pgrole"
+_IN_USE = (
+    "schema pgrole cannot be updated while another transaction uses it, such as that of pg_dump: find it in "
+    "pg_stat_activity, and end it or wait"
+)
 # Takes a lock on the schema, which only its owner can take. A lock on a table would need a table first.
 _LOCK = "COMMENT ON SCHEMA pgrole IS 'is being installed'"
 
@@ -100,22 +104,28 @@ class SchemaState(Enum):
     """The result of `install`.
 
     NONE: there is no schema, and the session works without. OLDER: the previous version, which the controller may not
-    update. PRESENT: nothing to do. MADE: created. CHANGED: updated or repaired.
+    update. IN_USE: the previous version, which another transaction keeps from being updated. PRESENT: nothing to do.
+    MADE: created. CHANGED: updated or repaired.
     """
 
     NONE = "none"
     OLDER = "older"
+    IN_USE = "in use"
     PRESENT = "present"
     MADE = "made"
     CHANGED = "changed"
+
+    @property
+    def is_older(self) -> bool:
+        return self in (SchemaState.OLDER, SchemaState.IN_USE)
 
 
 async def install(connection: Connection, *, allowed: bool = True) -> SchemaState:
     """Installs this version of schema pgrole in one transaction; does nothing if it is installed and complete.
 
-    If the schema has the previous version and may not be updated, the session uses it until an administrator updates
-    it. Raises SchemaMissing if the schema does not exist and may not be created; Refused if it belongs to another role,
-    is in another database of the server, or is too old and may not be updated; Transient if the server fails.
+    If the schema has the previous version and cannot be updated, the session uses it until it is updated. Raises
+    SchemaMissing if the schema does not exist and may not be created; Refused if it belongs to another role, is in
+    another database of the server, or is too old and may not be updated; Transient if the server fails.
     """
     with translate_errors("install"):
         try:
@@ -164,6 +174,12 @@ async def _install(connection: Connection, *, allowed: bool) -> SchemaState:
             raise
         _check_announcing(row)
         return SchemaState.OLDER
+    except asyncpg.LockNotAvailableError as error:
+        if version is None:
+            raise Transient(Reason.SERVER_NOT_READY, _IN_USE) from error
+        _check_announcing(row)
+        log.warning(_IN_USE)
+        return SchemaState.IN_USE
     await record_home(connection)
     return SchemaState.CHANGED if row["present"] else SchemaState.MADE
 

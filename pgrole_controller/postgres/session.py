@@ -289,8 +289,8 @@ async def run_session(
                 period = min(ACCESS_CHECK_SECONDS, 60 * interval)
                 tasks.start_soon(_watch_access, detector, found, period, tasks.cancel_scope)
                 tasks.start_soon(_beat, detector, fence, suspended)
-                if found.schema_state is SchemaState.OLDER:
-                    tasks.start_soon(_await_upgrade, detector, period, tasks.cancel_scope)
+                if found.schema_state.is_older:
+                    tasks.start_soon(_await_upgrade, detector, found.schema_state, period, tasks.cancel_scope)
                 await work(session)
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
@@ -301,7 +301,7 @@ def _open_claims(status_claims: StatusClaims, found: Capabilities) -> ClaimStore
     if found.missing:
         return status_claims.open(found.identity.system_identifier)
     status_claims.clear()
-    return DatabaseClaims(found.guarded, found.schema_state is not SchemaState.OLDER)
+    return DatabaseClaims(found.guarded, not found.schema_state.is_older)
 
 
 async def _beat(detector: Detector, fence: Fence | None, suspended: Callable[[bool], None]) -> NoReturn:
@@ -324,7 +324,7 @@ async def _fence(writer: Connection, found: Capabilities, candidate: Candidate |
         return None
     if found.schema_state is SchemaState.OLDER:
         log.warning("schema pgrole has the previous version: no fencing token until an administrator updates it")
-    fencing = found.missing is None and found.schema_state is not SchemaState.OLDER
+    fencing = found.missing is None and not found.schema_state.is_older
     return await take_lead(writer, candidate, guarded=found.guarded, fencing=fencing)
 
 
@@ -336,10 +336,15 @@ async def _watch_access(detector: Detector, found: Capabilities, seconds: float,
     session.cancel()
 
 
-async def _await_upgrade(detector: Detector, seconds: float, session: anyio.CancelScope) -> None:
-    """Ends the session when an administrator has updated schema pgrole and granted the privileges on its new parts."""
+async def _await_upgrade(detector: Detector, state: SchemaState, seconds: float, session: anyio.CancelScope) -> None:
+    """Ends the session when an administrator has updated schema pgrole and granted the privileges on its new parts, or
+    when the next session can try again to update it.
+    """
     while True:
         await anyio.sleep(seconds)
+        if state is SchemaState.IN_USE:
+            session.cancel()
+            return
         async with detector.lock:
             with anyio.fail_after(GUARDED_SECONDS, shield=True):
                 access = await read_access(detector.connection)

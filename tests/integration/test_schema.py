@@ -63,6 +63,17 @@ async def test_an_older_version_is_upgraded(connection: Connection) -> None:
     assert await install(connection) is SchemaState.CHANGED
 
 
+async def test_a_transaction_that_keeps_an_old_schema_from_being_updated_is_reported(
+    database: str, connection: Connection
+) -> None:
+    await install(connection)
+    await connection.execute("UPDATE pgrole.installation SET version = 0; SET lock_timeout = '100ms'")
+    async with connect(Endpoint(database), "dump") as dump, dump.transaction():
+        await dump.execute("LOCK TABLE pgrole.claim IN ACCESS SHARE MODE")
+        with pytest.raises(Transient, match="while another transaction uses it"):
+            await install(connection)
+
+
 async def test_the_next_version_is_left_unchanged_and_a_later_one_is_refused(connection: Connection) -> None:
     await install(connection)
     await connection.execute(f"UPDATE pgrole.installation SET version = {VERSION + 1}")

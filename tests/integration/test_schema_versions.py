@@ -16,6 +16,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.schema import VERSION, SchemaState, install, is_current
+from pgrole_controller.postgres.session import Session, run_session
 from tests.integration.sql_support import MISMATCHES
 from tests.releases import BEFORE
 
@@ -213,6 +214,47 @@ async def test_a_schema_of_the_previous_version_that_may_not_be_changed_is_used(
     assert await install(connection, allowed=False) is SchemaState.OLDER
     assert not await is_current(connection)
     assert await read(connection, WHOLE) == whole
+
+
+async def test_a_schema_of_the_previous_version_that_another_transaction_uses_is_updated_afterwards(
+    postgres_server: PostgresServer, connection: Connection
+) -> None:
+    await run_before(connection)
+    whole = await read(connection, WHOLE)
+    await connection.execute("SET lock_timeout = '100ms'")
+    name = await connection.fetchval("SELECT current_database()")
+    async with connect(Endpoint(postgres_server.dsn(database=name)), "dump") as dump, dump.transaction():
+        await dump.execute("LOCK TABLE pgrole.claim IN ACCESS SHARE MODE")  # as pg_dump
+        assert await install(connection) is SchemaState.IN_USE
+        assert await read(connection, WHOLE) == whole
+    assert await install(connection) is SchemaState.CHANGED
+
+
+async def test_a_session_ends_to_update_a_schema_that_another_transaction_used(
+    postgres_server: PostgresServer, connection: Connection
+) -> None:
+    await run_before(connection)
+    name = await connection.fetchval("SELECT current_database()")
+    endpoint = Endpoint(postgres_server.dsn(database=name))
+    states: list[SchemaState] = []
+
+    async def work(session: Session) -> None:
+        states.append(session.schema_state)
+        assert await session.read_claims() == ([], None)
+        if session.schema_state is SchemaState.IN_USE:
+            await anyio.sleep_forever()
+
+    async def run() -> None:
+        await run_session(
+            endpoint, "cluster", interval=0.01, may_install=True, on_change=lambda _names: None, work=work
+        )
+
+    with anyio.fail_after(60):
+        async with connect(endpoint, "dump") as dump, dump.transaction():
+            await dump.execute("LOCK TABLE pgrole.claim IN ACCESS SHARE MODE")  # as pg_dump
+            await run()
+        await run()
+    assert states == [SchemaState.IN_USE, SchemaState.CHANGED]
 
 
 async def test_a_role_that_does_not_own_a_schema_of_the_previous_version_uses_it_unchanged(
