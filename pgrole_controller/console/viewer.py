@@ -19,7 +19,7 @@ from pgrole_controller.console.snapshot import FetchedObject, Snapshot
 from pgrole_controller.console.viewed_objects import SharedObjects, ViewedObjects, ViewedStore, ViewerRoom
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import PGROLES, PGSERVERS, Client
-from pgrole_controller.kube.errors import AnswerTooLong, ApiError, KubeError
+from pgrole_controller.kube.errors import AnswerTooLong, ApiError, KubeError, NotConfigured
 from pgrole_controller.kube.reflector import WatchTiming, reflect
 from pgrole_controller.kube.store import Change, Stored
 from pgrole_controller.kube.transport import Reachability
@@ -80,6 +80,12 @@ class ViewedConnection(Reachability):
         if not self.connected or accepted != self.accepted:
             self.connected, self.accepted = True, accepted
             self._returned.pulse()
+            self._changed()
+
+    def note_refusal(self) -> None:
+        """Records that there are no credentials to send."""
+        if self.accepted:
+            self.accepted = False
             self._changed()
 
     def note_failure(self) -> None:
@@ -200,6 +206,16 @@ class Viewer:
                 self.used_at = anyio.current_time()
 
     async def _follow(self) -> None:
+        while True:
+            try:
+                await self._connect_and_follow()
+            except NotConfigured as error:  # raised by the connecting alone, which may run a program
+                log.warning("credentials not read", extra={"viewer": self.name, "error": str(error)})
+                self._connection.note_refusal()
+                self._known.set()
+                await anyio.sleep(CHECK_SECONDS)
+
+    async def _connect_and_follow(self) -> None:
         async with self._connect(self._connection) as client, anyio.create_task_group() as tasks:
             self._client = client
             tasks.start_soon(self._check, client)
@@ -231,7 +247,7 @@ class Viewer:
             except KubeError as error:
                 log.warning("rights of the viewer not read", extra={"viewer": self.name, "error": str(error)})
                 pause = AWAY_SECONDS
-                if isinstance(error, ApiError) and error.status == 401:
+                if not self._connection.accepted:
                     pause = CHECK_SECONDS  # each attempt reads the credentials again, which may run a program
                     self._forget()
                     self._known.set()

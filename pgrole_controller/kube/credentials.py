@@ -1,5 +1,6 @@
 """Address and credentials of the API server, as kubernetes_asyncio finds them. No other module imports that library."""
 
+import logging
 import os
 import sys
 import time
@@ -28,7 +29,10 @@ from kubernetes_asyncio.config.incluster_config import (  # noqa: E402
     InClusterConfigLoader,
 )
 
+log = logging.getLogger(__name__)
+
 RENEW_EVERY = 60.0  # seconds; like kubernetes_asyncio's own refresh
+RENEW_PAUSE = 10.0  # seconds after an exec plugin or a provider was asked in vain; it may open a browser each time
 RENEW_TIMEOUT = 30.0  # an exec plugin may prompt a person
 
 CHOICES = "set --kubeconfig FILE or KUBECONFIG=FILE, run in a cluster with a service account, or create ~/.kube/config"
@@ -144,7 +148,9 @@ async def _load_files(files: str, context: str | None) -> Credentials:
         for name in ("ssl_ca_cert", "cert_file", "key_file"):
             setattr(configuration, name, getattr(loader, name, None))
 
-    return _renewing(configuration, files, load_again, renew)
+    user = loader._user or ()  # noqa: SLF001
+    asks = "exec" in user or "auth-provider" in user
+    return _renewing(configuration, files, load_again, renew, pause=RENEW_PAUSE if asks else 0.0)
 
 
 @contextmanager
@@ -191,9 +197,15 @@ def _renewing(
     source: str,
     load_again: Callable[[], Awaitable[None]],
     renew: Callable[[], Awaitable[None]],
+    *,
+    pause: float = 0.0,
 ) -> Credentials:
-    """Reads the source again at most once in RENEW_EVERY, when a request needs it, and whenever `renew` is called."""
+    """Reads the source again at most once in RENEW_EVERY, when a request needs it, and whenever `renew` is called, but
+    not for `pause` seconds after that failed or led to the same token.
+    """
     due = time.monotonic() + RENEW_EVERY
+    resume = 0.0
+    failure: str | None = None
 
     async def limited(load: Callable[[], Awaitable[None]]) -> None:
         nonlocal due
@@ -204,11 +216,28 @@ def _renewing(
 
     async def token() -> str | None:
         if "BearerToken" in configuration.api_key and time.monotonic() >= due:
-            await limited(load_again)
+            try:
+                await limited(load_again)
+            except (OSError, ConfigException) as error:
+                text = str(error) or type(error).__name__
+                log.warning("credentials not read again, using the former", extra={"source": source, "error": text})
         return configuration.api_key.get("BearerToken") or None
 
     async def at_once() -> None:
-        await limited(renew)
+        nonlocal resume, failure
+        if time.monotonic() < resume:
+            if failure is not None:
+                raise ConfigException(failure)
+            return
+        before, failure = configuration.api_key.get("BearerToken"), None
+        try:
+            await limited(renew)
+        except (OSError, ConfigException) as error:
+            failure = str(error) or type(error).__name__
+            raise
+        finally:
+            if failure is not None or configuration.api_key.get("BearerToken") == before:
+                resume = time.monotonic() + pause
 
     _trim(configuration)
     return Credentials(configuration, source, token, at_once)

@@ -1,5 +1,6 @@
 """The console's server part against a real API server: who sees what, live."""
 
+import json
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -313,6 +314,39 @@ class TestLaptop:
             token.write_text(await accounts.create(namespace, everything=True), encoding="utf-8")
             shown = await shown_once(browser, lambda shown: f"{namespace}/orders" in shown["roles"])
             assert shown["accepted"]
+
+    async def test_a_plugin_that_fails_when_a_viewer_returns_is_named_and_does_not_run_all_the_time(
+        self, api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr(viewer, "IDLE_SECONDS", 0.5)
+        monkeypatch.setattr(viewer, "CHECK_SECONDS", 3.0)
+        config, status, runs = tmp_path / "kubeconfig", tmp_path / "status", tmp_path / "runs"
+        api_version = "client.authentication.k8s.io/v1"
+        said: dict[str, Any] = {"apiVersion": api_version, "kind": "ExecCredential"}
+        said["status"] = {"token": await Accounts(api_server).create(namespace, everything=True)}
+        status.write_text(json.dumps(said), encoding="utf-8")
+        plugin = {"apiVersion": api_version, "command": "sh", "args": ["-c", f"echo >> {runs}; cat {status}"]}
+        written = re.sub("token: .*", f"exec: {json.dumps(plugin)}", api_server.kubeconfig.read_text(encoding="utf-8"))
+        config.write_text(written, encoding="utf-8")
+        await declare_role(api_server, namespace, "orders")
+        async with (
+            run_test_console(auth="kubeconfig", kubeconfig=str(config)) as console,
+            console.browser() as browser,
+        ):
+            assert await self.enter(console, browser) == 303
+            await shown_once(browser, lambda shown: f"{namespace}/orders" in shown["roles"])
+            status.unlink()
+            runs.unlink()
+            shown: dict[str, Any] = {}
+            with anyio.fail_after(DEADLINE):
+                while not runs.exists():
+                    await anyio.sleep(1.0)  # longer than the watches of an idle viewer
+                    shown = await browser.show()
+            assert (shown["accepted"], shown["connected"], shown["roles"]) == (False, True, {})
+            assert runs.read_text(encoding="utf-8") == "\n"
+            monkeypatch.setattr(viewer, "IDLE_SECONDS", 600.0)
+            status.write_text(json.dumps(said), encoding="utf-8")
+            assert (await shown_once(browser, lambda shown: f"{namespace}/orders" in shown["roles"]))["accepted"]
 
 
 class Cut:

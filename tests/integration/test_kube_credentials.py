@@ -201,6 +201,37 @@ async def test_an_exec_plugin_runs_again_when_its_token_is_refused(tmp_path: Pat
     assert tokens(fake) == ["Bearer first", "Bearer first", "Bearer second", "Bearer second"]
 
 
+async def test_an_exec_plugin_without_a_new_token_does_not_run_again_at_once(tmp_path: Path) -> None:
+    fake, said, runs = FakeApiServer(), tmp_path / "said", tmp_path / "runs"
+    api_version = "client.authentication.k8s.io/v1"
+    said.write_text(json.dumps({"apiVersion": api_version, "kind": "ExecCredential", "status": {"token": "only"}}))
+    plugin = {"apiVersion": api_version, "command": "sh", "args": ["-c", f"echo >> {runs}; cat {said}"]}
+    for gone, error in ((False, "401 Unauthorized"), (True, "exec: process returned 1")):
+        async with fake.serve(tmp_path / "k"), Client.connect(as_user(tmp_path / "k", {"exec": plugin})) as client:
+            fake.always["list"] = refuse(401, "Unauthorized")
+            runs.unlink()
+            if gone:
+                said.unlink()
+            for _ in range(3):
+                with pytest.raises((ApiError, Unreachable), match=error):
+                    await client.request("GET", WIDGETS.path())
+        assert runs.read_text() == "\n"
+
+
+async def test_a_token_stays_in_use_while_the_exec_plugin_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, said = FakeApiServer(), tmp_path / "said"
+    api_version = "client.authentication.k8s.io/v1"
+    said.write_text(json.dumps({"apiVersion": api_version, "kind": "ExecCredential", "status": {"token": "valid"}}))
+    plugin = {"apiVersion": api_version, "command": "cat", "args": [str(said)]}
+    monkeypatch.setattr(credentials, "RENEW_EVERY", 0.0)
+    async with fake.serve(tmp_path / "k"), Client.connect(as_user(tmp_path / "k", {"exec": plugin})) as client:
+        said.unlink()
+        await client.request("GET", WIDGETS.path())
+    assert tokens(fake) == ["Bearer valid"]
+
+
 def identity(expires: int) -> str:
     """A token of OIDC, unsigned."""
     return f"e30.{base64.b64encode(json.dumps({'exp': expires}).encode()).decode().rstrip('=')}.e30"
