@@ -351,7 +351,16 @@ def read_status(status: Mapping[str, Any], *, code: int | None = None, retry_aft
     if retry_after is None and isinstance(details, dict):
         retry_after = _seconds(details.get("retryAfterSeconds"))
     reason = status.get("reason") or _REASONS.get(number, "Unknown")
-    return ApiError(number, str(reason), str(status.get("message", "")), retry_after, _causes(details))
+    metadata = status.get("metadata")
+    resume = metadata.get("continue") if isinstance(metadata, dict) else None
+    return ApiError(
+        number,
+        str(reason),
+        str(status.get("message", "")),
+        retry_after,
+        _causes(details),
+        resume if isinstance(resume, str) else "",
+    )
 
 
 def _causes(details: object) -> frozenset[str]:

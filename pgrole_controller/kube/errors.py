@@ -30,7 +30,8 @@ class AnswerTooLong(Unreachable):
 
 class ApiError(KubeError):
     """An answer that is not a success. `reason` is the Status's CamelCase word (Conflict, NotFound, Expired), `causes`
-    those of its details; `retry_after` is in seconds.
+    those of its details; `retry_after` is in seconds. `resume`: a token with which a list continues whose own
+    token expired.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class ApiError(KubeError):
         message: str,
         retry_after: float | None = None,
         causes: frozenset[str] = frozenset(),
+        resume: str = "",
     ) -> None:
         super().__init__(f"{status} {reason}: {message}")
         self.status = status
@@ -47,6 +49,7 @@ class ApiError(KubeError):
         self.message = message
         self.retry_after = retry_after
         self.causes = causes
+        self.resume = resume
 
 
 class BadStream(KubeError):

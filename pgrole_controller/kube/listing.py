@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pgrole_controller.kube.errors import AnswerTooLong
+from pgrole_controller.kube.errors import AnswerTooLong, ApiError
 from pgrole_controller.kube.resource import Resource
 from pgrole_controller.kube.store import mapping, parse, sequence
 
@@ -17,7 +17,9 @@ PAGE = 200
 async def list_pages(
     client: "Client", resource: Resource, namespace: str | None, query: Mapping[str, str] | None = None
 ) -> AsyncIterator[list[dict[str, Any]]]:
-    """The objects of a namespace (None: all), a page at a time. Raises ApiError, Unreachable, BadStream."""
+    """The objects of a namespace (None: all), a page at a time. If reading them takes longer than the API server keeps
+    one state (minutes), the rest is of a later one. Raises ApiError, Unreachable, BadStream.
+    """
     token, limit = "", PAGE
     while True:
         asked = {"limit": str(limit), **(query or {})} | ({"continue": token} if token else {})
@@ -27,6 +29,11 @@ async def list_pages(
             if limit == 1 or "limit" in (query or {}):
                 raise
             limit //= 2
+            continue
+        except ApiError as error:
+            if error.status != 410 or not token or error.resume in ("", token):
+                raise
+            token = error.resume
             continue
         yield [mapping(one) for one in sequence(answer.get("items"))]
         token = str(mapping(answer.get("metadata")).get("continue") or "")

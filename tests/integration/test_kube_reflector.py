@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube import reflector
+from pgrole_controller.kube import listing, reflector
 from pgrole_controller.kube.client import ApiError, Client, Unreachable
 from pgrole_controller.kube.errors import AnswerTooLong
 from pgrole_controller.kube.listing import list_objects
@@ -855,6 +855,30 @@ async def test_an_endless_answer_is_aborted_and_the_error_names_the_request(fake
         await faked.request("GET", path)
     with pytest.raises(AnswerTooLong):
         await list_objects(faked, WIDGETS, None)
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+async def test_a_list_of_a_command_goes_on_where_its_token_expired(
+    fake: FakeApiServer, faked: Client, monkeypatch: pytest.MonkeyPatch, resumes: bool
+) -> None:
+    """The API server's answer has a token with which the list goes on."""
+    monkeypatch.setattr(listing, "PAGE", 2)
+    for name in "abcde":
+        fake.put("shop", name)
+
+    async def expire(request: web.Request) -> web.StreamResponse:
+        if request.query.get("continue") != "2":
+            return fake._list(request)
+        metadata = {"continue": "3"} if resumes else {}
+        return web.json_response(status_body(410, "Expired", "too old") | {"metadata": metadata}, status=410)
+
+    fake.always["list"] = expire
+    if resumes:
+        listed = await list_objects(faked, WIDGETS, None)
+        assert [one["metadata"]["name"] for one in listed] == ["a", "b", "d", "e"]
+    else:
+        with pytest.raises(ApiError, match="410 Expired"):
+            await list_objects(faked, WIDGETS, None)
 
 
 async def test_objects_that_are_nested_too_deeply_delay_no_other(fake: FakeApiServer, faked: Client) -> None:
