@@ -1,7 +1,7 @@
 """The command `plan`: what applying PgRole files would do. Needs no cluster if a DSN names the server."""
 
 import argparse
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -20,6 +20,7 @@ from pgrole_controller.commands.manifest_files import (
 from pgrole_controller.commands.output import finish, make_console, write_document
 from pgrole_controller.commands.plan_case import Subject
 from pgrole_controller.commands.plan_cluster import (
+    MOST_AT_ONCE,
     ClusterView,
     created_at,
     current_namespace,
@@ -47,9 +48,6 @@ from pgrole_controller.settings import WrongSetting
 
 if TYPE_CHECKING:
     from pgrole_controller.kube.client import Client
-
-#: Servers that are read at once: one that does not answer takes five seconds.
-MOST_AT_ONCE = 8
 
 #: Objects that are not in the cluster are younger than all that are, in the order of the files.
 _NOT_YET = datetime(9998, 1, 1, tzinfo=UTC)
@@ -95,7 +93,9 @@ async def plan_files(manifests: Manifests, choice: ServerChoice) -> PlanReport:
     chosen = _choose(manifests.roles, choice)
     declared = {one.name: one for one in manifests.servers}
     async with AsyncExitStack() as stack:
-        client = await open_client(stack, choice) if _needs_cluster(chosen.by_server, declared, choice) else None
+        client = await open_client(stack, choice) if _needs_cluster(chosen, declared, choice) else None
+        if client is not None and not chosen.by_server:
+            await read_server(client, choice.server or "", choice.own_namespace)  # raises Refused if there is none
         roles = [one for some in chosen.by_server.values() for one in some]
         view = ClusterView()
         if client is not None:
@@ -166,10 +166,12 @@ def _count(objects: int) -> str:
     return "1 object" if objects == 1 else f"{objects} objects"
 
 
-def _needs_cluster(servers: Collection[str], declared: dict[str, DeclaredServer], choice: ServerChoice) -> bool:
-    """With a DSN, only if the caller names a cluster, or a PgServer that is not in the files."""
-    if not servers:
-        return False
+def _needs_cluster(chosen: _Chosen, declared: dict[str, DeclaredServer], choice: ServerChoice) -> bool:
+    """With a DSN, only if the caller names a cluster, or a PgServer that is not in the files. If all objects are on
+    others than this one, only to see that it exists.
+    """
+    if not chosen.by_server:
+        return chosen.left > 0 and choice.server not in declared
     if choice.dsn is None or choice.kubeconfig is not None or choice.context is not None:
         return True
     return choice.server is not None and choice.server not in declared

@@ -177,6 +177,14 @@ async def test_diff_with_a_server_tells_which_objects_it_left_out(kube: Kube, ch
     assert not (await diff_cluster(replace(choice, server="default"), kube.namespace, ["app"])).failed
 
 
+async def test_plan_for_a_pgserver_that_does_not_exist_fails_although_it_leaves_out_every_object(
+    kube: Kube, choice: ServerChoice
+) -> None:
+    manifests = write(kube, {"app": {"serverRef": {"name": "default"}}})
+    with pytest.raises(Refused, match='PgServer "mian" does not exist'):
+        await plan_files(manifests, replace(choice, server="mian"))
+
+
 async def test_plan_and_diff_take_policy_and_connection_from_the_pgserver(
     api_server: ApiServer, postgres_server: PostgresServer
 ) -> None:

@@ -58,6 +58,15 @@ async def test_a_named_server_selects_its_objects_and_those_without_a_server() -
     assert any("PgServer default" in note for note in report.notes)
 
 
+async def test_a_server_without_objects_must_be_in_the_files_or_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelled name leaves out everything."""
+    monkeypatch.setenv("KUBECONFIG", "/nowhere/at/all")
+    manifests = parse_manifests([("f", write({"b": "other"}, "main"))], "shop")
+    assert not (await plan_files(manifests, choose(dsn=DSN, server="main"))).objects
+    with pytest.raises(NotConfigured, match="/nowhere/at/all"):
+        await plan_files(manifests, choose(dsn=DSN, server="mian"))
+
+
 async def test_without_a_dsn_a_cluster_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nowhere/at/all")
     manifests = parse_manifests([("f", write({"a": "main"}, "main"))], "shop")
