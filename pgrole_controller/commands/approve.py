@@ -113,12 +113,19 @@ async def approve(choice: ServerChoice, drift: ReportedDrift, wait: float, conso
     """
     async with open_cluster(choice) as client:
         value = f"{drift.digest}/{secrets.token_hex(8)}"
-        await set_approval(client, drift, value)
+        is_set = False
         try:
+            await set_approval(client, drift, value)
+            is_set = True
             progress = await _await_answer(client, drift, value, wait)
+        except anyio.get_cancelled_exc_class():
+            console.print(f"interrupted: {_doubt(is_set=is_set)}")
+            console.print(make_printable(_withdrawal(drift)))
+            raise
         except KubeError as error:
-            unknown = f"approved, but whether the controller corrected it is unknown: {spell_error(error)}"
-            console.print(make_printable(unknown))
+            if not is_set and not is_away(error):  # the API server refused it
+                raise
+            console.print(make_printable(f"{_doubt(is_set=is_set)}: {spell_error(error)}"))
             console.print(make_printable(_withdrawal(drift)))
             return FAILED
     if not progress.left:
@@ -131,6 +138,12 @@ async def approve(choice: ServerChoice, drift: ReportedDrift, wait: float, conso
     else:
         console.print(make_printable(f"not corrected: {', '.join(progress.left)}: the drift has changed. {why}"))
     return FAILED
+
+
+def _doubt(*, is_set: bool) -> str:
+    if is_set:
+        return "approved, but whether the controller corrected it is unknown"
+    return "whether the approval was set is unknown"
 
 
 def _withdrawal(drift: ReportedDrift) -> str:

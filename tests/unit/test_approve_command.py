@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,13 +102,17 @@ def test_any_status_is_described_or_refused(approval: dict[str, Any]) -> None:
 class BrokenCluster:
     """Accepts the approval. Its answers to reads are what it is given, in order; the last is repeated."""
 
-    def __init__(self, *answers: dict[str, Any] | Exception) -> None:
+    def __init__(self, *answers: dict[str, Any] | Exception, patched: Exception | None = None) -> None:
+        """`patched`: what the approval leads to, although it is set."""
         self._answers = list(answers)
+        self._patched = patched
         self.value = ""
 
     async def request(self, method: str, _path: str, **given: Any) -> bytes:
         if method == "PATCH":
             self.value = given["body"]["metadata"]["annotations"]["pgrole.dev/approve"]
+            if self._patched is not None:
+                raise self._patched
             return b"{}"
         found = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if isinstance(found, Exception):
@@ -115,13 +121,15 @@ class BrokenCluster:
         return json.dumps(make({**handled, "databases": [{"name": "orders", **handled}]}) | found).encode()
 
 
-async def run_approve(monkeypatch: pytest.MonkeyPatch, cluster: BrokenCluster, wait: float) -> tuple[int, str]:
+async def run_approve(
+    monkeypatch: pytest.MonkeyPatch, cluster: BrokenCluster, wait: float, printed: io.StringIO | None = None
+) -> tuple[int, str]:
     @asynccontextmanager
     async def connect(_: object) -> AsyncIterator[BrokenCluster]:
         yield cluster
 
     monkeypatch.setattr("pgrole_controller.commands.approve.open_cluster", connect)
-    printed = io.StringIO()
+    printed = printed or io.StringIO()
     return await approve(choose(), drift_of(make()), wait, make_console(printed)), printed.getvalue()
 
 
@@ -140,3 +148,23 @@ async def test_a_command_that_cannot_read_the_outcome_says_that_the_approval_sta
     assert code == 1
     assert f"approved, but whether the controller corrected it is unknown: {error}" in printed
     assert "To withdraw it: kubectl annotate pgrole -n shop app pgrole.dev/approve-" in printed
+
+
+async def test_an_interrupted_command_says_that_the_approval_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, printed = BrokenCluster(Unreachable("away")), io.StringIO()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run_approve, monkeypatch, cluster, 60.0, printed)
+        while not cluster.value:
+            await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+    assert printed.getvalue().startswith("interrupted: approved, but whether the controller corrected it is unknown")
+    assert "To withdraw it: kubectl annotate pgrole -n shop app pgrole.dev/approve-" in printed.getvalue()
+
+
+async def test_an_approval_without_an_answer_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, printed = await run_approve(monkeypatch, BrokenCluster({}, patched=Unreachable("no answer")), 0.01)
+    assert code == 1
+    assert "whether the approval was set is unknown: no answer" in printed
+    assert "To withdraw it: " in printed
+    with pytest.raises(ApiError, match="you may not"):
+        await run_approve(monkeypatch, BrokenCluster({}, patched=ApiError(403, "Forbidden", "you may not")), 0.01)
