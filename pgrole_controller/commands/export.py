@@ -41,6 +41,7 @@ from pgrole_controller.postgres.role_catalog import (
     read_role_names,
     read_roles,
 )
+from pgrole_controller.program import program_name, spell_commands
 
 #: First line of every file, by which a later export recognizes files that it would no longer write.
 MARK = "Exported by pgrole-controller."
@@ -89,7 +90,7 @@ async def _run(options: ExportOptions) -> int:
         exported = await export_roles(server, options, progress)
     to_files = options.output_dir is not None
     for text in dict.fromkeys((*exported.warnings, *exported.errors, *(exported.remarks if to_files else ()))):
-        print(f"pgrole-controller: {make_printable(text)}", file=sys.stderr)  # noqa: T201
+        _warn(spell_commands(text))
     code = FAILED if exported.errors else DONE
     if to_files:
         return code if write_files(exported.objects, options) else FAILED
@@ -272,14 +273,15 @@ def write_files(objects: Sequence[ExportedObject], options: ExportOptions) -> bo
             _write(folder / f"{one.name}.yaml", to_yaml(one.document, (MARK, *one.notes)))
         stale = [] if options.roles else _find_stale(folder, {f"{one.name}.yaml" for one in objects})
     except OSError as error:
-        print(f"pgrole-controller: {make_printable(str(error))}", file=sys.stderr)  # noqa: T201
+        _warn(str(error))
         return False
     for name in stale:
-        print(  # noqa: T201
-            f"pgrole-controller: {make_printable(name)} belongs to no exported role: delete it if it is obsolete",
-            file=sys.stderr,
-        )
+        _warn(f"{name} belongs to no exported role: delete it if it is obsolete")
     return True
+
+
+def _warn(text: str) -> None:
+    print(f"{program_name()}: {make_printable(text)}", file=sys.stderr)  # noqa: T201
 
 
 def _write(file: Path, text: str) -> None:

@@ -11,6 +11,7 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from pgrole_controller.core.errors import make_legible
+from pgrole_controller.program import program_name
 
 _FOLDER = Path(__file__).parent
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -38,6 +39,7 @@ def environment() -> Environment:
         auto_reload=False,
     )
     made.filters.update(ago=tell_time, segment=quote_segment, lines=keep_lines, number=group_digits)
+    made.globals["program"] = program_name()
     return made
 
 

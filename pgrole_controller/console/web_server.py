@@ -34,6 +34,7 @@ from pgrole_controller.console.sessions import Rejected, Sessions, ViewerSession
 from pgrole_controller.console.snapshot import Snapshot
 from pgrole_controller.console.viewer import Viewer
 from pgrole_controller.logs import describe_error
+from pgrole_controller.program import program_name
 
 log = logging.getLogger(__name__)
 
@@ -238,7 +239,7 @@ class ConsoleServer:
 
     def _login_form(self, request: web.Request, problem: str, status: int) -> web.StreamResponse:
         if self._owner is not None:
-            return _notice(401, "open the address that pgrole-controller console printed last")
+            return _notice(401, f"open the address that {program_name()} console printed last")
         held = request.cookies.get(self._form_cookie, "")
         cookie = held if 20 <= len(held) <= 64 else secrets.token_urlsafe(24)
         response = _page(status, self._pages.render_login(self._sessions.sign(cookie), problem))
@@ -283,7 +284,7 @@ class ConsoleServer:
             raise web.HTTPServiceUnavailable
         if request.method != "GET" or not owner.redeem(request.query["token"]):
             return _notice(
-                403, "this address was used before: open the one that pgrole-controller console printed last"
+                403, f"this address was used before: open the one that {program_name()} console printed last"
             )
         _, content = self._sessions.open(owner.viewer)
         response = _redirect("/")

@@ -212,6 +212,9 @@ async def test_a_missing_database_fails_and_the_rest_is_printed(
     printed = capsys.readouterr()
     assert "name: gitlab" in printed.out
     assert printed.err == 'pgrole-controller: database "no\\x1b[31m" does not exist\n'
+    monkeypatch.setattr(sys, "argv", ["kubectl-pgrole"])
+    assert await _run("export", "--roles", "gitlab", "--database", "missing") == 1
+    assert capsys.readouterr().err == 'kubectl pgrole: database "missing" does not exist\n'
 
 
 async def _run(*arguments: str) -> int:

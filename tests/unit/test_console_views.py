@@ -1,6 +1,7 @@
 """The console's pages for well-formed, malformed and hostile objects."""
 
 import re
+import sys
 from dataclasses import replace
 from datetime import timedelta
 from html.parser import HTMLParser
@@ -11,6 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pgrole_controller.console import template_files
 from pgrole_controller.console.charts import draw_chart
 from pgrole_controller.console.drift_entries import HOURS, HourCount, at_least, count_by_hour, read_counts, read_history
 from pgrole_controller.console.graph import Memberships
@@ -427,6 +429,17 @@ def test_a_page_says_that_the_credentials_are_refused_and_not_that_there_is_noth
     assert "The API server does not accept your credentials." in html
     assert "Create one" not in html
     assert "The page fills in" not in html
+
+
+def test_a_page_names_commands_as_its_viewer_typed_the_console(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["kubectl-pgrole"])
+    template_files.environment.cache_clear()
+    try:
+        html = show("/roles/shop/app", make_snapshot([make_role("shop", "app")])).html
+    finally:
+        template_files.environment.cache_clear()
+    assert "<code>kubectl pgrole access " in html
+    assert "pgrole-controller access" not in html
 
 
 def test_the_login_page_escapes_its_problem() -> None:
