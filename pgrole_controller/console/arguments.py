@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from pgrole_controller.api.validation import is_namespace_name
+from pgrole_controller.ending import make_printable
 from pgrole_controller.program import show_examples
 from pgrole_controller.settings import WrongSetting
 
 PORT = 8383
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+#: All addresses of this machine.
+ANY_HOST = frozenset({"0.0.0.0", "::"})  # noqa: S104
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -55,6 +58,11 @@ class ConsoleArguments:
                 raise WrongSetting("--open requires --auth kubeconfig")
             if self.api_server is not None and not _is_private(self.api_server):
                 raise WrongSetting("--api-server must begin with https://: viewers' tokens are sent to it")
+            if self.host not in LOOPBACK | ANY_HOST and not self.hostnames:
+                raise WrongSetting(
+                    f"--host {make_printable(self.host)} requires --hostname: the console answers browsers only under "
+                    "names that it knows"
+                )
             return
         if self.host not in LOOPBACK:
             raise WrongSetting(
@@ -68,6 +76,16 @@ class ConsoleArguments:
         ):
             if given:
                 raise WrongSetting(f"{flag} requires --auth token")
+
+    def address(self, port: int) -> str:
+        """Returns where a browser finds the console: a name that it knows, over HTTPS unless it is this machine."""
+        if self.host not in LOOPBACK | ANY_HOST:
+            return f"https://{_bracket(self.hostnames[0])}/"
+        return f"http://{_bracket('localhost' if self.host in ANY_HOST else self.host)}:{port}/"
+
+
+def _bracket(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def read_networks(texts: Iterable[str]) -> tuple[Network, ...]:

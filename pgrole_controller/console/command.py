@@ -135,19 +135,15 @@ async def _server(
         )
         sessions = Sessions(tasks, api, namespaces)
         server = ConsoleServer(RequestRules(hosts, None, read_networks(arguments.trusted_proxies)), sessions, pages)
-        announce(_address(arguments.host, port))
+        announce(arguments.address(port))
     else:
         sessions = Sessions(tasks, None, namespaces)
         viewer = await _owner(arguments, sessions, namespaces)
-        owner = OwnerKey(viewer, lambda token: announce(f"{_address(arguments.host, port)}?token={token}"))
+        owner = OwnerKey(viewer, lambda token: announce(f"{arguments.address(port)}?token={token}"))
         sessions.ended = owner.renew
         server = ConsoleServer(RequestRules(hosts, port), sessions, pages, owner, cookie=f"pgrole-{port}")
     tasks.start_soon(sessions.sweep)
     return server
-
-
-def _address(host: str, port: int) -> str:
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
 async def _owner(arguments: ConsoleArguments, sessions: Sessions, namespaces: tuple[str, ...]) -> Viewer:

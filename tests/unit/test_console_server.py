@@ -6,6 +6,7 @@ import threading
 from contextlib import AbstractAsyncContextManager, ExitStack
 from pathlib import Path
 from unittest.mock import Mock
+from urllib.parse import urlsplit
 
 import anyio
 import anyio.lowlevel
@@ -81,6 +82,7 @@ def test_invalid_or_contradictory_arguments_are_rejected_by_name(given: list[str
         (["--hostname", "pgrole.example.com:8443"], "--hostname"),
         (["--hostname", "[::1]"], "--hostname"),
         (["--hostname", ""], "--hostname"),
+        (["--host", "10.1.2.3"], "--hostname"),
         (["--namespace", "Shop"], "--namespace"),
         (["--namespace", "shop,team_a"], "--namespace"),
     ],
@@ -135,6 +137,23 @@ def test_the_console_does_not_wait_for_a_browser_in_the_foreground(
     assert opened.wait(10)
     assert seen == [("http://127.0.0.1:8383/?token=a", True)]
     assert capsys.readouterr().out == "http://127.0.0.1:8383/?token=a\nhttp://127.0.0.1:8383/?token=b\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        (["--host", "0.0.0.0"], "http://localhost:8383/"),
+        (["--host", "::"], "http://localhost:8383/"),
+        (["--host", "::1"], "http://[::1]:8383/"),
+        (["--host", "10.1.2.3", "--hostname", "pgrole.example.com"], "https://pgrole.example.com/"),
+        (["--host", "10.1.2.3", "--hostname", "fd00::1"], "https://[fd00::1]/"),
+    ],
+)
+def test_the_printed_address_is_one_that_is_answered(given: list[str], address: str) -> None:
+    arguments = read_arguments(options("--auth", "token", *given))
+    assert arguments.address(8383) == address
+    rules = RequestRules(LOOPBACK | set(arguments.hostnames), None)
+    assert rules.knows_host(urlsplit(address).netloc)
 
 
 @pytest.mark.parametrize("text", ["10.0.0.1/8", "proxy", "10.0.0.0/33", ""])
