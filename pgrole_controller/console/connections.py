@@ -52,6 +52,7 @@ class Connections:
         """`accept`: makes aiohttp's protocol for a new connection."""
         self._accept = accept
         self._silent_since: dict[asyncio.BaseProtocol, float | None] = {}  # None: a request is being answered
+        self._unsent: dict[asyncio.BaseProtocol, int] = {}  # bytes of the answer, which a slow client still takes
 
     def __len__(self) -> int:
         return len(self._silent_since)
@@ -77,15 +78,21 @@ class Connections:
             self._silent_since[request.protocol] = anyio.current_time()
 
     async def sweep(self) -> None:
-        """Closes connections that are silent for too long. Runs until cancelled."""
+        """Closes connections that are silent for too long, and take nothing either. Runs until cancelled."""
         while True:
             await anyio.sleep(SWEEP_SECONDS)
             self._drop_closed()
             now = anyio.current_time()
             for protocol, since in list(self._silent_since.items()):
                 transport = getattr(protocol, "transport", None)
-                if since is not None and now - since > SILENT_SECONDS and transport is not None:
+                if since is None or transport is None:
+                    continue
+                unsent = transport.get_write_buffer_size()
+                if unsent not in (0, self._unsent.get(protocol)):
+                    self._silent_since[protocol] = now
+                elif now - since > SILENT_SECONDS:
                     transport.abort()
+                self._unsent[protocol] = unsent
 
     def _drop_most_silent(self) -> bool:
         """Closes the connection that has been silent longest. Returns False if all wait for an answer."""
@@ -96,7 +103,7 @@ class Connections:
         transport = getattr(protocol, "transport", None)
         if transport is not None:
             transport.abort()
-        del self._silent_since[protocol]
+        self._forget(protocol)
         return True
 
     def _drop_closed(self) -> None:
@@ -104,4 +111,8 @@ class Connections:
         for protocol, since in list(self._silent_since.items()):
             made = since is None or now - since > SWEEP_SECONDS
             if made and getattr(protocol, "transport", None) is None:
-                del self._silent_since[protocol]
+                self._forget(protocol)
+
+    def _forget(self, protocol: asyncio.BaseProtocol) -> None:
+        del self._silent_since[protocol]
+        self._unsent.pop(protocol, None)
