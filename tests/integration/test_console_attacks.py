@@ -389,7 +389,7 @@ class TestTokens:
             async with browser.events() as events:
                 await accounts.delete(namespace, "fired")
                 told = [names async for names in events]
-            assert told[-1] == ["connection"]
+            assert "connection" in told[-1]
             assert await browser.status("/", headers={"X-Fragment": "1"}) == 401
             assert await browser.status("/events") == 401
             assert await browser.status("/") == 303
