@@ -80,6 +80,10 @@ class BrowserStand:
         kind, content = static_files()[request.match_info["file"]]
         return web.Response(body=content, content_type=kind, headers=HEADERS)
 
+    async def sign_out(self, _: web.Request) -> web.Response:
+        self.logged_in = False
+        return web.Response(status=303, headers={"Location": self.login or "/login", **HEADERS})
+
     async def send_login(self, request: web.Request) -> web.Response:
         problem = request.query.get("problem", "")
         return web.Response(text=render_login("a-csrf-token", problem), content_type="text/html", headers=HEADERS)
@@ -92,6 +96,7 @@ async def run_stand() -> AsyncIterator[BrowserStand]:
     app.router.add_get("/static/{file}", stand.send_static)
     app.router.add_get("/events", stand.send_events)
     app.router.add_get("/login", stand.send_login)
+    app.router.add_post("/logout", stand.sign_out)
     app.router.add_get("/{path:.*}", stand.send_page)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()

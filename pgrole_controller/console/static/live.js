@@ -212,6 +212,16 @@
     addEventListener("pageshow", (event) => event.persisted && location.reload());
   }
 
+  // ---- Sign out: no form may lead to another site, where a proxy may have its login ------------------------------------
+  document.addEventListener("submit", async (event) => {
+    const form = event.target;
+    if (!form.matches('form[action="/logout"]')) return;
+    event.preventDefault();
+    const sent = { method: "POST", body: new URLSearchParams(new FormData(form)), redirect: "manual" };
+    await fetch(form.action, sent).catch(() => null);
+    location.assign("/login"); // which leads back to the overview if the session has not ended
+  });
+
   // ---- Search as you type --------------------------------------------------------------------------------------------
   const DEBOUNCE = 180;
   let typing = 0;
