@@ -158,10 +158,13 @@ def test_every_setting_of_the_program_is_a_value_of_the_chart() -> None:
         ({"image": {"digest": "sha256:1234"}}, "digest"),
         ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
         ({"fullnameOverride": "Not A Name"}, "fullnameOverride"),
+        ({"fullnameOverride": "1st"}, "fullnameOverride"),
         ({"watch": {"namespaces": ["a"]}}, "namespaces"),
         ({"watch": {"namespace": "team-a"}}, "watch.clusterId"),
         ({"settings": {"logLevel": "loud"}}, "logLevel"),
         ({"settings": {"pollInterval": 5}}, "pollInterval"),
+        ({"settings": {"pollInterval": "0s"}}, "pollInterval"),
+        ({"settings": {"resyncInterval": "0h0.0m"}}, "resyncInterval"),
         ({"settings": {"healthPort": 80}}, "healthPort"),
         ({"settings": {"allow": ["login"]}}, "allow"),
         ({"leaderElection": False}, "leaderElection"),
@@ -273,6 +276,27 @@ async def test_console_values_become_arguments(programs: Programs) -> None:
     assert expected <= set(container["args"])
     [rule] = the(objects, "NetworkPolicy", f"{RELEASE}-console")["spec"]["ingress"]
     assert rule["from"] == [{"podSelector": {}}]
+
+
+async def test_the_console_tries_the_namespace_that_alone_is_served(programs: Programs) -> None:
+    console = {"enabled": True, "namespaces": ["shop", "team-a"]}
+    objects = await render_chart(programs, values=WATCHED | {"console": console})
+    [container] = the(objects, "Deployment", f"{RELEASE}-console")["spec"]["template"]["spec"]["containers"]
+    given = [one for one in container["args"] if one.startswith("--namespace")]
+    assert given == ["--namespace=team-a", "--namespace=shop"]
+
+
+async def test_a_large_number_is_rendered_as_an_integer(programs: Programs) -> None:
+    objects = await render_chart(programs, values={"terminationGracePeriodSeconds": 1_000_000})
+    assert the(objects, "Deployment", RELEASE)["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 1_000_000
+
+
+async def test_a_release_whose_name_begins_with_a_digit_has_names_that_a_service_may_have(programs: Programs) -> None:
+    answer = await run(programs.helm, "template", "2nd", CHART, "-n", NAMESPACE, "--set", "console.enabled=true")
+    assert answer.code == 0, answer.err
+    objects = read_objects(answer.out)
+    names = {one["metadata"]["name"] for one in of_kind(objects, "Service")}
+    assert names == {"pgrole-controller-2nd", "pgrole-controller-2nd-console"}
 
 
 async def test_values_of_the_release_before_render_without_those_added_since(programs: Programs) -> None:

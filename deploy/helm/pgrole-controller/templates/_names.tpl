@@ -3,6 +3,7 @@
 {{- .Values.fullnameOverride -}}
 {{- else -}}
 {{- $name := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) -}}
+{{- if regexMatch "^[0-9]" $name }}{{ $name = printf "%s-%s" .Chart.Name .Release.Name }}{{ end -}}{{- /* nor begin with a digit */ -}}
 {{- $name | replace "." "-" | trunc 43 | trimAll "-" -}}{{- /* a release may have dots in its name, a Service may not */ -}}
 {{- end -}}
 {{- end -}}
