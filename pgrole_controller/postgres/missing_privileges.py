@@ -5,6 +5,7 @@ are those of CREATE ROLE, ALTER ROLE and GRANT in PostgreSQL's reference, for 16
 CREATEROLE can alter only roles that it has ADMIN on, and give only attributes that it has) and for earlier versions.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -236,6 +237,21 @@ async def explain_database_access(connection: Connection, error: PgRoleError) ->
         return error
     own = spell_identifier(row["own_role"].decode(errors="replace"))
     return _with_grants(error, error.reason, row, _grants_in_schema(own, also=", TRUNCATE"))
+
+
+async def explain_own_schema(connection: Connection, error: PgRoleError, said: str) -> PgRoleError | None:
+    """The same for a statement that PostgreSQL refused; None unless it names a part of schema pgrole (`said`, in the
+    server's language) that the controller's role may not use.
+    """
+    row = await _read_access(connection)
+    if row is None or not row["present"] or row["owns"] or row["uses"]:
+        return None
+    names = {"pgrole", *(name.decode(errors="replace") for name in row["forbidden"])}
+    if names.isdisjoint(re.findall(r"\w+", said)):
+        return None
+    refused = Transient(error.reason, f"schema pgrole: {said}")
+    own = spell_identifier(row["own_role"].decode(errors="replace"))
+    return _with_grants(refused, error.reason, row, _grants_in_schema(own, also=", TRUNCATE"))
 
 
 async def _read_access(connection: Connection) -> asyncpg.Record | None:

@@ -1,4 +1,5 @@
 -- Which of the privileges that a session needs does the controller's role have in this database? One row.
+-- `forbidden`: tables, views and routines of schema pgrole that it may not use (sorted, at most 500).
 -- Names are sent as bytes: another database may have written them in its encoding.
 SELECT
     textsend(own.rolname::text) AS own_role,
@@ -6,21 +7,8 @@ SELECT
     pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE') AS creates,
     n.oid IS NOT NULL AS present,
     coalesce(n.nspowner = own.oid OR own.rolsuper, false) AS owns,
-    coalesce(
-        pg_catalog.has_schema_privilege(n.oid, 'USAGE')
-        AND NOT EXISTS (
-            SELECT
-            FROM pg_catalog.pg_class AS c, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS p (privilege)
-            WHERE c.relnamespace = n.oid AND c.relkind IN ('r', 'v')
-              AND NOT pg_catalog.has_table_privilege(c.oid, p.privilege)
-        )
-        AND NOT EXISTS (
-            SELECT
-            FROM pg_catalog.pg_proc AS f
-            WHERE f.pronamespace = n.oid AND NOT pg_catalog.has_function_privilege(f.oid, 'EXECUTE')
-        ),
-        false
-    ) AS uses,
+    coalesce(pg_catalog.has_schema_privilege(n.oid, 'USAGE'), false) AND f.names = '{}' AS uses,
+    f.names AS forbidden,
     pg_catalog.has_column_privilege('pg_catalog.pg_authid', 'oid', 'SELECT')
         AND pg_catalog.has_column_privilege('pg_catalog.pg_authid', 'xmin', 'SELECT') AS sees_versions,
     pg_catalog.has_column_privilege('pg_catalog.pg_authid', 'oid', 'SELECT')
@@ -28,4 +16,21 @@ SELECT
     pg_catalog.has_function_privilege('pg_catalog.pg_control_system()', 'EXECUTE') AS sees_system
 FROM pg_catalog.pg_roles AS own
 LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname = 'pgrole'
+CROSS JOIN LATERAL (
+    SELECT ARRAY(
+        SELECT textsend(c.relname::text)
+        FROM pg_catalog.pg_class AS c
+        WHERE c.relnamespace = n.oid AND c.relkind IN ('r', 'v')
+          AND NOT (
+              pg_catalog.has_table_privilege(c.oid, 'SELECT') AND pg_catalog.has_table_privilege(c.oid, 'INSERT')
+              AND pg_catalog.has_table_privilege(c.oid, 'UPDATE') AND pg_catalog.has_table_privilege(c.oid, 'DELETE')
+          )
+        UNION ALL
+        SELECT textsend(p.proname::text)
+        FROM pg_catalog.pg_proc AS p
+        WHERE p.pronamespace = n.oid AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE')
+        ORDER BY 1
+        LIMIT 500
+    ) AS names
+) AS f
 WHERE own.rolname = session_user

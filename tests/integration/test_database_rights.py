@@ -62,6 +62,30 @@ async def test_without_the_grants_in_a_schema_of_a_superuser_the_error_names_all
         await world.wait_settled()
 
 
+@pytest.mark.parametrize("held", [False, True])
+async def test_without_execute_in_the_schema_no_table_is_blamed_and_the_error_names_the_grants(
+    world: DatabaseWorkerWorld, held: bool
+) -> None:
+    steward = world.role.replace("reader", "steward")
+    await world.hand.execute(f"BEGIN; {queries.install_database()}; {queries.install_event_triggers()}; COMMIT")
+    *others, execute = THREE.format(steward=f'"{steward}"').strip().splitlines()
+    await world.hand.execute(" ".join(others))
+    if held:
+        await world.hand.execute(
+            f"GRANT USAGE ON SCHEMA app TO {world.role}; GRANT SELECT ON ALL TABLES IN SCHEMA app TO {world.role}"
+        )
+    world.declare(READ)
+    async with world.working() as worker:
+
+        async def is_said() -> bool:
+            text = f"{getattr(world.result, 'error', '')} {worker.trouble}"
+            return execute.rstrip(";") in text and "table app" not in text
+
+        assert await reached(is_said, DEADLINE), f"{worker.trouble} {getattr(world.result, 'error', '')}"
+        await world.hand.execute(execute)
+        await world.wait_settled()
+
+
 @pytest.mark.parametrize("mode", [DatabaseMode.POLL, DatabaseMode.EVENTS])
 async def test_the_documented_grants_suffice_to_grant_and_correct(
     world: DatabaseWorkerWorld, mode: DatabaseMode

@@ -35,6 +35,7 @@ from pgrole_controller.postgres.privileges.acl_refusal import (
     divide,
     explain,
     explain_default,
+    explain_storing,
     sqlstate,
 )
 from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AclTransactions, Statement
@@ -104,10 +105,18 @@ async def apply_acls(
             await batches.change(some, last=place == len(in_turn) - 1)
         await batches.change_busy(last=True)
     elif not due:
-        await transactions.run((), extra=True)
+        await _store(connection, transactions)
     return AppliedAcls(
         transactions.errors, transactions.grantee_errors, transactions.default_errors, transactions.stored
     )
+
+
+async def _store(connection: Connection, transactions: AclTransactions) -> None:
+    """Runs the extra statements alone. Raises PgRoleError."""
+    try:
+        await transactions.run((), extra=True)
+    except PgRoleError as error:
+        raise await explain_storing(connection, error) from error.__cause__
 
 
 def _refused(repairs: Iterable[AclRepair], defaults: Iterable[DefaultAclChange]) -> AppliedAcls:
@@ -183,7 +192,7 @@ class _ObjectSteps:
         if failed:
             self._transactions.grantee_errors[repair.observed.object.id] = failed
         elif last:
-            await self._transactions.run((), extra=True)
+            await _store(self._connection, self._transactions)
         return next(iter(failed.values()), None)
 
     def report(self, one: AclRepair, error: PgRoleError) -> None:

@@ -11,6 +11,7 @@ from pgrole_controller.core.privileges.acl import AclChange, DefaultAclChange
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import shorten
+from pgrole_controller.postgres.missing_privileges import explain_own_schema
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.rows import Row, fetch
 
@@ -91,6 +92,8 @@ async def explain(connection: Connection, error: PgRoleError, repair: AclRepair,
     if code == _ROW_TOO_BIG:
         remedy = "grant it to a group role, and make the roles members of that"
         return Transient(Reason.DATABASE_ERROR, f"the ACL of {label} has no room for another role: {remedy}")
+    if code == _NOT_PERMITTED and (own := await explain_own_schema(connection, error, shorten(said))) is not None:
+        return own
     text = error.message if isinstance(error, Ineffective) else f"{label}: {shorten(said)}"
     if code == _NOT_PERMITTED or isinstance(error, Ineffective):
         text += await _find_remedy(connection, repair, version)
@@ -103,14 +106,24 @@ async def explain_default(
     """Likewise, of default privileges."""
     if sqlstate(error) != _NOT_PERMITTED:
         return error
+    said = str(getattr(error.__cause__, "message", "")) or error.message
+    if (own := await explain_own_schema(connection, error, shorten(said))) is not None:
+        return own
     allow = [
         _allow(row, version)
         for row in await _read_actors(connection, {change.creator_name})
         if not (row.get("allowed", bool) or row.get("superuser", bool))
     ]
-    said = str(getattr(error.__cause__, "message", "")) or error.message
     text = f'default privileges of creator "{change.creator_name}": {shorten(said)}'
     return Transient(Reason.DATABASE_ERROR, text + _ask("allow it", allow))
+
+
+async def explain_storing(connection: Connection, error: PgRoleError) -> PgRoleError:
+    """Likewise, of what records that everything is applied."""
+    if sqlstate(error) != _NOT_PERMITTED or connection.is_closed():
+        return error
+    said = str(getattr(error.__cause__, "message", "")) or error.message
+    return await explain_own_schema(connection, error, shorten(said)) or error
 
 
 async def _find_remedy(connection: Connection, repair: AclRepair, version: int) -> str:
