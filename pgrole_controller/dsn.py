@@ -38,6 +38,12 @@ def address_of(dsn: str) -> Address:
     return Address(host, port, database, sslmode)
 
 
+def user_of(dsn: str) -> str:
+    """Returns the role that logs in; empty if the environment decides."""
+    parts = urlsplit(dsn)
+    return unquote(parts.username or "") or parse_qs(parts.query).get("user", [""])[0]
+
+
 def verifies_by_default(dsn: str) -> bool:
     """Tells whether a DSN leaves this machine without any TLS setting: asyncpg would fall back to plain text."""
     parts = urlsplit(dsn)

@@ -3,7 +3,9 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from pgrole_controller.core.ddl import spell_identifier
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient, Waiting
+from pgrole_controller.dsn import user_of
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.errors import refusing_connections
 
@@ -24,7 +26,8 @@ async def connect_to(endpoint: Endpoint, database: str, purpose: str, **settings
     except PgRoleError as error:
         if opened:
             raise
-        raise explain(error, database) from error.__cause__
+        login = user_of(endpoint.dsn) if endpoint.dsn is not None else endpoint.user
+        raise explain(error, database, login) from error.__cause__
 
 
 @asynccontextmanager
@@ -42,9 +45,9 @@ async def connect_read_only(endpoint: Endpoint, database: str | None = None) -> 
         yield connection
 
 
-def explain(error: PgRoleError, database: str) -> PgRoleError:
+def explain(error: PgRoleError, database: str, login: str = "") -> PgRoleError:
     """Returns the error for the objects that declare privileges in a database to which the controller cannot
-    connect.
+    connect. `login`: the role; empty if it is not known.
     """
     codes = _codes(error, set())
     if _DATABASE_MISSING in codes:
@@ -52,11 +55,9 @@ def explain(error: PgRoleError, database: str) -> PgRoleError:
     if _NOT_ACCEPTING in codes:
         return refusing_connections(database)
     if _FORBIDDEN in codes:
-        return Transient(
-            Reason.DATABASE_ERROR,
-            f'the controller\'s role may not connect to database "{database}": GRANT CONNECT ON DATABASE "{database}" '
-            "TO the controller's role",
-        )
+        who, to = (f'role "{login}"', spell_identifier(login)) if login else ("this role", "this role")
+        grant = f"GRANT CONNECT ON DATABASE {spell_identifier(database)} TO {to}"
+        return Transient(Reason.DATABASE_ERROR, f'{who} may not connect to database "{database}": {grant}')
     if _FULL in codes:
         return Transient(
             Reason.DATABASE_ERROR, f'the controller cannot connect to database "{database}": {error.message}'

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 
 import anyio
 import asyncpg
@@ -19,6 +20,7 @@ from pgrole_controller.local.postgres import SUPERUSER, PostgresServer
 from pgrole_controller.local.process import alive, reached
 from pgrole_controller.postgres import token as token_module
 from pgrole_controller.postgres.connection import CONNECT_SECONDS, Connection, Endpoint, PasswordFactory, connect
+from pgrole_controller.postgres.database_connection import connect_to
 from pgrole_controller.postgres.token import TokenCommand
 from tests.servers import Servers
 
@@ -331,6 +333,34 @@ async def test_the_error_names_the_grant_that_is_missing_to_connect(postgres_ser
         await admin.execute(f"DROP ROLE {name}")
     assert f'permission denied for database "{name}"' in message
     assert "GRANT CONNECT ON DATABASE" in message
+
+
+@pytest.mark.parametrize("in_dsn", [True, False])
+async def test_the_error_of_another_database_has_the_grant_as_it_must_be_typed(
+    postgres_server: PostgresServer, in_dsn: bool
+) -> None:
+    name = f'the "{secrets.token_hex(4)}'
+    quoted = '"' + name.replace('"', '""') + '"'
+    async with connect(endpoint_of(postgres_server), "test") as admin:
+        await admin.execute(f"CREATE ROLE {quoted} LOGIN PASSWORD '{SECRET}'")
+        await admin.execute(f"CREATE DATABASE {quoted}")
+        await admin.execute(f"REVOKE CONNECT ON DATABASE {quoted} FROM PUBLIC")
+        endpoint = endpoint_of(postgres_server, user=name, password=SECRET)
+        if in_dsn:
+            login = f"{quote(name)}:{quote(SECRET)}@{postgres_server.host}:{postgres_server.port}"
+            endpoint = Endpoint(f"postgresql://{login}/postgres")
+        with pytest.raises(PgRoleError) as refused:
+            async with connect_to(endpoint, name, "test"):
+                pass
+        message = refused.value.message
+        await admin.execute(message.partition(": ")[2])
+        async with connect_to(endpoint, name, "test"):
+            pass
+        await admin.execute(f"DROP DATABASE {quoted} WITH (FORCE)")
+        await admin.execute(f"DROP ROLE {quoted}")
+    assert message == f'role "{name}" may not connect to database "{name}": ' + (
+        f"GRANT CONNECT ON DATABASE {quoted} TO {quoted}"
+    )
 
 
 async def test_a_statement_stays_prepared_however_long_the_session_is_idle(
