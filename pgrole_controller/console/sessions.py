@@ -109,7 +109,7 @@ class Failures:
             self._by_address[address] -= 1
 
 
-class Lanes:
+class LoginQueues:
     """Where attempts wait after too many failed. Addresses take turns, and attempts from one are in order.
 
     A correct token waits for those before it, for MOST_WAITING turns at most. When so many wait, the newest attempt of
@@ -126,13 +126,13 @@ class Lanes:
 
     async def wait(self, address: str) -> None:
         """Returns when it is this attempt's turn. Raises Rejected."""
-        lane, waiting = self._by_address.setdefault(address, (anyio.Lock(), []))
+        queue, waiting = self._by_address.setdefault(address, (anyio.Lock(), []))
         with anyio.CancelScope() as scope:
             waiting.append(scope)
             try:
                 if len(self) > MOST_WAITING:
                     max((each for _, each in self._by_address.values()), key=len)[-1].cancel()
-                async with lane, self._turn:  # locks are fair: one attempt of each address waits for a turn
+                async with queue, self._turn:  # locks are fair: one attempt of each address waits for a turn
                     await anyio.sleep(SLOWED_SECONDS)
             finally:
                 waiting.remove(scope)
@@ -155,7 +155,7 @@ class Sessions:
         self._scopes: dict[Viewer, anyio.CancelScope] = {}
         self._by_token: dict[bytes, Viewer] = {}
         self._failures = Failures()
-        self._lanes = Lanes()
+        self._queues = LoginQueues()
         self._checks = anyio.Semaphore(MOST_CHECKS)
         self.ended: Callable[[], None] = lambda: None  # called after a session ended
 
@@ -256,7 +256,7 @@ class Sessions:
         if self._api is None:
             raise Rejected(403, "this console accepts no tokens")
         if address is not None and self._failures.exceeded(address, anyio.current_time()):
-            await self._lanes.wait(address)
+            await self._queues.wait(address)
         if len(token) > LONGEST_TOKEN or not _TOKEN.match(token):
             self._failures.count(address)
             raise Rejected(401, "this is not a bearer token: paste it without spaces and line breaks")

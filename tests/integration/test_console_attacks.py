@@ -463,10 +463,10 @@ class TestTokens:
     async def test_guessing_tokens_is_slowed_down(self, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
         waited: list[str] = []
 
-        async def wait(_: sessions.Lanes, address: str) -> None:
+        async def wait(_: sessions.LoginQueues, address: str) -> None:
             waited.append(address)
 
-        monkeypatch.setattr(sessions.Lanes, "wait", wait)
+        monkeypatch.setattr(sessions.LoginQueues, "wait", wait)
         async with run_test_console(**given) as console, console.browser() as browser:
             csrf = await browser.form_token()
             answers: list[int] = []
@@ -491,13 +491,13 @@ class TestTokens:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         turns: list[str] = []
-        wait = sessions.Lanes.wait
+        wait = sessions.LoginQueues.wait
 
-        async def note(lanes: sessions.Lanes, address: str) -> None:
+        async def note(queues: sessions.LoginQueues, address: str) -> None:
             turns.append(address)
-            await wait(lanes, address)
+            await wait(queues, address)
 
-        monkeypatch.setattr(sessions.Lanes, "wait", note)
+        monkeypatch.setattr(sessions.LoginQueues, "wait", note)
         token = await Accounts(api_server).create(namespace, sees=[namespace])
         given |= {"trusted_proxies": ("127.0.0.0/8",)} if forwarded else {}
         async with run_test_console(**given) as console:

@@ -28,7 +28,7 @@ from pgrole_controller.console.sessions import (
     MOST_FAILURES_IN_ALL,
     MOST_WAITING,
     Failures,
-    Lanes,
+    LoginQueues,
     Rejected,
     Sessions,
 )
@@ -245,10 +245,10 @@ async def test_only_attempts_that_fail_through_their_own_fault_slow_down_others(
         def connect(self, *_: object) -> AbstractAsyncContextManager[Client]:
             raise ApiError(status, "Reason", "message")
 
-    async def wait(_: Lanes, address: str) -> None:
+    async def wait(_: LoginQueues, address: str) -> None:
         turns.append(address)
 
-    monkeypatch.setattr(Lanes, "wait", wait)
+    monkeypatch.setattr(LoginQueues, "wait", wait)
     async with anyio.create_task_group() as tasks:
         attempts = Sessions(tasks, Refusing())
         for n in range(MOST_FAILURES + 1):
@@ -367,10 +367,10 @@ def test_the_client_address_is_taken_from_trusted_proxies_only(peer: str, forwar
 
 async def test_addresses_take_turns_and_attempts_from_one_are_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "SLOWED_SECONDS", 0.001)
-    lanes, order = Lanes(), []
+    queues, order = LoginQueues(), []
 
     async def attempt(address: str, number: int) -> None:
-        await lanes.wait(address)
+        await queues.wait(address)
         order.append((address, number))
 
     async with anyio.create_task_group() as tasks:
@@ -379,19 +379,19 @@ async def test_addresses_take_turns_and_attempts_from_one_are_in_order(monkeypat
         await anyio.lowlevel.checkpoint()
         tasks.start_soon(attempt, "owner", 0)
         await anyio.lowlevel.checkpoint()
-        assert len(lanes) > 40
+        assert len(queues) > 40
     assert order.index(("owner", 0)) <= 3
     assert [number for address, number in order if address == "attacker"] == list(range(50))
-    assert len(lanes) == 0
+    assert len(queues) == 0
 
 
 async def test_an_address_that_floods_the_lanes_delays_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "SLOWED_SECONDS", 0.001)
-    lanes, ends = Lanes(), []
+    queues, ends = LoginQueues(), []
 
     async def attempt(address: str) -> None:
         try:
-            await lanes.wait(address)
+            await queues.wait(address)
         except Rejected as error:
             ends.append((address, error.status))
         else:
@@ -405,14 +405,14 @@ async def test_an_address_that_floods_the_lanes_delays_only_itself(monkeypatch: 
     assert all((f"owner-{number}", 200) in ends for number in range(20))
     assert ends.count(("attacker", 429)) >= 2 * MOST_WAITING
     assert ends.count(("attacker", 200)) > 0
-    assert len(lanes) == 0
+    assert len(queues) == 0
 
 
 async def test_a_cancelled_attempt_leaves_its_lane(monkeypatch: pytest.MonkeyPatch) -> None:
-    lanes = Lanes()
+    queues = LoginQueues()
     with anyio.move_on_after(0.001):
-        await lanes.wait("a")
-    assert len(lanes) == 0
+        await queues.wait("a")
+    assert len(queues) == 0
     monkeypatch.setattr(sessions, "SLOWED_SECONDS", 0.0)
     with anyio.fail_after(5):
-        await lanes.wait("a")
+        await queues.wait("a")
