@@ -274,8 +274,8 @@ class Client:
             self._renewals += 1
             log.info("credentials refused, reading them again", extra={"source": self._credentials.source})
             try:
-                await self._credentials.renew()
-                self._transport.renew_certificates()  # before another task runs: their files may be temporary
+                if await self._credentials.renew():
+                    self._transport.renew_certificates()  # before another task runs: their files may be temporary
             except _TRANSPORT as error:
                 raise _unreachable(method, path, error) from error
             finally:

@@ -45,7 +45,8 @@ class Credentials:
     configuration: Any  # from kubernetes_asyncio
     source: str  # for the log: the file, or "in-cluster"
     token: Callable[[], Awaitable[str | None]]  # the value of the header Authorization; None: certificates alone
-    renew: Callable[[], Awaitable[None]]  # reads kubeconfig, token file, exec plugin, … again at once
+    #: Reads kubeconfig, token file, exec plugin, … again at once. Returns whether it did.
+    renew: Callable[[], Awaitable[bool]]
 
 
 async def load(kubeconfig: str | None, *, context: str | None, strict_tls: bool) -> Credentials:
@@ -86,8 +87,9 @@ def of_token(configuration: Any, token: str, refused: Callable[[], None]) -> Cre
     async def authorization() -> str:
         return f"Bearer {token}"
 
-    async def renew() -> None:
+    async def renew() -> bool:
         refused()
+        return False
 
     return Credentials(configuration, "bearer token", authorization, renew)
 
@@ -201,11 +203,12 @@ def _renewing(
     pause: float = 0.0,
 ) -> Credentials:
     """Reads the source again at most once in RENEW_EVERY, when a request needs it, and whenever `renew` is called, but
-    not for `pause` seconds after that failed or led to the same token.
+    not for `pause` seconds after that failed or led to the same token and certificate.
     """
     due = time.monotonic() + RENEW_EVERY
     resume = 0.0
     failure: str | None = None
+    current = _read_identity(configuration)
 
     async def limited(load: Callable[[], Awaitable[None]]) -> None:
         nonlocal due
@@ -223,24 +226,32 @@ def _renewing(
                 log.warning("credentials not read again, using the former", extra={"source": source, "error": text})
         return configuration.api_key.get("BearerToken") or None
 
-    async def at_once() -> None:
-        nonlocal resume, failure
+    async def at_once() -> bool:
+        nonlocal resume, failure, current
         if time.monotonic() < resume:
             if failure is not None:
                 raise ConfigException(failure)
-            return
-        before, failure = configuration.api_key.get("BearerToken"), None
+            return False
+        before, failure = current, None
         try:
             await limited(renew)
+            current = _read_identity(configuration)
         except (OSError, ConfigException) as error:
             failure = str(error) or type(error).__name__
             raise
         finally:
-            if failure is not None or configuration.api_key.get("BearerToken") == before:
+            if failure is not None or current == before:
                 resume = time.monotonic() + pause
+        return True
 
     _trim(configuration)
     return Credentials(configuration, source, token, at_once)
+
+
+def _read_identity(configuration: Any) -> tuple[str | None, bytes]:  # noqa: ANN401 - kubernetes_asyncio's
+    """Returns the token and the client certificate, whose file may be temporary."""
+    certificate = Path(configuration.cert_file).read_bytes() if configuration.cert_file else b""
+    return configuration.api_key.get("BearerToken"), certificate
 
 
 def _trim(configuration: Any) -> None:  # noqa: ANN401 - kubernetes_asyncio's

@@ -126,6 +126,7 @@ async def test_a_client_certificate_is_read_again_when_it_is_refused(
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(credentials, "RENEW_PAUSE", 0.0)
 
     def use(name: str) -> str:
         made = server.user(name)
