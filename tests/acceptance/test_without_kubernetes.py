@@ -245,8 +245,8 @@ async def rights_taken_away(own: Stage) -> None:
             return "Forbidden" in pair.first.controller.log and "Forbidden" in pair.second.controller.log
 
         assert await reached(is_refused, PATIENCE)
-        await pair.database.execute('ALTER ROLE "app-1" CONNECTION LIMIT 99')
         await pair.first.controller.wait_log("no longer leading")
+        await pair.database.execute('ALTER ROLE "app-1" CONNECTION LIMIT 99')
         await anyio.sleep(20.0)  # longer than a standby would wait
         assert (await pair.database.role("app-1") or {})["rolconnlimit"] == 99
 
