@@ -24,8 +24,8 @@ pytestmark = pytest.mark.slow
 PRESENT = None
 #: A field that neither release knows.
 LATER = "ofALaterRelease"
-#: Two spellings of one parameter, of which one was never applied, and names that are too long for a database. Other fields
-#: of such objects can still be changed.
+#: Two spellings of one parameter, of which one was never applied, and names that are too long for a database. Other
+#: fields of such objects can still be changed.
 REFUSED_SINCE = {
     ".spec.databaseParameters.items.database: x-kubernetes-validations",
     ".spec.parameters: x-kubernetes-validations",
