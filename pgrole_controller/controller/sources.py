@@ -3,7 +3,8 @@
 A write causes no request for the object that it was made for, whose reconcile is in progress, but for all others.
 """
 
-from collections.abc import Collection, Container
+from collections.abc import Callable, Collection, Container, Iterable
+from itertools import islice
 from typing import Any
 
 import anyio.lowlevel
@@ -66,6 +67,29 @@ class PgRoleSource:
             self.enqueue(server, Request(key, RequestReason.OTHER_OBJECT, Rank.DEPENDENCY))
 
 
+class ManyKeys:
+    """Keys of objects to enqueue, each once, the first one first: PARSED_AT_ONCE in one turn of the event loop."""
+
+    def __init__(self) -> None:
+        self._keys: dict[Key, None] = {}
+        self._added = Signal()
+
+    def add(self, keys: Iterable[Key]) -> None:
+        self._keys |= dict.fromkeys(keys)
+        self._added.set()
+
+    async def enqueue_each(self, enqueue: Callable[[Key], None]) -> None:
+        """Runs until cancelled."""
+        while True:
+            await self._added.wait()
+            self._added.clear()
+            while self._keys:
+                for key in list(islice(self._keys, PARSED_AT_ONCE)):
+                    del self._keys[key]
+                    enqueue(key)
+                await anyio.lowlevel.checkpoint()
+
+
 class SecretSource:
     """Enqueues the objects that name a changed Secret; all that name any, when Secrets become readable. Thousands may
     name one: then others have a turn meanwhile.
@@ -74,16 +98,14 @@ class SecretSource:
     def __init__(self, pgroles: PgRoleSource, secrets: Store) -> None:
         self._pgroles = pgroles
         self._secrets = secrets
-        self._popular: dict[Key, None] = {}  # changed Secrets that many objects name, the first change first
-        self._noted = Signal()
+        self._many = ManyKeys()
 
     def changed(self, change: Change) -> None:
         if not self._secrets.synced.is_set():
             return  # the first list: all at once when it is complete
         naming = self._pgroles.objects.naming(change.key)
         if len(naming) > PARSED_AT_ONCE:
-            self._popular[change.key] = None
-            self._noted.set()
+            self._many.add(naming)
             return
         for key in naming:
             if key != change.by:
@@ -91,16 +113,7 @@ class SecretSource:
 
     async def announce_popular(self) -> None:
         """Enqueues the objects that name a changed Secret which many name, whoever changed it."""
-        while True:
-            await self._noted.wait()
-            self._noted.clear()
-            while self._popular:
-                secret = next(iter(self._popular))
-                del self._popular[secret]
-                for number, key in enumerate(self._pgroles.objects.naming(secret), 1):
-                    self._enqueue(key)
-                    if number % PARSED_AT_ONCE == 0:
-                        await anyio.lowlevel.checkpoint()
+        await self._many.enqueue_each(self._enqueue)
 
     async def announce_all(self) -> None:
         """Enqueues when Secrets are listed, and each time that the API server permits it again."""
@@ -125,8 +138,7 @@ class NamespaceSource:
     def __init__(self, pgroles: PgRoleSource, objects: Objects) -> None:
         self._pgroles = pgroles
         self._objects = objects
-        self._many: dict[Key, None] = {}  # of namespaces with many objects
-        self._noted = Signal()
+        self._many = ManyKeys()
 
     def changed(self, change: Change) -> None:
         """Handles a change from the watch."""
@@ -138,22 +150,14 @@ class NamespaceSource:
     def known(self, waited: Collection[Key]) -> None:
         """Handles that the namespace of these objects is now known."""
         if len(waited) > PARSED_AT_ONCE:
-            self._many |= dict.fromkeys(waited)
-            self._noted.set()
+            self._many.add(waited)
             return
         for key in waited:
             self._enqueue(key)
 
     async def announce_many(self) -> None:
         """Enqueues the objects of namespaces with many."""
-        while True:
-            await self._noted.wait()
-            self._noted.clear()
-            while self._many:
-                for key in list(self._many)[:PARSED_AT_ONCE]:
-                    del self._many[key]
-                    self._enqueue(key)
-                await anyio.lowlevel.checkpoint()
+        await self._many.enqueue_each(self._enqueue)
 
     def _enqueue(self, key: Key) -> None:
         server = self._objects.server_name(key)

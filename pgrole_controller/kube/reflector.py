@@ -99,6 +99,18 @@ async def reflect(
         await run.round()
 
 
+class _Turn:
+    """Long work in turns of TURN_SECONDS: other tasks run in between."""
+
+    def __init__(self) -> None:
+        self._ends = time.monotonic() + TURN_SECONDS
+
+    async def end_if_long(self) -> None:
+        if time.monotonic() >= self._ends:
+            await anyio.lowlevel.checkpoint()
+            self._ends = time.monotonic() + TURN_SECONDS
+
+
 class _Reflection:
     def __init__(
         self,
@@ -203,13 +215,11 @@ class _Reflection:
         """Returns the number of changes. If cancelled, it stores and announces the rest at once."""
         steps = self._store.replacing(listed)
         count = 0
-        due = time.monotonic() + TURN_SECONDS
+        turn = _Turn()
         try:
             for change in steps:
                 count += change is not None
-                if time.monotonic() >= due:
-                    await anyio.lowlevel.checkpoint()
-                    due = time.monotonic() + TURN_SECONDS
+                await turn.end_if_long()
         finally:
             count += sum(change is not None for change in steps)
         return count
@@ -258,12 +268,10 @@ class _Reflection:
         """Reuses stored items whose version is unchanged: copies would double the memory."""
         api_version, kind = str(page.get("apiVersion", "")), str(page.get("kind", "")).removesuffix("List")
         items = []
-        due = time.monotonic() + TURN_SECONDS
+        turn = _Turn()
         try:
             for item in page.get("items") or ():
-                if time.monotonic() >= due:
-                    await anyio.lowlevel.checkpoint()
-                    due = time.monotonic() + TURN_SECONDS
+                await turn.end_if_long()
                 listed = self._pack(item, api_version, kind)
                 old = self._store.get(listed.key)
                 items.append(old if old is not None and old.is_same(listed) else self._store.share(listed))
