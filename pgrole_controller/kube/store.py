@@ -180,7 +180,7 @@ _NOTHING_KEPT = _compress({"metadata": {}})  # shared: most Secrets of a cluster
 
 
 class _LargeGroup(dict[Key, None]):
-    """The keys of a value of the index that has many. `oldest`: as `Store.oldest` last answered; None: they changed."""
+    """The keys of one index entry. `oldest`: the last answer of `Store.oldest`; None once the keys have changed."""
 
     __slots__ = ("oldest",)
 
