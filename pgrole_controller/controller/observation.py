@@ -1,7 +1,9 @@
 """Reads the observed state of a batch of objects: roles and claims, what they refer to, and what blocks a drop."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
 
 from pgrole_controller.controller.objects import Target
 from pgrole_controller.core.adoption import find_adoptee
@@ -11,10 +13,13 @@ from pgrole_controller.core.deletion import find_role_to_drop
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.parameters import ALL
 from pgrole_controller.core.privileges.kept_privileges import find_former
-from pgrole_controller.core.state import Desired, Observed, Server
+from pgrole_controller.core.state import Observed, Server
 from pgrole_controller.postgres.catalog import ReferencedNames
 from pgrole_controller.postgres.held_databases import HeldQuestion
-from pgrole_controller.postgres.session import Session
+from pgrole_controller.postgres.session import DropState, DropTarget, Session
+
+Question = TypeVar("Question")
+Found = TypeVar("Found")
 
 
 async def read_observed(targets: Sequence[Target], session: Session, server: Server) -> list[Observed | PgRoleError]:
@@ -22,39 +27,35 @@ async def read_observed(targets: Sequence[Target], session: Session, server: Ser
     if not targets:
         return []
     observations = await session.read_roles([(target.key, target.role_name) for target in targets])
-    await _add_references(targets, observations, session)
-    await _add_unheld(targets, observations, session, server)
-    await _add_owned(targets, observations, session, server)
-    ends = {
-        place: (oid, target.desired.new_owner)
-        for place, (target, observed) in enumerate(zip(targets, observations, strict=True))
-        if target.desired
-        and isinstance(observed, Observed)
-        and (oid := find_role_to_drop(target.desired, observed, server, target.policy)) is not None
-    }
-    if ends:
-        await _add_endings(ends, observations, session)
+    add = partial(_add, targets, observations)
+    await add(_find_referenced, session.read_references, lambda found: {"references": found})
+    await add(partial(_ask_held, server), session.read_unheld, lambda found: {"unheld": found})
+    await add(partial(_find_namespace, server), partial(_read_owned, session), lambda found: {"owned": found})
+    await add(partial(_find_ending, server), session.read_drop_states, DropState._asdict)
     return observations
 
 
-async def _add_references(
-    targets: Sequence[Target], observations: list[Observed | PgRoleError], session: Session
+async def _add(
+    targets: Sequence[Target],
+    observations: list[Observed | PgRoleError],
+    ask: Callable[[Target, Observed], Question | None],
+    read: Callable[[list[Question]], Awaitable[Sequence[Found | PgRoleError]]],
+    fields: Callable[[Found], dict[str, Any]],
 ) -> None:
-    """Reads what the roles refer to or hold, for all of them at once."""
-    referenced = {
-        place: some
-        for place, (target, observed) in enumerate(zip(targets, observations, strict=True))
-        if isinstance(observed, Observed) and (some := _referenced(target, observed))
-    }
-    references = await session.read_references(list(referenced.values()))
-    for place, one in zip(referenced, references, strict=True):
-        observed = observations[place]
-        if isinstance(observed, Observed):
-            observations[place] = one if isinstance(one, PgRoleError) else replace(observed, references=one)
+    """Reads the answers for all objects about which `ask` has a question, and adds them as `fields` of Observed."""
+    asked: dict[int, tuple[Question, Observed]] = {}
+    for place, (target, observed) in enumerate(zip(targets, observations, strict=True)):
+        if isinstance(observed, Observed) and (question := ask(target, observed)) is not None:
+            asked[place] = question, observed
+    if not asked:
+        return
+    answers = await read([question for question, _ in asked.values()])
+    for (place, (_, observed)), found in zip(asked.items(), answers, strict=True):
+        observations[place] = found if isinstance(found, PgRoleError) else replace(observed, **fields(found))
 
 
-def _referenced(target: Target, observed: Observed) -> ReferencedNames | None:
-    """Returns what the object refers to; None if nothing."""
+def _find_referenced(target: Target, observed: Observed) -> ReferencedNames | None:
+    """Returns what the role refers to or holds; None if nothing."""
     every = [target.desired] if target.desired else []
     desired_role = [desired.role for desired in every] + [
         rival.role for desired in every for rival in desired.older_rivals
@@ -75,56 +76,6 @@ def _referenced(target: Target, observed: Observed) -> ReferencedNames | None:
     return referenced if referenced.groups or referenced.parameters or referenced.databases else None
 
 
-async def _add_unheld(
-    targets: Sequence[Target], observations: list[Observed | PgRoleError], session: Session, server: Server
-) -> None:
-    """Reads where roles have no privileges. The results of the databases' workers were collected before."""
-    asked = {
-        place: some
-        for place, (target, observed) in enumerate(zip(targets, observations, strict=True))
-        if target.desired
-        and isinstance(observed, Observed)
-        and (some := _find_question(target.desired, observed, server))
-    }
-    if not asked:
-        return
-    for place, found in zip(asked, await session.read_unheld(list(asked.values())), strict=True):
-        observed = observations[place]
-        if isinstance(observed, Observed):
-            observations[place] = found if isinstance(found, PgRoleError) else replace(observed, unheld=found)
-
-
-def _find_question(desired: Desired, observed: Observed, server: Server) -> HeldQuestion | None:
-    """Returns the role and the databases in which its privileges matter before its workers answer; None if they do
-    not.
-    """
-    held = find_held(observed.claim, observed, server)
-    if held is not None and observed.claim is not None:
-        former = find_former(desired, observed.claim.privileges) & observed.references.databases
-        return HeldQuestion(held.oid, former) if former else None
-    if observed.named is not None and desired.privileges and not desired.terminating:
-        return HeldQuestion(observed.named.oid, frozenset(desired.privileges), served=True)
-    return None
-
-
-async def _add_owned(
-    targets: Sequence[Target], observations: list[Observed | PgRoleError], session: Session, server: Server
-) -> None:
-    """Reads whose privileges the namespaces may declare, for the objects that may take over an existing role."""
-    asked = {
-        place: (target.desired.owner.namespace, target.desired.owner.namespace_uid)
-        for place, (target, observed) in enumerate(zip(targets, observations, strict=True))
-        if target.desired
-        and isinstance(observed, Observed)
-        and find_adoptee(target.desired, observed, server, target.policy)
-    }
-    roles = await session.read_namespace_roles(sorted(set(asked.values()))) if asked else {}
-    for place, namespace in asked.items():
-        observed = observations[place]
-        if isinstance(observed, Observed):
-            observations[place] = replace(observed, owned=roles[namespace])
-
-
 def _may_be_servers(parameter: str) -> bool:
     """Whether a stored parameter may be one of the server's own or of its extensions; the longest name has 63 bytes."""
     return len(parameter) <= NAME_BYTES and parameter != ALL and not _is_illegible(parameter)
@@ -135,17 +86,38 @@ def _is_illegible(name: str) -> bool:
     return any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
-async def _add_endings(
-    ends: Mapping[int, tuple[int, str]], observations: list[Observed | PgRoleError], session: Session
-) -> None:
-    """Reads what depends on the roles to be dropped, who uses them, and their new owners. `ends`: oid of the role and
-    name of the new owner, by place.
+def _ask_held(server: Server, target: Target, observed: Observed) -> HeldQuestion | None:
+    """Returns the role and the databases in which its privileges matter before its workers answer; None if they do
+    not. The results of these workers were collected before.
     """
-    for place, ending in zip(ends, await session.read_drop_states(list(ends.values())), strict=True):
-        observed = observations[place]
-        if isinstance(ending, PgRoleError):
-            observations[place] = ending
-        elif isinstance(observed, Observed):
-            observations[place] = replace(
-                observed, dependents=ending.dependents, sessions=ending.sessions, new_owner=ending.new_owner
-            )
+    desired = target.desired
+    if desired is None:
+        return None
+    held = find_held(observed.claim, observed, server)
+    if held is not None and observed.claim is not None:
+        former = find_former(desired, observed.claim.privileges) & observed.references.databases
+        return HeldQuestion(held.oid, former) if former else None
+    if observed.named is not None and desired.privileges and not desired.terminating:
+        return HeldQuestion(observed.named.oid, frozenset(desired.privileges), served=True)
+    return None
+
+
+def _find_namespace(server: Server, target: Target, observed: Observed) -> tuple[str, str] | None:
+    """Returns name and uid of the object's namespace, if the object may take over an existing role."""
+    desired = target.desired
+    if desired is None or find_adoptee(desired, observed, server, target.policy) is None:
+        return None
+    return desired.owner.namespace, desired.owner.namespace_uid
+
+
+async def _read_owned(session: Session, namespaces: Sequence[tuple[str, str]]) -> list[frozenset[int]]:
+    """Reads whose privileges each of these namespaces may declare."""
+    roles = await session.read_namespace_roles(sorted(set(namespaces)))
+    return [roles[one] for one in namespaces]
+
+
+def _find_ending(server: Server, target: Target, observed: Observed) -> DropTarget | None:
+    """Returns the role to be dropped, and the name of the new owner of what it owns."""
+    desired = target.desired
+    oid = find_role_to_drop(desired, observed, server, target.policy) if desired else None
+    return (oid, desired.new_owner) if desired and oid is not None else None

@@ -96,6 +96,8 @@ class ErringSession:
     async def read_references(self, referenced: Sequence[ReferencedNames]) -> list[References | PgRoleError]:
         return [References() for _ in referenced]
 
+    read_unheld = read_drop_states = read_references
+
 
 @pytest.fixture(autouse=True)
 def lines(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:

@@ -65,6 +65,8 @@ class ReadBackSession:
         assert not mentioned
         return []
 
+    read_unheld = read_drop_states = read_references
+
     async def apply_plans(
         self, plans: Sequence[Plan], *, enforcing: bool = False, notes_rows: bool = False
     ) -> list[None]:
