@@ -24,7 +24,7 @@ from pgrole_controller.core.next_attempt import FailedWrite
 from pgrole_controller.core.plan import Action
 from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.status import Outcome, of_error
+from pgrole_controller.core.status import Outcome, StatusDetails, of_error
 from pgrole_controller.kube.client import PGROLES, Client
 from pgrole_controller.kube.events import EventType, Recorder
 from pgrole_controller.kube.server_side_apply import FINALIZER, apply_finalizer
@@ -104,20 +104,15 @@ class Reporter:
             self._finalizers.put(result.key.namespace, (logs.current_reconcile_id(), result))
             return
         if stored is not None and outcome is not None and not self._keeps_status(result):
-            reported = standing_fields(result.fields, outcome)
-            self._statuses.put(
-                PendingStatus(
-                    stored,
-                    outcome,
-                    result.claim,
-                    result.next_rotation,
-                    reported,
-                    logs.current_reconcile_id(),
-                    privileges=result.privileges,
-                    cause=result.cause,
-                    offer=result.offer,
-                )
+            details = StatusDetails(
+                result.claim,
+                standing_fields(result.fields, outcome),
+                result.next_rotation,
+                result.privileges,
+                result.cause,
+                result.offer,
             )
+            self._statuses.put(PendingStatus(stored, outcome, details, logs.current_reconcile_id()))
         self._endings.end(result)
 
     def _keeps_status(self, result: Result) -> bool:
@@ -166,9 +161,8 @@ class Reporter:
     def _report_unexpected(self, error: Exception, result: Result) -> None:
         outcome = of_error(contain(error, result.key))
         if result.target.stored is not None:
-            self._statuses.put(
-                PendingStatus(result.target.stored, outcome, None, None, (), logs.current_reconcile_id())
-            )
+            pending = PendingStatus(result.target.stored, outcome, reconcile_id=logs.current_reconcile_id())
+            self._statuses.put(pending)
 
     async def _set_finalizer(self, result: Result) -> None:
         stored, present = result.target.stored, result.target.finalizer

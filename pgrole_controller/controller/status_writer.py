@@ -12,7 +12,7 @@ writes are not answered in time delays no other.
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -24,13 +24,10 @@ from pgrole_controller import logs, metrics
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.fair_queue import FairQueue
 from pgrole_controller.controller.objects import generation_of, server_of
-from pgrole_controller.core.approval import RoleOffer
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.role_drift import FoundCause
 from pgrole_controller.core.status import Outcome, StatusDetails, build_status, of_error
 from pgrole_controller.kube.client import PGROLES, Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
@@ -64,23 +61,18 @@ class PendingStatus:
 
     stored: Stored
     outcome: Outcome
-    claim: Claim | None
-    next_rotation: datetime | None
-    reported: tuple[str, ...]  # fields that drifted and were left as they are
+    details: StatusDetails = field(default_factory=StatusDetails)
     reconcile_id: str = ""
     withdrawn: bool = False
-    privileges: GrantedPrivileges | None = None
-    cause: FoundCause | None = None
-    offer: RoleOffer | None = None
 
     @property
     def key(self) -> Key:
         return self.stored.key
 
     @property
-    def content(self) -> tuple[object, ...]:
+    def content(self) -> tuple[Outcome, StatusDetails]:
         """Everything that status is made from, besides the object."""
-        return self.outcome, self.claim, self.reported, self.next_rotation, self.privileges, self.cause, self.offer
+        return self.outcome, self.details
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +110,7 @@ class StatusWriter:
         self._closed = False
         self._failed: dict[Key, tuple[PendingStatus, float]] = {}  # what to retry, and the delay before
         self._older_crds_until = 0.0
-        self._standing: OrderedDict[Key, tuple[str, tuple[object, ...]]] = OrderedDict()  # version, content
+        self._standing: OrderedDict[Key, tuple[str, tuple[Outcome, StatusDetails]]] = OrderedDict()  # version, content
         self._queue = FairQueue[Key](idle)
 
     def put(self, pending: PendingStatus) -> None:
@@ -194,7 +186,7 @@ class StatusWriter:
         except Exception as error:  # noqa: BLE001 -- one object's error
             unexpected = contain(error, pending.key)
             if pending.outcome.reason is not Reason.INTERNAL_ERROR and pending.key not in self._waiting:
-                self._enqueue(PendingStatus(pending.stored, of_error(unexpected), None, None, (), pending.reconcile_id))
+                self._enqueue(PendingStatus(pending.stored, of_error(unexpected), reconcile_id=pending.reconcile_id))
             return True
         _, last = self._failed.get(pending.key, (pending, 0.0))
         delay = max(_BACKOFF.longer(last), at_least)
@@ -240,16 +232,8 @@ class StatusWriter:
         previous = mapping(obj.get("status"))
         if pending.outcome.reason is Reason.INTERNAL_ERROR:  # what the status holds may be the very reason
             previous = {name: previous[name] for name in _PROOF if isinstance(previous.get(name), dict)}
-        standing = StatusDetails(
-            server_of(obj),
-            pending.claim,
-            pending.reported,
-            pending.next_rotation,
-            pending.privileges,
-            pending.cause,
-            pending.offer,
-        )
-        status = build_status(previous, pending.outcome, standing, generation, datetime.now(UTC))
+        now = datetime.now(UTC)
+        status = build_status(previous, pending.outcome, pending.details, server_of(obj), generation, now)
         if anyio.current_time() < self._older_crds_until:
             status = _without_later_fields(status)
         if unchanged(previous, status):
@@ -275,9 +259,9 @@ class StatusWriter:
         if generation_of(written) == generation_of(pending.stored):
             self._note_standing(written, pending)
         log.debug("status written", extra={"object": str(pending.key), "reason": pending.outcome.reason.value})
-        for field in pending.reported:
-            if field not in _reported(previous):
-                metrics.count_reported_drift(server_of(stored.object()), field)
+        for name in pending.details.reported:
+            if name not in _reported(previous):
+                metrics.count_reported_drift(server_of(stored.object()), name)
         self._announce(pending.outcome, before, stored)
 
     async def _apply(self, stored: Stored, status: dict[str, Any]) -> Stored:

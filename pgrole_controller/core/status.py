@@ -122,7 +122,6 @@ class StatusDetails:
     known. `offer`: drift of the role that can be approved.
     """
 
-    server_name: str
     claim: Claim | None = None
     reported: tuple[str, ...] = ()
     next_rotation: datetime | None = None
@@ -132,7 +131,12 @@ class StatusDetails:
 
 
 def build_status(
-    previous: Mapping[str, Any], outcome: Outcome, details: StatusDetails, generation: int, now: datetime
+    previous: Mapping[str, Any],
+    outcome: Outcome,
+    details: StatusDetails,
+    server_name: str,
+    generation: int,
+    now: datetime,
 ) -> dict[str, Any]:
     """Builds the whole status. `previous` is the object's current status; fields without a newer value are kept from
     it.
@@ -149,7 +153,7 @@ def build_status(
     privileges = details.privileges
     if claim is not None:
         status["role"] = {"name": claim.role_name, "oid": claim.role_oid, "applied": claim.applied}
-        status["server"] = {"name": details.server_name, "systemIdentifier": str(claim.system_identifier)}
+        status["server"] = {"name": server_name, "systemIdentifier": str(claim.system_identifier)}
         in_databases = sum(one.drift_count for one in privileges.last_results) if privileges else 0
         status["driftCount"] = max(claim.drift_count + in_databases, int(previous.get("driftCount", 0)))
         if version := version_of(claim.record.source):

@@ -162,8 +162,8 @@ class TestProblems:
 def build(
     privileges: GrantedPrivileges | None, previous: Mapping[str, Any] | None = None, **more: Any
 ) -> dict[str, Any]:
-    details = StatusDetails("default", more.pop("claim", CLAIM), privileges=privileges, **more)
-    status = build_status(previous or {}, RECONCILED, details, 3, NOW + timedelta(hours=1))
+    details = StatusDetails(more.pop("claim", CLAIM), privileges=privileges, **more)
+    status = build_status(previous or {}, RECONCILED, details, "default", 3, NOW + timedelta(hours=1))
     PgRoleStatus.model_validate(status)
     return status
 

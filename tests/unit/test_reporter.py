@@ -21,7 +21,7 @@ from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.request import Key, Request, RequestReason
-from pgrole_controller.core.status import RECONCILED, Outcome, Phase, of_read_back
+from pgrole_controller.core.status import RECONCILED, Outcome, Phase, StatusDetails, of_read_back
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.server_side_apply import FINALIZER
@@ -97,7 +97,7 @@ async def test_a_current_status_is_not_queued_for_writing(objects: Objects) -> N
     statuses = StatusWriter(cast("Client", api), objects.store, lambda outcome, *_: told.append(outcome), Signal())
     objects.store.put(made(1))
     for _ in range(2):
-        statuses.put(PendingStatus(made(1), RECONCILED, None, None, ()))
+        statuses.put(PendingStatus(made(1), RECONCILED))
     assert set(statuses._waiting) == {KEY}  # not written yet, so not current
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(statuses.run)
@@ -105,9 +105,9 @@ async def test_a_current_status_is_not_queued_for_writing(objects: Objects) -> N
         assert (api.asked, told) == (1, [RECONCILED])
         now = objects.store.get(KEY)
         assert now is not None
-        statuses.put(PendingStatus(now, RECONCILED, None, None, ()))
+        statuses.put(PendingStatus(now, RECONCILED))
         assert not statuses._waiting
-        statuses.put(PendingStatus(now, OTHER, None, None, ()))
+        statuses.put(PendingStatus(now, OTHER))
         assert set(statuses._waiting) == {KEY}
         statuses.close()
     assert api.asked == 2
@@ -155,14 +155,14 @@ async def test_events_wait_until_the_last_status_is_written(objects: Objects) ->
     quiet.set()
     statuses = StatusWriter(cast("Client", StatusApi()), objects.store, lambda *_: None, quiet)
     objects.store.put(made(1))
-    statuses.put(PendingStatus(made(1), RECONCILED, None, None, ()))
-    statuses.put(PendingStatus(made(1), OTHER, None, None, ()))
+    statuses.put(PendingStatus(made(1), RECONCILED))
+    statuses.put(PendingStatus(made(1), OTHER))
     assert not quiet.is_set()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(statuses.run)
         await quiet.wait()
         assert (statuses._waiting, statuses._writing) == ({}, set())
-        statuses.put(PendingStatus(made(1), RECONCILED, None, None, ()))
+        statuses.put(PendingStatus(made(1), RECONCILED))
         assert not quiet.is_set()
         statuses.forget(KEY)
         await quiet.wait()
@@ -177,7 +177,7 @@ async def test_a_report_that_is_written_after_its_server_was_removed_makes_no_se
     statuses = StatusWriter(cast("Client", StatusApi()), objects.store, lambda *_: None, Signal())
     objects.store.put(made(1))
     outcome = Outcome(Phase.PAUSED, Reason.DRIFT_REPORTED, "drift detected but not corrected")
-    statuses.put(PendingStatus(made(1), outcome, None, None, ("login",)))
+    statuses.put(PendingStatus(made(1), outcome, StatusDetails(reported=("login",))))
     if not declared:
         metrics.forget_server("default")
     async with anyio.create_task_group() as tasks:
@@ -194,18 +194,18 @@ async def test_a_status_that_another_client_overwrote_is_written_again(objects: 
     objects.store.put(made(1))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(statuses.run)
-        statuses.put(PendingStatus(made(1), RECONCILED, None, None, ()))
+        statuses.put(PendingStatus(made(1), RECONCILED))
         await anyio.wait_all_tasks_blocked()
         now = objects.store.get(KEY)
         assert now is not None
-        statuses.put(PendingStatus(now, RECONCILED, None, None, ()))
+        statuses.put(PendingStatus(now, RECONCILED))
         await anyio.wait_all_tasks_blocked()
         assert api.asked == 1
         other = copy.deepcopy(now.object())
         other["metadata"]["resourceVersion"] = "10"
         other["status"]["conditions"][0]["status"] = "False"
         objects.store.put(pack(other))
-        statuses.put(PendingStatus(now, RECONCILED, None, None, ()))
+        statuses.put(PendingStatus(now, RECONCILED))
         await anyio.wait_all_tasks_blocked()
         assert api.asked == 2
         statuses.close()

@@ -40,7 +40,7 @@ def said(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
 def build(
     outcome: Outcome, previous: dict[str, Any] | None = None, *, now: datetime = NOW, **details: Any
 ) -> dict[str, Any]:
-    return build_status(previous or {}, outcome, StatusDetails("default", **details), 3, now)
+    return build_status(previous or {}, outcome, StatusDetails(**details), "default", 3, now)
 
 
 @pytest.mark.parametrize(
