@@ -105,10 +105,9 @@ def decide(
     *,
     current: bool = True,
     new: frozenset[ObjectId] | None = frozenset(),
-    before: frozenset[tuple[ObjectId, str]] = frozenset(),
 ) -> PrivilegeDecision:
     applied = one.digest_of("orders") if current else ""
-    return decide_privileges(one, observed, applied, new_objects=new, granted_before=before)
+    return decide_privileges(one, observed, applied, new_objects=new)
 
 
 def texts(decision: PrivilegeDecision) -> list[str]:
@@ -288,8 +287,8 @@ class TestDrift:
         known = decide(grantee(), observed, new=frozenset({TABLE.id}))
         assert [one.what for one in known.extended] == ["SELECT on table app.orders"]
         assert phrases(known.drift) == ("DELETE on table app.b was granted", "SELECT on table app.b was revoked")
-        unknown = decide(grantee(), observed, new=None, before=frozenset({(TABLE.id, "SELECT")}))
-        assert [one.what for one in unknown.extended] == ["SELECT on table app.b"]
+        unknown = decide(grantee(), observed, new=None)
+        assert [one.what for one in unknown.extended] == ["SELECT on table app.orders", "SELECT on table app.b"]
         assert len(known.changes) == len(unknown.changes) == 3
 
     def test_reported_drift_is_not_corrected(self) -> None:
@@ -415,9 +414,7 @@ class TestPending:
         assert applied.applied == first.applied
         for new in (frozenset[ObjectId](), None):
             both = replace(allowed, owned=frozenset({OWNER, STRANGER}))
-            then = decide_privileges(
-                both, observed, first.applied, new_objects=new, granted_before={(other.id, "SELECT")}
-            )
+            then = decide_privileges(both, observed, first.applied, new_objects=new)
             assert texts(then) == [
                 "GRANT SELECT ON TABLE app.orders TO reader",
                 "GRANT INSERT (id) ON TABLE app.orders TO reader",

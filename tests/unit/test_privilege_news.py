@@ -47,7 +47,7 @@ def test_a_note_counts_several_privileges_and_says_why_drift_is_only_reported() 
 def test_a_note_distinguishes_undeclarable_privileges_from_drift_that_the_policy_leaves() -> None:
     one = PrivilegeDifference("USAGE", DatabaseObject(ObjectId("pg_type", 20001), ObjectKind.TYPE, "app", "t", 10, "x"))
     two = PrivilegeDifference("USAGE", place="future types created by alice")
-    ledger = DifferenceLedger(current=True, report_only=False, new_objects=None, granted_before=())
+    ledger = DifferenceLedger(current=True, report_only=False, new_objects=None)
     ledger.note_left(one)
     ledger.note_left(two)
     assert note(ledger.reported[0], by=Culprit(), corrected=False) == (

@@ -5,7 +5,7 @@ the role owns, objects of extensions, schemas that the declaration does not mana
 In a database that only a former declaration lists, only what that declaration granted is revoked.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pgrole_controller.core.errors import PgRoleError
@@ -70,15 +70,14 @@ def decide_privileges(
     applied: str,
     *,
     new_objects: frozenset[ObjectId] | None = None,
-    granted_before: Collection[tuple[ObjectId, str]] = frozenset(),
     differing: Sequence[ObservedAcl] | None = None,
 ) -> PrivilegeDecision:
     """Compares what is declared with what is held.
 
     - `applied`: the text of the AppliedDeclaration last stored in this database; empty if nothing was applied.
     - `new_objects`: objects that appeared since then: privileges missing on them are not drift. The id of a new creator
-      (pg_authid) or schema means the same for its default privileges. None: unknown; then a missing privilege is drift
-      only if `granted_before` has it, as (object, privilege).
+      (pg_authid) or schema means the same for its default privileges. None: unknown; then no missing privilege is
+      drift.
     - `differing`: as `AclScreening.select`; None: every object is compared.
     """
     database = observed.facts.database
@@ -96,7 +95,6 @@ def decide_privileges(
         current=current,
         report_only=grantee.report_only and declared is not None,
         new_objects=new_objects,
-        granted_before=granted_before,
         applied=last,
         ignored=ignored,
     )

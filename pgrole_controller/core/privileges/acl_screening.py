@@ -113,7 +113,7 @@ class _EqualTerms:
 def _find_expected(grantee: Grantee, terms: PrivilegeTerms, observed: ObservedDatabase) -> _EqualTerms:
     facts = observed.facts
     declaration = None if terms.declared is None else compile_privileges(terms.declared, facts.version)
-    ledger = DifferenceLedger(current=True, report_only=True, new_objects=frozenset(), granted_before=frozenset())
+    ledger = DifferenceLedger(current=True, report_only=True, new_objects=frozenset())
     comparison = AclComparison(grantee, observed, declaration, ledger, PendingNames(facts.database))
     schemas = frozenset[str]() if declaration is None else declaration.schemas_among(observed.index.schemas)
     screens: dict[tuple[int, int, frozenset[str] | None], _Screen] = {}

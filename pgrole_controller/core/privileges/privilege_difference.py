@@ -94,14 +94,12 @@ class DifferenceLedger:
         current: bool,
         report_only: bool,
         new_objects: frozenset[ObjectId] | None,
-        granted_before: Collection[tuple[ObjectId, str]],
         applied: AppliedDeclaration = AppliedDeclaration(),  # noqa: B008 -- frozen
         ignored: bool = False,
     ) -> None:
         self._current = current
         self._left = report_only
         self._new_objects = new_objects
-        self._granted_before = granted_before
         self._applied = applied
         self._ignored = ignored
         self.drift: list[PrivilegeDifference] = []
@@ -126,20 +124,14 @@ class DifferenceLedger:
         is_awaited = waiting and self._applied.awaits(*_marks_of(difference, literal=literal))
         if self._ignored and not is_awaited:
             return False
-        if is_awaited:
-            drifted = False
-        elif self._new_objects is None:
-            drifted = (where[0], difference.privilege) in self._granted_before
-        else:
-            drifted = self._new_objects.isdisjoint(where)
-        if drifted:
-            self._add_drift(difference)
-        elif self._left and self._new_objects is None and not is_awaited:
+        if not is_awaited and self._new_objects is None and self._left:
             self.reported.append(difference)
-        else:
-            self.extended.append(difference)
-            return True
-        return not self._left
+            return False
+        if not is_awaited and self._new_objects is not None and self._new_objects.isdisjoint(where):
+            self._add_drift(difference)
+            return not self._left
+        self.extended.append(difference)
+        return True
 
     def note_left(self, difference: PrivilegeDifference) -> None:
         """Notes a privilege that is held, and that no PgRole can declare: the controller does not revoke it."""
