@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import anyio
-import anyio.lowlevel
 
 from pgrole_controller import metrics
 from pgrole_controller.core.backoff import Backoff, Streak
+from pgrole_controller.event_loop import Turns
 from pgrole_controller.kube.client import LIMIT, Client, LineTooLong, read_status
 from pgrole_controller.kube.errors import AnswerTooLong, ApiError, BadStream, Unreachable
 from pgrole_controller.kube.listing import PAGE
@@ -36,8 +36,6 @@ log = logging.getLogger(__name__)
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
-#: After packing or storing objects for so long, in seconds, other tasks have a turn.
-TURN_SECONDS = 0.01
 
 _PASSING = (408, 410, 429)  # answers below 500 where the request is not at fault
 
@@ -97,18 +95,6 @@ async def reflect(
     run = _Reflection(client, resource, store, namespace, name, metadata_only, prepare, timing, clock, draw)
     while True:
         await run.round()
-
-
-class _Turn:
-    """Long work in turns of TURN_SECONDS: other tasks run in between."""
-
-    def __init__(self) -> None:
-        self._ends = time.monotonic() + TURN_SECONDS
-
-    async def end_if_long(self) -> None:
-        if time.monotonic() >= self._ends:
-            await anyio.lowlevel.checkpoint()
-            self._ends = time.monotonic() + TURN_SECONDS
 
 
 class _Reflection:
@@ -215,11 +201,11 @@ class _Reflection:
         """Returns the number of changes. If cancelled, it stores and announces the rest at once."""
         steps = self._store.replacing(listed)
         count = 0
-        turn = _Turn()
+        turns = Turns()
         try:
             for change in steps:
                 count += change is not None
-                await turn.end_if_long()
+                await turns.share()
         finally:
             count += sum(change is not None for change in steps)
         return count
@@ -268,10 +254,10 @@ class _Reflection:
         """Reuses stored items whose version is unchanged: copies would double the memory."""
         api_version, kind = str(page.get("apiVersion", "")), str(page.get("kind", "")).removesuffix("List")
         items = []
-        turn = _Turn()
+        turns = Turns()
         try:
             for item in page.get("items") or ():
-                await turn.end_if_long()
+                await turns.share()
                 listed = self._pack(item, api_version, kind)
                 old = self._store.get(listed.key)
                 items.append(old if old is not None and old.is_same(listed) else self._store.share(listed))

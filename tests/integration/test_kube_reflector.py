@@ -12,8 +12,9 @@ import anyio.lowlevel
 import pytest
 from aiohttp import web
 
+from pgrole_controller import event_loop
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube import listing, reflector
+from pgrole_controller.kube import listing
 from pgrole_controller.kube.client import ApiError, Client, Unreachable
 from pgrole_controller.kube.errors import AnswerTooLong
 from pgrole_controller.kube.listing import list_objects
@@ -776,7 +777,7 @@ class CountedStore(Store):
 async def test_other_tasks_have_a_turn_while_the_objects_of_a_list_are_packed_and_stored(
     fake: FakeApiServer, faked: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reflector, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(event_loop, "TURN_SECONDS", 0.0)
     for number in range(8):
         fake.put("shop", f"w{number}")
     store = CountedStore()
@@ -792,7 +793,7 @@ async def test_other_tasks_have_a_turn_while_the_objects_of_a_list_are_packed_an
 async def test_a_list_that_is_cancelled_while_it_is_stored_announces_all_that_it_stores(
     fake: FakeApiServer, faked: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reflector, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(event_loop, "TURN_SECONDS", 0.0)
     for number in range(8):
         fake.put("shop", f"w{number}")
     store = CountedStore()

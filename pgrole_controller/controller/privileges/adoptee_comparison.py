@@ -19,6 +19,7 @@ from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
+from pgrole_controller.event_loop import run_aside
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import EVERYTHING, Look, Scope
 
@@ -68,7 +69,9 @@ async def _compare(
         await interruptions.give_way()
         comparisons = observed.size * PrivilegeTerms.of(one, session.database).weight
         results.append(
-            await large_rounds.run_aside(comparisons, answer_for, one, observed, partial(contain, key=one.key))
+            await run_aside(
+                comparisons, large_rounds.MANY_COMPARISONS, answer_for, one, observed, partial(contain, key=one.key)
+            )
         )
         if anyio.current_time() - began > _LONGEST:
             break

@@ -4,16 +4,11 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
-import anyio
-import anyio.lowlevel
-
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.request import Key
+from pgrole_controller.event_loop import Turns
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.stored_state import StoredState
-
-#: Seconds after which other tasks of the loop get a turn between two steps.
-LONGEST_TURN = 0.01
 
 _T = TypeVar("_T")
 
@@ -38,18 +33,6 @@ class Interruptions(Protocol):
     def drift_count(self, key: Key) -> int:
         """Returns the role's number of drifts after its last interruption; 0: there was none."""
         ...
-
-
-class Turns:
-    """Lets other tasks run between the many short steps of one task, but not after each: there may be very many."""
-
-    def __init__(self) -> None:
-        self._began = anyio.current_time()
-
-    async def share(self) -> None:
-        if anyio.current_time() - self._began >= LONGEST_TURN:
-            await anyio.lowlevel.checkpoint()
-            self._began = anyio.current_time()
 
 
 class Uninterrupted:

@@ -3,10 +3,7 @@
 60 roles in a database of 50,000 tables are 3 million comparisons, and at the first declaration as many changes.
 """
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
-
-import anyio.to_thread
+from collections.abc import Iterable
 
 from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress
 from pgrole_controller.core.privileges.acl import AclChange, ObjectId
@@ -17,19 +14,6 @@ from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 MOST_CHANGES = 300_000
 #: Number of comparisons of a role with an object from which on a thread makes them: each takes up to 10 µs.
 MANY_COMPARISONS = 2_000
-
-_T = TypeVar("_T")
-
-
-def is_small(comparisons: int) -> bool:
-    return comparisons < MANY_COMPARISONS
-
-
-async def run_aside(comparisons: int, call: Callable[..., _T], *arguments: object) -> _T:
-    """Runs `call`, in a thread if it compares much, because the event loop serves every server."""
-    if is_small(comparisons):
-        return call(*arguments)
-    return await anyio.to_thread.run_sync(call, *arguments)
 
 
 def group_changes(some: Iterable[PrivilegeProgress], observed: ObservedDatabase) -> list[AclRepair]:

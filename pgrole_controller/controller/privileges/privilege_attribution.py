@@ -15,6 +15,7 @@ from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
 from pgrole_controller.core.privileges.privilege_result import Culprit
 from pgrole_controller.core.privileges.recorded_statement import ChangedPrivilege
+from pgrole_controller.event_loop import run_aside
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 
 _LONGEST_STATEMENT = 1000
@@ -33,12 +34,12 @@ async def find_culprits(
 ) -> list[list[CulpritDifferences]]:
     """By culprit, the given differences of each role; the latest culprit last. Raises PgRoleError."""
     number = sum(len(differences) for _, differences in some)
-    rows = await large_rounds.run_aside(number, _find_rows, some, observed)
+    rows = await run_aside(number, large_rounds.MANY_COMPARISONS, _find_rows, some, observed)
     # Entries of several grantors for one privilege have the same.
     distinct = dict.fromkeys(row for by_one in rows for row in by_one.values() if row is not None)
     culprits = await session.read_culprits(list(distinct))
     return [
-        await large_rounds.run_aside(len(differences), group_by_culprit, differences, found, culprits)
+        await run_aside(len(differences), large_rounds.MANY_COMPARISONS, group_by_culprit, differences, found, culprits)
         for (_, differences), found in zip(some, rows, strict=True)
     ]
 

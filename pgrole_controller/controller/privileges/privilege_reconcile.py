@@ -50,6 +50,7 @@ from pgrole_controller.core.privileges.privilege_difference import PrivilegeDiff
 from pgrole_controller.core.privileges.privilege_news import announce_drift, announce_extension, describe_drift
 from pgrole_controller.core.privileges.privilege_result import Culprit, PrivilegeDrift, PrivilegeResult
 from pgrole_controller.core.request import Key
+from pgrole_controller.event_loop import run_aside
 from pgrole_controller.postgres.drift_history import MOST_RECORDED, build_record_statement
 from pgrole_controller.postgres.fence import is_another_leading
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
@@ -232,7 +233,7 @@ class PrivilegeReconcile:
     async def _decide_beside(
         self, one: PrivilegeProgress, observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
     ) -> None:
-        if large_rounds.is_small(self._screening.count_comparisons(one.grantee, observed)):
+        if self._screening.count_comparisons(one.grantee, observed) < large_rounds.MANY_COMPARISONS:
             self._decide_one(one, observed, new_objects)
         else:
             decide = partial(to_thread.run_sync, self._decide_one, one, observed, new_objects)
@@ -310,7 +311,9 @@ class PrivilegeReconcile:
         return None
 
     async def _apply(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
-        repairs = await large_rounds.run_aside(observed.size, large_rounds.group_changes, some, observed)
+        repairs = await run_aside(
+            observed.size, large_rounds.MANY_COMPARISONS, large_rounds.group_changes, some, observed
+        )
         defaults = [change for one in some for change in one.default_changes]
         session = self._session
         for one in some:

@@ -10,6 +10,7 @@ from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.object_patterns import compile_privileges
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.request import Key
+from pgrole_controller.event_loop import run_aside
 from pgrole_controller.postgres.privileges.ddl_events import SCHEMA
 
 
@@ -36,7 +37,7 @@ class RoundScreening:
         if observed.complete or observed.defaults is not None:
             return grantees
         comparisons = observed.size + len(observed.acls) * self._memory.weigh(self._database)
-        keys = await large_rounds.run_aside(comparisons, self._find_differing, grantees, observed)
+        keys = await run_aside(comparisons, large_rounds.MANY_COMPARISONS, self._find_differing, grantees, observed)
         return [one for one in grantees if one.key in keys or self._memory.is_contested(one.key)]
 
     async def find_awaited(self, grantees: Sequence[Grantee], observed: ObservedDatabase) -> set[Key]:
@@ -44,7 +45,7 @@ class RoundScreening:
         if not grantees:
             return set()
         comparisons = len(observed.acls) * self._memory.weigh(self._database)
-        return await large_rounds.run_aside(comparisons, self._find_named, grantees, observed)
+        return await run_aside(comparisons, large_rounds.MANY_COMPARISONS, self._find_named, grantees, observed)
 
     def count_comparisons(self, grantee: Grantee, observed: ObservedDatabase) -> int:
         """Returns the number of comparisons of usual length that take as long as those with this role."""

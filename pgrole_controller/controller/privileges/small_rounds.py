@@ -11,13 +11,13 @@ from typing import TypeVar
 
 import anyio
 
-from pgrole_controller.controller.privileges.interruptions import Turns
 from pgrole_controller.controller.privileges.privilege_memory import FurtherReads
 from pgrole_controller.controller.privileges.privilege_reconcile import PrivilegeReconcile, RoundContext
 from pgrole_controller.core.privileges.acl import ObjectId
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
+from pgrole_controller.event_loop import Turns
 from pgrole_controller.postgres.connection import first_error
 from pgrole_controller.postgres.privileges.ddl_events import Look, Scope
 from pgrole_controller.signals import Signal

@@ -6,14 +6,11 @@ bytes, and decoded here without errors; control characters become spaces.
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
-from typing import ParamSpec, TypeVar
 
 import anyio
-import anyio.to_thread
 
 from pgrole_controller import resources
 from pgrole_controller.core.errors import PgRoleError
@@ -27,6 +24,7 @@ from pgrole_controller.core.privileges.attribution import (
     group_by_row,
 )
 from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
+from pgrole_controller.event_loop import run_aside
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import Row, fetch
 
@@ -43,10 +41,7 @@ ATTRIBUTION_SECONDS = 2.0
 UNANSWERED_SECONDS = 60.0
 
 #: Number of rows from which on a thread compares them with events: each takes up to 50 µs.
-_MANY_ROWS = 500
-
-P = ParamSpec("P")
-T = TypeVar("T")
+MANY_ROWS = 500
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +65,7 @@ async def read_culprits_of(connection: Connection, rows: Sequence[ChangedRow]) -
     events = await read_events(connection, wanted) if wanted else {}
     known = [changed for changed in dict.fromkeys(rows) if changed.xmin in events]
     cut = {xmin for xmin, some in events.items() if len(some) >= MOST_EVENTS}
-    found = await run_aside(len(known), find_all, known, events, cut)
+    found = await run_aside(len(known), MANY_ROWS, find_all, known, events, cut)
     proven = {changed for changed, one in found.items() if one.culprit.proof is Evidence.TRANSACTION}
     unproven = [
         changed
@@ -84,7 +79,7 @@ async def read_culprits_of(connection: Connection, rows: Sequence[ChangedRow]) -
         tags = COMMANDS if comparing else {tag for changed in unproven for tag in changed.tags}
         last = LastEvents(await _read_last_events(connection, sorted(tags)))
         asked = {changed: found.get(changed, FoundCulprit()) for changed in (*unproven, *not_shown)}
-        culprits |= await run_aside(len(asked), _find_better, last, asked)
+        culprits |= await run_aside(len(asked), MANY_ROWS, _find_better, last, asked)
     return culprits
 
 
@@ -98,13 +93,6 @@ def find_all(
 ) -> dict[ChangedRow, FoundCulprit]:
     """`events`: by xmin of each row. `cut`: xmins that have more events."""
     return {one: find_culprit_of(one, events[one.xmin], cut=one.xmin in cut) for one in rows}
-
-
-async def run_aside(rows: int, call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Runs `call`, in a thread if there are many rows, because the event loop serves every server."""
-    if rows < _MANY_ROWS:
-        return call(*arguments, **options)
-    return await anyio.to_thread.run_sync(partial(call, *arguments, **options))
 
 
 @dataclass(slots=True)

@@ -16,10 +16,11 @@ from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.privileges.acl import ObjectId
 from pgrole_controller.core.privileges.attribution import ChangedRow, LastEvents
 from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
+from pgrole_controller.event_loop import run_aside
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
+from pgrole_controller.postgres.privileges.acl_attribution import MANY_ROWS, MOST_LAST, find_all, read_event
 from pgrole_controller.postgres.privileges.acl_attribution import MOST_EVENTS as MOST_EXPLAINING
-from pgrole_controller.postgres.privileges.acl_attribution import MOST_LAST, find_all, read_event, run_aside
 from pgrole_controller.postgres.privileges.own_transactions import OwnSession
 from pgrole_controller.postgres.rows import Row, Unreadable, fetch, fetch_row, first
 from pgrole_controller.postgres.trusted_schema import trusting
@@ -254,7 +255,9 @@ class EventReader:
         Rows that a subtransaction wrote are left out: events of older transactions may explain them, too. So are those
         that an earlier event explains better. Raises PgRoleError.
         """
-        return {} if len(self._rows) >= MOST_EVENTS else await run_aside(len(rows), self._find_culprits, rows)
+        if len(self._rows) >= MOST_EVENTS:
+            return {}
+        return await run_aside(len(rows), MANY_ROWS, self._find_culprits, rows)
 
     def _find_culprits(self, rows: Collection[ChangedRow]) -> dict[ChangedRow, Culprit]:
         wanted = {changed.xmin for changed in rows}
