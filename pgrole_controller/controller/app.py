@@ -301,7 +301,7 @@ class _RunningController:
         secrets, source = self._secrets, self._secret_source
         tasks.start_soon(self._reflect, SECRETS, secrets, source.changed, self._config.namespace, True)
         tasks.start_soon(source.announce_all)
-        tasks.start_soon(source.announce_popular)
+        tasks.start_soon(source.keys.run)
         observed, changed = self._observed, self._servers.changed
         tasks.start_soon(self._reflect, PGSERVERS, observed.pgservers, changed, None, False, _load_models)
         own = self._config.controller_config.namespace
@@ -309,7 +309,7 @@ class _RunningController:
         tasks.start_soon(self._reflect, CONFIGMAPS, observed.config_maps, changed, own, True)
         if self._config.namespace is None:
             tasks.start_soon(self._reflect, NAMESPACES, self._namespaces, self._namespace_source.changed, None, False)
-        tasks.start_soon(self._namespace_source.announce_many)
+        tasks.start_soon(self._namespace_source.keys.run)
         tasks.start_soon(
             self._objects.namespaces.run,
             self._namespace_source.known,

@@ -1,13 +1,12 @@
 """An index of the PgRoles as last seen: by server, role, group and Secret; and what each of them declares."""
 
 import heapq
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.lowlevel
 
 from pgrole_controller.api.reading import Invalid, read_pgrole
 from pgrole_controller.controller.errors import contain
@@ -33,9 +32,6 @@ if TYPE_CHECKING:  # imported with the first object: `api.reading`
 #: How many objects that name the same role are read with one of them: the oldest, and all whose status proves that they
 #: had it. Anyone may create thousands; among the rest, the first to claim the role has it.
 RIVALS = 8
-
-#: How many objects are parsed in one turn of the event loop where all are.
-PARSED_AT_ONCE = 100
 
 #: How many Secrets that an object no longer names are read and deleted at once. Whoever may write Secrets can give it
 #: any number.
@@ -84,6 +80,10 @@ def _secrets_of(obj: dict[str, Any]) -> tuple[str | None, str | None]:
     source = mapping(mapping(spec.get("password")).get("secretRef")).get("name")
     connection = mapping(spec.get("connectionSecret")).get("name")
     return (str(source) if source else None), (str(connection) if connection else None)
+
+
+def names_secret(obj: dict[str, Any]) -> bool:
+    return any(_secrets_of(obj))
 
 
 def _secret_entry(key: Key) -> str:
@@ -258,15 +258,6 @@ class Objects:
     def naming(self, secret: Key) -> set[Key]:
         """The objects that read their password from this Secret, or write it as their connection Secret."""
         return self.store.by_index(_secret_entry(secret))
-
-    async def naming_secrets(self) -> AsyncIterator[Key]:
-        """The objects that name any Secret. Others have a turn meanwhile: thousands take 0.1 s to parse."""
-        for number, key in enumerate(list(self.store.keys()), 1):
-            stored = self.store.get(key)
-            if stored is not None and any(_secrets_of(stored.object())):
-                yield key
-            if number % PARSED_AT_ONCE == 0:
-                await anyio.lowlevel.checkpoint()
 
     def namespaces_in_use(self) -> set[str]:
         return {key.namespace for key, _ in self.store.items()}

@@ -3,14 +3,14 @@
 A write causes no request for the object that it was made for, whose reconcile is in progress, but for all others.
 """
 
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Callable, Collection, Container
 from itertools import islice
 from typing import Any
 
 import anyio.lowlevel
 
 from pgrole_controller.controller.background import Background
-from pgrole_controller.controller.objects import PARSED_AT_ONCE, Objects, declared_version, server_of
+from pgrole_controller.controller.objects import Objects, declared_version, names_secret, server_of
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
@@ -19,6 +19,9 @@ from pgrole_controller.signals import Signal
 
 #: Name of the queue for objects whose PgServer does not exist.
 NO_SERVER = ""
+
+#: How many objects are parsed in one turn of the event loop where many are.
+PARSED_AT_ONCE = 100
 
 
 class PgRoleSource:
@@ -67,26 +70,31 @@ class PgRoleSource:
             self.enqueue(server, Request(key, RequestReason.OTHER_OBJECT, Rank.DEPENDENCY))
 
 
-class ManyKeys:
-    """Keys of objects to enqueue, each once, the first one first: PARSED_AT_ONCE in one turn of the event loop."""
+class KeysInTurns:
+    """Enqueues the keys of objects: few at once, many in turns of the event loop, the first one first."""
 
-    def __init__(self) -> None:
-        self._keys: dict[Key, None] = {}
+    def __init__(self, enqueue: Callable[[Key], None]) -> None:
+        self._enqueue = enqueue
+        self._waiting: dict[Key, None] = {}
         self._added = Signal()
 
-    def add(self, keys: Iterable[Key]) -> None:
-        self._keys |= dict.fromkeys(keys)
-        self._added.set()
+    def add(self, keys: Collection[Key]) -> None:
+        if len(keys) > PARSED_AT_ONCE:
+            self._waiting |= dict.fromkeys(keys)
+            self._added.set()
+            return
+        for key in keys:
+            self._enqueue(key)
 
-    async def enqueue_each(self, enqueue: Callable[[Key], None]) -> None:
+    async def run(self) -> None:
         """Runs until cancelled."""
         while True:
             await self._added.wait()
             self._added.clear()
-            while self._keys:
-                for key in list(islice(self._keys, PARSED_AT_ONCE)):
-                    del self._keys[key]
-                    enqueue(key)
+            while self._waiting:
+                for key in list(islice(self._waiting, PARSED_AT_ONCE)):
+                    del self._waiting[key]
+                    self._enqueue(key)
                 await anyio.lowlevel.checkpoint()
 
 
@@ -98,36 +106,25 @@ class SecretSource:
     def __init__(self, pgroles: PgRoleSource, secrets: Store) -> None:
         self._pgroles = pgroles
         self._secrets = secrets
-        self._many = ManyKeys()
+        self.keys = KeysInTurns(self._enqueue)
 
     def changed(self, change: Change) -> None:
         if not self._secrets.synced.is_set():
             return  # the first list: all at once when it is complete
-        naming = self._pgroles.objects.naming(change.key)
-        if len(naming) > PARSED_AT_ONCE:
-            self._many.add(naming)
-            return
-        for key in naming:
-            if key != change.by:
-                self._enqueue(key)
-
-    async def announce_popular(self) -> None:
-        """Enqueues the objects that name a changed Secret which many name, whoever changed it."""
-        await self._many.enqueue_each(self._enqueue)
+        self.keys.add(self._pgroles.objects.naming(change.key) - {change.by})
 
     async def announce_all(self) -> None:
         """Enqueues when Secrets are listed, and each time that the API server permits it again."""
         await self._secrets.synced.wait()
         while True:
-            async for key in self._pgroles.objects.naming_secrets():
-                self._enqueue(key)
+            self.keys.add(self._pgroles.objects.store.keys())
             await self._secrets.allowed.wait()
             self._secrets.allowed.clear()
 
     def _enqueue(self, key: Key) -> None:
-        server = self._pgroles.objects.server_name(key)
-        if server is not None:
-            self._pgroles.enqueue(server, Request(key, RequestReason.SECRET, Rank.CHANGE))
+        stored = self._pgroles.objects.store.get(key)
+        if stored is not None and names_secret(obj := stored.object()):
+            self._pgroles.enqueue(server_of(obj), Request(key, RequestReason.SECRET, Rank.CHANGE))
 
 
 class NamespaceSource:
@@ -138,7 +135,7 @@ class NamespaceSource:
     def __init__(self, pgroles: PgRoleSource, objects: Objects) -> None:
         self._pgroles = pgroles
         self._objects = objects
-        self._many = ManyKeys()
+        self.keys = KeysInTurns(self._enqueue)
 
     def changed(self, change: Change) -> None:
         """Handles a change from the watch."""
@@ -149,15 +146,7 @@ class NamespaceSource:
 
     def known(self, waited: Collection[Key]) -> None:
         """Handles that the namespace of these objects is now known."""
-        if len(waited) > PARSED_AT_ONCE:
-            self._many.add(waited)
-            return
-        for key in waited:
-            self._enqueue(key)
-
-    async def announce_many(self) -> None:
-        """Enqueues the objects of namespaces with many."""
-        await self._many.enqueue_each(self._enqueue)
+        self.keys.add(waited)
 
     def _enqueue(self, key: Key) -> None:
         server = self._objects.server_name(key)

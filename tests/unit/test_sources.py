@@ -98,20 +98,21 @@ async def test_others_have_a_turn_while_thousands_of_objects_are_asked_for_their
     """Once Secrets were listed, 10,000 objects kept the event loop for 0.15 s."""
     for number in range(1_000):
         world.put(f"r{number}", number + 1, spec=READS_SECRET if number % 2 else {})
-    turns = 0
-
-    async def take_turns() -> None:
-        nonlocal turns
-        while True:
+    while items := await world.requested():
+        for key in items:
+            world.queue.done(key, Done())
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(world.secret_source.keys.run)
+        tasks.start_soon(world.secret_source.announce_all)
+        turns = 0
+        while world.queue.backlog("default").depth < 500:
             await anyio.lowlevel.checkpoint()
             turns += 1
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(take_turns)
-        found = [(key, turns) async for key in world.objects.naming_secrets()]
+        await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
-    assert len(found) == 500
-    assert len({turn for _, turn in found}) >= 5
+    assert turns >= 5
+    assert world.queue.backlog("default").depth == 500
+    assert set((await world.requested()).values()) == {(RequestReason.SECRET, Rank.CHANGE)}
 
 
 async def test_a_secret_that_thousands_of_objects_name_is_announced_in_parts(world: SourcesWorld) -> None:
@@ -125,7 +126,7 @@ async def test_a_secret_that_thousands_of_objects_name_is_announced_in_parts(wor
         for version in range(100):
             world.secrets.put(secret(version + 1))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(world.secret_source.announce_popular)
+        tasks.start_soon(world.secret_source.keys.run)
         turns = 0
         while world.queue.backlog("default").depth < 5_000:
             await anyio.lowlevel.checkpoint()
@@ -148,7 +149,7 @@ async def test_new_labels_of_a_namespace_with_thousands_of_objects_are_announced
             labels = {"team": str(version)}
             world.namespaces.put(pack({"metadata": about | {"resourceVersion": str(version), "labels": labels}}))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(world.namespace_source.announce_many)
+        tasks.start_soon(world.namespace_source.keys.run)
         turns = 0
         while world.queue.backlog("default").depth < 5_000:
             await anyio.lowlevel.checkpoint()
