@@ -16,10 +16,11 @@ from pgrole_controller.core.privileges.grantee import SchemaAccess, Takeover
 from pgrole_controller.core.privileges.privilege_result import News
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.privileges import acl_apply, look_reading, reading_connection
+from pgrole_controller.postgres.privileges import acl_apply, reading_connection
 from pgrole_controller.postgres.privileges.acl_transaction import AclTransactions
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import Look, Scope, UnexplainedWrites
+from pgrole_controller.postgres.privileges.look_reading import LookReader
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
 from tests.integration.database_world import (
     DEADLINE,
@@ -47,12 +48,12 @@ class HeldReads:
         self._passing = 0
         self._held, self._open = anyio.Event(), anyio.Event()
         self._open.set()
-        read = look_reading._read_everything
+        read = LookReader._read_everything
 
-        async def read_and_wait(connection: Connection, *arguments: Any, **options: Any) -> Any:
+        async def read_and_wait(reader: LookReader, connection: Connection, *arguments: Any) -> Any:
             self.waits.set()
             await self.starting.wait()
-            answer = await read(connection, *arguments, **options)
+            answer = await read(reader, connection, *arguments)
             self.connections.add(connection)
             if self._passing:
                 self._passing -= 1
@@ -61,7 +62,7 @@ class HeldReads:
             await self._open.wait()
             return answer
 
-        monkeypatch.setattr(look_reading, "_read_everything", read_and_wait)
+        monkeypatch.setattr(LookReader, "_read_everything", read_and_wait)
         monkeypatch.setattr(reading_connection, "LARGE_CATALOGS", 0)
         monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
 

@@ -46,7 +46,7 @@ from pgrole_controller.postgres.privileges.ddl_events import (
     prune_events,
 )
 from pgrole_controller.postgres.privileges.ddl_notifications import listen
-from pgrole_controller.postgres.privileges.look_reading import read_look
+from pgrole_controller.postgres.privileges.look_reading import LookReader
 from pgrole_controller.postgres.privileges.own_transactions import forget_own_transactions, read_own_session
 from pgrole_controller.postgres.privileges.poll_pace import POLLING_SHARE, PollPace
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
@@ -187,18 +187,8 @@ class DatabaseSession:
 
         Reads by name and by oid need no common snapshot: each repair verifies the objects that it changes.
         """
-        connection = connection or self.connection
-        return await read_look(
-            connection,
-            self.oid,
-            grantees,
-            reach,
-            look,
-            with_columns,
-            home=self.home,
-            stores=self.stores,
-            guarded=self.guarded,
-        )
+        reader = LookReader(self.oid, self.home, self.stores, self.guarded)
+        return await reader.read(connection or self.connection, grantees, reach, look, with_columns)
 
     async def read_left_out(self, stored: StoredState, roles: Collection[int]) -> StoredState:
         """As `stored_state.read_left_out`. Raises PgRoleError."""

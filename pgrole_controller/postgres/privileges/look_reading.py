@@ -5,7 +5,7 @@ event, in one round trip, and are kept.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pgrole_controller.core.privileges.acl import ObjectId
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
@@ -28,80 +28,75 @@ from pgrole_controller.postgres.trusted_schema import trusting
 from pgrole_controller.postgres.unnamed_statements import forgetting
 
 
-async def read_look(
-    connection: Connection,
-    database: int,
-    grantees: Sequence[int],
-    reach: PrivilegeReach,
-    look: Look,
-    with_columns: Collection[int],
-    *,
-    home: str,
-    stores: bool,
-    guarded: bool,
-) -> tuple[ObservedDatabase, StoredState]:
-    """As `DatabaseSession.read`. `database`: its oid. `home`: the name of the home database. `stores`: schema pgrole
-    exists. `guarded`: as in `trusting`. Raises PgRoleError.
+@dataclass(frozen=True, slots=True)
+class LookReader:
+    """Reads one database. `oid`: its own. `home`: the name of the home database. `stores`: schema pgrole exists.
+    `guarded`: as in `trusting`.
     """
-    if look.scope is not Scope.FULL:
-        try:
-            return await _read_some(
-                connection, database, grantees, reach, look, with_columns, home=home, stores=stores, guarded=guarded
-            )
-        except TooManyObjects:
-            pass
-    with forgetting():
-        observed, stored = await _read_everything(
-            connection, grantees, reach, home=home, stores=stores, guarded=guarded
+
+    oid: int
+    home: str
+    stores: bool
+    guarded: bool
+
+    async def read(
+        self,
+        connection: Connection,
+        grantees: Sequence[int],
+        reach: PrivilegeReach,
+        look: Look,
+        with_columns: Collection[int],
+    ) -> tuple[ObservedDatabase, StoredState]:
+        """As `DatabaseSession.read`. Raises PgRoleError."""
+        if look.scope is not Scope.FULL:
+            try:
+                return await self._read_some(connection, grantees, reach, look, with_columns)
+            except TooManyObjects:
+                pass
+        with forgetting():
+            observed, stored = await self._read_everything(connection, grantees, reach)
+        return replace(observed, complete=look.scope is Scope.FULL), stored
+
+    async def _read_some(
+        self,
+        connection: Connection,
+        grantees: Sequence[int],
+        reach: PrivilegeReach,
+        look: Look,
+        with_columns: Collection[int],
+    ) -> tuple[ObservedDatabase, StoredState]:
+        """As `read`, less than everything. Raises TooManyObjects, or another PgRoleError."""
+        question = ask_state(grantees, self.home, stores=self.stores)
+        question = question.and_one(ask_facts(connection, reach.creators, search_paths=reach.creates_in_schemas))
+        async with trusting(connection, guarded=self.guarded):
+            if look.scope is Scope.RECENT:
+                database_itself = ObjectId("pg_database", self.oid) in look.objects
+                acls, row = await read_recent_acls(
+                    question, connection, grantees, look.xid, reach.touches, with_columns, database=database_itself
+                )
+            else:
+                oids = [identity.oid for identity in look.objects]
+                acls, row = await read_named_acls_and(
+                    question, connection, grantees, oids, look.names, look.xid, columns=look.columns
+                )
+        facts, roles = facts_of(row)
+        tables = [
+            one.object.id.oid for one in acls if one.object.id.catalog == "pg_class" and reach.has_columns(one.object)
+        ]
+        observed = ObservedDatabase(
+            facts,
+            acls,
+            await read_defaults(connection, grantees) if look.defaults else None,
+            roles,
+            frozenset((await read_schemas(connection)).values()) if look.defaults else frozenset(),
+            complete=False,
+            columns=await read_columns(connection, tables) if tables else {},
         )
-    return replace(observed, complete=look.scope is Scope.FULL), stored
+        return observed, StoredState.of(row, stores=self.stores)
 
-
-async def _read_some(
-    connection: Connection,
-    database: int,
-    grantees: Sequence[int],
-    reach: PrivilegeReach,
-    look: Look,
-    with_columns: Collection[int],
-    *,
-    home: str,
-    stores: bool,
-    guarded: bool,
-) -> tuple[ObservedDatabase, StoredState]:
-    """As `read_look`, less than everything. Raises TooManyObjects, or another PgRoleError."""
-    question = ask_state(grantees, home, stores=stores)
-    question = question.and_one(ask_facts(connection, reach.creators, search_paths=reach.creates_in_schemas))
-    async with trusting(connection, guarded=guarded):
-        if look.scope is Scope.RECENT:
-            database_itself = ObjectId("pg_database", database) in look.objects
-            acls, row = await read_recent_acls(
-                question, connection, grantees, look.xid, reach.touches, with_columns, database=database_itself
-            )
-        else:
-            oids = [identity.oid for identity in look.objects]
-            acls, row = await read_named_acls_and(
-                question, connection, grantees, oids, look.names, look.xid, columns=look.columns
-            )
-    facts, roles = facts_of(row)
-    tables = [
-        one.object.id.oid for one in acls if one.object.id.catalog == "pg_class" and reach.has_columns(one.object)
-    ]
-    observed = ObservedDatabase(
-        facts,
-        acls,
-        await read_defaults(connection, grantees) if look.defaults else None,
-        roles,
-        frozenset((await read_schemas(connection)).values()) if look.defaults else frozenset(),
-        complete=False,
-        columns=await read_columns(connection, tables) if tables else {},
-    )
-    return observed, StoredState.of(row, stores=stores)
-
-
-async def _read_everything(
-    connection: Connection, grantees: Sequence[int], reach: PrivilegeReach, *, home: str, stores: bool, guarded: bool
-) -> tuple[ObservedDatabase, StoredState]:
-    _, observed = await read_database(connection, grantees, reach.creators, reach.touches, reach.has_columns)
-    async with trusting(connection, guarded=guarded):
-        return observed, await read_state(connection, grantees, home, stores=stores)
+    async def _read_everything(
+        self, connection: Connection, grantees: Sequence[int], reach: PrivilegeReach
+    ) -> tuple[ObservedDatabase, StoredState]:
+        _, observed = await read_database(connection, grantees, reach.creators, reach.touches, reach.has_columns)
+        async with trusting(connection, guarded=self.guarded):
+            return observed, await read_state(connection, grantees, self.home, stores=self.stores)
