@@ -85,7 +85,7 @@ def _in_database(declared: "DatabasePrivilegesSpec") -> DatabasePrivileges:
         database=declared.database,
         on_database=frozenset(declared.on_database),
         schemas=tuple(sorted(map(_in_schema, declared.schemas), key=lambda one: one.schema)),
-        objects=tuple(sorted(set(map(_on_objects, declared.objects)), key=_order)),
+        objects=tuple(sorted(set(map(_on_objects, declared.objects)), key=lambda one: one.rank)),
         created_by=_sorted(declared.created_by),
         unmanaged=_sorted(declared.unmanaged),
     )
@@ -103,10 +103,6 @@ def _on_objects(declared: "ObjectPrivilegesSpec") -> ObjectPrivileges:
         frozenset(declared.privileges),
         _sorted(declared.columns or ()),
     )
-
-
-def _order(one: ObjectPrivileges) -> tuple[object, ...]:
-    return one.schema, one.kind, one.names, one.columns, sorted(one.privileges)
 
 
 def _sorted(names: Iterable[str]) -> tuple[str, ...]:

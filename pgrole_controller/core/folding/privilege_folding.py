@@ -20,17 +20,17 @@ from pgrole_controller.core.folding.schema_folding import (
     without_access,
 )
 from pgrole_controller.core.folding.schema_sharing import share_schemas
-from pgrole_controller.core.privileges.acl import AclEntry, DatabaseObject, DefaultAcl, ObjectKind, ObservedAcl
+from pgrole_controller.core.privileges.acl import AclEntry, DefaultAcl, ObjectKind, ObservedAcl
+from pgrole_controller.core.privileges.acl_comparison import is_left_alone
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.privileges.default_acl_decision import DEFAULT_KINDS
 from pgrole_controller.core.privileges.grantee import (
     Access,
     DatabasePrivileges,
     Grantee,
-    ObjectPrivileges,
     PrivilegePolicy,
 )
-from pgrole_controller.core.privileges.object_patterns import ACCESS, TEMPORARY_SCHEMAS
+from pgrole_controller.core.privileges.object_patterns import TEMPORARY_SCHEMAS, given_by
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.request import Key
 
@@ -44,8 +44,6 @@ _EVERYWHERE = ("*",)
 
 #: Maximum number of names in one note.
 _NAMED = 5
-
-_SCHEMA_KINDS = frozenset({ObjectKind.DATABASE, ObjectKind.SCHEMA})
 
 #: Kinds on which nothing can be declared.
 _UNDECLARABLE = frozenset(
@@ -154,12 +152,8 @@ class PrivilegeFolder:
             if obj.kind is ObjectKind.ROUTINE:
                 contents.overloads[obj.name] += 1
         for grantee in held:
-            if grantee != obj.owner and not self._is_left(obj):
+            if grantee != obj.owner and not is_left_alone(obj, self._facts):
                 self._places[grantee].add(obj.schema)
-
-    def _is_left(self, obj: DatabaseObject) -> bool:
-        """Tells whether the controller does not revoke undeclared privileges on it; must match acl_decision."""
-        return obj.extension and (obj.owner in self._facts.superusers or obj.owner in self._facts.own_roles)
 
     def _on_database(self, oid: int) -> HeldPrivileges:
         database = self._database
@@ -175,7 +169,7 @@ class PrivilegeFolder:
         literal: list[HeldGroup] = []
         for acls in contents.groups.values():
             first = acls[0].object
-            if first.owner == oid or self._is_left(first):
+            if first.owner == oid or is_left_alone(first, self._facts):
                 continue
             held = self._held[id(acls[0].entries)].get(oid, NOTHING_HELD)
             some = HeldGroup(first.kind, [acl.object for acl in acls], held)
@@ -228,7 +222,7 @@ class PrivilegeFolder:
             database=self._facts.database,
             on_database=draft.on_database,
             schemas=tuple(sorted(access, key=lambda one: one.schema)),
-            objects=tuple(sorted(set(objects), key=_order)),
+            objects=tuple(sorted(set(objects), key=lambda one: one.rank)),
             created_by=tuple(sorted(draft.creators)[:_MOST_CREATORS]),
             unmanaged=unmanaged,
         )
@@ -343,10 +337,7 @@ def _choose_creators(draft: _Draft, defaults: Mapping[tuple[str, str], Mapping[s
 def _expected(access: Iterable[Access]) -> dict[str, frozenset[str]]:
     """Returns the default privileges that createdBy means for an access, by type of object."""
     some = list(access)
-    found = {
-        object_type: frozenset[str]().union(*(ACCESS[one].get(kind, frozenset()) for one in some))
-        for object_type, kind in DEFAULT_KINDS.items()
-    }
+    found = {object_type: given_by(some, kind) for object_type, kind in DEFAULT_KINDS.items()}
     return {object_type: privileges for object_type, privileges in found.items() if privileges}
 
 
@@ -364,10 +355,6 @@ def _limit(draft: _Draft, existing: frozenset[str]) -> None:
 
 def _are_valid(names: Iterable[str]) -> bool:
     return all(not NOT_UTF8.search(name) and not set("*?") & set(name) for name in names)
-
-
-def _order(one: ObjectPrivileges) -> tuple[object, ...]:
-    return one.schema, one.kind, one.names, one.columns, sorted(one.privileges)
 
 
 def _note_unmanaged(unmanaged: Mapping[str, str]) -> list[str]:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pgrole_controller.core.errors import NOT_UTF8
 from pgrole_controller.core.policy import matches
 from pgrole_controller.core.privileges.acl import TABLE_KINDS, DatabaseObject, ObjectKind
+from pgrole_controller.core.privileges.default_acl_decision import DEFAULT_KINDS
 from pgrole_controller.core.privileges.grantee import Access, ObjectPrivileges, SchemaAccess
-from pgrole_controller.core.privileges.object_patterns import ACCESS, SYSTEM_SCHEMAS, is_pattern
+from pgrole_controller.core.privileges.object_patterns import SYSTEM_SCHEMAS, covers, given_by, is_pattern
 
 #: Limits of one item, as in api/privileges.py.
 MOST_EXCEPTIONS = 64
@@ -124,7 +125,7 @@ def without_access(folded: FoldedSchema) -> FoldedSchema:
         return folded
     objects = list(folded.objects)
     for kind in (ObjectKind.TABLE, ObjectKind.SEQUENCE, ObjectKind.ROUTINE):
-        given = _given(folded.access.access, kind)
+        given = given_by(folded.access.access, kind)
         if given:
             objects.append(ObjectPrivileges(kind, folded.access.schema, _EVERYTHING, given))
     return FoldedSchema(usage_only(folded.access.schema), tuple(objects), folded.problem)
@@ -154,10 +155,6 @@ def _find_problem(schema: HeldSchema) -> str:
     return ""
 
 
-def _given(access: Iterable[Access], kind: ObjectKind) -> frozenset[str]:
-    return frozenset[str]().union(*(ACCESS[one].get(kind, frozenset()) for one in access))
-
-
 def _fold_by_name(schema: HeldSchema) -> FoldedSchema:
     items = _name_objects(schema, [(group, group.held.privileges) for group in schema.groups])
     return FoldedSchema(_usage(schema), (*items, *_name_columns(schema), *_name_literal(schema)))
@@ -182,7 +179,7 @@ def _fold_with(schema: HeldSchema, access: frozenset[Access] | None) -> FoldedSc
             return None
         declared = SchemaAccess(schema.name, access, _shorten(schema, access, excepted))
         for group in schema.groups:
-            given = _given(access, group.kind)
+            given = given_by(access, group.kind)
             inside = [one for one in group.objects if one.name not in excepted] if given and excepted else group.objects
             outside = [one for one in group.objects if one.name in excepted] if given and excepted else []
             rest.append((HeldGroup(group.kind, inside, group.held), group.held.privileges - given))
@@ -201,7 +198,10 @@ _NARROW = (ObjectKind.VIEW, ObjectKind.MATERIALIZED_VIEW, ObjectKind.FOREIGN_TAB
 def _find_exceptions(groups: Iterable[HeldGroup], access: frozenset[Access]) -> frozenset[str]:
     """Names of objects on which the role lacks some of what the access gives."""
     return frozenset(
-        one.name for group in groups if not _given(access, group.kind) <= group.held.privileges for one in group.objects
+        one.name
+        for group in groups
+        if not given_by(access, group.kind) <= group.held.privileges
+        for one in group.objects
     )
 
 
@@ -215,7 +215,7 @@ def _fits(schema: HeldSchema, access: frozenset[Access], excepted: frozenset[str
         return True
     for one in access:
         count = sum(
-            obj.name not in excepted for group in schema.groups if _given([one], group.kind) for obj in group.objects
+            obj.name not in excepted for group in schema.groups if given_by([one], group.kind) for obj in group.objects
         )
         if count < max(_LEAST, len(excepted)):
             return False
@@ -228,14 +228,10 @@ def _shorten(schema: HeldSchema, access: frozenset[Access], excepted: frozenset[
     """
     names = {name for name in excepted if matches(name, (_SERIAL,))}
     if len(names) >= _LEAST:
-        given = (one.name for group in schema.groups if _given(access, group.kind) for one in group.objects)
+        given = (one.name for group in schema.groups if given_by(access, group.kind) for one in group.objects)
         if not any(matches(name, (_SERIAL,)) for name in given if name not in excepted):
             return tuple(sorted({_SERIAL} | (excepted - names)))
     return tuple(sorted(excepted))
-
-
-def _covers(declared: ObjectKind, kind: ObjectKind) -> bool:
-    return declared is kind or (declared is ObjectKind.TABLE and kind in TABLE_KINDS)
 
 
 def _fold_pattern(
@@ -245,14 +241,14 @@ def _fold_pattern(
     patterns: list[ObjectPrivileges],
 ) -> list[tuple[HeldGroup, frozenset[str]]]:
     """Adds a pattern for what the role holds on every object of the kind, and returns the rest."""
-    some = [(group, left) for group, left in rest if _covers(kind, group.kind) and group.objects]
+    some = [(group, left) for group, left in rest if covers(kind, group.kind) and group.objects]
     if sum(len(group.objects) for group, _ in some) < _LEAST:
         return rest
     common = frozenset.intersection(*(left for _, left in some))
     if not common:
         return rest
     patterns.append(ObjectPrivileges(kind, schema, _EVERYTHING, common))
-    return [(group, left - common if _covers(kind, group.kind) else left) for group, left in rest]
+    return [(group, left - common if covers(kind, group.kind) else left) for group, left in rest]
 
 
 def _name_objects(schema: HeldSchema, rest: Iterable[tuple[HeldGroup, frozenset[str]]]) -> Iterator[ObjectPrivileges]:
@@ -330,10 +326,9 @@ def _is_declarable(name: str, longest: int = _LONGEST_NAME) -> bool:
 
 def access_of(defaults: Mapping[str, frozenset[str]]) -> frozenset[frozenset[Access]]:
     """Returns the access that equals these default privileges, given by type of object as in pg_default_acl."""
-    kinds = {"r": ObjectKind.TABLE, "S": ObjectKind.SEQUENCE, "f": ObjectKind.ROUTINE}
-    held = {kinds[one]: privileges for one, privileges in defaults.items() if one in kinds and privileges}
+    held = {DEFAULT_KINDS[one]: some for one, some in defaults.items() if one in DEFAULT_KINDS and some}
     return frozenset(
         access
         for access in ACCESSES
-        if held == {kind: given for kind in kinds.values() if (given := _given(access, kind))}
+        if held == {kind: given for kind in DEFAULT_KINDS.values() if (given := given_by(access, kind))}
     )

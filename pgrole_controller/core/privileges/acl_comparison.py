@@ -26,7 +26,7 @@ from pgrole_controller.core.privileges.privilege_difference import (
     PendingNames,
     PrivilegeDifference,
 )
-from pgrole_controller.core.privileges.privilege_policy import Denial, why_not_granted
+from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts, Denial, why_not_granted
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +167,9 @@ class AclComparison:
         return self._ledger.note_held(difference)
 
     def _is_exact(self, obj: DatabaseObject) -> bool:
-        """Tells whether whatever is not declared on this object is undone.
-
-        The owner of an extension can add objects of its own to it, which are no reason to leave grants on them alone.
-        """
-        facts = self._observed.facts
-        of_extension = obj.extension and (obj.owner in facts.superusers or obj.owner in facts.own_roles)
-        if self._declaration is None or of_extension or obj.schema.startswith(TEMPORARY_SCHEMAS):
+        """Tells whether whatever is not declared on this object is undone."""
+        left = is_left_alone(obj, self._observed.facts)
+        if self._declaration is None or left or obj.schema.startswith(TEMPORARY_SCHEMAS):
             return False
         return not self._declaration.is_unmanaged(obj.schema)
 
@@ -242,6 +238,13 @@ class AclComparison:
 
     def _change(self, obj: DatabaseObject, privileges: tuple[str, ...], columns: tuple[str, ...] = ()) -> AclChange:
         return AclChange(obj, self._grantee.oid, self._grantee.role_name, privileges, columns=columns)
+
+
+def is_left_alone(obj: DatabaseObject, facts: DatabaseFacts) -> bool:
+    """Tells whether undeclared privileges on the object stay, since it belongs to an extension. The owner of an
+    extension can add objects of its own to it, which are no reason.
+    """
+    return obj.extension and (obj.owner in facts.superusers or obj.owner in facts.own_roles)
 
 
 def _without_implied(entries: Iterable[AclEntry], whole: Collection[tuple[int, str]]) -> list[AclEntry]:

@@ -4,13 +4,13 @@ They only avoid the delay until the controller has granted the same. So they are
 the declaration: for schemas that are named exactly, without exceptions.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from pgrole_controller.core.policy import FIRST_NORMAL_OID
 from pgrole_controller.core.privileges.acl import DatabaseObject, DefaultAcl, DefaultAclChange, ObjectId, ObjectKind
 from pgrole_controller.core.privileges.awaited_privileges import mark_default, mark_schema
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
-from pgrole_controller.core.privileges.object_patterns import ACCESS, SYSTEM_SCHEMAS, CompiledPrivileges, is_pattern
+from pgrole_controller.core.privileges.object_patterns import SYSTEM_SCHEMAS, CompiledPrivileges, given_by, is_pattern
 from pgrole_controller.core.privileges.privilege_difference import DifferenceLedger, PendingNames, PrivilegeDifference
 from pgrole_controller.core.privileges.privilege_policy import (
     DatabaseFacts,
@@ -219,15 +219,11 @@ def _places(declared: DatabasePrivileges) -> dict[_Place, frozenset[str]]:
         if is_pattern(access.schema) or access.exceptions or access.schema in SYSTEM_SCHEMAS:
             continue
         for object_type, kind in DEFAULT_KINDS.items():
-            privileges = _union(ACCESS[one].get(kind, frozenset()) for one in access.access)
+            privileges = given_by(access.access, kind)
             for creator in declared.created_by if privileges else ():
                 place = (creator, access.schema, object_type)
                 places[place] = places.get(place, frozenset()) | privileges
     return places
-
-
-def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
-    return frozenset[str]().union(*sets)
 
 
 def _mark_creator(name: str) -> str:

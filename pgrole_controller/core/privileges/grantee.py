@@ -42,6 +42,11 @@ class ObjectPrivileges:
     privileges: frozenset[str]
     columns: tuple[str, ...] = ()
 
+    @property
+    def rank(self) -> tuple[object, ...]:
+        """Its place among others in a declaration."""
+        return self.schema, self.kind, self.names, self.columns, sorted(self.privileges)
+
 
 @dataclass(frozen=True, slots=True)
 class DatabasePrivileges:

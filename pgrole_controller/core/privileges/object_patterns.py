@@ -13,7 +13,7 @@ from types import MappingProxyType
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.policy import FIRST_NORMAL_OID
 from pgrole_controller.core.privileges.acl import DECLARABLE, TABLE_KINDS, DatabaseObject, ObjectKind
-from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
+from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, ObjectPrivileges
 from pgrole_controller.core.privileges.routine_signature import normalize_arguments, split_signature
 
 _READ: Mapping[ObjectKind, str] = {
@@ -223,7 +223,7 @@ class CompiledPrivileges:
         for matcher, access in self._schemas:
             if not matcher.fullmatch(schema):
                 continue
-            privileges = _given(access, kind) & possible
+            privileges = given_by(access.access, kind) & possible
             if kind is ObjectKind.SCHEMA:
                 always.append(_Wish(privileges, literal=access.schema == schema and not is_pattern(schema)))
             elif privileges and access.exceptions:
@@ -332,8 +332,9 @@ def check_declarable(declared: DatabasePrivileges, version: int) -> Refused | No
     return None
 
 
-def _given(access: SchemaAccess, kind: ObjectKind) -> frozenset[str]:
-    return frozenset[str]().union(*(ACCESS[one].get(kind, frozenset()) for one in access.access))
+def given_by(access: Iterable[Access], kind: ObjectKind) -> frozenset[str]:
+    """Returns what these give together on objects of this kind."""
+    return frozenset[str]().union(*(ACCESS[one].get(kind, frozenset()) for one in access))
 
 
 def _schema_names(one: ObjectPrivileges) -> tuple[str, ...]:
