@@ -59,7 +59,6 @@ log = logging.getLogger(__name__)
 
 #: Time after SIGTERM, in seconds, for the current reconcile, for writing its results, and for its Events. A transaction
 #: that has begun is not interrupted, and its own deadline is added to the first of these.
-# A transaction that has begun is not interrupted: its own deadline comes on top of the first.
 RECONCILE_SECONDS = 1.5
 WRITE_SECONDS = 1.5
 EVENT_SECONDS = 0.5

@@ -48,8 +48,6 @@ class Approval:
         return bool(self.value) and self.value != handled
 
 
-NO_APPROVAL = Approval()
-
 #: Shown in the condition of an object whose annotation approves another drift.
 UNFIT = (
     f"annotation {APPROVE} does not approve this drift, so nothing is corrected: run pgrole-controller approve again"

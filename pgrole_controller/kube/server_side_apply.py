@@ -18,15 +18,8 @@ if TYPE_CHECKING:
 MANAGER = "pgrole-controller"
 
 
-async def apply_status(
-    client: "Client",
-    resource: Resource,
-    stored: Stored,
-    status: dict[str, Any],
-    *,
-    manager: str = MANAGER,
-) -> Stored:
-    """Makes `status` everything this manager owns there; returns the resulting object.
+async def apply_status(client: "Client", resource: Resource, stored: Stored, status: dict[str, Any]) -> Stored:
+    """Makes `status` everything that the controller owns there; returns the resulting object.
 
     Raises BadStream, and ApiError: 409 if the object is no longer the one that was read (by uid and version), 404 if it
     no longer exists.
@@ -42,7 +35,7 @@ async def apply_status(
     answer = await client.request(
         "PATCH",
         resource.path(stored.key.namespace, stored.key.name, "status"),
-        query={"fieldManager": manager, "force": "true"},
+        query={"fieldManager": MANAGER, "force": "true"},
         body={
             "apiVersion": resource.api_version,
             "kind": read["kind"],

@@ -10,11 +10,7 @@ from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.policy import matches
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
-from pgrole_controller.core.privileges.object_patterns import (
-    CompiledPrivileges,
-    check_declarable,
-    wanted,
-)
+from pgrole_controller.core.privileges.object_patterns import CompiledPrivileges, Wanted, check_declarable
 from pgrole_controller.core.privileges.routine_signature import normalize_arguments, split_signature
 from tests.cpu_time import within_a_callback
 
@@ -47,6 +43,10 @@ def of_objects(
 ) -> DatabasePrivileges:
     items = (ObjectPrivileges(kind, schema, names, frozenset(privileges.split()), columns),)
     return DatabasePrivileges("orders", objects=items)
+
+
+def wanted(declared: DatabasePrivileges, obj: DatabaseObject, version: int) -> Wanted:
+    return CompiledPrivileges(declared, version).wanted(obj)
 
 
 def found(declared: DatabasePrivileges, obj: DatabaseObject, version: int = 180000) -> set[str]:

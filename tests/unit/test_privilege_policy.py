@@ -49,14 +49,14 @@ def test_without_rules_ownership_decides_whatever_the_owners_name(owner: int, ma
 def test_a_denial_names_the_object_its_owner_and_the_remedy() -> None:
     denial = why_not_granted(GRANTEE, make(), "SELECT", FACTS, literal=False)
     assert denial is not None
-    assert 'SELECT on table app.orders (owner "shop_other")' in denial.message
-    assert "PgRole in this namespace" in denial.message
+    assert 'SELECT on table app.orders (owner "shop_other")' in denial.what
+    assert "PgRole in this namespace" in denial.remedy
     column = why_not_granted(GRANTEE, make(), "SELECT", FACTS, column="id", literal=False)
     assert column is not None
-    assert "column app.orders.id" in column.message
+    assert "column app.orders.id" in column.what
     by_rule = why_not_granted(ruled(), make(), "SELECT", FACTS, literal=False)
     assert by_rule is not None
-    assert "PgServer.spec.allow.privileges" in by_rule.message
+    assert "PgServer.spec.allow.privileges" in by_rule.remedy
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_create_on_any_schema_needs_exact_names_while_a_search_path_is_too_long_
     schema, cut = make(ObjectKind.SCHEMA, schema="app", name="app"), replace(FACTS, search_paths_cut=True)
     denial = why_not_granted(ruled(PrivilegeRule()), schema, "CREATE", cut, literal=False)
     assert denial is not None
-    assert "too long to be read" in denial.message
+    assert "too long to be read" in denial.remedy
     assert why_not_granted(ruled(PrivilegeRule(schemas=("app",))), schema, "CREATE", cut, literal=True) is None
     assert why_not_granted(replace(GRANTEE, owned=frozenset({OTHER})), schema, "CREATE", cut, literal=False) is None
 

@@ -50,19 +50,6 @@ def test_declared_columns_and_creators_are_in_reach() -> None:
     assert not found.has_columns(DatabaseObject(ObjectId("pg_class", 2), ObjectKind.TABLE, "hr", "pay", 10, "owner"))
 
 
-def test_reach_covers_every_object_that_a_declaration_may_match() -> None:
-    read = reach(DatabasePrivileges("orders", schemas=(SchemaAccess("app*", frozenset({Access.READ})),)))
-
-    def made(kind: ObjectKind, schema: str) -> DatabaseObject:
-        return DatabaseObject(ObjectId("c", 1), kind, schema, "x", 10, "owner")
-
-    assert read.covers([made(ObjectKind.TABLE, "other"), made(ObjectKind.SEQUENCE, "app_2")])
-    assert not read.covers([made(ObjectKind.VIEW, "other"), made(ObjectKind.ROUTINE, "app_2")])
-    assert read.covers([made(ObjectKind.SCHEMA, "other")])
-    assert read.covers([made(ObjectKind.DATABASE, "")])
-    assert not read.covers([])
-
-
 def test_creation_in_schemas_is_in_reach_only_if_create_on_a_schema_is_declared() -> None:
     schema = ObjectPrivileges(ObjectKind.SCHEMA, "app*", (), frozenset({"USAGE", "CREATE"}))
     create = DatabasePrivileges("orders", objects=(schema,))

@@ -273,11 +273,6 @@ def _schema_patterns(declared: DatabasePrivileges) -> tuple[frozenset[str], re.P
     return frozenset(named.difference(patterns)), compile_patterns(patterns) if patterns else None
 
 
-def wanted(declared: DatabasePrivileges, obj: DatabaseObject, version: int) -> Wanted:
-    """Returns what a declaration wants of one object; use CompiledPrivileges for several. `version`: as there."""
-    return CompiledPrivileges(declared, version).wanted(obj)
-
-
 def is_reserved(obj: DatabaseObject) -> bool:
     """Tells whether only an exact name may match: objects of PostgreSQL, of the controller and of extensions. Schema
     `public` comes with every database, but is for its users.

@@ -50,10 +50,6 @@ class Denial:
     what: str
     remedy: str
 
-    @property
-    def message(self) -> str:
-        return f"the server's policy does not allow {self.what}: {self.remedy}"
-
 
 def check_database(policy: PrivilegePolicy, database: str, *, declared: bool = True) -> Refused | None:
     """Returns why the controller does not manage privileges in this database; None if it does. `declared`: by the spec,

@@ -67,13 +67,6 @@ class PrivilegeReach:
             self._known[schema, routine] = known
         return known
 
-    def covers(self, objects: Iterable[DatabaseObject]) -> bool:
-        """Whether a declaration may match one of these objects. The database and its schemas always match."""
-        return any(
-            one.kind in (ObjectKind.DATABASE, ObjectKind.SCHEMA) or self.touches(one.schema, one.kind)
-            for one in objects
-        )
-
     def has_columns(self, obj: DatabaseObject) -> bool:
         """Whether a declaration names columns of this object."""
         if obj.kind not in TABLE_KINDS:
