@@ -30,7 +30,6 @@ from pgrole_controller.core.diff import set_password
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.password import PasswordResult
 from pgrole_controller.core.plan import Plan, ReassignResult
-from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import Verifier
 from pgrole_controller.core.state import Observed, Server
@@ -63,6 +62,17 @@ class WorkerMemory:
         return WorkerMemory(self.verifiers, grantees=self.grantees)
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What the reconciles of one batch share."""
+
+    declared: ServerConfig
+    server: Server
+    objects: Objects
+    session: Session
+    memory: WorkerMemory
+
+
 async def reconcile(
     keys: Sequence[Key],
     declared: ServerConfig,
@@ -78,31 +88,24 @@ async def reconcile(
     `drifted`: the keys with an announced drift, which are reconciled first and in full. `prepared`: what the background
     prepared for these reconciles, by key.
     """
-    server = _server(session, declared)
-    known = [
-        one
-        for key in keys
-        if key not in drifted
-        and key not in prepared
-        and (one := _find(key, memory.read_back, server, objects, declared.server_policy))
-    ]
+    batch = _Batch(declared, _server(session, declared), objects, session, memory)
+    known = [one for key in keys if key not in drifted and key not in prepared and (one := _find(key, batch))]
     known_keys = {one.target.key for one in known}
     unknown = [key for key in keys if key not in known_keys]
-    results = await _reconcile(unknown, declared, server, objects, session, memory, prepared) if unknown else []
+    results = await _reconcile(unknown, batch, prepared) if unknown else []
     if known:
         same, others = await _compare(known, session, objects.contests)
         for key in others:
             memory.read_back.forget(key)
         results += same
-        results += await _reconcile(others, declared, server, objects, session, memory) if others else []
+        results += await _reconcile(others, batch) if others else []
     return results
 
 
-def _find(
-    key: Key, read_back: ReadBackCache, server: Server, objects: Objects, server_policy: ServerPolicy
-) -> ReadBack | None:
+def _find(key: Key, batch: _Batch) -> ReadBack | None:
+    read_back, policy = batch.memory.read_back, batch.declared.server_policy
     try:
-        return read_back.find(key, server, objects, server_policy, anyio.current_time())
+        return read_back.find(key, batch.server, batch.objects, policy, anyio.current_time())
     except Exception as error:  # noqa: BLE001 -- this object's error
         contain(error, key)
         read_back.forget(key)
@@ -125,16 +128,9 @@ async def _compare(known: Sequence[ReadBack], session: Session, contests: Contes
     return results, others
 
 
-async def _reconcile(
-    keys: Sequence[Key],
-    declared: ServerConfig,
-    server: Server,
-    objects: Objects,
-    session: Session,
-    memory: WorkerMemory,
-    prepared: Prepared = _NOTHING_PREPARED,
-) -> list[Result]:
-    targets = [objects.read(key, declared.name, declared.server_policy, prepared.get(key)) for key in keys]
+async def _reconcile(keys: Sequence[Key], batch: _Batch, prepared: Prepared = _NOTHING_PREPARED) -> list[Result]:
+    declared, memory = batch.declared, batch.memory
+    targets = [batch.objects.read(key, declared.name, declared.server_policy, prepared.get(key)) for key in keys]
     results = [Result(target) for target in targets if target.finalizer is not None]
     results += [unread(target) for target in targets if target.error and target.finalizer is None]
     for target in targets:
@@ -144,7 +140,7 @@ async def _reconcile(
         for target in targets
         if target.error is None and target.finalizer is None
     ]
-    results += await _reconcile_contained(asked, session, server, objects.contests, memory, declared)
+    results += await _reconcile_contained(asked, batch)
     return results
 
 
@@ -170,17 +166,10 @@ def _server(session: Session, declared: ServerConfig) -> Server:
     )
 
 
-async def _reconcile_contained(
-    targets: Sequence[Target],
-    session: Session,
-    server: Server,
-    contests: Contests,
-    memory: WorkerMemory,
-    declared: ServerConfig,
-) -> list[Result]:
+async def _reconcile_contained(targets: Sequence[Target], batch: _Batch) -> list[Result]:
     """After an unexpected error in the batch, reconciles each object alone to find the one that causes it."""
     try:
-        return await _reconcile_batch(targets, session, server, contests, memory, declared)
+        return await _reconcile_batch(targets, batch)
     except PgRoleError:
         raise
     except Exception as error:  # noqa: BLE001 -- one object's error, once it is known whose
@@ -189,20 +178,14 @@ async def _reconcile_contained(
         log.warning("batch failed unexpectedly, trying its objects one by one", extra=describe_error(error))
     results: list[Result] = []
     for target in targets:
-        results += await _reconcile_contained([target], session, server, contests, memory, declared)
+        results += await _reconcile_contained([target], batch)
     return results
 
 
-async def _reconcile_batch(
-    targets: Sequence[Target],
-    session: Session,
-    server: Server,
-    contests: Contests,
-    memory: WorkerMemory,
-    declared: ServerConfig,
-) -> list[Result]:
+async def _reconcile_batch(targets: Sequence[Target], batch: _Batch) -> list[Result]:
     """Reads, applies and reads again, until nothing is left that can be done now."""
-    attempts = [Attempt(target, contests) for target in targets]
+    server, session, memory = batch.server, batch.session, batch.memory
+    attempts = [Attempt(target, batch.objects.contests) for target in targets]
     unfinished = attempts
     for _ in range(ROUNDS):
         server = replace(server, away=session.enforcing)
@@ -217,7 +200,7 @@ async def _reconcile_batch(
         for one, plan, failure in zip(
             unfinished,
             plans,
-            await _apply_plans(plans, session, memory.own_changes, server.away, declared.attribution.audit_log),
+            await _apply_plans(plans, session, memory.own_changes, server.away, batch.declared.attribution.audit_log),
             strict=True,
         ):
             one.end(plan, failure)
@@ -232,7 +215,7 @@ async def _reconcile_batch(
         await _release(attempts, session)
     await _learn(attempts, session, memory.verifiers)
     await _find_suspects(attempts, session)
-    await publish(attempts, memory.grantees, declared, server, session)
+    await publish(attempts, memory.grantees, batch.declared, server, session)
     return await _add_verifiers([one.conclude() for one in attempts], session)
 
 
