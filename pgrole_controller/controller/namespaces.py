@@ -83,7 +83,7 @@ class Namespaces:
         self._only = only
         self._answers: dict[str, _NamespaceAnswer] = {}
         self._doubted: dict[str, str] = {}  # its uid when an object in it was deleted
-        self._forgotten: dict[str, int] = {}  # number of times, while it is being read
+        self._forgotten: dict[str, int] = {}  # number of times, for those that are being read
         self._seen_in: dict[str, str] = {}  # by uid of an object, the uid of its namespace
         self._questions: dict[str, _Question] = {}
         self._asked = Signal()
@@ -140,13 +140,12 @@ class Namespaces:
             else:
                 self._questions.setdefault(self._only, _Question(anyio.current_time()))
             tasks.start_soon(self._refresh, relabelled, in_use)
-            under_way: set[str] = set()
             while True:
                 self._asked.clear()
-                for name in self._questions.keys() - under_way:
-                    if len(under_way) < ASKING:
-                        under_way.add(name)
-                        tasks.start_soon(self._ask, name, known, in_use, under_way)
+                for name in self._questions.keys() - self._forgotten.keys():
+                    if len(self._forgotten) < ASKING:
+                        self._forgotten[name] = 0
+                        tasks.start_soon(self._ask, name, known, in_use)
                 await self._asked.wait()
         raise AssertionError("it never ends by itself")
 
@@ -180,15 +179,10 @@ class Namespaces:
         return error
 
     async def _ask(
-        self,
-        name: str,
-        known: Callable[[Collection[Key]], None],
-        in_use: Callable[[], Collection[str]],
-        under_way: set[str],
+        self, name: str, known: Callable[[Collection[Key]], None], in_use: Callable[[], Collection[str]]
     ) -> None:
         """Asks until the namespace is known, or no object waits for it."""
         failures = 0
-        self._forgotten[name] = 0
         while name in self._questions:
             forgotten = self._forgotten[name]
             try:
@@ -207,7 +201,6 @@ class Namespaces:
                 self._take(found)
                 known(self.waiting(name))
         del self._forgotten[name]
-        under_way.discard(name)
         self._asked.set()
 
     async def _request(self, name: str) -> Namespace:
