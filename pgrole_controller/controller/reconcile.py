@@ -24,7 +24,7 @@ from pgrole_controller.controller.telemetry import OwnChanges
 from pgrole_controller.controller.verifiers import Verifiers
 from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.database_options import AuditSource
-from pgrole_controller.core.decision import decide, decide_absent
+from pgrole_controller.core.decision import ROUNDS, decide, decide_absent
 from pgrole_controller.core.deletion import add_way_out
 from pgrole_controller.core.diff import set_password
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
@@ -38,10 +38,6 @@ from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.session import Session
 
 log = logging.getLogger(__name__)
-
-#: Maximum number of reads of one reconcile: others of the batch can join a role that was just created in the next
-#: round.
-ROUNDS = 4
 
 #: What the background prepared for the reconciles of these objects.
 Prepared: TypeAlias = Mapping[Key, PasswordResult | ReassignResult]

@@ -48,6 +48,10 @@ from pgrole_controller.core.state import Desired, Observed, Rival, Server
 #: Conditions are read by people: names beyond this number are only counted.
 _NAMED = 5
 
+#: Maximum number of reads and decisions of one reconcile: others of a batch can join a role that was just created in
+#: the next round.
+ROUNDS = 4
+
 
 def decide(
     desired: Desired, observed: Observed, server: Server, policy: Policy, refusal: PgRoleError | None = None

@@ -7,16 +7,13 @@ exists, and everything is decided again.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pgrole_controller.core.decision import decide
+from pgrole_controller.core.decision import ROUNDS, decide
 from pgrole_controller.core.diff import Change, Create, GrantMembership, Rename, RevokeMembership
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.policy import Policy, Reached, References
 from pgrole_controller.core.role import POWERS, Role
 from pgrole_controller.core.state import Desired, Observed, Server
-
-#: As in controller/reconcile.py.
-ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import pytest_asyncio
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from pgrole_controller.controller.reconcile import ROUNDS
 from pgrole_controller.core.ddl import NAME_BYTES, quote_identifier, statements
+from pgrole_controller.core.decision import ROUNDS
 from pgrole_controller.core.diff import SetParameter, diff
 from pgrole_controller.core.parameters import elements, read_settings
 from pgrole_controller.core.plan import Plan
