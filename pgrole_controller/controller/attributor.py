@@ -33,6 +33,7 @@ from pgrole_controller.postgres.connection import Connection, connect
 from pgrole_controller.postgres.drift_history import MOST_RECORDED, RecordedDrift, record_at_home
 from pgrole_controller.postgres.role_attribution import RoleAttribution, read_role_xmins
 from pgrole_controller.postgres.session import Session
+from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class Attributor:
         self._noted: OrderedDict[str, datetime] = OrderedDict()  # the last drift of each role
         self._counts: OrderedDict[_Identity, int] = OrderedDict()
         self._rows: OrderedDict[_Identity, RecordedDrift] = OrderedDict()  # not yet written
-        self._changed = anyio.Event()
+        self._changed = Signal()
 
     def note(self, key: Key, drift: RoleDrift, xmins: tuple[int, ...] = ()) -> None:
         """Notes a drift that was repaired or, once for all resyncs, reported. `xmins`: of the role's rows before the
@@ -144,7 +145,7 @@ class Attributor:
     ) -> None:
         """Returns after IDLE_SECONDS without a drift. Raises PgRoleError."""
         while True:
-            self._changed = anyio.Event()
+            self._changed.clear()
             while self._waiting:
                 key, (drift, xmins) = next(iter(self._waiting.items()))
                 attribution.source = self._config().attribution.audit_log
