@@ -24,7 +24,7 @@ from pgrole_controller.core.policy import Policy, ServerPolicy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Desired
 from pgrole_controller.kube.server_side_apply import FINALIZER
-from pgrole_controller.kube.store import Store, Stored, mapping, sequence
+from pgrole_controller.kube.store import Change, Store, Stored, mapping, sequence
 
 if TYPE_CHECKING:  # imported with the first object: `api.reading`
     from pgrole_controller.api.pgrole import PgRole
@@ -121,6 +121,15 @@ def declared_version(stored: Stored, *, finalizers: bool = True) -> tuple[Any, .
     metadata = stored.object()["metadata"]
     names = ("uid", "generation", "deletionTimestamp", "annotations", *(("finalizers",) if finalizers else ()))
     return tuple(metadata.get(name) for name in names)
+
+
+def is_own_write(change: Change) -> bool:
+    """Whether only what this process wrote for the object differs: its status, its finalizer. Another change may have
+    come between the last read and the answer to the write.
+    """
+    if change.by != change.key or change.old is None or change.new is None:
+        return False
+    return declared_version(change.old, finalizers=False) == declared_version(change.new, finalizers=False)
 
 
 def generation_of(stored: Stored) -> int:

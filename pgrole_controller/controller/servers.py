@@ -27,6 +27,7 @@ from pgrole_controller.controller.declaration import (
     unusable,
 )
 from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.objects import is_own_write
 from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
@@ -98,7 +99,7 @@ class ServerWorkers:
 
     def changed(self, change: Change) -> None:
         """Notes that a PgServer, or anything in the controller's own namespace, changed."""
-        if _is_own_status(change):
+        if is_own_write(change):
             return
         entries = index_secret(change.key.name), index_config_map(change.key.name)
         named = any(self._observed.pgservers.count_index(entry) for entry in entries)
@@ -258,14 +259,6 @@ class ServerWorkers:
                     metrics.forget_server(name)
                     self._moved(name)  # requests that arrived in the worker's last moments
                     running.worker.remove()
-
-
-def _is_own_status(change: Change) -> bool:
-    """Whether only what this process wrote to the PgServer differs."""
-    if change.by != change.key or change.old is None or change.new is None:
-        return False
-    before, after = (one.object()["metadata"] for one in (change.old, change.new))
-    return all(before.get(name) == after.get(name) for name in ("uid", "generation", "deletionTimestamp"))
 
 
 #: Maximum number of rounds into which a period is divided.

@@ -10,7 +10,7 @@ from typing import Any
 import anyio.lowlevel
 
 from pgrole_controller.controller.background import Background
-from pgrole_controller.controller.objects import Objects, declared_version, names_secret, server_of
+from pgrole_controller.controller.objects import Objects, declared_version, is_own_write, names_secret, server_of
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
@@ -37,7 +37,7 @@ class PgRoleSource:
         self._servers = servers
 
     def changed(self, change: Change) -> None:
-        if _is_own_doing(change):
+        if is_own_write(change):
             return
         seen = change.new or change.old
         if seen is not None:
@@ -167,12 +167,3 @@ def _is_status_only(change: Change) -> bool:
         and change.new is not None
         and declared_version(change.old) == declared_version(change.new)
     )
-
-
-def _is_own_doing(change: Change) -> bool:
-    """Whether only what this process wrote for the object differs: its status, its finalizer. Another change may have
-    come between the last read and the answer to the write.
-    """
-    if change.by != change.key or change.old is None or change.new is None:
-        return False
-    return declared_version(change.old, finalizers=False) == declared_version(change.new, finalizers=False)
