@@ -20,6 +20,7 @@ from pgrole_controller.controller.objects import Objects
 from pgrole_controller.controller.privileges.databases import DatabaseState
 from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker
+from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.drift_counts import HourlyDrifts, of_status
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key
@@ -139,7 +140,7 @@ class ServerReporter:
 
     def _rest(self, name: str, error: Exception) -> None:
         _, last = self._resting.get(name, _AWAKE)
-        delay = min(max(2 * last, CHECK_SECONDS), LONGEST_REST)
+        delay = Backoff(CHECK_SECONDS, LONGEST_REST).longer(last)
         self._resting[name] = (anyio.current_time() + delay, delay)
         log.warning(
             "PgServer status not written",

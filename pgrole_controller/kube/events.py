@@ -19,6 +19,7 @@ from typing import Any, Literal
 import anyio
 
 from pgrole_controller import metrics
+from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, Unreachable
@@ -38,8 +39,7 @@ SERIES_LIMIT = 4_096
 RETRY_DELAY = 1.0
 RETRY_DELAY_MOST = 30.0
 REQUEST_SECONDS = 10.0
-AWAY_DELAY = 2.0  # between attempts while the API server cannot be reached, doubled up to the longest
-AWAY_DELAY_MOST = 30.0
+_AWAY = Backoff(2.0, 30.0)  # between attempts while the API server cannot be reached
 AT_ONCE = 4  # requests
 #: Maximum time in seconds that an Event makes way for more urgent requests.
 MAKE_WAY_SECONDS = 5.0
@@ -194,17 +194,16 @@ class Recorder:
 
     async def _write(self, occurrence: _Occurrence) -> None:
         """Writes one occurrence. While the API server is unreachable, it waits and reports it afterwards."""
-        attempt, away = 0, AWAY_DELAY
+        attempt, away = 0, 0.0
         while True:
             attempt += 1
             try:
                 async with self._places:
                     await self._create_or_count(occurrence)
             except Unreachable:
-                attempt = 0
+                attempt, away = 0, _AWAY.longer(away)
                 with anyio.move_on_after(away):
                     await self._client.reachability.wait_until_back()
-                away = min(2 * away, AWAY_DELAY_MOST)
             except ApiError as error:
                 if NAMESPACE_GOES in error.causes:
                     log.info("event skipped: namespace is terminating", extra=_name(occurrence))

@@ -47,9 +47,8 @@ log = logging.getLogger(__name__)
 
 #: Minimum time between the beginnings of two reads, in seconds: changes in between are read together.
 COALESCE_SECONDS = 0.005
-#: Maximum pause after a read that found nothing, in seconds: any role can send notifications.
-LONGEST_REST = 0.1
-_FIRST_REST = 0.001
+#: Pause after a read that found nothing, in seconds: any role can send notifications.
+_REST = Backoff(0.001, 0.1)
 
 #: Pause between two attempts to begin a session, in seconds.
 _RECONNECT = Backoff(0.25, 15.0)
@@ -328,7 +327,7 @@ class DatabaseWorker:
                     prepared = True
                     await session.prepare()
             else:
-                rest = min(max(2 * rest, _FIRST_REST), LONGEST_REST)
+                rest = _REST.longer(rest)
             wait = min(resync_at, self._next_retry(), self._full_reads.due) - anyio.current_time()
             with anyio.move_on_after(max(wait, 0.0)):
                 await self._wake.wait()
