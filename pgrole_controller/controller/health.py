@@ -148,9 +148,7 @@ class Health:
     def __init__(self, heartbeat: Heartbeat | None = None) -> None:
         self.stopping = False
         self._heartbeat = heartbeat or Heartbeat()
-        self._store: Store | None = None
-        self._servers: ServerWorkers | None = None
-        self._leadership: Leadership | None = None
+        self._watched: tuple[Store, ServerWorkers, Leadership] | None = None
         self._scrape: Callable[[], Scrape] = Scrape
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = Shared(self._ask_readiness, READINESS_REST)
@@ -158,7 +156,7 @@ class Health:
 
     def watch(self, store: Store, servers: ServerWorkers, leadership: Leadership, scrape: Callable[[], Scrape]) -> None:
         """Takes readiness from these from now on; before this call, the process is not ready."""
-        self._store, self._servers, self._leadership, self._scrape = store, servers, leadership, scrape
+        self._watched, self._scrape = (store, servers, leadership), scrape
 
     async def serve(self, host: str, port: int) -> None:
         """Serves until cancelled. `host` is one address, or EVERY_ADDRESS. Raises CannotStart if the port is taken."""
@@ -208,17 +206,14 @@ class Health:
         return None
 
     def _readiness(self) -> tuple[bool, dict[str, object]]:
-        workers = list(self._servers or ())
-        servers = {worker.server.name: _describe(worker) for worker in workers}
-        settled = self._servers is not None and self._servers.settled.is_set()
-        known = settled and all(_has_session(worker) or worker.keeper.trouble for worker in workers)
-        listed = self._store is not None and self._store.synced.is_set()
-        synced = listed or (
-            self._leadership is not None and self._leadership.synced()
-        )  # once: it may be listed again just now
-        leading = self._leadership is not None and self._leadership.leading
+        if self._watched is None:
+            return False, {"ready": False, "synced": False, "leading": False, "servers": {}}
+        store, workers, leadership = self._watched
+        known = workers.settled.is_set() and all(_has_session(one) or one.keeper.trouble for one in workers)
+        synced = store.synced.is_set() or leadership.synced()  # once: it may be listed again just now
         ready = synced and known and not self.stopping
-        return ready, {"ready": ready, "synced": synced, "leading": leading, "servers": servers}
+        servers = {one.server.name: _describe(one) for one in workers}
+        return ready, {"ready": ready, "synced": synced, "leading": leadership.leading, "servers": servers}
 
 
 def _bind(host: str, port: int) -> socket.socket:
