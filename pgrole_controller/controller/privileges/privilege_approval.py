@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress
 from pgrole_controller.core.approval import Approval, PrivilegeOffer, digest_privilege_drift, tell_approval
-from pgrole_controller.core.ddl import literal
 from pgrole_controller.core.privileges.acl import ObjectId
 from pgrole_controller.core.privileges.acl_decision import decide_privileges
 from pgrole_controller.core.privileges.awaited_privileges import AppliedDeclaration
@@ -16,6 +15,7 @@ from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import phrases
 from pgrole_controller.core.privileges.privilege_result import PrivilegeNews
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
+from pgrole_controller.postgres.privileges.stored_state import build_approval_statement
 
 #: Characters of an Event's note that are left for what was corrected.
 _NOTE = 800
@@ -61,7 +61,7 @@ def consider_approval(
 def build_approval_statements(some: Iterable[PrivilegeProgress]) -> list[str]:
     """Statements that record these roles' approvals as handled; after `store_applied`, without which no row exists."""
     return [
-        f"SELECT pgrole.store_approval({one.grantee.oid}, {literal(one.grantee.uid)}, {literal(one.approval.value)})"
+        build_approval_statement(one.grantee.oid, one.grantee.uid, one.approval.value)
         for one in some
         if one.approval is not None
     ]

@@ -1,17 +1,16 @@
 """What a round in one database records there: digests, counts, last drifts, history, approvals that were acted on."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pgrole_controller.controller.privileges.privilege_approval import build_approval_statements
 from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress, shorten_drift
 from pgrole_controller.core.database_options import HistoryConfig
-from pgrole_controller.core.ddl import literal
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_result import Culprit, PrivilegeDrift
 from pgrole_controller.postgres.drift_history import RecordedDrift, build_record_statement
 from pgrole_controller.postgres.privileges.acl_transaction import Statement
+from pgrole_controller.postgres.privileges.stored_state import build_applied_statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +52,5 @@ class RoundRecords:
 def _store(one: PrivilegeProgress) -> str:
     grantee = one.grantee
     applied = one.declaration if one.error is None else one.applied.declaration
-    last = json.dumps(shorten_drift(one.told[-1][0])) if one.told else None
-    values = (grantee.oid, grantee.role_name, grantee.uid, applied, int(bool(one.told)), last)
-    return f"SELECT pgrole.store_applied({', '.join(map(literal, values))})"
+    drift = shorten_drift(one.told[-1][0]) if one.told else None
+    return build_applied_statement(grantee.oid, grantee.role_name, grantee.uid, applied, drift)

@@ -4,10 +4,12 @@ A partial read asks for it together with something else, in one row that omits l
 for the few roles that are decided about.
 """
 
+import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pgrole_controller import resources
+from pgrole_controller.core.ddl import literal
 from pgrole_controller.postgres.answer_pages import fetch_pages
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import Row, fetch_row, first
@@ -55,6 +57,17 @@ def ask_state(roles: Sequence[int], home: str, *, stores: bool) -> SingleRow:
     """The question for `StoredState.of`. `home`: name of the home database."""
     suspended = _ask_suspended(home)
     return SingleRow(_query("short_applied"), (list(roles),)).and_one(suspended) if stores else suspended
+
+
+def build_applied_statement(role: int, name: str, holder: str, digest: str, drift: Mapping[str, object] | None) -> str:
+    """Stores what was applied for a role, and counts `drift` if it was corrected with it: at most 2 KiB of JSON."""
+    values = (role, name, holder, digest, int(drift is not None), None if drift is None else json.dumps(drift))
+    return f"SELECT pgrole.store_applied({', '.join(map(literal, values))})"
+
+
+def build_approval_statement(role: int, holder: str, handled: str) -> str:
+    """Stores the handled approval; without what was applied for the role, it stores nothing."""
+    return f"SELECT pgrole.store_approval({role}, {literal(holder)}, {literal(handled)})"
 
 
 async def read_left_out(connection: Connection, state: StoredState, roles: Collection[int]) -> StoredState:
