@@ -52,3 +52,10 @@ def test_the_changes_of_one_transaction_are_rendered_within_a_callback() -> None
     assert {len(piece) for piece in pieces} == {CHANGES // ROLES, 1}
     with within_a_callback():
         assert not render_repairs(pieces[0], 180000, [], [])  # as one message, it would verify too much
+
+
+def test_a_statement_for_an_administrator_quotes_the_grantors_name() -> None:
+    before = ObservedAcl(make(), (AclEntry(30000, 16600, 'a"b', "SELECT"),))
+    (revoke,) = changes(before.object, 1, revoke=True)
+    repair = AclRepair(before, (replace(revoke, columns=(), grantor='a"b'),))
+    assert 'ALTER ROLE "a""b" NOSUPERUSER' in find_wrong(repair, before)

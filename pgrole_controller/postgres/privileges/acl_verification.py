@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from pgrole_controller.core.ddl import spell_identifier
 from pgrole_controller.core.privileges.acl import AclChange, AclEntry, ObservedAcl
 
 
@@ -108,7 +109,8 @@ def _remedy(change: AclChange) -> str:
     """A superuser's REVOKE is always in the owner's name, and CASCADE spares what a superuser granted."""
     return (
         f'if "{change.grantor}" is a superuser now, PostgreSQL lets no one revoke what it granted before: an '
-        f'administrator can run ALTER ROLE "{change.grantor}" NOSUPERUSER, and the controller revokes it then'
+        f"administrator can run ALTER ROLE {spell_identifier(change.grantor)} NOSUPERUSER, and the controller then "
+        "revokes it"
     )
 
 
