@@ -15,7 +15,8 @@ BEGIN
     IF EXISTS (
         SELECT
         FROM pg_db_role_setting AS s JOIN pg_database AS d ON d.oid = s.setdatabase
-        WHERE s.setrole = 0 AND 'pgrole.home=on' = ANY (s.setconfig) AND d.datname = current_database()
+        WHERE s.setrole = 0
+          AND CASE WHEN d.datname = current_database() THEN 'pgrole.home=on' = ANY (s.setconfig) ELSE false END
     ) THEN
         RETURN;
     END IF;

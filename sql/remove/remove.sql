@@ -26,8 +26,11 @@ BEGIN
     IF EXISTS (
         SELECT
         FROM pg_catalog.pg_db_role_setting AS s JOIN pg_catalog.pg_database AS d ON d.oid = s.setdatabase
-        WHERE s.setrole = 0 AND d.datname = pg_catalog.current_database()
-          AND EXISTS (SELECT FROM pg_catalog.unnest(s.setconfig) AS c (setting) WHERE c.setting LIKE 'pgrole.home=%')
+        WHERE s.setrole = 0
+          -- not of other databases, whose owners may have stored settings of any length
+          AND CASE WHEN d.datname = pg_catalog.current_database() THEN EXISTS (
+              SELECT FROM pg_catalog.unnest(s.setconfig) AS c (setting) WHERE c.setting LIKE 'pgrole.home=%'
+          ) ELSE false END
     ) THEN
         EXECUTE pg_catalog.format('ALTER DATABASE %I RESET pgrole.home', pg_catalog.current_database());
     END IF;

@@ -83,6 +83,25 @@ async def test_the_next_version_is_left_unchanged_and_a_later_one_is_refused(con
         await install(connection)
 
 
+async def test_neither_installing_nor_removing_reads_long_settings_of_another_database(database: str) -> None:
+    """Its owner can store hundreds of megabytes there, compressed to little."""
+    reads = (
+        "SELECT sum(pg_stat_get_xact_numscans(i.indexrelid)) FROM pg_class AS c"
+        " JOIN pg_index AS i ON i.indrelid = c.reltoastrelid WHERE c.oid = 'pg_db_role_setting'::regclass"
+    )
+    connection = await asyncpg.connect(database)
+    try:
+        await connection.execute("SELECT set_config('a.b', repeat('x', 8000000), false)")
+        await connection.execute("ALTER DATABASE template1 SET a.b FROM CURRENT")
+        async with connection.transaction():
+            before = await connection.fetchval(reads)
+            await connection.execute(f"{queries.install()}; {queries.remove()}")
+            assert await connection.fetchval(reads) == before
+    finally:
+        await connection.execute("ALTER DATABASE template1 RESET a.b")
+        await connection.close()
+
+
 async def test_if_installation_is_not_allowed_the_error_says_how_an_administrator_can(connection: Connection) -> None:
     with pytest.raises(Refused, match="pgrole-controller sql") as caught:
         await install(connection, allowed=False)
