@@ -15,7 +15,7 @@ _ROLES = {
     "Reconciled": ReasonAdvice("The role in the database is as declared.", ""),
     "Progressing": ReasonAdvice("The controller is still applying the spec.", "Wait a moment."),
     "Suspended": ReasonAdvice(
-        "The controller neither reads nor changes the role.",
+        "The controller neither compares nor changes the role.",
         "Set spec.suspend to false, or end the suspension of the server.",
     ),
     "MembershipPending": ReasonAdvice(

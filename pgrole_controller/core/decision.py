@@ -71,7 +71,7 @@ def _decide(desired: Desired, observed: Observed, server: Server, policy: Policy
     if desired.terminating:
         return decide_deletion(desired, observed, server, policy)
     if desired.suspended:
-        raise Refused(Reason.SUSPENDED, "spec.suspend is true: the controller neither reads nor changes the role")
+        raise Refused(Reason.SUSPENDED, "spec.suspend is true: the controller neither compares nor changes the role")
     _check_name(desired, observed, server, policy)
     check_held(observed)
     refusal = refusal or desired.refusal or _find_refusal(policy, desired.role, observed.references)
