@@ -349,7 +349,7 @@ class DriftsInHour(Model):
 
 
 class PgServerStatus(Model):
-    """Observed state of the server. The controller writes it. It reads back driftsPerHour after a restart."""
+    """Observed state of the server. The controller never reads it as input; it only continues driftsPerHour."""
 
     observed_generation: int = Field(
         default=-1,

@@ -47,7 +47,7 @@ class DriftCause(Model):
     login: str | None = Field(default=None, description=_LOGIN, json_schema_extra={"maxLength": NAME_BYTES})
     role: str | None = Field(
         default=None,
-        description="Name of the role that the session acted as, if it is another one.",
+        description="Name of the role that the session acted as, if different.",
         json_schema_extra={"maxLength": NAME_BYTES},
     )
     application: str | None = Field(
