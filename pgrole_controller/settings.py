@@ -227,7 +227,7 @@ class Settings:
     allow: frozenset[str] = _setting(
         _attributes,
         "",
-        "more role attributes to allow, besides `createdb`: "
+        "role attributes to allow in addition to `createdb`: "
         f"{', '.join(f'`{power}`' for power in POWERS if power != 'createdb')}",
         "LIST",
         Group.DEFAULT_SERVER,

@@ -144,12 +144,20 @@ def _add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         _export,
         "print existing roles of a server as PgRoles",
         "Prints PgRoles that declare existing roles as they are, with adopt: true and without passwords. Applying them "
-        "changes nothing; plan of the output is empty.",
+        "changes nothing, and their plan is empty.",
         "pgrole-controller export --roles 'shop_*' --namespace shop --output-dir roles/",
     )
-    parser.add_argument("--roles", metavar="PATTERN", action="append", help="only roles that match, with * and ?")
     parser.add_argument(
-        "--database", metavar="NAME", action="append", help="privileges in these databases only; default: all"
+        "--roles",
+        metavar="PATTERN",
+        action="append",
+        help="only roles that match, with * and ? as wildcards; can be repeated",
+    )
+    parser.add_argument(
+        "--database",
+        metavar="NAME",
+        action="append",
+        help="privileges in these databases only; can be repeated; default: all",
     )
     parser.add_argument("--output-dir", type=Path, metavar="DIR", help="write one file per role into DIR")
     parser.add_argument(
