@@ -88,7 +88,7 @@ class Leadership:
             await self._term.confirmed_again.wait()
 
     def candidate(self, stand_by: Callable[[], Awaitable[None]]) -> Candidate | None:
-        """Returns the candidate for a session, which calls `stand_by` after everything that needs no lead."""
+        """Returns the candidate for a session, which calls `stand_by` after everything that needs no leadership."""
         if self._term is None:
             return None
         return Candidate(

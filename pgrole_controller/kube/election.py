@@ -2,8 +2,8 @@
 
 Expected flow: stand by until the Lease is free, take it, renew it every two seconds in a separate task, and lose it
 when another process holds it or the API server denies it. If a leader cannot renew for ten seconds because the API
-server does not answer, its lead becomes unconfirmed: it writes nothing to Kubernetes, and each database decides who
-leads there (postgres/fence.py). The next successful renewal confirms the leadership again.
+server does not answer, its leadership becomes unconfirmed: it writes nothing to Kubernetes, and each database decides
+who leads there (postgres/fence.py). The next successful renewal confirms the leadership again.
 
 Away means timeouts, refused or reset connections, 429 and 5xx. Any other refusal is an answer: 401, 403 and a missing
 namespace are how an administrator stops a controller.
@@ -53,8 +53,8 @@ REQUEST_SECONDS = 3.0
 AGAIN_SECONDS = 1.0
 #: A Lease that expired while the API server was away remains reserved for its holder for this many more seconds.
 RETURN_SECONDS = 5.0
-#: An unconfirmed leader does nothing while the API server refuses requests, and loses its lead after this many seconds:
-#: an API server that starts refuses everyone until it has read its RBAC rules.
+#: An unconfirmed leader does nothing while the API server refuses requests, and loses leadership after this many
+#: seconds: an API server that starts refuses everyone until it has read its RBAC rules.
 DENIED_SECONDS = 10.0
 #: Seconds to release the Lease at shutdown.
 RESIGN_SECONDS = 2.0

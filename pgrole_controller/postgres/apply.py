@@ -63,8 +63,8 @@ class Dialect:
 
     `options`: memberships have INHERIT and SET, and several grantors can grant one (PostgreSQL 16 and later).
     `parameter_grants`: a superuser can grant SET on a parameter (15 and later). `claims`: where claims are kept.
-    `fence`: this process's lead, which each transaction verifies. `enforcing`: Kubernetes cannot be reached, so each
-    claim must still have the applied state that was read. `superuser`: the controller's role can lock role names.
+    `fence`: this process's leadership, which each transaction verifies. `enforcing`: Kubernetes cannot be reached, so
+    each claim must still have the applied state that was read. `superuser`: the controller's role can lock role names.
     `notes_rows`: which transactions wrote a drifted role is noted in the session before the repair (superusers only).
     """
 

@@ -55,7 +55,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """This process's lead of an installation. `guarded` as in `DatabaseClaims`; `is_leading` by its own clock.
+    """This process's leadership of an installation. `guarded` as in `DatabaseClaims`; `is_leading` by its own clock.
 
     `number` None: no schema pgrole, or an older one. `is_enforcing`: the Lease cannot be read, so the database alone
     decides who leads; only with a number.
@@ -159,7 +159,7 @@ def is_another_leading(error: BaseException) -> bool:
 async def _call(connection: Connection, call: str, *, guarded: bool) -> int:
     """Calls a function in one message, which is one transaction: a paused process leaves no transaction open.
 
-    It does not wait for a standby of this server: after a failover, every process has to take the lead again.
+    It does not wait for a standby of this server: after a failover, every process has to become leader again.
     """
     statement = f"SELECT pg_catalog.set_config('pgrole.number', {call}::text, false)"
     with translate_errors("lead"):

@@ -1,6 +1,6 @@
 -- Since version 3. The leader of an installation, as known to this server. A Kubernetes Lease does not fence: its holder can
 -- be paused and continue after another process has taken the Lease.
--- A candidate draws a number, verifies that it still holds the Lease, and then takes the lead with that number. Therefore a
+-- A candidate draws a number, verifies that it still holds the Lease, and then becomes leader with that number. Therefore a
 -- later holder of the Lease has a higher number, whatever the clocks show and whatever was restored in Kubernetes.
 -- The number includes the time of day so that no number is drawn again after the table is dropped or restored.
 CREATE TABLE IF NOT EXISTS pgrole.leader (
@@ -24,9 +24,10 @@ AS $$
     RETURNING l.drawn
 $$;
 
--- Takes the lead and returns the number to use from now on. A process that already leads keeps its number, so that two
--- sessions of one process, with a server that has two names, do not end each other's lead. Fails with PGR04 if another process
--- leads with a higher number. After its commit, the previous leader changes nothing, and none of its changes is in progress.
+-- Makes this process the leader and returns the number to use from now on. A process that already leads keeps its number, so
+-- that two sessions of one process, with a server that has two names, do not end each other's leadership. Fails with PGR04 if
+-- another process leads with a higher number. After its commit, the previous leader changes nothing, and none of its changes
+-- is in progress.
 CREATE OR REPLACE FUNCTION pgrole.lead(of_installation text, with_number bigint, new_holder text) RETURNS bigint
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -76,9 +77,9 @@ BEGIN
 END
 $$;
 
--- Since version 4. For a process that cannot reach Kubernetes and therefore cannot take the Lease. Takes the lead and returns
+-- Since version 4. For a process that cannot reach Kubernetes and therefore cannot take the Lease. Becomes leader and returns
 -- its number if the leader has sent no heartbeat for `silence`, or has never sent one and Kubernetes has been `away` for that
--- long; otherwise returns NULL. The holder of the Lease takes the lead back with `lead`, regardless of heartbeats. If no
+-- long; otherwise returns NULL. The holder of the Lease becomes leader again with `lead`, regardless of heartbeats. If no
 -- process has ever led, there is nothing to maintain.
 CREATE OR REPLACE FUNCTION pgrole.lead_while_away(
     of_installation text, new_holder text, away interval, silence interval DEFAULT '15 s'
