@@ -168,13 +168,13 @@ async def look_at_role(choice: ServerChoice, name: str, only: str | None) -> Rol
     limit = anyio.CapacityLimiter(_AT_ONCE)
     async with anyio.create_task_group() as tasks:
         for seen, access in zip(wanted, found, strict=True):
-            look = _DatabaseLook(endpoint, _judge(graph, seen.acl, version), role, declarations, limit)
-            tasks.start_soon(look.into, seen, access)
+            reader = _DatabaseReader(endpoint, _judge(graph, seen.acl, version), role, declarations, limit)
+            tasks.start_soon(reader.into, seen, access)
     return RoleReport(role, graph, found, declarations)
 
 
 @dataclass(frozen=True, slots=True)
-class _DatabaseLook:
+class _DatabaseReader:
     """Reads what a role may do in one database after the other."""
 
     endpoint: Endpoint

@@ -1,10 +1,10 @@
 """The server's jsonlog, read through SQL for commands that change roles. PostgreSQL writes it since version 15.
 
-Guarantees: one look reads at most 1,000,000 bytes, however much was written; what is older than that is skipped. A
-line that is not complete yet is read by the next look. A rotated file is read to its end before the next one. Only
+Guarantees: one read takes at most 1,000,000 bytes, however much was written; what is older than that is skipped. A
+line that is not complete yet is read by the next one. A rotated file is read to its end before the next one. Only
 files that have a size are read: a FIFO, as some operators put in place of the log, has none, and belongs to its reader.
 
-Caveats: files that were begun and ended between two looks are skipped.
+Caveats: files that were begun and ended between two reads are skipped.
 """
 
 from collections import deque
@@ -20,11 +20,11 @@ from pgrole_controller.postgres.rows import Row, fetch, first
 #: jsonlog exists since this version.
 JSONLOG_VERSION = 150_000
 
-#: Bytes that one look reads, and commands that are kept.
+#: Bytes that one read takes, and commands that are kept.
 MOST_BYTES = 1_000_000
 MOST_COMMANDS = 1000
 
-_LOOK_SECONDS = 2.0
+_READ_SECONDS = 2.0
 
 
 @dataclass(slots=True)
@@ -41,8 +41,8 @@ class JsonLog:
     _offset: int = 0
     _in_line: bool = False  # the offset is inside a line whose beginning was skipped
 
-    async def look(self, connection: Connection) -> bool:
-        """Reads what was written since the last look; False if the server writes no jsonlog.
+    async def read_new(self, connection: Connection) -> bool:
+        """Reads what was written since the last read; False if the server writes no jsonlog.
 
         Raises PgRoleError, e.g. if the role may not read it.
         """
@@ -74,7 +74,7 @@ class JsonLog:
         rows = await _ask(connection, "log_part", self._name, self._offset, wanted)
         part = (rows[0].find("part", bytes) if rows else None) or b""
         end = part.rfind(b"\n") + 1
-        if end == 0 and len(part) == most:  # a line longer than a look
+        if end == 0 and len(part) == most:  # a line longer than a read
             self._offset, self._in_line = self._offset + len(part), True
             return len(part)
         begin = part.find(b"\n") + 1 if self._in_line else 0
@@ -90,4 +90,4 @@ def _parse(part: bytes, zone: int) -> list[RoleCommand]:
 
 async def _ask(connection: Connection, name: str, *arguments: object) -> list[Row]:
     query = resources.text("sql", "attribution", f"{name}.sql")
-    return await fetch(connection, "audit_log", query, *arguments, seconds=_LOOK_SECONDS)
+    return await fetch(connection, "audit_log", query, *arguments, seconds=_READ_SECONDS)

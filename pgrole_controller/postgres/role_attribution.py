@@ -27,8 +27,8 @@ from pgrole_controller.postgres.rows import fetch, first
 
 log = logging.getLogger(__name__)
 
-#: Seconds to wait before each look at the log: the server writes it through another process.
-_LOOKS = (0.0, 0.02, 0.1, 0.4)
+#: Seconds to wait before each read of the log: the server writes it through another process.
+_WAITS = (0.0, 0.02, 0.1, 0.4)
 
 _SECONDS = 2.0
 
@@ -65,9 +65,9 @@ class RoleAttribution:
         if self.source is AuditSource.NEVER or _version(connection) < JSONLOG_VERSION:
             return None
         found = None
-        for wait in _LOOKS:
+        for wait in _WAITS:
             await anyio.sleep(wait)
-            if not await self.audit_log.look(connection):
+            if not await self.audit_log.read_new(connection):
                 return None
             commands = self.audit_log.commands
             audited = [one for one in commands if bool(one.command) is (self.source is AuditSource.PGAUDIT)]

@@ -287,8 +287,9 @@ BEGIN
 END
 $$;
 
--- Updates role_state, which notifies listeners of the changed roles, and database_state. Writes nothing if no role changed. Returns the text of
--- a snapshot up to which everything has been observed: while pg_current_snapshot() equals it, there is nothing new.
+-- Updates role_state, which notifies listeners of the changed roles, and database_state. Writes nothing if nothing changed.
+-- Returns the text of a snapshot up to which everything has been observed: while pg_current_snapshot() equals it, there is
+-- nothing new.
 -- `everything`: ignores earlier observations.
 CREATE OR REPLACE FUNCTION pgrole.observe(everything boolean DEFAULT false) RETURNS text
 LANGUAGE plpgsql VOLATILE

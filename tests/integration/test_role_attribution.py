@@ -156,30 +156,30 @@ class TestStandIn:
         monkeypatch.setattr(audit_log, "MOST_BYTES", 5000)
         path, log = await log_file(server, reading), JsonLog()
 
-        async def look() -> list[str]:
+        async def read() -> list[str]:
             log.commands.clear()
-            assert await log.look(reading)
+            assert await log.read_new(reading)
             return [one.login for one in log.commands if one.login != "postgres"]
 
         with path.open("ab") as file:
             file.write(audit_line("DROP ROLE x", "long ago", 1) + b"x" * 6000 + b"\n")
             file.write(audit_line("DROP ROLE x", "first", 2))
-        assert await look() == ["first"]
-        assert await look() == []
+        assert await read() == ["first"]
+        assert await read() == []
         whole = audit_line("DROP ROLE x", "second", 3)
         with path.open("ab") as file:
             file.write(whole[:100])
             file.flush()
-            assert await look() == []
+            assert await read() == []
             file.write(whole[100:])
             file.flush()
-            assert await look() == ["second"]
+            assert await read() == ["second"]
             file.write(b"y" * 20_000)  # longer than one read
             file.flush()
-            assert await look() == []
+            assert await read() == []
             file.write(b"\n" + audit_line("DROP ROLE x", "third", 4))
             file.flush()
-            assert await look() == ["third"]
+            assert await read() == ["third"]
             file.write(audit_line("DROP ROLE x", "at the end", 5))
         await reading.execute("SELECT pg_rotate_logfile()")
         with anyio.fail_after(20):
@@ -188,7 +188,7 @@ class TestStandIn:
                 await reading.execute("SELECT pg_rotate_logfile()")
         with (await log_file(server, reading)).open("ab") as file:
             file.write(audit_line("DROP ROLE x", "in the next file", 6))
-        assert await look() == ["at the end", "in the next file"]
+        assert await read() == ["at the end", "in the next file"]
 
     @needs_jsonlog
     async def test_of_a_log_that_was_rotated_the_newest_part_is_read(
@@ -196,7 +196,7 @@ class TestStandIn:
     ) -> None:
         monkeypatch.setattr(audit_log, "MOST_BYTES", 5000)
         path, log = await log_file(server, reading), JsonLog()
-        assert await log.look(reading)
+        assert await log.read_new(reading)
         log.commands.clear()
         with path.open("ab") as file:
             file.write(audit_line("DROP ROLE x", "long ago", 1) + b"x" * 20_000 + b"\n")
@@ -207,7 +207,7 @@ class TestStandIn:
                 await anyio.sleep(0.2)
         with new.open("ab") as file:
             file.write(audit_line("DROP ROLE x", "in the next file", 3))
-        assert await log.look(reading)
+        assert await log.read_new(reading)
         assert [one.login for one in log.commands if one.login != "postgres"] == ["at the end", "in the next file"]
 
     @needs_jsonlog
