@@ -12,9 +12,9 @@ from pgrole_controller.core.access.access_origin import Changes, Declarations, L
 from pgrole_controller.core.access.access_report import (
     AccessLine,
     DeclaredHere,
+    EnclosingObjects,
     NamedObjects,
     ObjectUsers,
-    Surroundings,
     what_can,
     who_can,
 )
@@ -186,7 +186,7 @@ class _DatabaseReader:
     async def into(self, seen: SeenDatabase, access: DatabaseAccess) -> None:
         """One database that cannot be read does not hide the others."""
         judge, role = self.judge, self.role
-        around = Surroundings(seen.acl)
+        around = EnclosingObjects(seen.acl)
         declared = None if self.declarations.problem else DeclaredHere(self.declarations, access.name)
         groups: list[NamedObjects] = [NamedObjects(seen.acl, (seen.acl.object.name,))]
         reach = {role} if role in judge.superusers else judge.graph.inherited(judge.graph.settable(role))
@@ -204,7 +204,7 @@ class _DatabaseReader:
         if role in judge.superusers:
             access.lines = what_can(judge, role, groups, {}, around, {}, declared)
             plain = _without_superuser(judge, role)
-            lines = what_can(plain, role, [*groups, *read.groups], read.totals, Surroundings(), {}, declared)
+            lines = what_can(plain, role, [*groups, *read.groups], read.totals, EnclosingObjects(), {}, declared)
             access.direct = [one for one in lines if one.privileges[0].routes[0].source is not Source.PUBLIC]
             return
         access.lines = what_can(judge, role, [*groups, *read.groups], read.totals, around, read.schemas, declared)

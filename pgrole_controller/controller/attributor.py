@@ -25,7 +25,7 @@ from pgrole_controller.core.audit_line import ChangedRole
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role_drift import FoundCause, RoleDrift
 from pgrole_controller.logs import describe_error
@@ -92,10 +92,10 @@ class Attributor:
         else:
             _keep(self._noted, drift.role_name, drift.at, MOST_NOTED)
         if key in self._waiting:
-            self._add_row(self._waiting.pop(key)[0], Culprit())
+            self._add_row(self._waiting.pop(key)[0], DriftAuthor())
         self._waiting[key] = drift, xmins
         while len(self._waiting) > MOST_WAITING:
-            self._add_row(self._waiting.popitem(last=False)[1][0], Culprit())
+            self._add_row(self._waiting.popitem(last=False)[1][0], DriftAuthor())
         self._changed.set()
 
     def note_unreported(self, key: Key) -> None:
@@ -109,7 +109,7 @@ class Attributor:
             return
         _keep(self._noted, claim.role_name, at, MOST_NOTED)
         uid = claim.owner.object_uid
-        self._add_row(RoleDrift(claim.role_name, claim.role_oid, uid, claim.last_drift_fields, True, at), Culprit())
+        self._add_row(RoleDrift(claim.role_name, claim.role_oid, uid, claim.last_drift_fields, True, at), DriftAuthor())
         self._changed.set()
 
     def find_cause(self, key: Key) -> FoundCause | None:
@@ -137,7 +137,7 @@ class Attributor:
             level = logging.WARNING if failures == 1 else logging.DEBUG
             log.log(level, "cannot record drifts of roles", extra={"server": self._config().name, **extra})
             while self._waiting:
-                self._add_row(self._waiting.popitem(last=False)[1][0], Culprit())
+                self._add_row(self._waiting.popitem(last=False)[1][0], DriftAuthor())
             await anyio.sleep(_RETRY.delay(failures))
 
     async def _answer_all(
@@ -173,13 +173,13 @@ class Attributor:
         drift: RoleDrift,
         xmins: tuple[int, ...],
         began: float,
-    ) -> Culprit:
+    ) -> DriftAuthor:
         # the drift wrote the latest row, unless it removed one: older rows are of earlier changes
         recent = anyio.current_time() - began > RECENT_SECONDS
         since = drift.at - timedelta(seconds=RECENT_SECONDS) if recent else None
         with anyio.move_on_after(_DRIFT_SECONDS):
-            return await attribution.find_culprit(connection, ChangedRole(drift.role_name, xmins[:1], since))
-        return Culprit()
+            return await attribution.find_author(connection, ChangedRole(drift.role_name, xmins[:1], since))
+        return DriftAuthor()
 
     async def _write(self, connection: Connection, session: Session) -> None:
         """Writes the waiting rows. Without schema pgrole, only status records drifts."""
@@ -209,7 +209,7 @@ class Attributor:
     ) -> None:
         """A row with a character that the database's encoding lacks is recorded without its values, or dropped."""
         identity, row = one
-        for attempt in (row, replace(row, values={}, by=Culprit())):
+        for attempt in (row, replace(row, values={}, by=DriftAuthor())):
             try:
                 await self._record(connection, session, [(identity, attempt)])
             except PgRoleError as error:
@@ -222,7 +222,7 @@ class Attributor:
         if self._rows.get(identity) is row:
             del self._rows[identity]
 
-    def _add_row(self, drift: RoleDrift, by: Culprit, xmins: tuple[int, ...] = ()) -> None:
+    def _add_row(self, drift: RoleDrift, by: DriftAuthor, xmins: tuple[int, ...] = ()) -> None:
         """Adds a row to write. Equal drifts of one minute share a row; so does a reported drift with itself after a
         restart.
         """
@@ -244,7 +244,7 @@ class Attributor:
         )
         _keep(self._rows, identity, row)
 
-    def _keep_cause(self, key: Key, drift: RoleDrift, by: Culprit) -> None:
+    def _keep_cause(self, key: Key, drift: RoleDrift, by: DriftAuthor) -> None:
         if by.proof is not Evidence.NONE:
             self._found.pop(key, None)
             _keep(self._found, key, FoundCause(drift, by))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
-from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 
 #: Maximum distance of a subtransaction's id above its transaction's.
 MOST_BELOW = 64
@@ -39,9 +39,9 @@ class RoleCommand:
     address: str
     time: datetime | None
 
-    def to_culprit(self, proof: Evidence) -> Culprit:
-        """Returns a Culprit without a statement, which may contain a password."""
-        return Culprit(proof, self.login, "", self.application, self.address, self.time)
+    def to_author(self, proof: Evidence) -> DriftAuthor:
+        """Returns a DriftAuthor without a statement, which may contain a password."""
+        return DriftAuthor(proof, self.login, "", self.application, self.address, self.time)
 
 
 def read_lines(lines: Iterable[bytes], zone: int = 0) -> Iterator[RoleCommand]:
@@ -166,7 +166,7 @@ class ChangedRole:
     since: datetime | None = None
 
 
-def find_author(commands: Iterable[RoleCommand], changed: ChangedRole, own_login: str = "") -> Culprit | None:
+def find_author(commands: Iterable[RoleCommand], changed: ChangedRole, own_login: str = "") -> DriftAuthor | None:
     """Who changed the role, by the log. `commands`: oldest first.
 
     Proof is TRANSACTION if a command of pgaudit has the transaction id of a changed row, or names the role and has an
@@ -178,13 +178,13 @@ def find_author(commands: Iterable[RoleCommand], changed: ChangedRole, own_login
     for xmin in changed.xmins:
         for one in (*naming, *others):
             if one.txid >= 3 and one.txid == xmin:
-                return one.to_culprit(Evidence.TRANSACTION)
+                return one.to_author(Evidence.TRANSACTION)
         for one in naming:
             if one.txid >= 3 and 0 < (xmin - one.txid) % _XIDS <= MOST_BELOW:
-                return one.to_culprit(Evidence.TRANSACTION)
+                return one.to_author(Evidence.TRANSACTION)
     since = changed.since
     recent = [one for one in naming if since is None or (one.time is not None and one.time >= since)]
-    return recent[0].to_culprit(Evidence.LOG) if recent else None
+    return recent[0].to_author(Evidence.LOG) if recent else None
 
 
 def _is_own(command: RoleCommand, own_login: str) -> bool:

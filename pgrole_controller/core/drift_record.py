@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pgrole_controller.core.errors import make_legible
-from pgrole_controller.core.privileges.privilege_result import Culprit, PrivilegeDrift
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, PrivilegeDrift
 
 #: Maximum number of entries in status.driftHistory, and bytes of JSON of each.
 MOST = 10
@@ -39,7 +39,7 @@ class DriftRecord:
     count: int
     database: str = ""
     details: tuple[str, ...] = ()
-    by: Culprit = field(default_factory=Culprit)
+    by: DriftAuthor = field(default_factory=DriftAuthor)
 
 
 def record_of(database: str, drift: PrivilegeDrift) -> DriftRecord:
@@ -60,8 +60,8 @@ def describe_last(record: DriftRecord, *, exposes_all: bool) -> dict[str, Any]:
     return {**described, "by": cause} if cause else described
 
 
-def _describe_cause(by: Culprit, *, exposes_all: bool) -> dict[str, Any]:
-    if by == Culprit():
+def _describe_cause(by: DriftAuthor, *, exposes_all: bool) -> dict[str, Any]:
+    if by == DriftAuthor():
         return {}
     named = {"login": by.login, "role": by.role if by.role != by.login else ""}
     if exposes_all:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from pgrole_controller.core.drift_record import read_moment, rfc3339
-from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 
 #: Maximum number of fields and phrases listed for one drift; both sources keep fewer.
 _MOST = 64
@@ -30,7 +30,7 @@ class ListedDrift:
     database: str = ""
     values: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     words: tuple[str, ...] = ()
-    by: Culprit = field(default_factory=Culprit)
+    by: DriftAuthor = field(default_factory=DriftAuthor)
     cluster: str = ""
     object: str = ""
 
@@ -68,7 +68,7 @@ def read_status_entry(entry: Mapping[str, Any], role: str, owner: str) -> Listed
         corrected=entry.get("corrected") is True,
         database=_text(entry.get("database")),
         words=_texts(entry.get("details")),
-        by=Culprit(read_proof(proof), login=_text(by.get("login"))),
+        by=DriftAuthor(read_proof(proof), login=_text(by.get("login"))),
         object=owner,
     )
 
@@ -127,7 +127,7 @@ def _describe_field(name: str, pair: tuple[str, str] | None) -> str:
     return name if pair is None else f"{name}: {pair[1] or '(none)'} → {pair[0] or '(none)'}"
 
 
-def describe_author(by: Culprit) -> str:
+def describe_author(by: DriftAuthor) -> str:
     """Returns the login and the role it acted as, with application and address, as far as they are known."""
     if not by.login:
         return "unknown"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from pgrole_controller.core.privileges.privilege_result import Culprit
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor
 from pgrole_controller.core.role import FIELD_NAMES, Role, to_moment
 
 #: Maximum number of characters of one value, and of all values of one drift.
@@ -36,7 +36,7 @@ class FoundCause:
     """Who caused a drift of a role. `exposes_all`: status shows everything that is known."""
 
     drift: RoleDrift
-    by: Culprit
+    by: DriftAuthor
     exposes_all: bool = False
 
 

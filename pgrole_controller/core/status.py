@@ -23,7 +23,7 @@ from pgrole_controller.core.password import version_of
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges, describe_approval
 from pgrole_controller.core.privileges.privilege_news import combine_drifts
-from pgrole_controller.core.privileges.privilege_result import Culprit
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor
 from pgrole_controller.core.role_drift import FoundCause
 
 
@@ -186,7 +186,7 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
     before = previous.get("lastDrift") or {}
     if claim is not None and claim.last_drift_at is not None:
         fields = claim.last_drift_fields
-        by = cause.by if cause and cause.drift.corrected and cause.drift.at == claim.last_drift_at else Culprit()
+        by = cause.by if cause and cause.drift.corrected and cause.drift.at == claim.last_drift_at else DriftAuthor()
         records.append(DriftRecord(claim.last_drift_at, fields, corrected=True, count=len(fields), by=by))
     latest = list(records)
     if details.privileges is not None:
@@ -203,7 +203,11 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
         if not before.get("database") or known is None or rfc3339(known) <= last["time"]:
             status["lastDrift"] = keep_known(last, before, hides=hides)
     if details.reported:
-        by = cause.by if cause and not cause.drift.corrected and cause.drift.fields == details.reported else Culprit()
+        by = (
+            cause.by
+            if cause and not cause.drift.corrected and cause.drift.fields == details.reported
+            else DriftAuthor()
+        )
         seen = find_reported_time(previous, details.reported) or now
         record = DriftRecord(seen, details.reported, corrected=False, count=len(details.reported), by=by)
         status["lastDrift"] = keep_known(describe_last(record, exposes_all=exposes_all), before, hides=hides)

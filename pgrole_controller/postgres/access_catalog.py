@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from difflib import get_close_matches
 
-from pgrole_controller.core.access.access_report import NamedObjects, Surroundings
+from pgrole_controller.core.access.access_report import EnclosingObjects, NamedObjects
 from pgrole_controller.core.access.effective_access import AccessObject
 from pgrole_controller.core.access.role_graph import AccessRole, GroupEdge, RoleGraph
 from pgrole_controller.core.ddl import quote_identifier
@@ -57,7 +57,7 @@ class FoundObject:
     """The requested object, with its schema and database. `versions`: of its own row, and of columns with an ACL."""
 
     acl: AccessObject
-    around: Surroundings
+    around: EnclosingObjects
     versions: tuple[AclVersion, ...]
 
 
@@ -205,7 +205,7 @@ async def find_object(connection: Connection, name: ObjectName, database: Access
     if place not in acls:
         raise Refused(Reason.INVALID_SPEC, f"{name} was dropped meanwhile: run the command again")
     schema = next((one for key, one in acls.items() if key.catalog == "pg_namespace" and key != place), None)
-    return FoundObject(acls[place], Surroundings(database, schema), tuple(versions))
+    return FoundObject(acls[place], EnclosingObjects(database, schema), tuple(versions))
 
 
 async def _locate(connection: Connection, name: ObjectName) -> tuple[str, int]:

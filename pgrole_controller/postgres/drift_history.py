@@ -21,7 +21,7 @@ import anyio
 from pgrole_controller import resources
 from pgrole_controller.core.database_options import HistoryConfig
 from pgrole_controller.core.ddl import quote_literal
-from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.fence import Fence
@@ -59,7 +59,7 @@ class RecordedDrift:
     database: str = ""
     at: datetime | None = None  # None: now, by the database's clock
     count: int = 1
-    by: Culprit = field(default_factory=Culprit)
+    by: DriftAuthor = field(default_factory=DriftAuthor)
     cluster: str = ""
     key: str = ""
     values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

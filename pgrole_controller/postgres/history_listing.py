@@ -11,7 +11,7 @@ from enum import Enum
 from pgrole_controller import resources
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.listed_drift import ListedDrift, read_details, read_proof
-from pgrole_controller.core.privileges.privilege_result import Culprit
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.drift_history import STATEMENT_SHOWN
@@ -81,7 +81,7 @@ def _drift(row: Row) -> ListedDrift:
         database="" if of_role else row.text("database"),
         values=values,
         words=words,
-        by=Culprit(
+        by=DriftAuthor(
             read_proof(row.text("proof")),
             login=row.text("login"),
             role=row.text("acting"),

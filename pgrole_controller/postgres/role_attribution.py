@@ -18,7 +18,7 @@ from pgrole_controller.core.audit_line import ChangedRole, find_author
 from pgrole_controller.core.database_options import AuditSource
 from pgrole_controller.core.ddl import quote_identifier
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 from pgrole_controller.postgres.audit_log import JSONLOG_VERSION, JsonLog
 from pgrole_controller.postgres.catalog import read_suspects
 from pgrole_controller.postgres.connection import Connection
@@ -41,7 +41,7 @@ class RoleAttribution:
     audit_log: JsonLog = field(default_factory=JsonLog)
     _unreadable: str = ""  # why, as last logged
 
-    async def find_culprit(self, connection: Connection, changed: ChangedRole) -> Culprit:
+    async def find_author(self, connection: Connection, changed: ChangedRole) -> DriftAuthor:
         """Returns who changed the role, by the best source that knows; proof NONE if none does.
 
         Takes up to 0.6 s where a log is read: call it beside the repair, on a connection that nothing else uses. Raises
@@ -49,7 +49,7 @@ class RoleAttribution:
         """
         for find in (self._ask_log, _ask_statistics, _ask_sessions):
             try:
-                culprit = await find(connection, changed)
+                author = await find(connection, changed)
             except PgRoleError as error:
                 if connection.is_closed():
                     raise
@@ -57,11 +57,11 @@ class RoleAttribution:
                     self._unreadable = error.message
                     log.warning("cannot find out who changes roles", extra={"error": error.message})
                 continue
-            if culprit is not None:
-                return culprit
-        return Culprit()
+            if author is not None:
+                return author
+        return DriftAuthor()
 
-    async def _ask_log(self, connection: Connection, changed: ChangedRole) -> Culprit | None:
+    async def _ask_log(self, connection: Connection, changed: ChangedRole) -> DriftAuthor | None:
         if self.source is AuditSource.NEVER or _version(connection) < JSONLOG_VERSION:
             return None
         found = None
@@ -82,7 +82,7 @@ def _version(connection: Connection) -> int:
     return version.major * 10_000
 
 
-async def _ask_statistics(connection: Connection, changed: ChangedRole) -> Culprit | None:
+async def _ask_statistics(connection: Connection, changed: ChangedRole) -> DriftAuthor | None:
     schemas = await fetch(connection, "statistics", _query("statistics"), seconds=_SECONDS)
     if not schemas:
         return None
@@ -94,16 +94,16 @@ async def _ask_statistics(connection: Connection, changed: ChangedRole) -> Culpr
     users = await fetch(connection, "statement_users", query, changed.role_name, seconds=_SECONDS)
     if len(users) != 1:
         return None
-    return Culprit(Evidence.STATISTICS, login=legible(users[0].get("name", bytes)))
+    return DriftAuthor(Evidence.STATISTICS, login=legible(users[0].get("name", bytes)))
 
 
-async def _ask_sessions(connection: Connection, changed: ChangedRole) -> Culprit | None:
+async def _ask_sessions(connection: Connection, changed: ChangedRole) -> DriftAuthor | None:
     suspects = (await read_suspects(connection, [changed.role_name])).get(changed.role_name, ())
     if len({suspect.user for suspect in suspects}) != 1:
         return None
     first, *others = suspects
     application = legible(first.application.encode(errors="surrogateescape"))
-    return Culprit(
+    return DriftAuthor(
         Evidence.SESSION,
         login=first.user,
         application=application if not others else "",

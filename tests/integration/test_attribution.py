@@ -8,10 +8,10 @@ import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.privileges.attribution import DEFAULTS, GRANTED, REVOKED, ChangedRow
-from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 from pgrole_controller.core.privileges.recorded_statement import ChangedPrivilege
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres.privileges.acl_attribution import MOST_ROWS, read_culprits, read_culprits_of
+from pgrole_controller.postgres.privileges.acl_attribution import MOST_ROWS, read_authors, read_authors_of
 from tests.integration.event_support import PEOPLE, EventDatabase, event_database
 
 #: Ways in which alice changes table `a`, hiding the statement more or less. `%s`: GRANT … or REVOKE ….
@@ -41,8 +41,8 @@ async def database(postgres_server: PostgresServer) -> AsyncIterator[EventDataba
         yield made
 
 
-async def culprit_of(database: EventDatabase, changed: ChangedRow) -> Culprit:
-    return (await read_culprits_of(database.reading, [changed]))[changed]
+async def author_of(database: EventDatabase, changed: ChangedRow) -> DriftAuthor:
+    return (await read_authors_of(database.reading, [changed]))[changed]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -53,13 +53,13 @@ async def test_the_login_that_changes_a_table_is_named(database: EventDatabase, 
     await bob.execute("GRANT DELETE ON a TO reader; REVOKE INSERT ON a FROM reader; REVOKE ALL ON b FROM reader")
     await alice.execute(WAYS[way] % statement)
     xmin = await database.xmin_of_table("a")
-    found = await culprit_of(database, ChangedRow(xmin, tags, ("a", "reader")))
+    found = await author_of(database, ChangedRow(xmin, tags, ("a", "reader")))
     assert (found.proof, found.login, found.role) == (Evidence.TRANSACTION, "alice", "alice")
     assert found.application == "app of alice"
     assert found.address == "127.0.0.1"
     assert found.time is not None
     assert found.statement == (statement if way == "alone" else "")
-    assert (await read_culprits(database.reading, {xmin}))[xmin].login == "alice"
+    assert (await read_authors(database.reading, {xmin}))[xmin].login == "alice"
 
 
 async def test_the_matching_command_is_chosen_in_a_transaction_with_several(database: EventDatabase) -> None:
@@ -72,10 +72,10 @@ async def test_the_matching_command_is_chosen_in_a_transaction_with_several(data
         await alice.execute("CREATE TABLE c2 ()")
     xmin = await database.xmin_of_table("c")
     assert await database.xmin_of_table("d") == xmin
-    assert (await culprit_of(database, ChangedRow(xmin, GRANTED, ("c", "reader")))).statement.endswith("ON c TO reader")
-    revoked = await culprit_of(database, ChangedRow(xmin, REVOKED, ("d", "reader")))
+    assert (await author_of(database, ChangedRow(xmin, GRANTED, ("c", "reader")))).statement.endswith("ON c TO reader")
+    revoked = await author_of(database, ChangedRow(xmin, REVOKED, ("d", "reader")))
     assert revoked.statement == "REVOKE SELECT ON d FROM reader"
-    assert (await read_culprits(database.reading, {xmin}))[xmin].proof is Evidence.TRANSACTION
+    assert (await read_authors(database.reading, {xmin}))[xmin].proof is Evidence.TRANSACTION
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ async def test_a_change_of_every_kind_of_object_is_attributed(
         )
     await carol.execute(statements.format(table="f"))
     xmin = await database.xmin(catalog, condition)
-    found = await culprit_of(database, ChangedRow(xmin, tags, ("reader",)))
+    found = await author_of(database, ChangedRow(xmin, tags, ("reader",)))
     assert (found.proof, found.login) == (Evidence.TRANSACTION, "carol")
 
 
@@ -132,7 +132,7 @@ async def test_the_login_is_named_whatever_role_the_session_acts_as(
     finally:
         await alice.execute("RESET ROLE; RESET SESSION AUTHORIZATION; REVOKE REFERENCES ON h FROM reader")
     xmin = await database.xmin_of_table("g")
-    found = await culprit_of(database, ChangedRow(xmin, GRANTED, ("g", "reader")))
+    found = await author_of(database, ChangedRow(xmin, GRANTED, ("g", "reader")))
     assert (found.proof, found.login, found.role) == (Evidence.TRANSACTION, login, role)
     await database.reading.execute("REVOKE REFERENCES ON public.g FROM reader")
 
@@ -170,7 +170,7 @@ async def test_concurrent_transactions_are_attributed_correctly(database: EventD
         for name, tables in owned.items()
         for table in tables
     }
-    found = await read_culprits_of(database.reading, list(rows))
+    found = await read_authors_of(database.reading, list(rows))
     assert {row: (found[row].login, found[row].proof) for row in rows} == {
         row: (name, Evidence.TRANSACTION) for row, name in rows.items()
     }
@@ -197,24 +197,24 @@ async def test_a_grant_by_an_event_trigger_within_another_grant_is_attributed(da
     for privilege in ("TRUNCATE", "INSERT"):
         change = ChangedPrivilege(privilege, granted=True)
         row = ChangedRow(await database.xmin_of_table("h"), GRANTED, ("h", "reader"), oid, "public", change)
-        found = await culprit_of(database, row)
+        found = await author_of(database, row)
         assert (found.proof, found.login) == (Evidence.TRANSACTION, "alice")
     await bob.execute("REVOKE TRUNCATE, INSERT ON h FROM reader")
 
 
 async def test_no_one_is_named_without_an_event(database: EventDatabase) -> None:
     unknown = await database.xmin("pg_database", "datname = 'template1'")
-    assert await read_culprits(database.reading, {unknown, 0, 1, 2, 2**32 - 1}) == {}
-    assert await read_culprits(database.reading, set()) == {}
+    assert await read_authors(database.reading, {unknown, 0, 1, 2, 2**32 - 1}) == {}
+    assert await read_authors(database.reading, set()) == {}
 
 
 async def test_the_answer_is_bounded_for_any_number_of_rows_and_events(database: EventDatabase) -> None:
     bob = await database.person("bob")
     await bob.execute("BEGIN;" + "GRANT SELECT ON a TO reader; REVOKE SELECT ON a FROM reader;" * 200 + "COMMIT")
     xmin = await database.xmin_of_table("a")
-    found = await read_culprits(database.reading, [xmin, *range(xmin + 1, xmin + 5 * MOST_ROWS)])
+    found = await read_authors(database.reading, [xmin, *range(xmin + 1, xmin + 5 * MOST_ROWS)])
     assert found.keys() <= set(range(xmin + 4 * MOST_ROWS, xmin + 5 * MOST_ROWS)), "the highest are asked about"
-    assert (await read_culprits(database.reading, {xmin}))[xmin].login == "bob"
+    assert (await read_authors(database.reading, {xmin}))[xmin].login == "bob"
 
 
 HOSTILE = {
@@ -230,7 +230,7 @@ async def test_tenants_texts_are_made_printable_and_shortened(database: EventDat
     await alice.execute("SELECT set_config('application_name', $1, false)", HOSTILE[what])
     comment = (HOSTILE[what] * 300)[:2000]  # beyond 8,192 bytes, the trigger records no statement
     await alice.execute(f"GRANT SELECT ON d TO reader /* {comment.replace(';', '')} */")
-    found = await culprit_of(database, ChangedRow(await database.xmin_of_table("d"), GRANTED, ("d", "reader")))
+    found = await author_of(database, ChangedRow(await database.xmin_of_table("d"), GRANTED, ("d", "reader")))
     await alice.execute("SET application_name = 'app of alice'; REVOKE SELECT ON d FROM reader")
     assert found.login == "alice"
     assert len(found.application.encode()) <= 4 * 63
@@ -257,7 +257,7 @@ async def test_a_change_in_a_database_with_another_encoding_is_attributed(
             )
         finally:
             await alice.close()
-        found = await read_culprits(database.reading, {await database.xmin_of_table("a2")})
-        (culprit,) = found.values()
-    assert culprit.login == "alice"
-    assert culprit.statement == ("GRANT \u00e9" if encoding == "LATIN1" else "GRANT \\xe9")
+        found = await read_authors(database.reading, {await database.xmin_of_table("a2")})
+        (author,) = found.values()
+    assert author.login == "alice"
+    assert author.statement == ("GRANT \u00e9" if encoding == "LATIN1" else "GRANT \\xe9")

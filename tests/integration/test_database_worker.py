@@ -283,7 +283,7 @@ async def test_comparisons_of_many_columns_of_one_table_run_in_a_thread(
     async with world.working():
         await world.wait_settled()
         threads = note_threads(
-            monkeypatch, (privilege_reconcile, "decide_privileges"), (privilege_attribution, "group_by_culprit")
+            monkeypatch, (privilege_reconcile, "decide_privileges"), (privilege_attribution, "group_by_author")
         )
         each = ", ".join(f"{one} ({', '.join(columns)})" for one in ("INSERT", "UPDATE", "REFERENCES", "SELECT"))
         await world.hand.execute(f"GRANT {each} ON app.wide TO {world.role}")
@@ -1635,7 +1635,7 @@ async def test_drift_is_corrected_even_if_attribution_times_out(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sessions = note_sessions(monkeypatch)
-    monkeypatch.setattr(EventReader, "_find_culprits", lambda _reader, _rows: {})
+    monkeypatch.setattr(EventReader, "_find_authors", lambda _reader, _rows: {})
     world.declare(READ)
     async with world.working():
         await world.wait_settled()

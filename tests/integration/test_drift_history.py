@@ -13,7 +13,7 @@ import pytest_asyncio
 from pgrole_controller.core.database_options import HistoryConfig
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.listed_drift import ListedDrift
-from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
@@ -28,7 +28,7 @@ from pgrole_controller.postgres.history_maintenance import copy_all, prune
 from pgrole_controller.postgres.schema import install
 
 CONFIG = HistoryConfig()
-BY = Culprit(
+BY = DriftAuthor(
     Evidence.TRANSACTION, "alice", "owner", "psql", "10.2.3.4", datetime(2026, 1, 1, tzinfo=UTC), "GRANT ALL ON t TO r"
 )
 NOW = datetime.now(UTC)
@@ -134,7 +134,7 @@ async def test_only_the_latest_drifts_are_read(other: Connection) -> None:
     "text", ["\0'; DROP TABLE pgrole.drift_history; --", "\udce9\udcff", "x" * 5000, "\U0001f418" * 400]
 )
 async def test_hostile_texts_are_shortened(other: Connection, text: str) -> None:
-    by = Culprit(Evidence.LOG, text, text, text, text, None, text)
+    by = DriftAuthor(Evidence.LOG, text, text, text, text, None, text)
     await record(other, RecordedDrift("hostile", (text,), True, "orders", by=by))
     (found,) = await read(other, "hostile")
     assert found.by.proof is Evidence.LOG

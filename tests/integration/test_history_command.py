@@ -9,7 +9,7 @@ import asyncpg
 import pytest_asyncio
 
 from pgrole_controller.core.database_options import HistoryConfig
-from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.drift_history import RecordedDrift, build_record_statement
@@ -17,7 +17,9 @@ from pgrole_controller.postgres.schema import install
 from tests.commands import run_command
 
 NOW = datetime.now(UTC)
-BY = Culprit(Evidence.TRANSACTION, "alice", "owner", "psql", "10.2.3.4", NOW, "GRANT DELETE ON app.orders TO reader")
+BY = DriftAuthor(
+    Evidence.TRANSACTION, "alice", "owner", "psql", "10.2.3.4", NOW, "GRANT DELETE ON app.orders TO reader"
+)
 VALUES = {"createdb": {"declared": "false", "observed": "true"}}
 DRIFTS = (
     RecordedDrift("app", ("createdb", "login"), True, at=NOW - timedelta(hours=2), by=BY, values=VALUES),

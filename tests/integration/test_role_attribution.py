@@ -89,7 +89,7 @@ class TestStatements:
             alice = await new_person(server, stack, "alice_s")
             await alice.execute("CREATE ROLE told; ALTER ROLE told PASSWORD 'geheim'")
             attribution = RoleAttribution(AuditSource.STATEMENTS)
-            found = await attribution.find_culprit(reading, ChangedRole("told"))
+            found = await attribution.find_author(reading, ChangedRole("told"))
             assert (found.proof, found.login, found.application) == (Evidence.LOG, "alice_s", "psql")
             assert found.address == "127.0.0.1"
             assert found.time is not None
@@ -104,14 +104,14 @@ class TestStatements:
             alice = await new_person(server, stack, "alice_o")
             await alice.execute("CREATE ROLE mended")
             await reading.execute("ALTER ROLE mended LOGIN")
-            found = await RoleAttribution(AuditSource.STATEMENTS).find_culprit(reading, ChangedRole("mended"))
+            found = await RoleAttribution(AuditSource.STATEMENTS).find_author(reading, ChangedRole("mended"))
             assert (found.proof, found.login) == (Evidence.LOG, "alice_o")
 
     async def test_no_log_is_read_unless_it_is_allowed(self, server: PostgresServer, reading: Connection) -> None:
         async with AsyncExitStack() as stack:
             alice = await new_person(server, stack, "alice_n")
             await alice.execute("CREATE ROLE private")
-            found = await RoleAttribution().find_culprit(reading, ChangedRole("private"))
+            found = await RoleAttribution().find_author(reading, ChangedRole("private"))
             assert (found.proof, found.login) == (Evidence.SESSION, "alice_n")
 
     @pytest.mark.before(15, "csvlog is not read")
@@ -122,7 +122,7 @@ class TestStatements:
             alice = await new_person(server, stack, "alice_14")
             await alice.execute("CREATE ROLE private14")
             attribution = RoleAttribution(AuditSource.STATEMENTS)
-            assert (await attribution.find_culprit(reading, ChangedRole("private14"))).proof is Evidence.SESSION
+            assert (await attribution.find_author(reading, ChangedRole("private14"))).proof is Evidence.SESSION
 
 
 class TestStandIn:
@@ -137,17 +137,17 @@ class TestStandIn:
         xmins = await read_role_xmins(reading, oid)
         assert len(xmins) == len(set(xmins)) >= 1
         with (await log_file(server, reading)).open("ab") as file:
-            for txid, user in ((xmins[0] - 1, "before"), (xmins[0], "culprit"), (xmins[0] + 1, "after")):
+            for txid, user in ((xmins[0] - 1, "before"), (xmins[0], "author"), (xmins[0] + 1, "after")):
                 file.write(audit_line("ALTER ROLE audited LOGIN", user, txid))
-        found = await RoleAttribution(AuditSource.PGAUDIT).find_culprit(reading, ChangedRole("audited", xmins))
-        assert (found.proof, found.login, found.address) == (Evidence.TRANSACTION, "culprit", "10.2.3.4")
+        found = await RoleAttribution(AuditSource.PGAUDIT).find_author(reading, ChangedRole("audited", xmins))
+        assert (found.proof, found.login, found.address) == (Evidence.TRANSACTION, "author", "10.2.3.4")
 
     @needs_jsonlog
     async def test_a_dropped_role_is_found_by_its_name(self, server: PostgresServer, reading: Connection) -> None:
         with (await log_file(server, reading)).open("ab") as file:
-            file.write(audit_line("DROP ROLE gone", "culprit", 99, "DROP ROLE"))
-        found = await RoleAttribution(AuditSource.PGAUDIT).find_culprit(reading, ChangedRole("gone"))
-        assert (found.proof, found.login) == (Evidence.LOG, "culprit")
+            file.write(audit_line("DROP ROLE gone", "author", 99, "DROP ROLE"))
+        found = await RoleAttribution(AuditSource.PGAUDIT).find_author(reading, ChangedRole("gone"))
+        assert (found.proof, found.login) == (Evidence.LOG, "author")
 
     @needs_jsonlog
     async def test_a_read_of_the_log_is_bounded_and_continues_where_the_last_one_ended(
@@ -216,7 +216,7 @@ class TestStandIn:
     ) -> None:
         await reading.execute("CREATE ROLE poor LOGIN CREATEROLE PASSWORD 'pw'")
         async with connect(Endpoint(server.dsn("poor", password="pw")), "attribution") as poor:
-            found = await RoleAttribution(AuditSource.PGAUDIT).find_culprit(poor, ChangedRole("nothing_of_that"))
+            found = await RoleAttribution(AuditSource.PGAUDIT).find_author(poor, ChangedRole("nothing_of_that"))
         assert found.proof is Evidence.NONE
 
 
@@ -228,7 +228,7 @@ async def test_statistics_name_the_only_user(server: PostgresServer, reading: Co
         alice = await new_person(server, stack, "alice_p")
         await alice.execute("CREATE ROLE counted")
     await reading.execute("ALTER ROLE counted LOGIN")
-    found = await RoleAttribution().find_culprit(reading, ChangedRole("counted"))
+    found = await RoleAttribution().find_author(reading, ChangedRole("counted"))
     assert (found.proof, found.login, found.statement) == (Evidence.STATISTICS, "alice_p", "")
 
 
@@ -262,9 +262,9 @@ async def test_lines_of_a_real_pgaudit_prove_the_author(servers: Servers) -> Non
             xmins = (await read_role_xmins(reading, oid))[:1]
             if "SET work_mem" in statement or statement.startswith("GRANT"):
                 xmins = (await read_role_xmins(reading, oid))[1:]
-            found = await attribution.find_culprit(reading, ChangedRole(role, xmins))
+            found = await attribution.find_author(reading, ChangedRole(role, xmins))
             assert (found.proof, found.login) == (Evidence.TRANSACTION, f"person{which}"), statement
         await people[0].execute("DROP ROLE target1")
-        gone = await attribution.find_culprit(reading, ChangedRole("target1"))
+        gone = await attribution.find_author(reading, ChangedRole("target1"))
         assert (gone.proof, gone.login) == (Evidence.LOG, "person0")
         assert "geheim" not in repr(attribution)

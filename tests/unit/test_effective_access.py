@@ -7,7 +7,7 @@ from pgrole_controller.commands.access_reading import RoleReport
 from pgrole_controller.commands.access_text import print_role
 from pgrole_controller.commands.output import make_console
 from pgrole_controller.core.access.access_origin import Declarations
-from pgrole_controller.core.access.access_report import NamedObjects, Surroundings, what_can, who_can
+from pgrole_controller.core.access.access_report import EnclosingObjects, NamedObjects, what_can, who_can
 from pgrole_controller.core.access.effective_access import (
     MOST_ROUTES,
     PUBLIC,
@@ -116,7 +116,7 @@ def test_missing_privileges_that_make_a_privilege_useless_are_named() -> None:
         acl((READERS, "USAGE"), kind=ObjectKind.SCHEMA, name="app"),
         acl((BOB, "CONNECT"), kind=ObjectKind.DATABASE, name="shop"),
     )
-    users = who_can(of, table, Surroundings(database, schema), 10)
+    users = who_can(of, table, EnclosingObjects(database, schema), 10)
     lacking = {of.graph.name(user.role): user.obstacles for user in users.users}
     assert lacking == {
         "alice": ("CONNECT on database shop",),
@@ -129,13 +129,13 @@ def test_a_privilege_after_set_role_lacks_what_that_role_lacks() -> None:
     of = judge(GroupEdge(ALICE, READERS, inherit=False), GroupEdge(BOB, READERS, inherit=False))
     table = acl((ALICE, "SELECT"), (READERS, "INSERT"), (BOB, "SELECT"))
     schema = acl((READERS, "USAGE"), kind=ObjectKind.SCHEMA, name="app")
-    (alice,) = [one for one in who_can(of, table, Surroundings(schema=schema), 10).users if one.role == ALICE]
+    (alice,) = [one for one in who_can(of, table, EnclosingObjects(schema=schema), 10).users if one.role == ALICE]
     lacking = {one.privilege: some for one, some in zip(alice.privileges, alice.lacks, strict=True)}
     assert lacking == {"SELECT": ("USAGE on schema app",), "INSERT": ()}
     assert alice.obstacles == ()
 
     schema = acl((ALICE, "USAGE"), kind=ObjectKind.SCHEMA, name="app")
-    (alice,) = [one for one in who_can(of, table, Surroundings(schema=schema), 10).users if one.role == ALICE]
+    (alice,) = [one for one in who_can(of, table, EnclosingObjects(schema=schema), 10).users if one.role == ALICE]
     lacking = {one.privilege: some for one, some in zip(alice.privileges, alice.lacks, strict=True)}
     assert lacking == {"SELECT": (), "INSERT": ("USAGE on schema app",)}
 
@@ -144,7 +144,7 @@ def test_a_privilege_is_useful_if_one_of_its_ways_is() -> None:
     of = judge(GroupEdge(ALICE, READERS, inherit=False), GroupEdge(ALICE, TEAM, inherit=False))
     table = acl((READERS, "SELECT"), (TEAM, "SELECT"))
     for useful in (READERS, TEAM):
-        around = Surroundings(schema=acl((useful, "USAGE"), kind=ObjectKind.SCHEMA, name="app"))
+        around = EnclosingObjects(schema=acl((useful, "USAGE"), kind=ObjectKind.SCHEMA, name="app"))
         (alice,) = [one for one in who_can(of, table, around, 10).users if one.role == ALICE]
         assert alice.lacks == ((),)
 
@@ -165,7 +165,7 @@ def test_a_role_that_may_grant_itself_a_group_is_told_so() -> None:
 def test_the_list_of_users_is_cut_but_all_are_counted() -> None:
     many = [AccessRole(100 + number, f"user_{number:04}") for number in range(3000)]
     graph = RoleGraph([*ROLES, *many], [GroupEdge(role.oid, READERS) for role in many])
-    users = who_can(AccessJudge(graph, VERSION), acl((READERS, "SELECT")), Surroundings(), 50)
+    users = who_can(AccessJudge(graph, VERSION), acl((READERS, "SELECT")), EnclosingObjects(), 50)
     assert (len(users.users), users.total) == (50, 3001)
 
 
@@ -176,7 +176,7 @@ def test_equal_privileges_on_many_tables_are_one_line() -> None:
             AccessObject(acl((ALICE, "SELECT")).object, acl((ALICE, "SELECT"), (BOB, "SELECT")).entries), ("c",)
         ),
     ]
-    (line,) = what_can(judge(), ALICE, groups, {("app", ObjectKind.TABLE): 240}, Surroundings(), {})
+    (line,) = what_can(judge(), ALICE, groups, {("app", ObjectKind.TABLE): 240}, EnclosingObjects(), {})
     assert (line.count, line.total, line.names) == (240, 240, ("a", "b", "c"))
 
 

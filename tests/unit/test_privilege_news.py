@@ -3,12 +3,12 @@
 from datetime import UTC, datetime
 
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
-from pgrole_controller.core.privileges.privilege_difference import DifferenceLedger, PrivilegeDifference
+from pgrole_controller.core.privileges.privilege_difference import DifferenceClassifier, PrivilegeDifference
 from pgrole_controller.core.privileges.privilege_news import announce_drift, announce_extension, describe_drift
-from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence, News
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, News
 
 NOW = datetime(2027, 1, 2, 16, 4, 9, 113000, tzinfo=UTC)
-ALICE = Culprit(Evidence.TRANSACTION, "alice", "alice", "psql", "10.2.3.4", NOW, "GRANT DELETE ON app.orders TO x")
+ALICE = DriftAuthor(Evidence.TRANSACTION, "alice", "alice", "psql", "10.2.3.4", NOW, "GRANT DELETE ON app.orders TO x")
 
 
 def difference(name: str = "orders", *, held: bool = True) -> PrivilegeDifference:
@@ -16,7 +16,9 @@ def difference(name: str = "orders", *, held: bool = True) -> PrivilegeDifferenc
     return PrivilegeDifference("DELETE", table, held=held)
 
 
-def note(*differences: PrivilegeDifference, by: Culprit = ALICE, corrected: bool = True, exposed: bool = False) -> str:
+def note(
+    *differences: PrivilegeDifference, by: DriftAuthor = ALICE, corrected: bool = True, exposed: bool = False
+) -> str:
     drift = describe_drift(differences, by, NOW, corrected=corrected, exposed=exposed)
     news = announce_drift("orders", drift, differences)
     assert news.reason is (News.DRIFT_CORRECTED if corrected else News.DRIFT_REPORTED)
@@ -26,7 +28,7 @@ def note(*differences: PrivilegeDifference, by: Culprit = ALICE, corrected: bool
 def test_a_note_about_one_privilege_says_who_changed_it_and_how_it_was_corrected() -> None:
     words = "DELETE on table app.orders (database orders) was granted by alice at 16:04:09.113 and revoked"
     assert note(difference()) == words
-    assert note(difference(held=False), by=Culprit()) == (
+    assert note(difference(held=False), by=DriftAuthor()) == (
         "DELETE on table app.orders (database orders) was revoked and granted again"
     )
 
@@ -47,15 +49,15 @@ def test_a_note_counts_several_privileges_and_says_why_drift_is_only_reported() 
 def test_a_note_distinguishes_undeclarable_privileges_from_drift_that_the_policy_leaves() -> None:
     one = PrivilegeDifference("USAGE", DatabaseObject(ObjectId("pg_type", 20001), ObjectKind.TYPE, "app", "t", 10, "x"))
     two = PrivilegeDifference("USAGE", place="future types created by alice")
-    ledger = DifferenceLedger(current=True, report_only=False, new_objects=None)
-    ledger.note_left(one)
-    ledger.note_left(two)
-    assert note(ledger.reported[0], by=Culprit(), corrected=False) == (
+    classifier = DifferenceClassifier(current=True, report_only=False, new_objects=None)
+    classifier.note_left(one)
+    classifier.note_left(two)
+    assert note(classifier.reported[0], by=DriftAuthor(), corrected=False) == (
         "USAGE on type app.t (database orders) was granted; "
         "not corrected, since no PgRole can declare it: revoke it if it is not wanted"
     )
-    assert "not corrected, since no PgRole can declare them: USAGE" in note(*ledger.reported, corrected=False)
-    both = note(difference(), *ledger.reported, corrected=False)
+    assert "not corrected, since no PgRole can declare them: USAGE" in note(*classifier.reported, corrected=False)
+    both = note(difference(), *classifier.reported, corrected=False)
     assert "not corrected, since spec.drift.policy is Report, and no PgRole can declare some of them: DELETE" in both
 
 

@@ -16,7 +16,7 @@ from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegePolicy
 from pgrole_controller.core.privileges.privilege_outcome import add_privileges, find_problems
-from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence, PrivilegeDrift, PrivilegeResult
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, PrivilegeDrift, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import (
     PROGRESSING,
@@ -35,7 +35,7 @@ DECLARED = {name: DatabasePrivileges(name) for name in ("lake", "orders")}
 GRANTEE = Grantee(KEY, "uid-1", 1, "app", 20_000, DECLARED, policy=ALL)
 NOW = datetime(2026, 5, 6, 7, 8, 9, tzinfo=UTC)
 CLAIM = Claim("app", 20_000, 7, Owner("c", "shop", "ns", "app", "uid-1"), applied="sha256:x", drift_count=2)
-BY = Culprit(Evidence.TRANSACTION, "alice", "boss", "psql", "10.2.3.4", NOW, "GRANT DELETE ON app.orders TO app")
+BY = DriftAuthor(Evidence.TRANSACTION, "alice", "boss", "psql", "10.2.3.4", NOW, "GRANT DELETE ON app.orders TO app")
 DRIFT = PrivilegeDrift(NOW, ("DELETE on table app.orders was granted",), 1, corrected=True, by=BY)
 
 
@@ -217,7 +217,7 @@ class TestPrivilegeStatus:
             corrected=True,
             by=replace(BY, login="bob"),
         )
-        unknown = replace(other, words=("USAGE on schema app was revoked",), count=1, by=Culprit())
+        unknown = replace(other, words=("USAGE on schema app was revoked",), count=1, by=DriftAuthor())
         status = build(known(replace(ORDERS, last_drifts=(unknown, other, DRIFT))))
         assert status["lastDrift"]["by"]["login"] == "alice"
         assert status["lastDrift"]["details"] == [
@@ -246,11 +246,11 @@ class TestPrivilegeStatus:
         )
 
     def test_an_unknown_cause_and_a_name_in_another_encoding_are_written(self) -> None:
-        odd = replace(DRIFT, by=Culprit(Evidence.STATISTICS, "al\udcefce"), words=("x\udcff",))
+        odd = replace(DRIFT, by=DriftAuthor(Evidence.STATISTICS, "al\udcefce"), words=("x\udcff",))
         status = build(known(replace(ORDERS, last_drifts=(odd,))))
         assert json.dumps(status, ensure_ascii=False).encode()
         assert status["lastDrift"]["by"]["login"] == "al\\xefce"
-        nameless = replace(DRIFT, by=Culprit())
+        nameless = replace(DRIFT, by=DriftAuthor())
         assert "by" not in build(known(replace(ORDERS, last_drifts=(nameless,))))["lastDrift"]
 
 

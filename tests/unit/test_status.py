@@ -11,7 +11,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transien
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
 from pgrole_controller.core.privileges.grantee import Grantee
-from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence, PrivilegeDrift, PrivilegeResult
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, PrivilegeDrift, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role_drift import FoundCause, RoleDrift
 from pgrole_controller.core.status import (
@@ -128,7 +128,7 @@ def test_each_kind_of_error_has_its_phase(error: PgRoleError, phase: Phase) -> N
 
 
 DRIFT = RoleDrift("app", 20_000, "uid", ("login",), True, NOW)
-BY = Culprit(Evidence.SESSION, "alice", application="psql", address="10.0.0.1", statement="never of role DDL")
+BY = DriftAuthor(Evidence.SESSION, "alice", application="psql", address="10.0.0.1", statement="never of role DDL")
 
 
 def test_the_author_of_a_drift_is_shown_once_found_and_stays() -> None:
@@ -185,7 +185,7 @@ def test_the_last_drift_of_privileges_loses_nothing_in_a_restart() -> None:
     by = replace(BY, role="owner", time=NOW)
     drift = PrivilegeDrift(NOW, words, 8, corrected=True, by=by)
     restored = PrivilegeDrift(
-        NOW, tuple(one[:120] for one in words[:5]), 8, True, Culprit(by.proof, by.login, time=NOW)
+        NOW, tuple(one[:120] for one in words[:5]), 8, True, DriftAuthor(by.proof, by.login, time=NOW)
     )
     grantee = Grantee(Key("shop", "app"), "uid", 1, "app", 20_000, {})
     claim = replace(CLAIM, last_drift_at=None, last_drift_fields=())
@@ -206,7 +206,7 @@ def test_drift_of_privileges_that_is_only_reported_keeps_its_time_while_it_stand
     grantee = Grantee(Key("shop", "app"), "uid", 1, "app", 20_000, {})
     claim = replace(CLAIM, last_drift_at=None, last_drift_fields=())
 
-    def privileges(time: datetime, by: Culprit = Culprit()) -> GrantedPrivileges:  # noqa: B008 -- frozen
+    def privileges(time: datetime, by: DriftAuthor = DriftAuthor()) -> GrantedPrivileges:  # noqa: B008 -- frozen
         drift = PrivilegeDrift(time, ("DELETE on table app.orders was granted",), 1, corrected=False, by=by)
         return GrantedPrivileges(
             grantee, {"orders": PrivilegeResult(grantee.key, "uid", "orders", "d", last_drifts=(drift,))}

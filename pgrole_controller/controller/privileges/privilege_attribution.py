@@ -1,6 +1,6 @@
 """Finds who caused the drift of a round in one database, before it is repaired.
 
-Guarantees: what no event explains has a Culprit without a login; one question is asked for all roles.
+Guarantees: what no event explains has a DriftAuthor without a login; one question is asked for all roles.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,33 +13,33 @@ from pgrole_controller.core.privileges.attribution import DEFAULTS, GRANTED, REV
 from pgrole_controller.core.privileges.default_acl_decision import label_default
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
-from pgrole_controller.core.privileges.privilege_result import Culprit
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor
 from pgrole_controller.core.privileges.recorded_statement import ChangedPrivilege
 from pgrole_controller.event_loop import run_aside
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 
 _LONGEST_STATEMENT = 1000
 
-#: So many culprits are told apart in one round; the rest of the drift is told with the last one.
-_MOST_CULPRITS = 10
+#: So many authors are told apart in one round; the rest of the drift is told with the last one.
+_MOST_AUTHORS = 10
 
-#: What one culprit did.
-CulpritDifferences = tuple[Culprit, tuple[PrivilegeDifference, ...]]
+#: What one author did.
+AuthorDifferences = tuple[DriftAuthor, tuple[PrivilegeDifference, ...]]
 
 
-async def find_culprits(
+async def find_authors(
     some: Sequence[tuple[PrivilegeProgress, Sequence[PrivilegeDifference]]],
     observed: ObservedDatabase,
     session: DatabaseSession,
-) -> list[list[CulpritDifferences]]:
-    """By culprit, the given differences of each role; the latest culprit last. Raises PgRoleError."""
+) -> list[list[AuthorDifferences]]:
+    """By author, the given differences of each role; the latest author last. Raises PgRoleError."""
     number = sum(len(differences) for _, differences in some)
     rows = await run_aside(number, large_rounds.MANY_COMPARISONS, _find_rows, some, observed)
     # Entries of several grantors for one privilege have the same.
     distinct = dict.fromkeys(row for by_one in rows for row in by_one.values() if row is not None)
-    culprits = await session.read_culprits(list(distinct))
+    authors = await session.read_authors(list(distinct))
     return [
-        await run_aside(len(differences), large_rounds.MANY_COMPARISONS, group_by_culprit, differences, found, culprits)
+        await run_aside(len(differences), large_rounds.MANY_COMPARISONS, group_by_author, differences, found, authors)
         for (_, differences), found in zip(some, rows, strict=True)
     ]
 
@@ -79,29 +79,29 @@ def _changed_row(
     return ChangedRow(xmin, tags, (obj.name, role_name), obj.id.oid, schema, change)
 
 
-def sum_up(commands: Sequence[Culprit]) -> Culprit:
-    """What one culprit did, with all its statements and the time of the first."""
+def sum_up(commands: Sequence[DriftAuthor]) -> DriftAuthor:
+    """What one author did, with all its statements and the time of the first."""
     times = [one.time for one in commands if one.time is not None]
     statements = "; ".join(dict.fromkeys(one.statement for one in commands if one.statement))
     return replace(commands[0], time=min(times, default=None), statement=statements[:_LONGEST_STATEMENT])
 
 
-def group_by_culprit(
+def group_by_author(
     drift: Iterable[PrivilegeDifference],
     rows: Mapping[PrivilegeDifference, ChangedRow | None],
-    culprits: Mapping[ChangedRow, Culprit],
-) -> list[CulpritDifferences]:
+    authors: Mapping[ChangedRow, DriftAuthor],
+) -> list[AuthorDifferences]:
     """Who caused which differences, the latest last; beyond a limit, the last one found stands for the rest."""
-    by_row: dict[ChangedRow | None, Culprit] = {}
-    grouped: dict[Culprit, list[PrivilegeDifference]] = {}
-    commands: dict[Culprit, list[Culprit]] = {}
+    by_row: dict[ChangedRow | None, DriftAuthor] = {}
+    grouped: dict[DriftAuthor, list[PrivilegeDifference]] = {}
+    commands: dict[DriftAuthor, list[DriftAuthor]] = {}
     for difference in drift:
         row = rows[difference]
         who = by_row.get(row)
         if who is None:
-            by = culprits.get(row, Culprit()) if row is not None else Culprit()
+            by = authors.get(row, DriftAuthor()) if row is not None else DriftAuthor()
             who = replace(by, time=None, statement="")
-            if who not in grouped and len(grouped) >= _MOST_CULPRITS:
+            if who not in grouped and len(grouped) >= _MOST_AUTHORS:
                 who = next(reversed(grouped))
             by_row[row] = who
             commands.setdefault(who, []).append(by)

@@ -13,7 +13,7 @@ from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
 from pgrole_controller.core.privileges.privilege_result import (
-    Culprit,
+    DriftAuthor,
     Evidence,
     PrivilegeDrift,
     PrivilegeNews,
@@ -23,8 +23,8 @@ from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
 from pgrole_controller.postgres.privileges.ddl_events import Look, Scope
 from pgrole_controller.postgres.privileges.stored_state import StoredState
 
-#: What one culprit did: the drift as it is reported, its differences, and the culprit with everything that is known.
-CulpritDrift = tuple[PrivilegeDrift, tuple[PrivilegeDifference, ...], Culprit]
+#: What one author did: the drift as it is reported, its differences, and the author with everything that is known.
+AuthorDrift = tuple[PrivilegeDrift, tuple[PrivilegeDifference, ...], DriftAuthor]
 #: The object, None for default privileges, and the role in whose name they are granted there.
 Place = tuple[ObjectId | None, str]
 
@@ -32,7 +32,7 @@ Place = tuple[ObjectId | None, str]
 @dataclass(slots=True)
 class PrivilegeProgress:
     """One role during a round. `changes`: without those that are held back. `told`: drift that the changes correct.
-    `reported`: new drift that is left as it is, by culprit. `corrected`: drift that was corrected in this round.
+    `reported`: new drift that is left as it is, by author. `corrected`: drift that was corrected in this round.
     `approval`: which the changes are made for.
     """
 
@@ -42,8 +42,8 @@ class PrivilegeProgress:
     decision: PrivilegeDecision = field(default_factory=PrivilegeDecision)
     changes: tuple[AclChange, ...] = ()
     default_changes: tuple[DefaultAclChange, ...] = ()
-    told: tuple[CulpritDrift, ...] = ()
-    reported: tuple[tuple[Culprit, tuple[PrivilegeDifference, ...]], ...] = ()
+    told: tuple[AuthorDrift, ...] = ()
+    reported: tuple[tuple[DriftAuthor, tuple[PrivilegeDifference, ...]], ...] = ()
     corrected: list[PrivilegeDrift] = field(default_factory=list)
     error: PgRoleError | None = None
     held: frozenset[str] = frozenset()
@@ -135,7 +135,7 @@ def _restore_drift(stored: Mapping[str, object] | None) -> tuple[PrivilegeDrift,
         case {"time": str(time), "words": [*words], "count": int(count), "login": str(login), "proof": str(proof)}:
             try:
                 at = datetime.fromisoformat(time)
-                by = Culprit(Evidence(proof), login, time=at)
+                by = DriftAuthor(Evidence(proof), login, time=at)
             except ValueError:
                 return ()
             return (PrivilegeDrift(at, tuple(map(str, words)), count, corrected=True, by=by),)

@@ -22,10 +22,10 @@ from pgrole_controller.controller.privileges.privilege_approval import (
     consider_approval,
     mention_approval,
 )
-from pgrole_controller.controller.privileges.privilege_attribution import find_culprits
+from pgrole_controller.controller.privileges.privilege_attribution import find_authors
 from pgrole_controller.controller.privileges.privilege_memory import AppliedState, PrivilegeMemory, hold, note_repair
 from pgrole_controller.controller.privileges.privilege_progress import (
-    CulpritDrift,
+    AuthorDrift,
     PrivilegeProgress,
     build_result,
     is_done,
@@ -48,7 +48,7 @@ from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference, phrases
 from pgrole_controller.core.privileges.privilege_news import announce_drift, announce_extension, describe_drift
-from pgrole_controller.core.privileges.privilege_result import Culprit, PrivilegeDrift, PrivilegeResult
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, PrivilegeDrift, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.event_loop import run_aside
 from pgrole_controller.postgres.drift_history import MOST_RECORDED, build_record_statement
@@ -281,14 +281,14 @@ class PrivilegeReconcile:
         reported = [(one, new) for one in some if observed.complete and (new := one.newly_reported)]
         if not (drifting or reported):
             return
-        found = await find_culprits([*drifting, *reported], observed, self._session)
-        for (one, _), by_culprit in zip(drifting, found[: len(drifting)], strict=True):
-            one.told = tuple((self._describe(by, differences), differences, by) for by, differences in by_culprit)
-        for (one, _), by_culprit in zip(reported, found[len(drifting) :], strict=True):
-            one.reported = tuple(by_culprit)
+        found = await find_authors([*drifting, *reported], observed, self._session)
+        for (one, _), by_author in zip(drifting, found[: len(drifting)], strict=True):
+            one.told = tuple((self._describe(by, differences), differences, by) for by, differences in by_author)
+        for (one, _), by_author in zip(reported, found[len(drifting) :], strict=True):
+            one.reported = tuple(by_author)
 
     def _describe(
-        self, by: Culprit, differences: Sequence[PrivilegeDifference], *, corrected: bool = True
+        self, by: DriftAuthor, differences: Sequence[PrivilegeDifference], *, corrected: bool = True
     ) -> PrivilegeDrift:
         exposed = self._config.attribution.exposes_all
         return describe_drift(differences, by, self._now.at, corrected=corrected, exposed=exposed)
@@ -347,7 +347,7 @@ class PrivilegeReconcile:
     def _build_records(self, some: Sequence[PrivilegeProgress]) -> list[Statement]:
         return self._records.build(some) if self._session.stores else []
 
-    def _keep_succeeded(self, one: PrivilegeProgress, applied: AppliedAcls) -> Iterator[CulpritDrift]:
+    def _keep_succeeded(self, one: PrivilegeProgress, applied: AppliedAcls) -> Iterator[AuthorDrift]:
         """Yields what was corrected, described without what was not."""
         for drift, differences, by in one.told:
             done = tuple(each for each in differences if is_done(each, one.grantee.oid, applied))

@@ -7,7 +7,7 @@ from pgrole_controller.controller.privileges.privilege_approval import build_app
 from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress, shorten_drift
 from pgrole_controller.core.database_options import HistoryConfig
 from pgrole_controller.core.privileges.grantee import Grantee
-from pgrole_controller.core.privileges.privilege_result import Culprit, PrivilegeDrift
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, PrivilegeDrift
 from pgrole_controller.postgres.drift_history import RecordedDrift, build_record_statement
 from pgrole_controller.postgres.privileges.acl_transaction import Statement
 from pgrole_controller.postgres.privileges.stored_state import build_applied_statement
@@ -36,7 +36,7 @@ class RoundRecords:
             statements.append(build_record_statement(history, self.history))
         return [(";\n".join(statements), ())] if statements else []
 
-    def record(self, grantee: Grantee, drift: PrivilegeDrift, by: Culprit) -> RecordedDrift:
+    def record(self, grantee: Grantee, drift: PrivilegeDrift, by: DriftAuthor) -> RecordedDrift:
         return RecordedDrift(
             grantee.role_name,
             ("privileges",),

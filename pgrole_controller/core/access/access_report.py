@@ -51,7 +51,7 @@ class ObjectUsers:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class EnclosingObjects:
     """The schema and database of an object: without USAGE and CONNECT on these, privileges on the object are
     useless.
     """
@@ -151,7 +151,7 @@ class Obstacles:
         return tuple(lacking)
 
 
-def who_can(judge: AccessJudge, of: AccessObject, around: Surroundings, most: int) -> ObjectUsers:
+def who_can(judge: AccessJudge, of: AccessObject, around: EnclosingObjects, most: int) -> ObjectUsers:
     """Returns the roles that may use an object; at most `most` of them with their privileges."""
     graph = judge.graph
     direct = judge.holders(of) - {PUBLIC}
@@ -218,7 +218,7 @@ def what_can(
     subject: int,
     groups: Sequence[NamedObjects],
     totals: Mapping[tuple[str, ObjectKind], int],
-    around: Surroundings,
+    around: EnclosingObjects,
     schemas: Mapping[str, AccessObject],
     origins: DeclaredHere | None = None,
 ) -> list[AccessLine]:

@@ -22,7 +22,7 @@ from pgrole_controller.core.privileges.object_patterns import (
 )
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import (
-    DifferenceLedger,
+    DifferenceClassifier,
     PendingNames,
     PrivilegeDifference,
 )
@@ -62,7 +62,7 @@ class AclComparison:
         grantee: Grantee,
         observed: ObservedDatabase,
         declaration: CompiledPrivileges | None,
-        ledger: DifferenceLedger,
+        classifier: DifferenceClassifier,
         pending: PendingNames,
     ) -> None:
         facts = observed.facts
@@ -70,7 +70,7 @@ class AclComparison:
         self._observed = observed
         self._declaration = declaration
         self._former = [compile_privileges(one, facts.version) for one in grantee.former.get(facts.database, ())]
-        self._ledger = ledger
+        self._classifier = classifier
         self._pending = pending
         self._verdicts: dict[tuple[object, ...], frozenset[str]] = {}
         self.changes: list[AclChange] = []
@@ -141,7 +141,7 @@ class AclComparison:
                 continue
             kept.append(entry)
             undeclared = entry.grantable and not denied.has(entry.privilege, entry.column) and self._is_exact(obj)
-            if undeclared and self._ledger.note_held(_difference(obj, entry, option=True)):
+            if undeclared and self._classifier.note_held(_difference(obj, entry, option=True)):
                 disarmed.append(entry)
         if not revoked and not disarmed:
             return _Kept(frozenset((entry.privilege, entry.column) for entry in kept))
@@ -162,9 +162,9 @@ class AclComparison:
             return False
         difference = _difference(obj, entry)
         if entry.privilege not in DECLARABLE.get(obj.kind, ()):
-            self._ledger.note_left(difference)
+            self._classifier.note_left(difference)
             return False
-        return self._ledger.note_held(difference)
+        return self._classifier.note_held(difference)
 
     def _is_exact(self, obj: DatabaseObject) -> bool:
         """Tells whether whatever is not declared on this object is undone."""
@@ -234,7 +234,7 @@ class AclComparison:
 
     def _is_missing(self, difference: PrivilegeDifference, obj: DatabaseObject, wanted: Wanted) -> bool:
         literal = wanted.has_literal(difference.privilege, difference.column)
-        return self._ledger.note_missing(difference, obj.id, literal=literal)
+        return self._classifier.note_missing(difference, obj.id, literal=literal)
 
     def _change(self, obj: DatabaseObject, privileges: tuple[str, ...], columns: tuple[str, ...] = ()) -> AclChange:
         return AclChange(obj, self._grantee.oid, self._grantee.role_name, privileges, columns=columns)

@@ -29,7 +29,7 @@ from pgrole_controller.core.privileges.object_patterns import (
 )
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import (
-    DifferenceLedger,
+    DifferenceClassifier,
     PendingNames,
     PrivilegeDifference,
     SimilarRoutines,
@@ -91,7 +91,7 @@ def decide_privileges(
     # What the role was granted in a database that is given up is revoked all the same, also under policy Report.
     ignored = grantee.ignored and declared is not None and bool(last.digest)
     current = ignored or last.digest == digest
-    ledger = DifferenceLedger(
+    classifier = DifferenceClassifier(
         current=current,
         report_only=grantee.report_only and declared is not None,
         new_objects=new_objects,
@@ -100,13 +100,13 @@ def decide_privileges(
     )
     declaration = None if declared is None else compile_privileges(declared, observed.facts.version)
     pending = PendingNames(database, only=last if ignored else None)
-    comparison = AclComparison(grantee, observed, declaration, ledger, pending)
+    comparison = AclComparison(grantee, observed, declaration, classifier, pending)
     if differing is None:
         schemas = frozenset[str]() if declaration is None else declaration.schemas_among(observed.index.schemas)
         differing = observed.index.concerning(grantee.oid, schemas)
     for acl in differing:
         comparison.compare(acl)
-    defaults = DefaultsComparison(grantee, observed.facts, declaration, ledger, pending)
+    defaults = DefaultsComparison(grantee, observed.facts, declaration, classifier, pending)
     if observed.defaults is not None:
         own = observed.index.defaults_for(grantee.oid)
         schema_ids = observed.index.schema_ids
@@ -119,10 +119,10 @@ def decide_privileges(
     return PrivilegeDecision(
         changes=tuple(comparison.changes),
         default_changes=tuple(defaults.changes),
-        drift=tuple(ledger.drift),
-        extended=tuple(ledger.extended),
+        drift=tuple(classifier.drift),
+        extended=tuple(classifier.extended),
         pending=(*([undeclarable] if undeclarable else []), *pending.errors()),
-        reported=tuple(ledger.reported),
+        reported=tuple(classifier.reported),
         confirmed=is_whole and not former_held,
         current=current,
         applied=AppliedDeclaration.of(last.digest if ignored else digest, pending.awaited).text if is_whole else "",

@@ -12,7 +12,7 @@ from pgrole_controller.core.privileges.acl_comparison import AclComparison
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegePolicy
 from pgrole_controller.core.privileges.object_patterns import compile_privileges, count_patterns
 from pgrole_controller.core.privileges.observed_database import NOTHING_HELD, HeldByRole, ObservedDatabase
-from pgrole_controller.core.privileges.privilege_difference import DifferenceLedger, PendingNames
+from pgrole_controller.core.privileges.privilege_difference import DifferenceClassifier, PendingNames
 
 #: Maximum number of objects remembered for all terms together, of 8 bytes each.
 MOST_PLACES = 2_000_000
@@ -113,8 +113,8 @@ class _EqualTerms:
 def _find_expected(grantee: Grantee, terms: PrivilegeTerms, observed: ObservedDatabase) -> _EqualTerms:
     facts = observed.facts
     declaration = None if terms.declared is None else compile_privileges(terms.declared, facts.version)
-    ledger = DifferenceLedger(current=True, report_only=True, new_objects=frozenset())
-    comparison = AclComparison(grantee, observed, declaration, ledger, PendingNames(facts.database))
+    classifier = DifferenceClassifier(current=True, report_only=True, new_objects=frozenset())
+    comparison = AclComparison(grantee, observed, declaration, classifier, PendingNames(facts.database))
     schemas = frozenset[str]() if declaration is None else declaration.schemas_among(observed.index.schemas)
     screens: dict[tuple[int, int, frozenset[str] | None], _Screen] = {}
     for place in observed.index.in_schemas(schemas):

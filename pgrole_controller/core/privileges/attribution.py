@@ -1,7 +1,7 @@
 """Who changed a privilege: the choice among the DDL events whose transaction may have written the changed row.
 
 Expected flow: the event trigger records each command with its transaction's id; a changed row carries the id (xmin) of
-the transaction or subtransaction that wrote it; `find_culprit_of` compares the two.
+the transaction or subtransaction that wrote it; `find_author_of` compares the two.
 
 Guarantees: proof TRANSACTION means that the row has the very id of the transaction, or that no other recorded one can
 have written it with a command that fits, or that all that can have the same author, or that the event has the next id
@@ -19,18 +19,18 @@ from enum import Enum
 from itertools import groupby
 from typing import TypeAlias
 
-from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 from pgrole_controller.core.privileges.recorded_statement import ChangedPrivilege, find_name, read_statement
 
 #: What a name is qualified with, at most this many characters before it.
 _QUALIFIER = re.compile(r'(?P<name>[\w$]+|"(?:[^"]|"")*")\s*\.$')
 _LONGEST_QUALIFIER = 140
 
-#: Maximum length of a statement in a Culprit.
+#: Maximum length of a statement in a DriftAuthor.
 STATEMENT_LENGTH = 1000
 
 #: Login, application, address.
-Author: TypeAlias = tuple[str, str, str]
+AuthorKey: TypeAlias = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +82,14 @@ class ChangedRow:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundCulprit:
+class FoundAuthor:
     """`shown`: by the recorded statement, or because the object was created. Otherwise, e.g. for a DO block, an earlier
     statement may be a better explanation. `writers`: the authors of all events that may have written the row.
     """
 
-    culprit: Culprit = Culprit()  # noqa: RUF009 -- frozen
+    author: DriftAuthor = DriftAuthor()  # noqa: RUF009 -- frozen
     shown: bool = False
-    writers: frozenset[Author] = frozenset()
+    writers: frozenset[AuthorKey] = frozenset()
 
 
 GRANTED = ("GRANT",)
@@ -111,17 +111,17 @@ class LastEvents:
         self._events = sorted(events, key=lambda event: event.id, reverse=True)
         self._chosen: dict[tuple[tuple[str, ...], ChangedPrivilege | None], list[DdlEvent]] = {}
 
-    def find_better(self, changed: ChangedRow, found: FoundCulprit) -> Culprit:
+    def find_better(self, changed: ChangedRow, found: FoundAuthor) -> DriftAuthor:
         """Returns who changed a row instead of `found`, which is not shown; with proof NONE if that is no better.
 
         A row that is gone, or was written again by others, proves nothing.
         """
         made = self._find_made(changed)
-        same = made is not None and found.writers == {_author(made)}
-        if found.culprit.proof is Evidence.TRANSACTION:
-            return Culprit() if made is None or same else _culprit(made, Evidence.SESSION)
+        same = made is not None and found.writers == {_author_key(made)}
+        if found.author.proof is Evidence.TRANSACTION:
+            return DriftAuthor() if made is None or same else _drift_author(made, Evidence.SESSION)
         if made is not None and same:
-            return _culprit(made, Evidence.TRANSACTION)
+            return _drift_author(made, Evidence.TRANSACTION)
         return self._find_nearest(changed)
 
     def _find_made(self, changed: ChangedRow) -> DdlEvent | None:
@@ -134,15 +134,15 @@ class LastEvents:
         undone = next((one for one in self._choose(opposite) if _shows(opposite, one)), None)
         return None if made is not None and undone is not None and undone.id > made.id else made
 
-    def _find_nearest(self, changed: ChangedRow) -> Culprit:
+    def _find_nearest(self, changed: ChangedRow) -> DriftAuthor:
         """The last event that fits; for an existing row, only if its statement names the object and the grantee."""
         fitting = [event for event in self._choose(changed) if _is_possible(changed, event)]
         if changed.xmin:
             fitting = [event for event in fitting if _shows(changed, event)]
         if not fitting:
-            return Culprit()
+            return DriftAuthor()
         best = max(fitting, key=lambda event: (_fit(changed, event).value, not event.outdated, event.id))
-        return _culprit(best, Evidence.SESSION)
+        return _drift_author(best, Evidence.SESSION)
 
     def _choose(self, changed: ChangedRow) -> list[DdlEvent]:
         """The latest first."""
@@ -153,17 +153,17 @@ class LastEvents:
         return self._chosen[kind]
 
 
-def find_culprit_of(changed: ChangedRow, events: Sequence[DdlEvent], *, cut: bool = False) -> FoundCulprit:
-    """Returns who changed the row, according to the events that may have. Without any, a Culprit with proof NONE.
+def find_author_of(changed: ChangedRow, events: Sequence[DdlEvent], *, cut: bool = False) -> FoundAuthor:
+    """Returns who changed the row, according to the events that may have. Without any, a DriftAuthor with proof NONE.
 
     A transaction that wrote the row last has not changed the privilege if its commands do not: it has overwritten what
     another left. An ALTER of the object may have changed its owner. `cut`: there are more events.
     """
-    found = _find_culprit(changed, events)
-    if found.culprit.proof is Evidence.TRANSACTION or changed.change is None or not (cut or _is_repeated(events)):
+    found = _find_author(changed, events)
+    if found.author.proof is Evidence.TRANSACTION or changed.change is None or not (cut or _is_repeated(events)):
         return found
-    unknown = _find_culprit(replace(changed, change=None), events)
-    return replace(unknown, shown=False) if unknown.culprit.proof is Evidence.TRANSACTION else found
+    unknown = _find_author(replace(changed, change=None), events)
+    return replace(unknown, shown=False) if unknown.author.proof is Evidence.TRANSACTION else found
 
 
 def _is_repeated(events: Sequence[DdlEvent]) -> bool:
@@ -172,7 +172,7 @@ def _is_repeated(events: Sequence[DdlEvent]) -> bool:
     return len(set(said)) < len(said)
 
 
-def _find_culprit(changed: ChangedRow, events: Sequence[DdlEvent]) -> FoundCulprit:
+def _find_author(changed: ChangedRow, events: Sequence[DdlEvent]) -> FoundAuthor:
     exact = [event for event in events if event.exact]
     if exact:
         explaining = [event for event in exact if _explains(changed, event)]
@@ -181,37 +181,37 @@ def _find_culprit(changed: ChangedRow, events: Sequence[DdlEvent]) -> FoundCulpr
         altering = [event for event in exact if event.tag.startswith("ALTER ") and event.object == changed.oid != 0]
         if altering:
             return _found(changed, _best(changed, altering), exact, certain=False)
-        return FoundCulprit(writers=_authors(exact))
+        return FoundAuthor(writers=_author_keys(exact))
     # Who wrote the row last need not have made the change.
     written = replace(changed, change=None)
     writers = [event for event in events if _is_possible(written, event)]
     candidates = [event for event in events if _is_possible(changed, event)]
     if not candidates:
-        return FoundCulprit(writers=_authors(writers))
+        return FoundAuthor(writers=_author_keys(writers))
     naming = {event.xid for event in candidates if _fit(changed, event) is Fit.NAMED}
     nearest = min(writers, key=lambda event: (event.distance, event.id))
     fitting = min(candidates, key=lambda event: (event.distance, event.id))
     xid = naming.pop() if len(naming) == 1 else fitting.xid
     chosen = [event for event in candidates if event.xid == xid]
-    alike = len(_authors(writers)) == 1
+    alike = len(_author_keys(writers)) == 1
     certain = alike or (xid == nearest.xid and nearest.distance == 1) or len({event.xid for event in writers}) == 1
     return _found(changed, _best(changed, chosen), writers, certain=certain)
 
 
-def _found(changed: ChangedRow, event: DdlEvent, writers: Sequence[DdlEvent], *, certain: bool) -> FoundCulprit:
+def _found(changed: ChangedRow, event: DdlEvent, writers: Sequence[DdlEvent], *, certain: bool) -> FoundAuthor:
     created = event.object == changed.oid != 0
     # In a text whose comments cannot be told, the privilege may be part of one.
     said = _fit(changed, event) is Fit.NAMED and read_statement(event.statement).words is None
     proof = Evidence.TRANSACTION if certain else Evidence.SESSION
-    return FoundCulprit(_culprit(event, proof), changed.change is None or created or said, _authors(writers))
+    return FoundAuthor(_drift_author(event, proof), changed.change is None or created or said, _author_keys(writers))
 
 
-def _author(event: DdlEvent) -> Author:
+def _author_key(event: DdlEvent) -> AuthorKey:
     return event.login, event.application, event.address
 
 
-def _authors(events: Sequence[DdlEvent]) -> frozenset[Author]:
-    return frozenset(map(_author, events))
+def _author_keys(events: Sequence[DdlEvent]) -> frozenset[AuthorKey]:
+    return frozenset(map(_author_key, events))
 
 
 def _best(changed: ChangedRow, events: Sequence[DdlEvent]) -> DdlEvent:
@@ -280,8 +280,8 @@ def _is_possible(changed: ChangedRow, event: DdlEvent) -> bool:
     return (not changed.tags or event.tag in changed.tags) and _fit(changed, event) is not Fit.OTHER
 
 
-def _culprit(event: DdlEvent, proof: Evidence) -> Culprit:
-    return Culprit(
+def _drift_author(event: DdlEvent, proof: Evidence) -> DriftAuthor:
+    return DriftAuthor(
         proof,
         login=event.login,
         role=event.role,

@@ -11,7 +11,11 @@ from pgrole_controller.core.privileges.acl import DatabaseObject, DefaultAcl, De
 from pgrole_controller.core.privileges.awaited_privileges import mark_default, mark_schema
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
 from pgrole_controller.core.privileges.object_patterns import SYSTEM_SCHEMAS, CompiledPrivileges, given_by, is_pattern
-from pgrole_controller.core.privileges.privilege_difference import DifferenceLedger, PendingNames, PrivilegeDifference
+from pgrole_controller.core.privileges.privilege_difference import (
+    DifferenceClassifier,
+    PendingNames,
+    PrivilegeDifference,
+)
 from pgrole_controller.core.privileges.privilege_policy import (
     DatabaseFacts,
     Denial,
@@ -50,14 +54,14 @@ class DefaultsComparison:
         grantee: Grantee,
         facts: DatabaseFacts,
         declaration: CompiledPrivileges | None,
-        ledger: DifferenceLedger,
+        classifier: DifferenceClassifier,
         pending: PendingNames,
     ) -> None:
         self._grantee = grantee
         self._facts = facts
         self._declaration = declaration
         self._former = tuple(_places(one) for one in grantee.former.get(facts.database, ()))
-        self._ledger = ledger
+        self._classifier = classifier
         self._pending = pending
         self.changes: list[DefaultAclChange] = []
         self.former_held = False
@@ -92,7 +96,7 @@ class DefaultsComparison:
             missing = tuple(
                 privilege
                 for privilege in sorted(privileges - held.get(place, set()))
-                if self._ledger.note_missing(
+                if self._classifier.note_missing(
                     PrivilegeDifference(privilege, held=False, grantor_name=creator_name, place=label_place(place)),
                     *where,
                 )
@@ -161,7 +165,7 @@ class DefaultsComparison:
             difference = PrivilegeDifference(entry.privilege, grantor_name=entry.grantor_name, place=label)
             if entry.privilege in declared:
                 option = PrivilegeDifference(entry.privilege, grantor_name=entry.grantor_name, place=label, option=True)
-                if entry.grantable and self._ledger.note_held(option):
+                if entry.grantable and self._classifier.note_held(option):
                     disarmed.append(entry.privilege)
             elif entry.privilege not in denied and self._is_revoked(acl, difference):
                 revoked.append(entry.privilege)
@@ -182,9 +186,9 @@ class DefaultsComparison:
         if not formerly and not exact:
             return False
         if acl.object_type not in REVOKED_TYPES:
-            self._ledger.note_left(difference)
+            self._classifier.note_left(difference)
             return False
-        return self._ledger.note_held(difference)
+        return self._classifier.note_held(difference)
 
     def _add(
         self,

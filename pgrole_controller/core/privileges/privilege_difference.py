@@ -80,7 +80,7 @@ def phrases(differences: Sequence[PrivilegeDifference], most: int = 10) -> tuple
     return words if len(differences) <= most else (*words, f"and {len(differences) - most} more")
 
 
-class DifferenceLedger:
+class DifferenceClassifier:
     """Notes each difference as drift, extension or neither, and decides whether to correct it.
 
     Before the declaration is applied (`current` False), no difference is drift. Under `report_only` drift is not

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from pgrole_controller.core.errors import make_legible
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference, phrases
-from pgrole_controller.core.privileges.privilege_result import Culprit, News, PrivilegeDrift, PrivilegeNews
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, News, PrivilegeDrift, PrivilegeNews
 
 #: Far below the limits of PostgreSQL and Kubernetes; people stop reading sooner.
 MOST_WORDS = 5
@@ -15,7 +15,7 @@ _MOST_PHRASES = 10
 
 
 def describe_drift(
-    differences: Sequence[PrivilegeDifference], by: Culprit, now: datetime, *, corrected: bool, exposed: bool
+    differences: Sequence[PrivilegeDifference], by: DriftAuthor, now: datetime, *, corrected: bool, exposed: bool
 ) -> PrivilegeDrift:
     """Describes one drift. `exposed`: address, application and statement may be shown."""
     shown = by if exposed else replace(by, application="", address="", statement="")

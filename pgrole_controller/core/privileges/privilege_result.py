@@ -20,7 +20,7 @@ class Evidence(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Culprit:
+class DriftAuthor:
     """Who caused a drift. Empty texts are unknown. `application`, `address` and `statement` can be forged, or belong to
     a pooler; `statement` is cut at 1,000 characters, and empty for role DDL.
     """
@@ -46,7 +46,7 @@ class PrivilegeDrift:
     words: tuple[str, ...]
     count: int
     corrected: bool
-    by: Culprit = Culprit()
+    by: DriftAuthor = DriftAuthor()
 
 
 class News(StrEnum):
@@ -91,7 +91,7 @@ class PrivilegeResult:
     - `error`: None if everything declared there was read back, and nothing else was found.
     - `confirmed`: nothing that only `Grantee.former` granted is left, so the claim may forget it.
     - `drift_count`: corrected in this database since the role was first applied there.
-    - `last_drifts`: of the last round with drift in this database, one for each culprit, the latest last. `reported`:
+    - `last_drifts`: of the last round with drift in this database, one for each author, the latest last. `reported`:
       what differs now and is not changed, in words; `declarable`: a PgRole can declare some of it.
     - `news`: since the last result of this key, to be announced once.
     - `offer`: what of `reported` a person can approve. `approve_handled`: the approval by which drift was corrected

@@ -18,12 +18,12 @@ from pgrole_controller.core.privileges.attribution import (
     COMMANDS,
     ChangedRow,
     DdlEvent,
-    FoundCulprit,
+    FoundAuthor,
     LastEvents,
-    find_culprit_of,
+    find_author_of,
     group_by_row,
 )
-from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 from pgrole_controller.event_loop import run_aside
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import Row, fetch
@@ -46,17 +46,17 @@ MANY_ROWS = 500
 log = logging.getLogger(__name__)
 
 
-async def read_culprits(connection: Connection, xmins: Collection[int]) -> dict[int, Culprit]:
+async def read_authors(connection: Connection, xmins: Collection[int]) -> dict[int, DriftAuthor]:
     """By xmin of a changed row: who wrote it, with proof; rows that no event explains are left out.
 
     Raises PgRoleError, also if schema pgrole has no events here. At most MOST_ROWS are looked up, the highest first.
     """
-    found = await read_culprits_of(connection, [ChangedRow(xmin) for xmin in sorted(set(xmins), reverse=True)])
-    return {changed.xmin: culprit for changed, culprit in found.items()}
+    found = await read_authors_of(connection, [ChangedRow(xmin) for xmin in sorted(set(xmins), reverse=True)])
+    return {changed.xmin: author for changed, author in found.items()}
 
 
-async def read_culprits_of(connection: Connection, rows: Sequence[ChangedRow]) -> dict[ChangedRow, Culprit]:
-    """As `read_culprits`, for rows about which more is known: several rows can have one xmin and different commands.
+async def read_authors_of(connection: Connection, rows: Sequence[ChangedRow]) -> dict[ChangedRow, DriftAuthor]:
+    """As `read_authors`, for rows about which more is known: several rows can have one xmin and different commands.
 
     Of rows that are gone (`xmin` 0), and of those that a transaction wrote that did not make the change, or whose
     statements are not known, the last events are looked at.
@@ -66,33 +66,33 @@ async def read_culprits_of(connection: Connection, rows: Sequence[ChangedRow]) -
     known = [changed for changed in dict.fromkeys(rows) if changed.xmin in events]
     cut = {xmin for xmin, some in events.items() if len(some) >= MOST_EVENTS}
     found = await run_aside(len(known), MANY_ROWS, find_all, known, events, cut)
-    proven = {changed for changed, one in found.items() if one.culprit.proof is Evidence.TRANSACTION}
+    proven = {changed for changed, one in found.items() if one.author.proof is Evidence.TRANSACTION}
     unproven = [
         changed
         for changed in dict.fromkeys(rows)
         if not changed.xmin or (changed.tags and changed in found and changed not in proven)
     ]
     not_shown = [changed for changed in found if changed in proven and changed.change and not found[changed].shown]
-    culprits = {changed: one.culprit for changed, one in found.items()}
+    authors = {changed: one.author for changed, one in found.items()}
     if unproven or not_shown:
         comparing = any(changed.change for changed in (*unproven, *not_shown))
         tags = COMMANDS if comparing else {tag for changed in unproven for tag in changed.tags}
         last = LastEvents(await _read_last_events(connection, sorted(tags)))
-        asked = {changed: found.get(changed, FoundCulprit()) for changed in (*unproven, *not_shown)}
-        culprits |= await run_aside(len(asked), MANY_ROWS, _find_better, last, asked)
-    return culprits
+        asked = {changed: found.get(changed, FoundAuthor()) for changed in (*unproven, *not_shown)}
+        authors |= await run_aside(len(asked), MANY_ROWS, _find_better, last, asked)
+    return authors
 
 
-def _find_better(last: LastEvents, asked: Mapping[ChangedRow, FoundCulprit]) -> dict[ChangedRow, Culprit]:
+def _find_better(last: LastEvents, asked: Mapping[ChangedRow, FoundAuthor]) -> dict[ChangedRow, DriftAuthor]:
     better = {changed: last.find_better(changed, one) for changed, one in asked.items()}
-    return {changed: culprit for changed, culprit in better.items() if culprit.login}
+    return {changed: author for changed, author in better.items() if author.login}
 
 
 def find_all(
     rows: Iterable[ChangedRow], events: Mapping[int, Sequence[DdlEvent]], cut: Collection[int]
-) -> dict[ChangedRow, FoundCulprit]:
+) -> dict[ChangedRow, FoundAuthor]:
     """`events`: by xmin of each row. `cut`: xmins that have more events."""
-    return {one: find_culprit_of(one, events[one.xmin], cut=one.xmin in cut) for one in rows}
+    return {one: find_author_of(one, events[one.xmin], cut=one.xmin in cut) for one in rows}
 
 
 @dataclass(slots=True)
@@ -101,14 +101,16 @@ class PatientAttribution:
 
     _asks_from: float = 0.0
 
-    async def ask(self, connection: Connection, database: str, rows: Sequence[ChangedRow]) -> dict[ChangedRow, Culprit]:
-        """As `read_culprits_of`; without the answer if there is none in time. Raises PgRoleError if the connection is
+    async def ask(
+        self, connection: Connection, database: str, rows: Sequence[ChangedRow]
+    ) -> dict[ChangedRow, DriftAuthor]:
+        """As `read_authors_of`; without the answer if there is none in time. Raises PgRoleError if the connection is
         lost.
         """
         if anyio.current_time() < self._asks_from:
             return {}
         try:
-            return await read_culprits_of(connection, rows)
+            return await read_authors_of(connection, rows)
         except PgRoleError as error:
             if connection.is_closed():
                 raise

@@ -23,7 +23,7 @@ from pgrole_controller.core.privileges.acl import DefaultAclChange, ObjectId
 from pgrole_controller.core.privileges.attribution import ChangedRow
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
-from pgrole_controller.core.privileges.privilege_result import Culprit
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import refusing_connections, shorten
@@ -219,13 +219,13 @@ class DatabaseSession:
             async with trusting(self.connection, guarded=self.guarded):
                 return await read_older(self.connection, asked)
 
-    async def read_culprits(self, rows: Sequence[ChangedRow]) -> dict[ChangedRow, Culprit]:
+    async def read_authors(self, rows: Sequence[ChangedRow]) -> dict[ChangedRow, DriftAuthor]:
         """Who changed these rows, as far as it is known. Raises PgRoleError only if the connection is lost, or
         schema pgrole is no longer trusted.
         """
         if not (rows and self.installation.armed):
             return {}
-        found = await self._reader.find_culprits(rows) if self._reader is not None else {}
+        found = await self._reader.find_authors(rows) if self._reader is not None else {}
         left = [row for row in rows if row not in found]
         if not left:
             return found

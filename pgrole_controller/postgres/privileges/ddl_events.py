@@ -15,7 +15,7 @@ from pgrole_controller import resources
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.privileges.acl import ObjectId
 from pgrole_controller.core.privileges.attribution import ChangedRow, LastEvents
-from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 from pgrole_controller.event_loop import run_aside
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
@@ -248,7 +248,7 @@ class EventReader:
         self.snapshot = first(rows).get("snapshot", str)
         return EVERYTHING | look if len(self._rows) >= MOST_EVENTS else look
 
-    async def find_culprits(self, rows: Collection[ChangedRow]) -> dict[ChangedRow, Culprit]:
+    async def find_authors(self, rows: Collection[ChangedRow]) -> dict[ChangedRow, DriftAuthor]:
         """Who changed those of these rows that a transaction wrote whose events the last call of `read` returned, and
         explain the change.
 
@@ -257,9 +257,9 @@ class EventReader:
         """
         if len(self._rows) >= MOST_EVENTS:
             return {}
-        return await run_aside(len(rows), MANY_ROWS, self._find_culprits, rows)
+        return await run_aside(len(rows), MANY_ROWS, self._find_authors, rows)
 
-    def _find_culprits(self, rows: Collection[ChangedRow]) -> dict[ChangedRow, Culprit]:
+    def _find_authors(self, rows: Collection[ChangedRow]) -> dict[ChangedRow, DriftAuthor]:
         wanted = {changed.xmin for changed in rows}
         by_row: dict[int, list[Row]] = {}
         for row in self._rows:
@@ -271,9 +271,9 @@ class EventReader:
         found = find_all([one for one in rows if one.xmin in events], events, cut)
         said = LastEvents([read_event(row) for row in self._rows if row.get("said", bytes)][-MOST_LAST:])
         return {
-            changed: one.culprit
+            changed: one.author
             for changed, one in found.items()
-            if one.culprit.proof is Evidence.TRANSACTION and (one.shown or not said.find_better(changed, one).login)
+            if one.author.proof is Evidence.TRANSACTION and (one.shown or not said.find_better(changed, one).login)
         }
 
 
