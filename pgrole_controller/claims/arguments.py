@@ -1,28 +1,8 @@
-"""Arguments of `claims`. Imports nothing slow, so that `--help` and wrong arguments answer at once."""
+"""What `claims` is asked to list, release or transfer."""
 
-import argparse
-import os
-from dataclasses import dataclass, fields
-from typing import TypeVar
+from dataclasses import dataclass
 
-from pgrole_controller.program import show_examples
-from pgrole_controller.settings import DSN, WrongSetting, read_settings
-
-_SERVER = "the server with the claims, as postgresql://user:password@host:port/database"
-_DATABASE = (
-    f"{DSN.variable} (environment variable) names {_SERVER}. Name the home database (spec.connection.database of the "
-    "PgServer), with a login that has the controller's privileges."
-)
-_RELEASE = (
-    "Mark claims as released. The roles do not change. An object with the same namespace and name can take a role "
-    "back, and another object can adopt it. An object that still exists takes its role back at once. With --forget, "
-    "delete claims that are already released, so that no object takes those roles back."
-)
-_TRANSFER = (
-    "Transfer claims to a cluster that was rebuilt or has a new --cluster-id. The objects with the same namespace and "
-    "name in that cluster take over the roles, without spec.adopt. --from and --to can be the same id, for a cluster "
-    "that was rebuilt with the same id."
-)
+from pgrole_controller.settings import WrongSetting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,92 +49,3 @@ class TransferArguments:
 
 
 Arguments = ListArguments | ReleaseArguments | TransferArguments
-T = TypeVar("T", ListArguments, ReleaseArguments, TransferArguments)
-
-
-def add_claims(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the command and its three subcommands to the program's."""
-    claims = commands.add_parser(
-        "claims",
-        help="list, release and transfer claims on roles",
-        epilog=_epilog("pgrole-controller claims list", "pgrole-controller claims release --role old_reports"),
-    )
-    actions = claims.add_subparsers(required=True, metavar="ACTION")
-
-    listing = actions.add_parser(
-        "list",
-        help="list claims: which object owns which role",
-        epilog=_epilog("pgrole-controller claims list --namespace shop -o json"),
-    )
-    for name, metavar in (("cluster", "ID"), ("namespace", "NS"), ("role", "NAME")):
-        listing.add_argument(f"--{name}", type=_text, metavar=metavar, help=f"only claims of this {name}")
-    listing.add_argument("--released", action="store_true", help="only released claims")
-    listing.add_argument(
-        "--output", "-o", choices=("table", "json"), default="table", help="output format (default: table)"
-    )
-    listing.set_defaults(command=_run, arguments=ListArguments)
-
-    release = actions.add_parser(
-        "release",
-        help="release claims",
-        description=_RELEASE,
-        epilog=_epilog("pgrole-controller claims release --cluster c3f1a9 --namespace shop"),
-    )
-    which = release.add_mutually_exclusive_group(required=True)
-    which.add_argument("--role", type=_text, metavar="NAME", help="the claim of this role")
-    which.add_argument("--cluster", type=_text, metavar="ID", help="all claims of this cluster")
-    which.add_argument("--all-released", action="store_true", help="with --forget: all released claims, of any cluster")
-    release.add_argument("--namespace", type=_text, metavar="NS", help="with --cluster: only claims of this namespace")
-    release.add_argument("--forget", action="store_true", help="delete claims that are already released")
-    _add_yes(release)
-    release.set_defaults(command=_run, arguments=ReleaseArguments)
-
-    transfer = actions.add_parser(
-        "transfer",
-        help="transfer claims to another cluster",
-        description=_TRANSFER,
-        epilog=_epilog("pgrole-controller claims transfer --from c3f1a9 --to 8be017"),
-    )
-    transfer.add_argument(
-        "--from", dest="source", required=True, type=_text, metavar="ID", help="cluster that has the claims"
-    )
-    transfer.add_argument(
-        "--to", dest="target", required=True, type=_text, metavar="ID", help="cluster that receives the claims"
-    )
-    transfer.add_argument("--namespace", type=_text, metavar="NS", help="only claims of this namespace")
-    transfer.add_argument(
-        "--with-released",
-        action="store_true",
-        help="transfer released claims to any namespace of the same name; by default they keep their namespace uid",
-    )
-    _add_yes(transfer)
-    transfer.set_defaults(command=_run, arguments=TransferArguments)
-
-
-def _epilog(*examples: str) -> str:
-    return f"{_DATABASE}\n\n{show_examples(*examples)}"
-
-
-def _add_yes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
-
-
-def _text(value: str) -> str:
-    if not value or not value.isprintable():  # also rejects lone surrogates, from arguments that are not UTF-8
-        raise argparse.ArgumentTypeError("it must be a non-empty, printable text")
-    return value
-
-
-def _run(options: argparse.Namespace) -> int:
-    arguments = _typed(options.arguments, options)
-    dsn = read_settings({}, os.environ, only=(DSN.name,)).dsn
-    if dsn is None:
-        raise WrongSetting(f"{DSN.variable} is not set: set it to {_SERVER}")
-    from pgrole_controller.claims.command import run
-
-    return run(arguments, dsn)
-
-
-def _typed(kind: type[T], options: argparse.Namespace) -> T:
-    given = vars(options)
-    return kind(**{one.name: given[one.name] for one in fields(kind)})

@@ -7,12 +7,9 @@ The OIDs of PostgreSQL's own types never change, and one that is not listed here
 
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import asyncpg
-
-if TYPE_CHECKING:
-    from pgrole_controller.postgres.connection import Connection
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +40,7 @@ _UNKNOWN_FORM = (
 )
 
 
-def register_array_types(connection: "Connection") -> bool:
+def register_array_types(connection: "asyncpg.Connection[asyncpg.Record]") -> bool:
     """Returns whether asyncpg accepted them; if not, it asks the server, as it does without."""
     try:
         connection.get_settings().register_data_types(list(_records()))

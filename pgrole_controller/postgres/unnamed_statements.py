@@ -8,12 +8,8 @@ planned each time instead: the next query frees an unnamed statement.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
 
 import asyncpg
-
-if TYPE_CHECKING:
-    from pgrole_controller.postgres.connection import Connection
 
 _forgets: ContextVar[bool] = ContextVar("forgets", default=False)
 
@@ -31,7 +27,7 @@ def forgetting() -> Iterator[None]:
 
 
 async def fetch_records(
-    connection: "Connection", query: str, *arguments: object, seconds: float | None = None
+    connection: "asyncpg.Connection[asyncpg.Record]", query: str, *arguments: object, seconds: float | None = None
 ) -> Sequence[asyncpg.Record]:
     """As `fetch` of asyncpg; whether the query is kept depends on the context."""
     if not _forgets.get():
@@ -41,7 +37,7 @@ async def fetch_records(
 
 
 async def fetch_record(
-    connection: "Connection", query: str, *arguments: object, seconds: float | None = None
+    connection: "asyncpg.Connection[asyncpg.Record]", query: str, *arguments: object, seconds: float | None = None
 ) -> asyncpg.Record | None:
     """As `fetchrow` of asyncpg; whether the query is kept depends on the context."""
     if not _forgets.get():

@@ -1,10 +1,12 @@
-"""What docs/architecture.md forbids a package, as far as import-linter cannot see it."""
+"""What docs/architecture.md forbids, as far as import-linter cannot see it."""
 
 import ast
 import re
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 import pgrole_controller
@@ -28,3 +30,9 @@ def test_it_contains_no_sql(package: str) -> None:
         if _SQL.match(text)
     ]
     assert found == []
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """Also not within a package, nor by an import in a function or for types alone."""
+    graph = grimp.build_graph("pgrole_controller", cache_dir=None)
+    TopologicalSorter({each: graph.find_modules_directly_imported_by(each) for each in graph.modules}).prepare()
