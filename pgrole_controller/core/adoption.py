@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from pgrole_controller.core.claim import Claim
+from pgrole_controller.core.enumeration import name_some
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.ownership import find_own_claim
 from pgrole_controller.core.policy import Policy, check_admitted, check_holds, protection
@@ -17,9 +18,6 @@ from pgrole_controller.core.privileges.kept_privileges import find_answer, find_
 from pgrole_controller.core.privileges.privilege_outcome import find_problems
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.state import Desired, Observed, Server
-
-#: Maximum number of privileges and databases that a message names.
-_NAMED = 5
 
 _UNANSWERED = "the controller has not compared its privileges there yet"
 _REMEDY = "ask an administrator to revoke them first, or to allow them in PgServer.spec.allow.privileges"
@@ -79,7 +77,7 @@ class HeldInDatabases:
 
     def describe_revoked(self) -> str:
         """For people; empty if nothing would be revoked."""
-        parts = [f"revoke {_enumerate(self.revoked, self.revoked_count)}"] if self.revoked else []
+        parts = [f"revoke {name_some(self.revoked, count=self.revoked_count)}"] if self.revoked else []
         if self.unknown:
             names = _quote(self.unknown)
             why = next((f" (not compared: {one.message})" for one in self.unknown.values() if one is not None), "")
@@ -118,7 +116,7 @@ def check_held_privileges(held: HeldInDatabases, named: ObservedRole, *, action:
         raise Refused(
             Reason.NOT_ALLOWED,
             f'{action} is denied: role "{role}" has privileges that this object could not declare '
-            f"({_enumerate(held.beyond, held.beyond_count)}): {_REMEDY}",
+            f"({name_some(held.beyond, count=held.beyond_count)}): {_REMEDY}",
         )
     for name, error in held.unknown.items():
         if isinstance(error, Refused):
@@ -177,9 +175,4 @@ def check_adoption(
 
 
 def _quote(databases: Collection[str]) -> str:
-    return _enumerate([f'"{name}"' for name in databases], len(databases))
-
-
-def _enumerate(some: tuple[str, ...] | list[str], count: int) -> str:
-    more = count - len(some[:_NAMED])
-    return ", ".join(some[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return name_some([f'"{name}"' for name in databases])

@@ -25,6 +25,7 @@ from pgrole_controller.core.diff import (
     field_names,
 )
 from pgrole_controller.core.enforcement import check_enforceable, keep_applied, note_generations
+from pgrole_controller.core.enumeration import name_some
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
 from pgrole_controller.core.excess import excess_changes
 from pgrole_controller.core.ownership import check_held, find_own_claim, find_target, proves
@@ -44,9 +45,6 @@ from pgrole_controller.core.policy import (
 from pgrole_controller.core.privileges.kept_privileges import keep_privileges
 from pgrole_controller.core.role import FIELD_NAMES, ObservedRole, Role, digest
 from pgrole_controller.core.state import Desired, Observed, Rival, Server
-
-#: Conditions are read by people: names beyond this number are only counted.
-_NAMED = 5
 
 #: Maximum number of reads and decisions of one reconcile: others of a batch can join a role that was just created in
 #: the next round.
@@ -165,11 +163,11 @@ def _without_missing(desired_role: Role, references: References) -> tuple[Role, 
     absent = [database for database, _ in desired_role.database_parameters if database not in references.databases]
     pending: list[PgRoleError] = []
     if missing:
-        names = _name_some(missing)
+        names = _quote_some(missing)
         text = f"spec.memberOf: these roles do not exist yet: {names}; everything else is applied"
         pending.append(Waiting(Reason.MEMBERSHIP_PENDING, text))
     if absent:
-        names = _name_some(absent)
+        names = _quote_some(absent)
         text = f"spec.databaseParameters: these databases do not exist yet: {names}; everything else is applied"
         pending.append(Waiting(Reason.DATABASE_ERROR, text))
     if not pending:
@@ -181,9 +179,8 @@ def _without_missing(desired_role: Role, references: References) -> tuple[Role, 
     ), tuple(pending)
 
 
-def _name_some(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(f'"{name}"' for name in names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+def _quote_some(names: Sequence[str]) -> str:
+    return name_some([f'"{name}"' for name in names])
 
 
 def _without_ignored(ignore: frozenset[str], desired_role: Role, existing: Role) -> Role:

@@ -8,6 +8,7 @@ from shlex import quote
 from typing import Any
 
 from pgrole_controller.core.drift_record import read_moment
+from pgrole_controller.core.enumeration import name_some
 from pgrole_controller.core.findings.finding import Finding, FindingState, Remedy, shell
 
 OK, WARNING, PROBLEM, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.PROBLEM, FindingState.UNKNOWN
@@ -22,7 +23,6 @@ _APPLY_RIGHTS = "kubectl apply --server-side " + " ".join(
 
 _CLOCK_SECONDS = 5.0
 _LEASE_SECONDS = 60.0
-_NAMED = 5
 _MESSAGE = 300
 
 
@@ -226,10 +226,9 @@ def judge_roles(objects: Iterable[Mapping[str, Any]]) -> list[Finding]:
     findings = []
     for reason, objs in sorted(waiting.items(), key=lambda item: (-len(item[1]), item[0])):
         names = [f"{_text(_map(obj, 'metadata'), 'namespace')}/{_text(_map(obj, 'metadata'), 'name')}" for obj in objs]
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         namespace, _, name = names[0].partition("/")
         remedy = shell(f"kubectl -n {quote(namespace)} describe pgroles.pgrole.dev {quote(name)}")
-        text = f"{len(names)} of {number} not Ready, {reason}: {', '.join(names[:_NAMED])}{more}"
+        text = f"{len(names)} of {number} not Ready, {reason}: {name_some(names)}"
         message = _text(_condition(objs[0], "Ready"), "message")[:_MESSAGE]
         state = WARNING if reason in _EXPECTED else PROBLEM
         findings.append(Finding(CLUSTER, "PgRoles", state, text + (f". {message}" if message else ""), remedy))

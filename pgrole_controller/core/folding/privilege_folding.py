@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from pgrole_controller.core.enumeration import name_some
 from pgrole_controller.core.errors import NOT_UTF8, Waiting
 from pgrole_controller.core.folding.schema_folding import (
     NOTHING_HELD,
@@ -41,9 +42,6 @@ _MOST_CREATORS = 32
 _MOST_UNMANAGED = 32
 
 _EVERYWHERE = ("*",)
-
-#: Maximum number of names in one note.
-_NAMED = 5
 
 #: Kinds on which nothing can be declared.
 _UNDECLARABLE = frozenset(
@@ -277,14 +275,14 @@ class PrivilegeFolder:
         notes: list[str] = []
         some = [acl.object.label for acl in self._others[oid] if acl.object.owner != oid]
         if some:
-            notes.append(f"not declarable, and left alone: privileges on {_enumerate(sorted(some))}")
+            notes.append(f"not declarable, and left alone: privileges on {name_some(sorted(some))}")
         left = [
             f"{_KINDS[one.object_type]} of {one.creator_name}"
             for one in self._defaults[oid]
             if one.object_type in _KINDS and one.creator != oid
         ]
         if left:
-            notes.append(f"not declarable, and left alone: default privileges on {_enumerate(sorted(left))}")
+            notes.append(f"not declarable, and left alone: default privileges on {name_some(sorted(left))}")
         return tuple(notes)
 
 
@@ -361,9 +359,4 @@ def _note_unmanaged(unmanaged: Mapping[str, str]) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for schema, why in sorted(unmanaged.items()):
         by_reason.setdefault(why, []).append(f"schema {schema}" if schema else "all schemas")
-    return [f"unmanaged: {_enumerate(schemas)}: {why}" for why, schemas in by_reason.items()]
-
-
-def _enumerate(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return [f"unmanaged: {name_some(schemas)}: {why}" for why, schemas in by_reason.items()]

@@ -1,29 +1,21 @@
 """What is known of the privileges of one object's role: as published to its databases, and as they have reported."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pgrole_controller.core.approval import RoleOffer, join_parts
+from pgrole_controller.core.enumeration import name_some
 from pgrole_controller.core.errors import PgRoleError, Reason, make_legible
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.kept_privileges import explain_former
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
-
-#: Maximum number of findings that a message names; it counts the rest.
-_SHOWN = 5
 
 #: Maximum number of databases in status.privileges: an object declares at most 16, and may have given up others.
 _MOST_DATABASES = 32
 _MESSAGE_LIMIT = 1024
 _LONGEST_CHANGE = 512
 _NAME = 63
-
-
-def name_some(texts: Sequence[str], separator: str) -> str:
-    """Returns the first of these texts, and the number of the others."""
-    more = len(texts) - _SHOWN
-    return separator.join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True, slots=True)

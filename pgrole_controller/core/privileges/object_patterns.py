@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 
+from pgrole_controller.core.enumeration import name_some
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.policy import FIRST_NORMAL_OID
 from pgrole_controller.core.privileges.acl import DECLARABLE, TABLE_KINDS, DatabaseObject, ObjectKind
@@ -322,8 +323,7 @@ def check_declarable(declared: DatabasePrivileges, version: int) -> Refused | No
         if one.schema in POSTGRESQL_SCHEMAS:
             own += [f"{one.schema}.{name} (objects[{index}].names)" for name in one.names if is_pattern(name)]
     if own:
-        more = f" and {len(own) - 1} more" if len(own) > 1 else ""
-        return Refused(Reason.INVALID_SPEC, f"{where}: {own[0]}{more}: {NOT_MANAGED}")
+        return Refused(Reason.INVALID_SPEC, f"{where}: {name_some(own, most=1)}: {NOT_MANAGED}")
     return None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 
+from pgrole_controller.core.enumeration import name_some
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting, make_legible
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.privileges.awaited_privileges import (
@@ -171,7 +172,7 @@ class SimilarRoutines:
         """For people, after the name of the missing one."""
         some = [f"{self.name}({one})" for one in nsmallest(_MOST_SIMILAR, self.arguments)]
         some = [one if len(one) <= _LONGEST_SIGNATURE else f"{one[:_LONGEST_SIGNATURE]}…" for one in some]
-        return f" (there is {_enumerate(some, len(self.arguments))})"
+        return f" (there is {name_some(some, count=len(self.arguments))})"
 
 
 class PendingNames:
@@ -230,23 +231,19 @@ class PendingNames:
         where = f'spec.privileges: database "{self._database}"'
         found: list[PgRoleError] = []
         for remedy, named in sorted(self._denied.items()):
-            what = _enumerate(named, self._counts[remedy])
+            what = name_some(named, count=self._counts[remedy])
             found.append(Refused(Reason.NOT_ALLOWED, f"{where}: the server's policy does not allow {what}: {remedy}"))
         if self._of_postgresql:
-            what = _enumerate(list(self._of_postgresql)[:MOST_NAMED], len(self._of_postgresql))
+            what = name_some(list(self._of_postgresql))
             found.append(Refused(Reason.INVALID_SPEC, f"{where}: {what}: {NOT_MANAGED}"))
         if self._missing:
             named = [f"{one}{self._missing[one] or ''}" for one in nsmallest(MOST_NAMED, self._missing)]
-            what = _enumerate(named, len(self._missing))
+            what = name_some(named, count=len(self._missing))
             message = f"{where}: waiting for {what}: the controller grants the privileges once each exists"
             if any(one.startswith(_ROUTINE) and one.endswith(")") and one[-2:] != "()" for one in self._missing):
                 message += _TYPES
             found.append(Waiting(Reason.PRIVILEGE_PENDING, message))
         return tuple(found)
-
-
-def _enumerate(named: Sequence[str], count: int) -> str:
-    return ", ".join(named) + (f" and {count - len(named)} more" if count > len(named) else "")
 
 
 def label_of(kind: ObjectKind, schema: str, name: str) -> str:

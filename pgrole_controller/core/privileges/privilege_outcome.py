@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pgrole_controller.core.approval import UNFIT
+from pgrole_controller.core.enumeration import name_some
 from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
-from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges, name_some
+from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_policy import check_database
 from pgrole_controller.core.status import PROGRESSING, Outcome, Phase, of_error
@@ -61,7 +62,7 @@ def _of_errors(errors: Mapping[str, PgRoleError]) -> Outcome:
     message = error.message if named else f'privileges in database "{database}": {error.message}'
     others = [f'"{name}"' for name in errors if name != database]
     if others:
-        message += f" (also not as declared in {name_some(others, ', ')})"
+        message += f" (also not as declared in {name_some(others)})"
     return replace(of_error(error), message=message)
 
 
