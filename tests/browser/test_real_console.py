@@ -61,10 +61,10 @@ async def test_a_drift_made_with_psql_appears_on_the_open_page(page_of_all: Brow
         await database.execute("ALTER ROLE orders_app CREATEDB")
     history = page.get_by_role("region", name="Drift history")
     await expect(history).to_contain_text("createdb")
-    await expect(history).to_contain_text("Restored")
+    await expect(history).to_contain_text("Corrected")
     assert await page.evaluate("globalThis.sameDocument")
     await page_of_all.open("/")
-    await expect(page.get_by_role("main")).to_contain_text("1 restored")
+    await expect(page.get_by_role("main")).to_contain_text("1 corrected")
 
 
 async def test_a_printed_address_opens_only_one_session(browser: Browser, product: Product) -> None:

@@ -90,7 +90,7 @@ async def test_the_overview_shows_what_needs_attention_first(tab: Tab) -> None:
     attention = tab.page.locator("section", has=tab.page.get_by_role("heading", name="Needs attention"))
     await expect(attention.get_by_role("listitem").first).to_contain_text("warehouse")
     await expect(attention.get_by_role("listitem").nth(1)).to_contain_text("billing-app")
-    await expect(tab.page.get_by_role("img", name="25 restored and 4 only reported")).to_be_visible()
+    await expect(tab.page.get_by_role("img", name="25 corrected and 4 only reported")).to_be_visible()
     await expect(tab.page.get_by_role("row", name="orders-app").first).to_contain_text("alice as dba")
 
 

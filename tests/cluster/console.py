@@ -31,7 +31,7 @@ def the_console_shows_a_viewer_only_what_rbac_permits(database: ClusterDatabase)
     _permit(cluster)
     assert visitor.log_in(token, "shop") == 303
     wait(lambda: "/roles/shop/orders" in visitor.show("/roles"), "the console shows the role")
-    assert "Restored" in visitor.show("/roles/shop/orders")
+    assert "Corrected" in visitor.show("/roles/shop/orders")
     assert "not visible to you" in visitor.show("/servers")
     cluster.kubectl("-n", "shop", "delete", "rolebinding", "viewer")
     wait(lambda: "/roles/shop/orders" not in visitor.show("/roles"), "the console forgets what is no longer permitted")
