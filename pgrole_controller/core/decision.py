@@ -208,7 +208,7 @@ def _check_name(desired: Desired, observed: Observed, server: Server, policy: Po
 def _plan_new(desired: Desired, observed: Observed, server: Server, policy: Policy, decided: PasswordDecision) -> Plan:
     """Plans for an object without a claim: creates the role, or adopts it."""
     older = next((rival for rival in desired.older_rivals if _blocks(rival, observed)), None)
-    if older is not None and observed.claim is None:
+    if older is not None:
         raise Refused(
             Reason.CONFLICT,
             f'PgRole {older.name} also declares role "{desired.role.name}" and is older: delete one of them',

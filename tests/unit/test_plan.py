@@ -151,6 +151,13 @@ class TestOwnership:
         assert error.reason is Reason.CONFLICT
         assert "shop/older" in error.message
 
+    def test_the_older_of_two_adopters_takes_precedence_where_the_claim_of_a_third_is_released(self) -> None:
+        third = claim(owner=replace(OTHER, object_uid="uid-3"), released=True)
+        rival = Rival("shop/older", DESIRED, POLICY, adopt=True)
+        error = refusal(desired(adopt=True, older_rivals=(rival,)), Observed(named=FOUND, claim=third))
+        assert error.reason is Reason.CONFLICT
+        assert "shop/older" in error.message
+
     def test_a_claim_takes_precedence_over_an_older_object(self) -> None:
         assert not look(
             desired(older_rivals=(Rival("shop/older", DESIRED, POLICY),)), Observed(named=FOUND, claim=claim())
