@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from pgrole_controller.api.reading import Invalid, read_pgrole
 from pgrole_controller.commands.arguments import DIFFERENT, DONE, FAILED, ServerChoice, server_choice
 from pgrole_controller.commands.manifest_files import (
     DeclaredRole,
@@ -213,7 +214,7 @@ def _subject(place: int, one: DeclaredRole, view: ClusterView, *, read: bool) ->
         update={
             "uid": uid or f"new-{place}",
             "creation_timestamp": created,
-            "generation": whole(metadata.get("generation")),
+            "generation": whole(metadata.get("generation")) + (not _has_same_spec(one, stored)),
             "deletion_timestamp": None,
         }
     )
@@ -228,6 +229,14 @@ def _subject(place: int, one: DeclaredRole, view: ClusterView, *, read: bool) ->
         created,
         cluster_read=read,
     )
+
+
+def _has_same_spec(one: DeclaredRole, stored: dict[str, Any] | None) -> bool:
+    """Whether applying the object would keep its generation."""
+    try:
+        return stored is not None and read_pgrole(stored).spec == one.pgrole.spec
+    except Invalid:
+        return False
 
 
 def _wrong(one: WrongDocument) -> PlannedObject:

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from pgrole_controller.controller.objects import Target
 from pgrole_controller.core.adoption import find_adoptee
 from pgrole_controller.core.ddl import NAME_BYTES
-from pgrole_controller.core.decision import find_held
 from pgrole_controller.core.deletion import find_role_to_drop
 from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.ownership import find_held
 from pgrole_controller.core.parameters import ALL
 from pgrole_controller.core.privileges.kept_privileges import find_former
 from pgrole_controller.core.state import Observed, Server

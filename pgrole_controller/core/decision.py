@@ -24,11 +24,11 @@ from pgrole_controller.core.diff import (
     diff,
     field_names,
 )
-from pgrole_controller.core.enforcement import check_enforceable, keep_applied, note_generations
+from pgrole_controller.core.enforcement import check_enforceable, has_same_spec, keep_applied, note_generations
 from pgrole_controller.core.enumeration import name_some
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
 from pgrole_controller.core.excess import excess_changes
-from pgrole_controller.core.ownership import check_held, find_own_claim, find_target, proves
+from pgrole_controller.core.ownership import check_held, find_held, find_own_claim, find_target, proves
 from pgrole_controller.core.password import PasswordOrigin, PasswordRecord
 from pgrole_controller.core.password_rules import PasswordDecision, decide_password
 from pgrole_controller.core.plan import Action, Plan
@@ -155,9 +155,9 @@ def _add_reported(refusal: PgRoleError, fields: Sequence[str]) -> PgRoleError:
     return type(refusal)(refusal.reason, f"{refusal.message}. In addition, {what}")
 
 
-def _without_missing(desired_role: Role, references: References) -> tuple[Role, tuple[PgRoleError, ...]]:
-    """Splits off what must wait for missing roles and databases. It is not part of `applied`, so it never counts as
-    drift.
+def _without_missing(desired_role: Role, references: References) -> tuple[Role, dict[str, PgRoleError]]:
+    """Splits off what must wait for missing roles and databases, with the error by field of Role. It is not part of
+    `applied`, so it never counts as drift.
     """
     missing = [held.role for held in desired_role.member_of if held.role not in references.groups]
     absent = [database for database, _ in desired_role.database_parameters if database not in references.databases]
@@ -287,9 +287,8 @@ def _plan_owned(
     same_server = claim.system_identifier == server.system_identifier
     replaced = same_server and target is not None and target.oid != claim.role_oid
     fields = ("role", *field_names(changes)) if replaced else field_names(changes)
-    drift = tuple(name for name in fields if name != "password" or decided.known)
-    if claim.applied != applied or claim.released:
-        drift = ()
+    drift = _find_drift(desired, claim, server, fields, applied)
+    drift = tuple(name for name in drift if name != "password" or decided.known)
     reported = drift if desired.report_only else ()
     offer = _offer(desired, claim, target, server, changes, reported) if reported and server.keeps_approvals else ""
     # What a password task finds may be drift, too.
@@ -324,6 +323,27 @@ def _plan_owned(
             changes, drift, target, decided, claimless=observed.claim is None and server.claims == "Database"
         ),
     )
+
+
+def _find_drift(
+    desired: Desired, claim: Claim, server: Server, fields: tuple[str, ...], applied: str
+) -> tuple[str, ...]:
+    """Returns those of the fields that differ which someone else changed."""
+    if claim.released:
+        return ()
+    if claim.applied == applied:
+        return fields
+    if not (desired.report_only and has_same_spec(desired, claim, server)):
+        return ()
+    # A role or database that the spec names appeared or was dropped: that corrects nothing else.
+    if _is_elsewhere(fields):
+        return fields
+    return tuple(name for name in fields if name not in ("memberOf", "databaseParameters"))
+
+
+def _is_elsewhere(fields: tuple[str, ...]) -> bool:
+    """Tells whether no role has the declared name and the claimed oid."""
+    return "role" in fields or "name" in fields
 
 
 def _offer(
@@ -370,18 +390,3 @@ def _action(
     if changes:
         return Action.CHANGED if target else Action.CREATED
     return Action.NOTHING
-
-
-def find_held(claim: Claim | None, observed: Observed, server: Server) -> ObservedRole | None:
-    """Returns the role that certainly belongs to the object, by a claim on this very oid; else None."""
-    if (
-        claim is None
-        or observed.claim != claim
-        or claim.released
-        or claim.system_identifier != server.system_identifier
-    ):
-        return None
-    return next(
-        (one for one in (observed.named, observed.claimed) if one and one.oid == claim.role_oid and not one.held_by),
-        None,
-    )

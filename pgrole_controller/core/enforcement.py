@@ -8,7 +8,7 @@ over, released or generated, and no Secret is read.
 
 from dataclasses import replace
 
-from pgrole_controller.core.claim import Generations
+from pgrole_controller.core.claim import Claim, Generations
 from pgrole_controller.core.errors import Reason, Refused, Transient
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.state import Desired, Observed, Server
@@ -23,6 +23,12 @@ def note_generations(plan: Plan, desired: Desired, observed: Observed, server: S
     if not held or (claim is not None and claim.owner == desired.owner and claim.generations == known):
         return plan
     return replace(plan, acted_on=known)
+
+
+def has_same_spec(desired: Desired, claim: Claim, server: Server) -> bool:
+    """Tells whether the claim records that this very spec was applied, as far as what it names existed."""
+    noted = server.notes_generations and claim.owner == desired.owner
+    return noted and claim.generations.object == desired.generation
 
 
 def generations_of(desired: Desired, server: Server) -> Generations:

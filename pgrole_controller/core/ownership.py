@@ -73,6 +73,21 @@ def proves(proof: Proof, named: ObservedRole, server: Server) -> bool:
     return (proof.role_name, proof.role_oid, proof.system_identifier) == seen
 
 
+def find_held(claim: Claim | None, observed: Observed, server: Server) -> ObservedRole | None:
+    """Returns the role that certainly belongs to the object, by a claim on this very oid; else None."""
+    if (
+        claim is None
+        or observed.claim != claim
+        or claim.released
+        or claim.system_identifier != server.system_identifier
+    ):
+        return None
+    return next(
+        (one for one in (observed.named, observed.claimed) if one and one.oid == claim.role_oid and not one.held_by),
+        None,
+    )
+
+
 def find_target(claim: Claim, observed: Observed, server: Server, policy: Policy) -> ObservedRole | None:
     """Returns the role that the claim is about, or None.
 

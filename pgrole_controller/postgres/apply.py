@@ -217,7 +217,9 @@ def _without(plan: Plan, missing: Sequence[MissingPrivilege]) -> Plan | None:
     owner = plan.owner if plan.drift else None
     # the password record is true only once the password is set
     record = None if "password" in field_names(tuple(blocked)) else plan.record
-    return replace(plan, changes=left, owner=owner, record=record, drift=field_names(left) if owner else ())
+    acted_on = plan.acted_on if owner else None
+    drift = field_names(left) if owner else ()
+    return replace(plan, changes=left, owner=owner, record=record, drift=drift, acted_on=acted_on)
 
 
 async def _run(

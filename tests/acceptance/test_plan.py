@@ -139,6 +139,22 @@ async def test_diff_shows_reported_drift(kube: Kube, database: Database, choice:
     assert one.sql == ()
 
 
+async def test_a_plan_of_a_changed_spec_corrects_reported_drift_and_one_of_the_same_spec_does_not(
+    kube: Kube, database: Database, choice: ServerChoice
+) -> None:
+    role = f"plan_{secrets.token_hex(3)}"
+    spec = {"name": role, "drift": {"policy": "Report"}}
+    await kube.apply("app", **spec)
+    await kube.wait_ready("app")
+    await database.execute(f"ALTER ROLE {role} CREATEDB")
+    await kube.wait_reason("app", "DriftReported")
+    (same,) = (await plan_files(write(kube, {"app": spec}), choice)).objects
+    assert same.action is PlannedAction.REPORT
+    (changed,) = (await plan_files(write(kube, {"app": {**spec, "connectionLimit": 3}}), choice)).objects
+    assert changed.action is PlannedAction.CHANGE
+    assert {change.field for change in changed.changes if change.corrected} == {"createdb", "connectionLimit"}
+
+
 async def test_diff_of_a_namespace_without_pgroles_suggests_another(kube: Kube, choice: ServerChoice) -> None:
     report = await diff_cluster(choice, "kube-public")
     assert report.objects == ()

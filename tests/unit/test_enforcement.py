@@ -25,6 +25,8 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import UNSEEN, Membership, ObservedRole, Password, Role, digest
 from pgrole_controller.core.scram import make_verifier
 from pgrole_controller.core.state import Desired, Observed, Server
+from pgrole_controller.postgres.apply import _without
+from pgrole_controller.postgres.missing_privileges import MissingPrivilege
 
 ME = Owner("cluster-a", "shop", "ns-uid", "orders-app", "uid-1")
 DESIRED = Role("app", login=True)
@@ -203,3 +205,11 @@ class TestNotedGenerations:
         assert plan.pending
         assert plan.acted_on is None
         assert not any(isinstance(change, SetParameter) for change in plan.changes)
+
+    def test_generations_of_a_spec_of_which_only_a_part_is_permitted_are_not_recorded(self) -> None:
+        asked = desired(role=replace(DESIRED, createdb=True, connection_limit=3), generation=4)
+        plan = decide(asked, Observed(named=ObservedRole(OID, DESIRED), claim=claim()), HERE, Policy())
+        assert plan.acted_on is not None
+        rest = _without(plan, [MissingPrivilege(plan.changes[0], "")])
+        assert rest is not None
+        assert (rest.changes, rest.owner, rest.acted_on) == (plan.changes[1:], None, None)

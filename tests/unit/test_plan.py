@@ -4,14 +4,14 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from pgrole_controller.core.claim import Claim, Owner, Proof
+from pgrole_controller.core.claim import Claim, Generations, Owner, Proof
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide, decide_absent
-from pgrole_controller.core.diff import Create, Drop, Rename, SetAttribute
+from pgrole_controller.core.diff import Create, Drop, GrantMembership, Rename, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
 from pgrole_controller.core.plan import Action, Plan
-from pgrole_controller.core.policy import Policy
-from pgrole_controller.core.role import ObservedRole, Role, digest
+from pgrole_controller.core.policy import Policy, References
+from pgrole_controller.core.role import Membership, ObservedRole, Role, digest
 from pgrole_controller.core.state import Dependents, Desired, Observed, Rival, Server
 
 ME = Owner("cluster-a", "shop", "ns-uid", "orders-app", "uid-1")
@@ -253,6 +253,31 @@ class TestDriftPolicy:
     def test_a_changed_spec_is_applied_under_policy_report(self) -> None:
         plan = look(desired(report_only=True), Observed(named=FOUND, claim=claim(applied="sha256:older")))
         assert plan.writes
+
+    def test_a_role_that_appears_or_is_dropped_corrects_no_reported_drift(self) -> None:
+        role = replace(DESIRED, member_of=(Membership("readers"), Membership("writers")))
+        server, policy = replace(SERVER, notes_generations=True), replace(POLICY, member_of=("*",))
+        asked = desired(role=role, report_only=True, generation=3)
+        held = replace(DESIRED, createdb=True, member_of=(Membership("readers"),))
+        one, both = References(groups={"readers": ()}), References(groups={"readers": (), "writers": ()})
+        known = Generations(object=3)
+        before = claim(applied=digest(replace(role, member_of=(Membership("readers"),))), generations=known)
+        plan = decide(asked, Observed(ObservedRole(OID, held), claim=before, references=both), server, policy)
+        assert plan.changes == (GrantMembership("app", Membership("writers")),)
+        assert plan.reported == ("createdb",)
+        assert plan.applied == digest(role)
+        before = claim(applied=digest(role), generations=known)
+        plan = decide(asked, Observed(ObservedRole(OID, held), claim=before, references=one), server, policy)
+        assert plan.changes == ()
+        assert plan.reported == ("createdb",)
+        assert plan.pending[0].reason is Reason.MEMBERSHIP_PENDING
+        plan = decide(asked, Observed(claim=before, references=one), server, policy)
+        assert not plan.writes
+        assert "role" in plan.reported
+        newer = replace(asked, generation=4)
+        plan = decide(newer, Observed(ObservedRole(OID, held), claim=before, references=one), server, policy)
+        assert plan.reported == ()
+        assert SetAttribute("app", "createdb", False) in plan.changes
 
     def test_a_changed_spec_is_not_drift(self) -> None:
         there = ObservedRole(OID, replace(DESIRED, login=False))

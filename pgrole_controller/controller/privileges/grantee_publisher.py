@@ -16,10 +16,9 @@ from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.result import Attempt
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.adoption import find_adoptee
-from pgrole_controller.core.decision import find_held
 from pgrole_controller.core.deletion import may_revoke
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
-from pgrole_controller.core.ownership import find_own_claim
+from pgrole_controller.core.ownership import find_held, find_own_claim
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.kept_privileges import KeptPrivileges, grantee_of, held_by
