@@ -304,7 +304,7 @@ def _plan_owned(
     current = (
         observed.claim == claim and claim.owner == desired.owner and not claim.released and same_server and not replaced
     )
-    keeps = (current and claim.applied == applied) or bool(reported)
+    keeps = (current and claim.applied == applied) or (bool(reported) and _is_elsewhere(fields))
     return Plan(
         role_name=desired.role.name,
         changes=changes,

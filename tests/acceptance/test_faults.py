@@ -259,12 +259,15 @@ async def test_a_missing_home_database_is_reported_and_used_once_created(stage: 
 
 async def test_schema_pgrole_dropped_while_running_is_restored_with_every_claim(stage: Stage) -> None:
     async with running(stage.controller()) as controller, stage.database() as database:
-        await stage.kube.apply_all({"one": {"login": True}, "two": {"createdb": True}})
+        reporting = {"drift": {"policy": "Report"}}
+        await stage.kube.apply_all({"one": {"login": True}, "two": {"createdb": True}, "three": reporting})
         await stage.kube.wait_all_ready()
+        await database.execute("ALTER ROLE three CREATEDB")
+        await stage.kube.wait_reason("three", "DriftReported")
         await database.drop_schema()
         await controller.wait_count("schema pgrole was installed", 2)
-        await database.wait_value("SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL", 2)
-        for name in ("one", "two"):
+        await database.wait_value("SELECT count(*) FROM pgrole.claim WHERE released_at IS NULL", 3)
+        for name in ("one", "two", "three"):
             await controller.wait_log(f"object={stage.kube.namespace}/{name} action=reclaimed")
             claim = await database.claim(name)
             role = await database.role(name)
@@ -274,6 +277,8 @@ async def test_schema_pgrole_dropped_while_running_is_restored_with_every_claim(
             assert claim["released_at"] is None
         event = await stage.kube.wait_event("ClaimRestored")
         assert "restored the claim" in event["note"]
+        await stage.kube.wait_reason("three", "DriftReported")
+        await database.execute("ALTER ROLE three NOCREATEDB")
         await stage.kube.wait_all_ready()
         await database.execute("ALTER ROLE one CREATEROLE")
         await database.wait_role("one", lambda row: not row["rolcreaterole"], "NOCREATEROLE")

@@ -279,6 +279,22 @@ class TestDriftPolicy:
         assert plan.reported == ()
         assert SetAttribute("app", "createdb", False) in plan.changes
 
+    def test_a_lost_claim_is_restored_although_drift_is_only_reported(self) -> None:
+        proof = Proof("app", OID, SERVER.system_identifier, digest(DESIRED))
+        drifted = ObservedRole(OID, replace(DESIRED, createdb=True))
+        plan = look(desired(report_only=True, proof=proof), Observed(named=drifted))
+        assert plan.action is Action.RECLAIMED
+        assert (plan.owner, plan.applied, plan.changes) == (ME, digest(DESIRED), ())
+        assert plan.reported == ("createdb",)
+
+    @pytest.mark.parametrize("found", [None, ObservedRole(OID + 5, DESIRED)])
+    def test_a_role_that_was_dropped_or_recreated_is_not_claimed_while_that_is_only_reported(
+        self, found: ObservedRole | None
+    ) -> None:
+        plan = look(desired(report_only=True), Observed(named=found, claim=claim()))
+        assert not plan.writes
+        assert "role" in plan.reported
+
     def test_a_changed_spec_is_not_drift(self) -> None:
         there = ObservedRole(OID, replace(DESIRED, login=False))
         plan = look(desired(), Observed(named=there, claim=claim(applied="sha256:older")))
