@@ -93,7 +93,9 @@ def _decide(desired: Desired, observed: Observed, server: Server, policy: Policy
         plan = _plan_new(adjusted, observed, server, policy, decided)
     else:
         plan = _plan_owned(adjusted, claim, target, observed, server, policy, decided)
-    waiting = (*pending, decided.pending) if decided.pending else pending
+    waiting = tuple(error for name, error in pending.items() if target is None or name not in desired.ignore)
+    if decided.pending:
+        waiting = (*waiting, decided.pending)
     if not (waiting or decided.password_task or releases):
         return plan
     return replace(plan, pending=waiting, password_task=decided.password_task, releases=releases)
@@ -161,22 +163,22 @@ def _without_missing(desired_role: Role, references: References) -> tuple[Role, 
     """
     missing = [held.role for held in desired_role.member_of if held.role not in references.groups]
     absent = [database for database, _ in desired_role.database_parameters if database not in references.databases]
-    pending: list[PgRoleError] = []
+    pending: dict[str, PgRoleError] = {}
     if missing:
         names = _quote_some(missing)
         text = f"spec.memberOf: these roles do not exist yet: {names}; everything else is applied"
-        pending.append(Waiting(Reason.MEMBERSHIP_PENDING, text))
+        pending["member_of"] = Waiting(Reason.MEMBERSHIP_PENDING, text)
     if absent:
         names = _quote_some(absent)
         text = f"spec.databaseParameters: these databases do not exist yet: {names}; everything else is applied"
-        pending.append(Waiting(Reason.DATABASE_ERROR, text))
+        pending["database_parameters"] = Waiting(Reason.DATABASE_ERROR, text)
     if not pending:
-        return desired_role, ()
+        return desired_role, pending
     return replace(
         desired_role,
         member_of=tuple(held for held in desired_role.member_of if held.role not in missing),
         database_parameters=tuple(item for item in desired_role.database_parameters if item[0] not in absent),
-    ), tuple(pending)
+    ), pending
 
 
 def _quote_some(names: Sequence[str]) -> str:

@@ -295,6 +295,15 @@ class TestDriftPolicy:
         assert not plan.writes
         assert "role" in plan.reported
 
+    def test_what_an_ignored_field_names_need_not_exist_once_the_role_does(self) -> None:
+        role = replace(DESIRED, member_of=(Membership("readers"),), database_parameters=(("shop", (("a.b", "1"),)),))
+        asked = desired(role=role, ignore=frozenset({"member_of", "database_parameters"}))
+        new = look(asked, Observed())
+        assert [error.reason for error in new.pending] == [Reason.MEMBERSHIP_PENDING, Reason.DATABASE_ERROR]
+        plan = look(asked, Observed(named=FOUND, claim=claim(applied=new.applied)))
+        assert not plan.writes
+        assert plan.pending == ()
+
     def test_a_changed_spec_is_not_drift(self) -> None:
         there = ObservedRole(OID, replace(DESIRED, login=False))
         plan = look(desired(), Observed(named=there, claim=claim(applied="sha256:older")))
