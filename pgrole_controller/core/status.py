@@ -96,16 +96,16 @@ def of_contest(summary: str, outcome: Outcome) -> Outcome:
 
 def of_read_back(plan: Plan) -> Outcome:
     """The outcome of the plan after read back: Ready only if nothing is left to do."""
-    if plan.reported and not plan.writes:
-        fields = ", ".join(plan.reported) + (f"; {UNFIT}" if plan.unfit else "")
-        return Outcome(
-            Phase.PAUSED,
-            Reason.DRIFT_REPORTED,
-            f"drift detected but not corrected, since spec.drift.policy is Report: {fields}",
-        )
     if plan.writes:
         return PROGRESSING
-    return of_error(plan.pending[0]) if plan.pending else RECONCILED
+    outcome = of_error(plan.pending[0]) if plan.pending else RECONCILED
+    if not plan.reported:
+        return outcome
+    fields = ", ".join(plan.reported) + (f"; {UNFIT}" if plan.unfit else "")
+    text = f"drift detected but not corrected, since spec.drift.policy is Report: {fields}"
+    if plan.pending:
+        return replace(outcome, reason=Reason.DRIFT_REPORTED, message=f"{text}; {outcome.message}")
+    return Outcome(Phase.PAUSED, Reason.DRIFT_REPORTED, text)
 
 
 #: A condition as in the object: type, status, reason, message, observedGeneration, lastTransitionTime.

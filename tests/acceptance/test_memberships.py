@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.world import Database, Json, Kube, Stage, condition, running
+from tests.acceptance.world import Database, Json, Kube, Stage, condition, running, says
 
 OPTIONS = pytest.mark.since(16, "INHERIT and SET of a membership")
 GRANTORS = pytest.mark.since(16, "a grant depends on its grantor's")
@@ -127,6 +127,26 @@ async def test_a_membership_waits_for_its_role_while_the_rest_is_applied(
     await database.execute(f"CREATE ROLE {prefix}_later")
     obj = await kube.wait_ready("app")
     assert f"{prefix}_later" in await memberships(database, f"{prefix}_app")
+    assert obj["status"]["driftCount"] == 0
+
+
+async def test_under_report_a_role_that_appears_is_joined_and_reported_drift_stays(
+    kube: Kube, database: Database, prefix: str
+) -> None:
+    await kube.apply("app", name=f"{prefix}_app", memberOf=[{"role": f"{prefix}_later"}], drift={"policy": "Report"})
+    await kube.wait_reason("app", "MembershipPending")
+    await database.execute(f"ALTER ROLE {prefix}_app CREATEDB")
+    obj = await kube.wait_reason("app", "DriftReported")
+    assert f"{prefix}_later" in condition(obj, "Ready")["message"]
+    await database.execute(f"CREATE ROLE {prefix}_later")
+    await kube.wait_for(
+        "app", lambda obj: says(obj, "DriftReported") and not says(obj, "DriftReported", f"{prefix}_later"), "joined"
+    )
+    assert f"{prefix}_later" in await memberships(database, f"{prefix}_app")
+    assert (await database.role(f"{prefix}_app") or {})["rolcreatedb"]
+    await database.execute(f"DROP ROLE {prefix}_later")
+    obj = await kube.wait_for("app", lambda obj: says(obj, "DriftReported", f"{prefix}_later"), "pending again")
+    assert (await database.role(f"{prefix}_app") or {})["rolcreatedb"]
     assert obj["status"]["driftCount"] == 0
 
 

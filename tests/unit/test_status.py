@@ -69,6 +69,15 @@ def test_conditions_other_than_ready_exist_only_while_they_are_true(
     assert said(build(outcome)) == expected
 
 
+def test_reported_drift_does_not_hide_what_else_keeps_the_object_from_being_ready() -> None:
+    pending = Waiting(Reason.DATABASE_ERROR, "a database does not exist")
+    outcome = of_read_back(Plan("app", reported=("login",), pending=(pending,)))
+    assert outcome.reason is Reason.DRIFT_REPORTED
+    assert outcome.message.endswith("login; a database does not exist")
+    assert outcome.retried
+    assert set(said(build(outcome))) == {"Ready", "Reconciling", "DriftDetected"}
+
+
 def test_the_transition_time_changes_only_with_the_status() -> None:
     first = build(RECONCILED)
     same = build(RECONCILED, first, now=LATER)
