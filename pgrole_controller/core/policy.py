@@ -137,7 +137,12 @@ def check_holds(policy: Policy, found: ObservedRole, *, action: str, references:
     held = [FIELD_NAMES[name] for name in _beyond(policy, found.role)]
     held += [f'membership that reaches "{name}"' for name in found.reaches]
     if references is not None and not found.reaches:
-        held += [f'membership in "{one.role}"' for one in _memberships_beyond(policy, found.role, references)]
+        within = {one.role: one for one in limit_to_policy(policy, found.role, references).member_of}
+        for one in found.role.member_of:
+            if one.role not in within:
+                held.append(f'membership in "{one.role}"')
+            elif one.admin and not within[one.role].admin:
+                held.append(f'admin of "{one.role}"')
     if held:
         raise Refused(
             Reason.NOT_ALLOWED,

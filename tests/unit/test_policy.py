@@ -206,6 +206,16 @@ class TestAdoptionPolicy:
             is Action.ADOPTED
         )
 
+    def test_a_role_with_admin_that_the_object_could_not_declare_is_not_adopted(self) -> None:
+        found = ObservedRole(OID, joins("readers", admin=True))
+        error = refusal(desired(adopt=True), Observed(named=found, references=REFERENCES))
+        assert error.reason is Reason.NOT_ALLOWED
+        assert 'admin of "readers"' in error.message
+        found = ObservedRole(OID, joins("team-a_group", admin=True))
+        plan = decide(desired(adopt=True), Observed(named=found, references=REFERENCES), SERVER, POLICY)
+        assert plan.action is Action.ADOPTED
+
+
 
 class TestRivals:
     @pytest.mark.parametrize(
