@@ -15,6 +15,7 @@ from pgrole_controller.core.diff import (
     SetAttribute,
     SetComment,
     SetParameter,
+    name_members,
 )
 from pgrole_controller.core.parameters import ALL, UNREADABLE
 from pgrole_controller.core.password import DesiredPassword, PasswordOrigin
@@ -122,12 +123,15 @@ def _describe(change: Change, before: Role | None) -> Iterator[tuple[Sign, str]]
             sign = Sign.ADDED if held_one is None else Sign.CHANGED
             yield sign, f"memberOf: {_quote(membership.role)}{_options(membership)}"
         case RevokeMembership(group=group, cascades_to=cascades_to):
-            others = f", and what it granted to {', '.join(map(_quote, cascades_to))}" if cascades_to else ""
-            yield Sign.REMOVED, f"memberOf: {_quote(group)}{others}"
-        case RevokeOption(group=group, option=option):
-            yield Sign.REMOVED, f"memberOf: {option} of {_quote(group)}"
+            yield Sign.REMOVED, f"memberOf: {_quote(group)}{_describe_cascade(cascades_to)}"
+        case RevokeOption(group=group, option=option, cascades_to=cascades_to):
+            yield Sign.REMOVED, f"memberOf: {option} of {_quote(group)}{_describe_cascade(cascades_to)}"
         case SetParameter(database=database, name=name, value=value):
             yield _describe_parameter(database, name, value, before)
+
+
+def _describe_cascade(members: tuple[str, ...]) -> str:
+    return f", and what it granted to {name_members(members)}" if members else ""
 
 
 def _describe_new(role: Role) -> Iterator[tuple[Sign, str]]:

@@ -186,6 +186,8 @@ class Reporter:
         reason, action, note = _EVENTS[result.action]
         fields = ", ".join(result.fields)
         text = f"{note}: {fields}" if fields and result.action not in _WITHOUT_FIELDS else note
+        if result.cascades:
+            text = make_legible(f"{text}; revoked with CASCADE: {'; '.join(result.cascades)}")
         if result.approval is not None:
             text = f"{text}; {tell_approval(result.approval)}"
         log.info("role reconciled", extra={"object": str(result.key), "action": result.action.value, "fields": fields})

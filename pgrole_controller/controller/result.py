@@ -14,7 +14,7 @@ from pgrole_controller.core.approval import Approval, RoleOffer
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.contest import Contests, Moment, Suspect
 from pgrole_controller.core.deletion import add_way_out
-from pgrole_controller.core.diff import field_names
+from pgrole_controller.core.diff import describe_cascades, field_names
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.next_attempt import Ending
 from pgrole_controller.core.password import PasswordTask, next_rotation
@@ -41,6 +41,7 @@ class Result:
     claim: Claim | None = None
     action: Action = Action.NOTHING
     fields: tuple[str, ...] = ()  # that were changed or, under Report, were not
+    cascades: tuple[str, ...] = ()  # what the changes revoked from others, in words
     released: tuple[str, ...] = ()  # role names that no object claims any more
     password_task: PasswordTask | None = None  # must run before the next reconcile, which follows at once
     reassign: ReassignOwned | None = None  # must run before the next reconcile, which follows at once
@@ -247,6 +248,7 @@ class Attempt:
             claim=self.observed.claim,
             action=first.action,
             fields=self.decision.reported or first.drift or field_names(first.changes),
+            cascades=describe_cascades(change for plan in self._done for change in plan.changes),
             released=released,
             done_with=ending and not self.decision.writes and self.decision.reassign is None,
             password_task=self.decision.password_task,

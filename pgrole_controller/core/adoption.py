@@ -149,15 +149,18 @@ def check_adoption(
     desired: Desired,
     named: ObservedRole,
     fields: tuple[str, ...],
+    cascades: tuple[str, ...],
     observed: Observed,
     policy: Policy,
 ) -> None:
     """Raises PgRoleError if the object may not adopt the role, or if that is unknown. `fields`: what adoption would
-    change on the role.
+    change on the role; `cascades`: what that would revoke from others.
     """
     held = find_held(_make_adoptee(desired, named, observed, policy), desired, observed)
     if not desired.adopt:
         what = f"would change {', '.join(fields)}" if fields else "would change nothing"
+        if cascades:
+            what = f"{what}, and would revoke {_enumerate(cascades, len(cascades))}"
         if revoked := held.describe_revoked():
             what = f"{what}, and would {revoked}" if fields else f"would {revoked}"
         raise Refused(

@@ -19,11 +19,7 @@ from pgrole_controller.core.adoption import check_adoption, check_retained
 from pgrole_controller.core.approval import Approval, digest_role_drift
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.deletion import decide_deletion
-from pgrole_controller.core.diff import (
-    Change,
-    diff,
-    field_names,
-)
+from pgrole_controller.core.diff import Change, describe_cascades, diff, field_names
 from pgrole_controller.core.enforcement import check_enforceable, has_same_spec, keep_applied, note_generations
 from pgrole_controller.core.enumeration import name_some
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
@@ -265,7 +261,7 @@ def _check_adoption(
         and not decided.record.source
     ):
         names = (*names, "password")
-    check_adoption(desired, named, names, observed, policy)
+    check_adoption(desired, named, names, describe_cascades(changes), observed, policy)
 
 
 def _plan_owned(

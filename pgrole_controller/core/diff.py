@@ -1,6 +1,6 @@
 """The differences between desired and observed state, in the order in which they are applied."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
@@ -116,6 +116,9 @@ _OTHERS = ("name", "comment", "member_of", "parameters", "database_parameters")
 _ATTRIBUTES = tuple(field.name for field in fields(Role) if field.name not in _OTHERS)
 _OPTIONS = ("admin", "inherit", "set")
 
+#: Maximum number of members that are named. One more is read.
+_NAMED = 5
+
 
 def diff(desired: Role, observed: Role | None) -> tuple[Change, ...]:
     """Returns the changes that turn `observed` into `desired`; empty if they are equal."""
@@ -128,6 +131,20 @@ def diff(desired: Role, observed: Role | None) -> tuple[Change, ...]:
         if getattr(desired, name) != getattr(observed, name)
     )
     return (*renamed, *attributes, *_beside(desired, observed))
+
+
+def describe_cascades(changes: Iterable[Change]) -> tuple[str, ...]:
+    """Returns what these changes revoke from others: `membership in "a" from "b", "c"`, which the role had granted."""
+    found: dict[str, tuple[str, ...]] = {}
+    for change in changes:
+        if isinstance(change, RevokeMembership | RevokeOption) and change.cascades_to:
+            found[change.group] = change.cascades_to
+    return tuple(f'membership in "{group}" from {name_members(members)}' for group, members in found.items())
+
+
+def name_members(members: tuple[str, ...]) -> str:
+    """Returns the quoted names of members from whom a membership is revoked, as far as they were read."""
+    return ", ".join(f'"{name}"' for name in members[:_NAMED]) + (" and others" if len(members) > _NAMED else "")
 
 
 def set_password(changes: tuple[Change, ...]) -> Password | None:

@@ -122,7 +122,7 @@ LEFT JOIN LATERAL (
                     SELECT p.rolname::text
                     FROM pg_catalog.pg_auth_members AS x JOIN pg_catalog.pg_roles AS p ON p.oid = x.member
                     WHERE x.roleid = m.roleid AND x.grantor = r.oid
-                    LIMIT 5
+                    LIMIT 6
                 ) END
             ) ORDER BY g.rolname, b.rolname)::text)
             FROM (

@@ -173,6 +173,8 @@ async def test_revoking_admin_option_also_revokes_dependent_grants(kube: Kube, d
     await database.execute(f"GRANT {prefix}_a TO {prefix}_third GRANTED BY {prefix}_app")
     await kube.patch("app", {"spec": {"memberOf": [{"role": f"{prefix}_a"}]}})
     await kube.wait_ready("app")
+    event = await kube.wait_event("RoleChanged", about="app")
+    assert f'revoked with CASCADE: membership in "{prefix}_a" from "{prefix}_third"' in event["note"]
     assert await memberships(database, f"{prefix}_app") == {f"{prefix}_a": (False, True, True)}
     assert await memberships(database, f"{prefix}_third") == {}
 

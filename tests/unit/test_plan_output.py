@@ -17,6 +17,8 @@ from pgrole_controller.commands.plan_model import (
     Sign,
 )
 from pgrole_controller.commands.plan_output import print_plan, render_json, render_sql
+from pgrole_controller.commands.plan_words import describe_changes
+from pgrole_controller.core.diff import RevokeMembership, RevokeOption
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.request import Key
 
@@ -113,3 +115,16 @@ def test_roles_that_are_adopted_as_they_are_leave_nothing_to_do() -> None:
     changed = printed(PlanReport((planned("x"), kept)), terminal=False)
     assert changed.splitlines()[-1] == "2 objects: 1 change, 1 adopted as they are"
     assert json.loads(render_json(PlanReport((kept,))))["counts"] == {"claim": 1}
+
+
+def test_a_plan_names_from_whom_else_a_membership_is_revoked() -> None:
+    changes = (
+        RevokeMembership("app", "a", ("postgres",), ("b", "c")),
+        RevokeOption("app", "d", "admin", ("postgres",), ("e",)),
+        RevokeOption("app", "f", "set", ("postgres",)),
+    )
+    assert [one.words for one in describe_changes(changes, None)] == [
+        'memberOf: "a", and what it granted to "b", "c"',
+        'memberOf: admin of "d", and what it granted to "e"',
+        'memberOf: set of "f"',
+    ]

@@ -215,6 +215,13 @@ class TestAdoptionPolicy:
         plan = decide(desired(adopt=True), Observed(named=found, references=REFERENCES), SERVER, POLICY)
         assert plan.action is Action.ADOPTED
 
+    def test_the_message_says_what_adoption_would_revoke_from_others(self) -> None:
+        passed_on = replace(joins("team-a_group", admin=True).member_of[0], passed_on=tuple("abcdef"))
+        found = ObservedRole(OID, replace(DESIRED, member_of=(passed_on,)))
+        error = refusal(desired(), Observed(named=found, references=REFERENCES))
+        assert error.reason is Reason.ROLE_EXISTS
+        others = 'membership in "team-a_group" from "a", "b", "c", "d", "e" and others'
+        assert f"would change memberOf, and would revoke {others}" in error.message
 
 
 class TestRivals:
