@@ -27,7 +27,8 @@ from pgrole_controller.core.role import FIELD_NAMES, ObservedRole
 from pgrole_controller.core.role_drift import FoundCause, RoleDrift, compare_values
 from pgrole_controller.core.state import Observed, Server
 from pgrole_controller.core.status import Outcome, find_reported_time, of_contest, of_error, of_read_back
-from pgrole_controller.postgres.errors import is_rejection
+from pgrole_controller.postgres.errors import is_passing, is_rejection
+from pgrole_controller.postgres.rows import Deferred
 
 log = logging.getLogger(__name__)
 
@@ -234,6 +235,10 @@ class Attempt:
 
     def _result(self) -> Result:
         released = tuple(name for plan in self._done for name in plan.released)
+        if self._lets_go:
+            extra = {"object": str(self.target.key), "error": str(self.decision)}
+            log.warning("object released before its claim", extra=extra)
+            return Result(self.target, released=released, done_with=True)
         if isinstance(self.decision, PgRoleError):
             refused = replace(refuse(self.target, self.decision), released=released, changed_at=self._changed_at)
             refused = replace(refused, corrected=self._corrected, drift=self._corrected_drift)
@@ -264,6 +269,15 @@ class Attempt:
             offer=self._offer,
             approval=next((plan.approval for plan in self._done if plan.approval), None),
         )
+
+    @property
+    def _lets_go(self) -> bool:
+        """Whether a deleted object leaves its role although that cannot be released now: with Retain, only an error
+        that soon passes delays the deletion. The claim is released later, with those of other deleted objects.
+        """
+        desired, error = self.target.desired, self.decision
+        leaves = desired is not None and desired.terminating and not desired.drop
+        return leaves and isinstance(error, PgRoleError) and not (is_passing(error) or isinstance(error, Deferred))
 
     def _describe_drift(self, fields: tuple[str, ...], observed: Observed, *, corrected: bool) -> RoleDrift | None:
         desired = self.target.desired

@@ -68,7 +68,7 @@ class ServerWorker:
             self._note_notification,
             self.enqueue_all,
             lambda names: self.databases.note_databases(names),
-            lambda: self.databases.note_everything(),
+            lambda: self._note_suspension(),
         )
         self.ended = anyio.Event()  # since the queue is closed
         self.retimed = Signal()  # pulsed when the period of the resync changes
@@ -86,6 +86,7 @@ class ServerWorker:
             lambda key: self.enqueue(key, RequestReason.ATTRIBUTED, Rank.DEPENDENCY),
         )
         self.drift_counts = DriftCounts()
+        self._orphans: OrphanTimer | None = None  # of the session
         self._connection = anyio.Lock()  # of the session: one batch or one release of claims at a time
 
     @property
@@ -205,7 +206,9 @@ class ServerWorker:
         await self._await_release(session)
         self.keeper.note_suspended(await session.is_suspended())
         home = await session.read_database_name()
-        orphans = OrphanTimer(session, self._connection, self.keeper, self._objects, self._note_released)
+        orphans = self._orphans = OrphanTimer(
+            session, self._connection, self.keeper, self._objects, self._note_released
+        )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._answer_many)
             tasks.start_soon(self._refresh_grantees)
@@ -322,6 +325,12 @@ class ServerWorker:
             attributor.note_claim(result.claim)
         cause = attributor.find_cause(result.key)
         return result if cause is None else replace(result, cause=cause)
+
+    def _note_suspension(self) -> None:
+        """Handles that changes were suspended on the server, or are no longer: claims may wait to be released."""
+        self.databases.note_everything()
+        if self._orphans is not None:
+            self._orphans.restart()
 
     def _note_released(self, role_name: str) -> None:
         """Handles that an orphan's claim on this role was released."""

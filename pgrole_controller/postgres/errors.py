@@ -197,6 +197,13 @@ def is_rejection(error: PgRoleError) -> bool:
     return error.reason is Reason.INVALID_SPEC
 
 
+def is_passing(error: PgRoleError) -> bool:
+    """Whether the next attempt may succeed although no one changes anything: a timeout, or an error of the server."""
+    if getattr(error.__cause__, "sqlstate", None) in _TIMED_OUT:
+        return True
+    return isinstance(error, Transient) and error.reason in (Reason.PROGRESSING, Reason.SERVER_NOT_READY)
+
+
 def is_without_schema(error: BaseException | None) -> bool:
     """Whether the database has no schema pgrole (invalid_schema_name)."""
     return error is not None and isinstance(error.__cause__, asyncpg.InvalidSchemaNameError)

@@ -14,6 +14,7 @@ from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
 from tests.acceptance.world import (
     PATIENCE,
+    REST,
     Controller,
     Database,
     Json,
@@ -428,6 +429,50 @@ class TestRetainWhileDropping:
                     "SELECT released_at IS NOT NULL FROM pgrole.claim WHERE role_name = 'app'", True
                 )
                 assert await can_log_in(database, "app")
+
+    @pytest.mark.slow
+    async def test_retain_works_while_changes_are_suspended_and_the_claim_is_released_afterwards(
+        self, stage: Stage
+    ) -> None:
+        kube = stage.kube
+        async with running(stage.controller()), stage.database() as database:
+            await declare(kube, "app")
+            await kube.apply("kept", name="kept")
+            await kube.wait_ready("kept")
+            await database.execute("CREATE TABLE t (); ALTER TABLE t OWNER TO app")
+            await kube.delete("app")
+            await blocked(kube, '1 in database "postgres"')
+            await database.execute("ALTER DATABASE postgres SET pgrole.suspend = on")
+            await anyio.sleep(REST)
+            await retain(kube)
+            await kube.delete("kept")
+            await kube.wait_gone("kept")
+            assert not await is_released(database, "app")
+            await database.execute("ALTER DATABASE postgres RESET pgrole.suspend")
+            for name in ("app", "kept"):
+                await database.wait_value(
+                    f"SELECT released_at IS NOT NULL FROM pgrole.claim WHERE role_name = '{name}'", True
+                )
+
+    @pytest.mark.slow
+    async def test_retain_works_without_the_privilege_to_restore_the_login(self, stage: Stage) -> None:
+        kube, dsn = stage.kube, stage.postgres.dsn("keeper", password="secret")
+        async with stage.database() as database:
+            await database.execute(
+                "CREATE ROLE keeper LOGIN CREATEROLE PASSWORD 'secret'; GRANT CREATE ON DATABASE postgres TO keeper"
+            )
+            async with running(stage.controller(dsn)):
+                await kube.apply_secret("source", password="secret")
+                await declare(kube, "app", password={"secretRef": {"name": "source"}})
+                connection = await asyncpg.connect(stage.postgres.dsn("app", password="secret"))
+                try:
+                    await kube.delete("app")
+                    await blocked(kube, "open sessions")
+                    await database.execute("ALTER ROLE app SUPERUSER")
+                    await retain(kube)
+                finally:
+                    connection.terminate()
+                assert not await can_log_in(database, "app")
 
     async def test_retain_is_named_and_works_without_a_declared_server(self, kube: Kube, role: str) -> None:
         await kube.apply("app", name=role, serverRef={"name": "nowhere"}, deletionPolicy="Drop")
