@@ -3,11 +3,25 @@
 from datetime import datetime
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
 
 #: NAMEDATALEN - 1. PostgreSQL silently truncates longer names, so that two names become one.
 NAME_BYTES = 63
+
+
+def _check_unique(names: list[str]) -> list[str]:
+    seen = set[str]()
+    for name in names:
+        if name in seen:
+            raise PydanticCustomError("twice", '"{name}" is listed twice: remove one of them', {"name": name})
+        seen.add(name)
+    return names
+
+
+#: For a list whose items differ. The API server enforces it through x-kubernetes-list-type: set.
+UNIQUE = AfterValidator(_check_unique)
 
 #: A pattern of names with * and ?; {namespace} is replaced.
 Pattern = Annotated[str, Field(min_length=1, max_length=NAME_BYTES + len("{namespace}"))]

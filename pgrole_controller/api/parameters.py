@@ -18,10 +18,11 @@ _PARAMETER_TWICE = "{first} and {second} are the same parameter, since names are
 _DATABASE_SIZE = "spec.databaseParameters: database must have 1 to 63 bytes (UTF-8), like every name in PostgreSQL"
 _DATABASE_NUL = "spec.databaseParameters: database must not contain NUL (U+0000): remove it"
 _VALUE_LENGTH = 1024
+_MOST_PARAMETERS = 64
 _PARAMETER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*([.][A-Za-z_][A-Za-z0-9_$]*)*")
 PARAMETERS_SCHEMA: dict[str, Any] = {
     "additionalProperties": {"type": "string", "maxLength": _VALUE_LENGTH},
-    "maxProperties": 64,
+    "maxProperties": _MOST_PARAMETERS,
     **rules(
         rule(
             f"self.all(name, size(name) <= {NAME_BYTES} && name.matches('^{_PARAMETER_NAME.pattern}$'))",
@@ -56,7 +57,7 @@ def _check_database(name: str) -> str:
 
 
 DatabaseName = Annotated[str, AfterValidator(_check_database)]
-ParameterMap = Annotated[dict[str, str], AfterValidator(_check_parameters)]
+ParameterMap = Annotated[dict[str, str], Field(max_length=_MOST_PARAMETERS), AfterValidator(_check_parameters)]
 
 
 class DatabaseParameters(Model):

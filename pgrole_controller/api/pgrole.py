@@ -14,12 +14,12 @@ from pydantic import AfterValidator, AwareDatetime, Field, StrictBool, Validatio
 from pydantic_core import PydanticCustomError
 
 from pgrole_controller.api.membership import MembershipSpec
-from pgrole_controller.api.meta import NAME_BYTES, Model, ObjectMeta
+from pgrole_controller.api.meta import NAME_BYTES, UNIQUE, Model, ObjectMeta
 from pgrole_controller.api.parameters import PARAMETERS_SCHEMA, DatabaseParameters, ParameterMap
 from pgrole_controller.api.privileges import PRIVILEGES_SCHEMA, Privileges
 from pgrole_controller.api.secrets import PASSWORD_RULES, ConnectionSecret, PasswordSpec
 from pgrole_controller.api.status import PgRoleStatus
-from pgrole_controller.api.validation import immutable_optional, rule, rules
+from pgrole_controller.api.validation import immutable_optional, list_schema, rule, rules
 
 GROUP = "pgrole.dev"
 VERSION = "v1alpha1"
@@ -149,13 +149,14 @@ class DriftSpec(Model):
         default="Correct",
         description="Correct restores the role at once. Report changes nothing and lists the fields that differ.",
     )
-    ignore: list[IgnoredField] = Field(
+    ignore: Annotated[list[IgnoredField], UNIQUE] = Field(
         default_factory=list,
         description=(
             "Fields of spec that the controller sets when it creates the role and then leaves to others. Their changes "
             "are not drift."
         ),
-        json_schema_extra={"maxItems": 32, "x-kubernetes-list-type": "set"},
+        max_length=32,
+        json_schema_extra=list_schema(32),
     )
 
 
@@ -236,11 +237,8 @@ class PgRoleSpec(Model):
     member_of: list[MembershipSpec] = Field(
         default_factory=list,
         description="Roles that this role is a member of. Memberships you do not list are revoked.",
-        json_schema_extra={
-            "maxItems": 64,
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": ["role"],
-        },
+        max_length=64,
+        json_schema_extra={**list_schema(64, "map"), "x-kubernetes-list-map-keys": ["role"]},
     )
     parameters: ParameterMap = Field(
         default_factory=dict,
@@ -253,11 +251,8 @@ class PgRoleSpec(Model):
             "Settings for the role's sessions in specific databases, as in ALTER ROLE … IN DATABASE … SET. Settings "
             "you do not list are reset."
         ),
-        json_schema_extra={
-            "maxItems": 32,
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": ["database"],
-        },
+        max_length=32,
+        json_schema_extra={**list_schema(32, "map"), "x-kubernetes-list-map-keys": ["database"]},
     )
     privileges: Privileges | None = Field(
         default=None,

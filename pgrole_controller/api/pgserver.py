@@ -8,6 +8,7 @@ from pydantic import Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
 from pgrole_controller.api.meta import Condition, Model, ObjectMeta, Pattern
+from pgrole_controller.api.namespace_selector import NAMESPACE_RULES, NamespaceSelector
 from pgrole_controller.api.server_databases import (
     AllowedPrivileges,
     AttributionSpec,
@@ -30,10 +31,6 @@ _INTERVAL = ("100ms", "1h", "spec.drift.interval must be a duration from 100ms t
 _RESYNC = ("1s", "720h", "spec.resyncInterval must be a duration from 1s to 720h, such as 1h")
 _NO_CA = "spec.connection.sslMode verify-ca requires spec.connection.caRef: add it, or set verify-full"
 _CA = "spec.connection.caRef requires sslMode verify-ca or verify-full: set one of them, or remove caRef"
-_SELECTOR = "spec.allow.namespaces: set either matchNames, or matchLabels and matchExpressions, not both"
-_REQUIREMENT = (
-    "spec.allow.namespaces.matchExpressions: In and NotIn require values, Exists and DoesNotExist forbid them"
-)
 _HOST = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9._:]*[A-Za-z0-9])?$")
 
 Attribute = Literal["superuser", "createrole", "createdb", "replication", "bypassrls"]
@@ -126,75 +123,13 @@ CONNECTION_RULES = rules(
 )
 
 
-class LabelRequirement(Model):
-    """One requirement of a label selector."""
-
-    key: str = Field(description="Key of the label.", min_length=1, max_length=317)
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(
-        description="Operator that relates the key to the values."
-    )
-    values: list[Annotated[str, Field(max_length=63)]] = Field(
-        default_factory=list,
-        description="Values of the label. In and NotIn require at least one; Exists and DoesNotExist forbid values.",
-        json_schema_extra=list_schema(64, "atomic"),
-    )
-
-    @model_validator(mode="after")
-    def _check_values(self) -> Self:
-        if (self.operator in ("In", "NotIn")) != bool(self.values):
-            raise PydanticCustomError("values", _REQUIREMENT)
-        return self
-
-
-class NamespaceSelector(Model):
-    """Namespaces whose PgRoles are admitted, by name or by label."""
-
-    match_names: list[Annotated[str, Field(min_length=1, max_length=63)]] = Field(
-        default_factory=list,
-        description='Patterns of namespace names, with * and ? as wildcards. "*" matches every namespace.',
-        json_schema_extra=list_schema(256),
-    )
-    match_labels: dict[str, str] = Field(
-        default_factory=dict,
-        description="Labels that the namespace must have. All must match.",
-        json_schema_extra={"additionalProperties": {"type": "string", "maxLength": 63}, "maxProperties": 16},
-    )
-
-    match_expressions: list[LabelRequirement] = Field(
-        default_factory=list,
-        description="Label selector requirements. All must match.",
-        json_schema_extra=list_schema(16, "atomic"),
-    )
-
-    @model_validator(mode="after")
-    def _check_one(self) -> Self:
-        if self.match_names and (self.match_labels or self.match_expressions):
-            raise PydanticCustomError("namespaces", _SELECTOR)
-        return self
-
-
 class Allow(Model):
     """Policy for the PgRoles on this server. Anything not listed is denied."""
 
     namespaces: NamespaceSelector = Field(
         default=NamespaceSelector.model_construct(),
         description="Namespaces whose PgRoles are admitted, by name or by label. If omitted, none are.",
-        json_schema_extra={
-            "default": {},
-            **rules(
-                rule(
-                    "!has(self.matchNames) || size(self.matchNames) == 0 "
-                    "|| ((!has(self.matchLabels) || size(self.matchLabels) == 0) "
-                    "&& (!has(self.matchExpressions) || size(self.matchExpressions) == 0))",
-                    _SELECTOR,
-                ),
-                rule(
-                    "!has(self.matchExpressions) || self.matchExpressions.all(one, "
-                    "(one.operator in ['In', 'NotIn']) == (has(one.values) && size(one.values) > 0))",
-                    _REQUIREMENT,
-                ),
-            ),
-        },
+        json_schema_extra={"default": {}, **NAMESPACE_RULES},
     )
     role_names: list[Pattern] = Field(
         default_factory=list,
@@ -202,11 +137,13 @@ class Allow(Model):
             "Patterns of role names that are allowed, with * and ? as wildcards; {namespace} stands for the object's "
             "namespace. If omitted, no names are allowed."
         ),
+        max_length=64,
         json_schema_extra=list_schema(64),
     )
     attributes: list[Attribute] = Field(
         default_factory=list,
         description="Privileged attributes that a PgRole can set. All other attributes are always allowed.",
+        max_length=5,
         json_schema_extra=list_schema(5),
     )
     member_of: list[Pattern] = Field(
@@ -217,11 +154,13 @@ class Allow(Model):
             "superusers, the controller's role, roles that give access to the server's files and programs, "
             "pg_write_all_data, protected roles, and roles with an attribute that is not allowed."
         ),
+        max_length=256,
         json_schema_extra=list_schema(256),
     )
     parameters: list[Annotated[str, Field(min_length=1, max_length=63)]] = Field(
         default_factory=list,
         description="Names of superuser-only parameters that a PgRole can set.",
+        max_length=64,
         json_schema_extra=list_schema(64),
     )
     reassign_to: list[Pattern] = Field(
@@ -230,6 +169,7 @@ class Allow(Model):
             "Patterns of roles that can take over the objects of a dropped role, in addition to the roles of the same "
             "namespace."
         ),
+        max_length=64,
         json_schema_extra=list_schema(64),
     )
     privileges: list[AllowedPrivileges] | None = Field(
@@ -282,6 +222,7 @@ class PgServerSpec(Model):
             "Patterns of roles that no PgRole can adopt, change or drop, in addition to PostgreSQL's own roles, the "
             "bootstrap superuser and the controller's role. Setting it replaces the default."
         ),
+        max_length=256,
         json_schema_extra=list_schema(256),
     )
     drift: DetectionSpec = Field(

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, LiteralString, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from pgrole_controller.api.meta import NAME_BYTES, Model
+from pgrole_controller.api.meta import NAME_BYTES, UNIQUE, Model
 from pgrole_controller.api.validation import list_schema, rule, rules
 
 #: In one PgRole: databases, and names and patterns in all. CEL could not count the latter within its cost budget.
@@ -90,7 +90,7 @@ class SchemaPrivilegesSpec(Model):
         ),
         json_schema_extra=_NAME_SCHEMA,
     )
-    access: list[Literal["Read", "Write", "Execute"]] = Field(
+    access: Annotated[list[Literal["Read", "Write", "Execute"]], UNIQUE] = Field(
         description=(
             "Read: USAGE on the schema, SELECT on tables, views and sequences. Write: Read, and INSERT, UPDATE and "
             "DELETE on tables and views, USAGE and UPDATE on sequences. Execute: USAGE on the schema, EXECUTE on "
@@ -100,7 +100,7 @@ class SchemaPrivilegesSpec(Model):
         max_length=3,
         json_schema_extra=list_schema(3, least=1),
     )
-    except_: list[Name] = Field(
+    except_: Annotated[list[Name], UNIQUE] = Field(
         default_factory=list,
         alias="except",
         description="Names or patterns of tables, views, sequences and routines that the access does not extend to.",
@@ -123,7 +123,7 @@ class ObjectPrivilegesSpec(Model):
         description="Name of the schema, or a pattern with * and ? as wildcards.",
         json_schema_extra=_NAME_SCHEMA,
     )
-    names: list[NameOfObject] = Field(
+    names: Annotated[list[NameOfObject], UNIQUE] = Field(
         description=(
             "Names or patterns of the objects. A pattern also applies to objects that are created later. A routine "
             "can be listed with the types of its arguments, such as close_order(bigint, app.state); without them, "
@@ -134,7 +134,7 @@ class ObjectPrivilegesSpec(Model):
         max_length=128,
         json_schema_extra=list_schema(128, least=1),
     )
-    columns: list[Name] | None = Field(
+    columns: Annotated[list[Name], UNIQUE] | None = Field(
         default=None,
         description=(
             "Columns that the privileges are limited to. Requires kind Table; only SELECT, INSERT, UPDATE and "
@@ -144,19 +144,22 @@ class ObjectPrivilegesSpec(Model):
         max_length=128,
         json_schema_extra=list_schema(128, least=1),
     )
-    privileges: list[
-        Literal[
-            "SELECT",
-            "INSERT",
-            "UPDATE",
-            "DELETE",
-            "TRUNCATE",
-            "REFERENCES",
-            "TRIGGER",
-            "MAINTAIN",
-            "USAGE",
-            "EXECUTE",
-        ]
+    privileges: Annotated[
+        list[
+            Literal[
+                "SELECT",
+                "INSERT",
+                "UPDATE",
+                "DELETE",
+                "TRUNCATE",
+                "REFERENCES",
+                "TRIGGER",
+                "MAINTAIN",
+                "USAGE",
+                "EXECUTE",
+            ]
+        ],
+        UNIQUE,
     ] = Field(
         description=(
             "Privileges on these objects. Sequences have USAGE, SELECT and UPDATE; routines have EXECUTE; all other "
@@ -230,7 +233,7 @@ class DatabasePrivilegesSpec(Model):
         description="Name of the database; not a pattern. It does not have to exist yet.",
         json_schema_extra=_NAME_SCHEMA,
     )
-    on_database: list[Literal["CONNECT", "TEMPORARY", "CREATE"]] = Field(
+    on_database: Annotated[list[Literal["CONNECT", "TEMPORARY", "CREATE"]], UNIQUE] = Field(
         default_factory=list,
         description="Privileges on the database itself.",
         max_length=3,
@@ -248,7 +251,7 @@ class DatabasePrivilegesSpec(Model):
         max_length=32,
         json_schema_extra=list_schema(32, "atomic"),
     )
-    created_by: list[Name] = Field(
+    created_by: Annotated[list[Name], UNIQUE] = Field(
         default_factory=list,
         description=(
             "Roles for which the controller also sets default privileges, so that what they create in the listed "
@@ -259,7 +262,7 @@ class DatabasePrivilegesSpec(Model):
         max_length=32,
         json_schema_extra=list_schema(32),
     )
-    unmanaged: list[Name] = Field(
+    unmanaged: Annotated[list[Name], UNIQUE] = Field(
         default_factory=list,
         description="Names or patterns of schemas in which this role's privileges are left as they are.",
         max_length=32,

@@ -1,8 +1,9 @@
 """The Secrets of a PgRole: `spec.password` and `spec.connectionSecret`."""
 
-from typing import Annotated, Any, Literal, Self
+import re
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from pgrole_controller.api.meta import Model
@@ -98,20 +99,22 @@ _KEYS = "spec.connectionSecret.template.data: a key must consist of letters, dig
 _LONGEST_TEXT = 4096
 
 
-def _texts(most: int, longest: int, *more: dict[str, Any]) -> dict[str, Any]:
-    schema = {"additionalProperties": {"type": "string", "maxLength": longest}, "maxProperties": most}
-    return {**schema, **rules(*more)} if more else schema
+def _check_keys(data: dict[str, str]) -> dict[str, str]:
+    if not all(len(key) <= LONGEST_NAME and re.fullmatch(OBJECT_KEY, key) for key in data):
+        raise PydanticCustomError("keys", _KEYS)
+    return data
+
+
+_Label = Annotated[str, Field(max_length=LONGEST_LABEL)]
+_Text = Annotated[str, Field(max_length=_LONGEST_TEXT)]
+_KEYS_RULE = rule(f"self.all(key, size(key) <= {LONGEST_NAME} && key.matches('{OBJECT_KEY}'))", _KEYS)
 
 
 class TemplateMetadata(Model):
     """Labels and annotations of the Secret. The prefixes of Kubernetes and of pgrole.dev are reserved."""
 
-    labels: dict[str, str] = Field(
-        default_factory=dict, description="Labels of the Secret.", json_schema_extra=_texts(32, LONGEST_LABEL)
-    )
-    annotations: dict[str, str] = Field(
-        default_factory=dict, description="Annotations of the Secret.", json_schema_extra=_texts(32, _LONGEST_TEXT)
-    )
+    labels: dict[str, _Label] = Field(default_factory=dict, max_length=32, description="Labels of the Secret.")
+    annotations: dict[str, _Text] = Field(default_factory=dict, max_length=32, description="Annotations of the Secret.")
 
 
 class SecretTemplate(Model):
@@ -122,8 +125,9 @@ class SecretTemplate(Model):
         description="Labels and annotations.",
         json_schema_extra={"default": {}},
     )
-    data: dict[str, str] = Field(
+    data: Annotated[dict[str, _Text], AfterValidator(_check_keys)] = Field(
         default_factory=dict,
+        max_length=32,
         description=(
             "Keys of the Secret and their values. A value can contain the fields {username}, {password}, {host}, "
             "{port}, {database} and {sslmode}. Append _url for use in a URL ({username_url}, {password_url}, "
@@ -131,11 +135,7 @@ class SecretTemplate(Model):
             "and }} for literal braces. If omitted, the Secret has the keys username, password, host, port, database, "
             "sslmode, uri, jdbc-uri and pgpass."
         ),
-        json_schema_extra=_texts(
-            32,
-            _LONGEST_TEXT,
-            rule(f"self.all(key, size(key) <= {LONGEST_NAME} && key.matches('{OBJECT_KEY}'))", _KEYS),
-        ),
+        json_schema_extra=rules(_KEYS_RULE),
     )
 
 

@@ -31,10 +31,6 @@ from pgrole_controller.core.role import Membership, ObservedRole, Role, to_momen
 
 _NAME_BYTES = 63
 
-#: Limits that only the API server checks, as in api/pgrole.py and api/parameters.py.
-_MOST_ITEMS = {"memberOf": 64, "parameters": 64, "databaseParameters": 32}
-_MOST_PARAMETERS = 64
-
 _RESERVED = frozenset({"public", "none"})
 _PLAIN = re.compile("[a-z_][a-z0-9_]*")
 _API = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole"}
@@ -122,7 +118,7 @@ def make_object(
         raise Refused(Reason.INVALID_SPEC, f'role "{role.name}": {error}') from error
     for field, value in _values(role):
         document["spec"] = {**spec, field: value}
-        if _is_short(field, value) and _is_valid(document):
+        if _is_valid(document):
             spec[field] = value
     _add_privileges(spec, privileges, notes)
     ignored = _find_ignored({**document, "spec": spec}, role)
@@ -133,12 +129,6 @@ def make_object(
     return ExportedObject(
         role.name, {**document, "spec": spec}, tuple(notes), tuple(held.role for held in role.member_of)
     )
-
-
-def _is_short(field: str, value: Any) -> bool:  # noqa: ANN401 -- any field's
-    if len(value) > _MOST_ITEMS.get(field, len(value)):
-        return False
-    return field != "databaseParameters" or all(len(one["parameters"]) <= _MOST_PARAMETERS for one in value)
 
 
 def _is_valid(document: dict[str, Any]) -> bool:

@@ -31,7 +31,8 @@ from pgrole_controller.kube.store import Stored, mapping, parse
 from pgrole_controller.postgres.connection import Endpoint, PasswordFactory
 
 if TYPE_CHECKING:  # imported with the first object: `api.reading`
-    from pgrole_controller.api.pgserver import CaRef, NamespaceSelector, PgServer, PgServerSpec, ServerConnection
+    from pgrole_controller.api.namespace_selector import NamespaceSelector
+    from pgrole_controller.api.pgserver import CaRef, PgServer, PgServerSpec, ServerConnection
     from pgrole_controller.api.server_databases import AllowedPrivileges, AttributionSpec, HistorySpec
 
 

@@ -253,8 +253,29 @@ def test_an_object_cannot_be_changed_in_place() -> None:
             {"database_parameters": [{"database": "d", "parameters": {}}, {"database": "d", "parameters": {}}]},
             'spec.databaseParameters names database "d" twice',
         ),
+        ({"drift": {"ignore": ["login", "login"]}}, '"login" is listed twice'),
+        ({"privileges": [{"database": "d", "created_by": ["a", "a"]}]}, '"a" is listed twice'),
     ],
 )
 def test_duplicate_declarations_are_rejected_by_name(spec: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
+        build(**spec)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"member_of": [{"role": f"r{number}"} for number in range(65)]},
+        {"parameters": {f"a.p{number}": "1" for number in range(65)}},
+        {"database_parameters": [{"database": f"d{number}", "parameters": {}} for number in range(33)]},
+        {"database_parameters": [{"database": "d", "parameters": {f"a.p{number}": "1" for number in range(65)}}]},
+        {"connection_secret": {"name": "a", "template": {"data": {f"k{number}": "" for number in range(33)}}}},
+        {"connection_secret": {"name": "a", "template": {"data": {"key": "x" * 4097}}}},
+        {"connection_secret": {"name": "a", "template": {"data": {"a b": "x"}}}},
+        {"connection_secret": {"name": "a", "template": {"metadata": {"labels": {"a": "x" * 64}}}}},
+        {"connection_secret": {"name": "a", "template": {"metadata": {"annotations": {"a": "x" * 4097}}}}},
+    ],
+)
+def test_bounds_are_those_of_the_crd(spec: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
         build(**spec)
