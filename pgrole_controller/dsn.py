@@ -31,7 +31,7 @@ def address_of(dsn: str) -> Address:
     """Returns where applications find the DSN's server, for connection Secrets, with libpq's defaults."""
     parts = urlsplit(dsn)
     query = parse_qs(parts.query)
-    host = parts.hostname or query.get("host", [""])[0].split(",")[0] or "localhost"
+    host = (parts.hostname or query.get("host", [""])[0]).split(",")[0] or "localhost"
     port = parts.port or int(query.get("port", ["5432"])[0].split(",")[0])
     database = unquote(parts.path.lstrip("/")) or query.get("dbname", ["postgres"])[0]
     sslmode = query.get("sslmode", ["verify-full" if verifies_by_default(dsn) else "prefer"])[0]

@@ -7,7 +7,7 @@ from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfi
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
 from pgrole_controller.core.privileges.privilege_policy import check_database
-from pgrole_controller.dsn import split_methods, verifies_by_default
+from pgrole_controller.dsn import address_of, split_methods, verifies_by_default
 from pgrole_controller.settings import SETTINGS, TEMPLATES, Settings, WrongSetting, read_settings, server_policy_of
 
 
@@ -175,6 +175,11 @@ def test_the_server_of_the_dsn_excludes_the_template_databases(database: str) ->
 )
 def test_a_dsn_of_another_machine_without_an_sslmode_is_verified(dsn: str, verifies: bool) -> None:
     assert verifies_by_default(dsn) is verifies
+
+
+@pytest.mark.parametrize("dsn", ["postgresql://u:p@one,two/db", "postgresql://u:p@/db?host=one,two"])
+def test_applications_find_the_server_at_the_first_host(dsn: str) -> None:
+    assert address_of(dsn).host == "one"
 
 
 @pytest.mark.parametrize(
