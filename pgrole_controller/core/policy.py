@@ -247,11 +247,13 @@ def _memberships_beyond(policy: Policy, role: Role, references: References) -> l
 
 def check_parameters(policy: Policy, desired: Role, references: References) -> None:
     """Raises Refused for a parameter that is unknown, or that only a superuser may set."""
+    everywhere = dict(desired.parameters)
     for name in sorted(desired.parameter_names):
+        field = "spec.parameters" if name in everywhere else "spec.databaseParameters"
         context = references.contexts.get(name)
         # pg_settings does not list the parameters that change the current user.
         if context is None and "." not in name and name not in IDENTITY_PARAMETERS:
-            raise Refused(Reason.INVALID_SPEC, f'spec.parameters: the server has no parameter "{name}": remove it')
+            raise Refused(Reason.INVALID_SPEC, f'{field}: the server has no parameter "{name}": remove it')
         module = name.partition(".")[0] if "." in name and context is None else ""
         guarded = name in IDENTITY_PARAMETERS or context in _OF_SUPERUSERS
         # Until a module is loaded, no one can tell which of its parameters need a superuser.
@@ -259,7 +261,7 @@ def check_parameters(policy: Policy, desired: Role, references: References) -> N
         if guarded and name not in policy.parameters:
             raise Refused(
                 Reason.NOT_ALLOWED,
-                f'spec.parameters: "{name}" is for superusers, unless the server\'s policy lists it',
+                f'{field}: "{name}" is for superusers, unless the server\'s policy lists it',
             )
 
 

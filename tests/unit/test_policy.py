@@ -186,7 +186,8 @@ class TestParameters:
         )
         error = refusal(desired(role=desired_role), Observed(references=references))
         assert error.reason is Reason.NOT_ALLOWED
-        assert f'"{name}"' in error.message
+        field = "spec.databaseParameters" if scoped else "spec.parameters"
+        assert error.message.startswith(f'{field}: "{name}"')
         allowing = replace(POLICY, parameters=frozenset({name}))
         assert decide(desired(role=desired_role), Observed(references=references), SERVER, allowing).writes
 
