@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, get_args
 
 import anyio
 from anyio.abc import TaskGroup
@@ -24,6 +24,7 @@ from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.drift_counts import HourlyDrifts, of_status
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key
+from pgrole_controller.core.state import Claims, Mode
 from pgrole_controller.core.status import Outcome, Phase, build_conditions, of_error
 from pgrole_controller.kube.client import PGSERVERS, Client
 from pgrole_controller.kube.errors import ApiError, KubeError
@@ -266,16 +267,21 @@ def _readable(status: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what the next status continues, without anything that the CRD's schema does not permit: an older CRD, or
     none, may have let it in, and the API server would refuse it again.
     """
-    texts = {name: status[name] for name in ("version", "systemIdentifier") if isinstance(status.get(name), str)}
+    kept = {name: status[name] for name in ("version", "systemIdentifier") if isinstance(status.get(name), str)}
     detection = mapping(status.get("detection"))
-    if detection and all(isinstance(value, str) for value in detection.values()):
-        texts["detection"] = detection
+    if (
+        detection.keys() == {"mode", "passwords", "claims"}
+        and detection["mode"] in (Mode.WATCH, Mode.POLL, Mode.RESYNC)
+        and isinstance(detection["passwords"], bool)
+        and detection["claims"] in get_args(Claims)
+    ):
+        kept["detection"] = detection
     conditions = [
         one
         for one in sequence(status.get("conditions"))
         if all(isinstance(mapping(one).get(name), str) for name in ("type", "status", "lastTransitionTime"))
     ]
-    return {**texts, "conditions": conditions, "roles": status.get("roles")}
+    return {**kept, "conditions": conditions, "roles": status.get("roles")}
 
 
 def _database(state: DatabaseState) -> dict[str, Any]:

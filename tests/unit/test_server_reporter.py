@@ -412,6 +412,10 @@ async def test_nothing_is_kept_of_a_removed_pgserver() -> None:
         [5],
         [{}],
         {"a": 1},
+        {"mode": "Auto", "passwords": True, "claims": "Database"},
+        {"mode": "Watch", "passwords": "yes", "claims": "Database"},
+        {"mode": "Watch", "passwords": True, "claims": []},
+        {"mode": "Watch", "passwords": True, "claims": "Database", "a": 1},
         [{"type": "Ready", "status": "True"}],
         [{"type": [], "status": {}, "lastTransitionTime": "x"}],
         [{"type": "Ready", "status": "True", "lastTransitionTime": 5}],
@@ -431,3 +435,20 @@ async def test_a_status_that_no_schema_permits_is_replaced(part: str | None, odd
     assert isinstance(written["conditions"][0]["lastTransitionTime"], str)
     assert all(isinstance(written.get(name, ""), str) for name in ("version", "systemIdentifier"))
     assert "detection" not in written
+
+
+async def test_what_is_known_of_a_server_stays_while_it_is_not_connected() -> None:
+    world = ServerReporterWorld()
+    known = {
+        "version": "18.4",
+        "systemIdentifier": "7712351501311253472",
+        "detection": {"mode": "Watch", "passwords": True, "claims": "Database"},
+    }
+    world.worker.keeper.state, world.worker.keeper.server = SessionState.UNAVAILABLE, declared(2, "second")
+    world.worker.keeper.trouble = Waiting(Reason.SERVER_NOT_READY, "the server is down")
+    world.store.put(pack({"kind": "PgServer", "metadata": metadata(2, "second"), "spec": {}, "status": known}))
+    async with running(world):
+        with anyio.fail_after(PATIENCE):
+            await world.api.asked.wait()
+    (written,) = world.api.statuses
+    assert {name: written.get(name) for name in known} == known
