@@ -2,6 +2,11 @@
 
 from dataclasses import dataclass
 
+from pgrole_controller.core.status import CONNECTED, RECONCILED, mention_privileges
+
+#: Messages of Ready that say no more than its meaning.
+_PLAIN = frozenset({RECONCILED.message, mention_privileges(RECONCILED.message), CONNECTED.message})
+
 
 @dataclass(frozen=True, slots=True)
 class ReasonAdvice:
@@ -9,6 +14,10 @@ class ReasonAdvice:
 
     meaning: str
     action: str
+
+    def covers(self, message: str) -> bool:
+        """Whether the condition's message says no more."""
+        return message in _PLAIN or message == self.meaning
 
 
 _ROLES = {

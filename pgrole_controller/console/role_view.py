@@ -34,14 +34,14 @@ _TRUE_BY_DEFAULT = ("inherit",)
 
 @dataclass(frozen=True, slots=True)
 class FieldRow:
-    """A field of spec: `declared` in words, whether it is written in the spec, and what is known of the database.
+    """A field of spec: `declared` in words, whether that is the default, and what is known of the database.
 
     `fit`: ready, drift, working, ignored or unmanaged. `observed`: the same in words.
     """
 
     name: str
     declared: tuple[str, ...]
-    written: bool
+    is_default: bool
     fit: str
     observed: str
 
@@ -141,9 +141,9 @@ def _rows(found: Mapping[str, Any], summary: RoleSummary, passwords: bool | None
     ignored = read_texts(spec, "drift", "ignore", most=64)
     differing = _find_differing(found) if summary.state is RoleState.DRIFT else frozenset[str]()
     known = is_current(found) and differing is not None
-    for name, declared, written, managed in _declared(spec):
+    for name, declared, is_default, managed in _declared(spec):
         if f"spec.{name}" in summary.left_out:
-            declared, written, managed = ("left out here: too long",), True, True
+            declared, is_default, managed = ("left out here: too long",), False, True
         if not managed:
             fit, observed = "unmanaged", "not managed"
         elif known and differing and name in differing:
@@ -162,7 +162,7 @@ def _rows(found: Mapping[str, Any], summary: RoleSummary, passwords: bool | None
             fit, observed = "ready", "as declared"
         else:
             fit, observed = "ready", "not reported as different"
-        yield FieldRow(name, declared, written, fit, observed)
+        yield FieldRow(name, declared, is_default, fit, observed)
 
 
 def _find_differing(found: Mapping[str, Any]) -> frozenset[str] | None:
@@ -180,32 +180,34 @@ def _find_differing(found: Mapping[str, Any]) -> frozenset[str] | None:
 
 
 def _declared(spec: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...], bool, bool]]:
-    """Yields name, value in words, whether it is written in the spec, and whether the controller manages it."""
+    """Yields name, value in words, whether that is the default, and whether the controller manages it.
+
+    The API server writes some defaults into the spec, so what its author wrote is unknown.
+    """
     for name in _FLAGS:
+        default = name in _TRUE_BY_DEFAULT
         flag = read_flag(spec, name)
-        value = flag if flag is not None else name in _TRUE_BY_DEFAULT
-        yield name, ("yes" if value else "no",), name in spec, True
+        value = default if flag is None else flag
+        yield name, ("yes" if value else "no",), value is default, True
     limit = read_number(spec, "connectionLimit")
-    yield "connectionLimit", ("no limit" if limit in (None, -1) else f"{limit:,}",), "connectionLimit" in spec, True
-    yield "validUntil", (read_text(spec, "validUntil", most=64) or "never expires",), "validUntil" in spec, True
-    yield "comment", (read_text(spec, "comment") or "none",), "comment" in spec, True
-    yield "password", (_describe_password(spec),), "password" in spec, "password" in spec
-    yield "memberOf", tuple(_describe_memberships(spec)) or ("none",), "memberOf" in spec, True
-    yield (
-        "parameters",
-        tuple(_describe_parameters(read_map(spec, "parameters"))) or ("none",),
-        "parameters" in spec,
-        True,
-    )
+    unlimited = limit in (None, -1)
+    yield "connectionLimit", ("no limit" if unlimited else f"{limit:,}",), unlimited, True
+    expiry, comment = read_text(spec, "validUntil", most=64), read_text(spec, "comment")
+    yield "validUntil", (expiry or "never expires",), not expiry, True
+    yield "comment", (comment or "none",), not comment, True
+    yield "password", (_describe_password(spec),), "password" not in spec, "password" in spec
+    groups, parameters = tuple(_describe_memberships(spec)), tuple(_describe_parameters(read_map(spec, "parameters")))
+    yield "memberOf", groups or ("none",), not groups, True
+    yield "parameters", parameters or ("none",), not parameters, True
     in_databases = tuple(
         f"{read_text(each, 'database', most=256)}: {line}"
         for each in read_maps(spec, "databaseParameters", most=32)
         for line in _describe_parameters(read_map(each, "parameters"))
     )
-    yield "databaseParameters", in_databases or ("none",), "databaseParameters" in spec, True
+    yield "databaseParameters", in_databases or ("none",), not in_databases, True
     databases = tuple(read_text(each, "database", most=256) for each in read_maps(spec, "privileges", most=32))
     described = (f"in {', '.join(databases)}",) if databases else ("not managed",)
-    yield "privileges", described, "privileges" in spec, bool(databases)
+    yield "privileges", described, not databases, bool(databases)
 
 
 def _describe_password(spec: Mapping[str, Any]) -> str:

@@ -52,7 +52,7 @@ def finalize(value: object) -> object:
 
 def keep_lines(text: str) -> Markup:
     """Returns text of several lines, escaped."""
-    return Markup("").join(escape(_ILLEGIBLE.sub("\ufffd", text)))
+    return escape(_ILLEGIBLE.sub("\ufffd", text))
 
 
 def group_digits(number: int) -> str:

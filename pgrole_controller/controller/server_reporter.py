@@ -25,7 +25,7 @@ from pgrole_controller.core.drift_counts import HourlyDrifts, of_status
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Claims, Mode
-from pgrole_controller.core.status import Outcome, Phase, build_conditions, of_error
+from pgrole_controller.core.status import CONNECTED, Outcome, Phase, build_conditions, of_error
 from pgrole_controller.kube.client import PGSERVERS, Client
 from pgrole_controller.kube.errors import ApiError, KubeError
 from pgrole_controller.kube.server_side_apply import apply_finalizer, apply_status, unchanged
@@ -305,11 +305,11 @@ def _state(worker: ServerWorker) -> Outcome:
         )
         return Outcome(Phase.PAUSED, Reason.SUSPENDED, text)
     if keeper.state is SessionState.ACTIVE:
-        message = "connected, and detecting changes of its roles"
         if worker.server.lapsed and worker.server.problem is not None:
             missing = worker.server.problem.message
-            message = f"{message}; {missing}: the current session continues, but a new one cannot start"
-        return Outcome(Phase.DONE, Reason.RECONCILED, message)
+            message = f"{CONNECTED.message}; {missing}: the current session continues, but a new one cannot start"
+            return replace(CONNECTED, message=message)
+        return CONNECTED
     if keeper.trouble is not None:
         return of_error(keeper.trouble)
     return Outcome(Phase.WORKING, Reason.PROGRESSING, "connecting to the server")

@@ -70,7 +70,13 @@ class Outcome:
 _OWN_FAULT = frozenset({Reason.INVALID_SPEC, Reason.SERVER_GONE})
 
 RECONCILED = Outcome(Phase.DONE, Reason.RECONCILED, "the role matches the spec")
+CONNECTED = Outcome(Phase.DONE, Reason.RECONCILED, "connected, and detecting changes of its roles")  # of a PgServer
 PROGRESSING = Outcome(Phase.WORKING, Reason.PROGRESSING, "the role changed again while the controller applied the spec")
+
+
+def mention_privileges(message: str) -> str:
+    """Returns the message of a role that matches, for one whose privileges do as well."""
+    return message.replace("the role matches", "the role and its privileges match")
 
 
 def of_error(error: PgRoleError) -> Outcome:

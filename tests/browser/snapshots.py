@@ -7,6 +7,7 @@ from typing import Any
 
 from pgrole_controller.console.snapshot import Snapshot
 from pgrole_controller.core.request import Key
+from pgrole_controller.core.status import CONNECTED, RECONCILED
 
 NOW = datetime(2026, 11, 22, 14, 40, tzinfo=UTC)
 SCRIPT = "<script>globalThis.pwned=1</script>"
@@ -43,7 +44,7 @@ def make_role(
     namespace: str,
     name: str,
     reason: str = "Reconciled",
-    message: str = "the role matches the spec",
+    message: str = RECONCILED.message,
     *,
     since: str = ago(days=3),
     spec: Mapping[str, Any] | None = None,
@@ -80,7 +81,7 @@ def drift(
     return {"time": time, "fields": list(fields), "corrected": corrected, "count": len(fields), **cause, **more}
 
 
-def make_server(name: str, reason: str = "Reconciled", message: str = "connected", **more: Any) -> dict[str, Any]:
+def make_server(name: str, reason: str = "Reconciled", message: str = CONNECTED.message, **more: Any) -> dict[str, Any]:
     return {
         "apiVersion": "pgrole.dev/v1alpha1",
         "kind": "PgServer",

@@ -4,6 +4,7 @@ import re
 import sys
 from dataclasses import replace
 from datetime import timedelta
+from html import unescape
 from html.parser import HTMLParser
 from typing import Any
 
@@ -25,14 +26,14 @@ from pgrole_controller.console.role_summary import RoleState, judge, summarize
 from pgrole_controller.console.role_view import view_role
 from pgrole_controller.console.roles_view import PAGE_ROWS, read_query, view_roles
 from pgrole_controller.console.snapshot import Snapshot
-from pgrole_controller.console.template_files import tell_distance
+from pgrole_controller.console.template_files import keep_lines, tell_distance
 from pgrole_controller.core.access.membership_graph import NodeKind
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.status import of_read_back
+from pgrole_controller.core.status import CONNECTED, RECONCILED, mention_privileges, of_read_back
 from tests.browser import snapshots
-from tests.browser.snapshots import NOW, SCRIPT, ago, drift, make_role, make_snapshot
+from tests.browser.snapshots import NOW, SCRIPT, ago, drift, make_role, make_server, make_snapshot
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just(SCRIPT),
@@ -206,6 +207,11 @@ def test_yaml_omits_managed_fields_and_keeps_kubectls_order() -> None:
     assert re.findall(r"^\w+", text, re.MULTILINE) == ["apiVersion", "kind", "metadata", "spec", "status"]
 
 
+def test_yaml_is_shown_as_it_is() -> None:
+    text = write_yaml({"metadata": {"name": "x"}, "spec": {"reassignOwnedTo": "", "validUntil": '2027 <&>"'}})
+    assert unescape(keep_lines(text)) == text
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -235,6 +241,25 @@ def test_yaml_of_an_object_that_fits_is_the_object() -> None:
         "spec": {"comment": "é\u202e", "empty": {}, "none": None, "list": [1, 2.5, True]},
     }
     assert yaml.safe_load(write_yaml(found)) == found
+
+
+def test_defaults_are_marked_although_the_api_server_writes_them_into_the_spec() -> None:
+    written = {"login": False, "inherit": True, "createdb": True, "connectionLimit": -1, "memberOf": [{"role": "a"}]}
+    key, found = make_role("shop", "app", spec=written)
+    fields = view_role(key, found, []).fields
+    assert [one.name for one in fields if not one.is_default] == ["createdb", "memberOf"]
+
+
+@pytest.mark.parametrize("message", [RECONCILED.message, mention_privileges(RECONCILED.message)])
+def test_a_message_that_only_repeats_that_a_role_is_as_declared_is_left_out(message: str) -> None:
+    key, found = make_role("shop", "app", message=message)
+    page = show("/roles/shop/app", make_snapshot([(key, found)]))
+    assert page.html.count(message) == 1, "not only among the conditions"
+
+
+def test_a_message_that_only_repeats_that_a_server_is_connected_is_left_out() -> None:
+    page = show("/servers/main", make_snapshot([], {"main": make_server("main")}))
+    assert page.html.count(CONNECTED.message) == 1, "not only among the conditions"
 
 
 @pytest.mark.parametrize("reason", list(Reason))

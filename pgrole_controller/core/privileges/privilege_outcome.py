@@ -9,7 +9,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_policy import check_database
-from pgrole_controller.core.status import PROGRESSING, Outcome, Phase, of_error
+from pgrole_controller.core.status import PROGRESSING, Outcome, Phase, mention_privileges, of_error
 
 
 def find_problems(grantee: Grantee, existing: frozenset[str]) -> dict[str, PgRoleError]:
@@ -50,9 +50,7 @@ def add_privileges(outcome: Outcome, privileges: GrantedPrivileges, expected: Se
     if privileges.reported:
         return replace(_of_reported(outcome, privileges), by_databases=outcome.ready)
     if outcome.ready:
-        return replace(
-            outcome, message=outcome.message.replace("the role matches", "the role and its privileges match")
-        )
+        return replace(outcome, message=mention_privileges(outcome.message))
     return outcome
 
 
