@@ -202,12 +202,15 @@ def _table(*columns: str) -> Table:
 
 def _print_table(console: Console, table: Table) -> None:
     """Prints only columns that have content, and in a pipe no trailing spaces."""
-    table.columns = [column for column in table.columns if any(str(cell) for cell in column.cells)]
+    kept = [column for column in table.columns if any(str(cell) for cell in column.cells)]
     if console.is_terminal:
-        console.print(table)
+        shown = _table(*(str(column.header) for column in kept))  # rich measures a column by its place
+        for row in zip(*(column.cells for column in kept), strict=True):
+            shown.add_row(*row)
+        console.print(shown)
         return
     # rich takes half a second for 1,000 rows
-    columns = [[str(column.header), *map(str, column.cells)] for column in table.columns]
+    columns = [[str(column.header), *map(str, column.cells)] for column in kept]
     widths = [max(map(cell_len, column)) for column in columns]
     for row in zip(*columns, strict=True):
         cells = [cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]

@@ -8,12 +8,13 @@ import random
 import re
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from xml.etree import ElementTree
 
 import asyncpg
 import pytest
 import pytest_asyncio
+from rich.console import Console
 
 from pgrole_controller.commands.access_json import describe_users
 from pgrole_controller.commands.access_reading import ObjectReport, RoleReport, look_at_object, look_at_role
@@ -415,6 +416,17 @@ async def test_a_monitoring_login_sees_the_users_of_a_table_and_their_paths(moni
     stored = json.loads(describe_users(report))
     (role,) = [one for one in stored["roles"] if one["role"] == HOSTILE + suffix]
     assert role["privileges"][0]["routes"][0]["through"] == [f"access_reader_{suffix}"]
+
+
+async def test_a_terminal_of_enough_columns_shows_what_a_pipe_shows(monitored: Monitored) -> None:
+    report = await look_at_object(monitored.choice, "App.Orders", None)
+    cannot_log_in = [user for user in report.users.users if not report.graph.roles[user.role].login]
+    report = replace(report, users=replace(report.users, users=tuple(cannot_log_in)))
+    assert "LOGIN" not in said(report)
+    stream = io.StringIO()
+    print_users(Console(file=stream, markup=False, highlight=False, force_terminal=True, width=300), report)
+    words = [line.split() for line in re.sub(r"\x1b\[[\d;]*m", "", stream.getvalue()).splitlines()]
+    assert words == [line.split() for line in said(report).splitlines()]
 
 
 async def test_tables_with_equal_privileges_share_one_line(monitored: Monitored) -> None:
