@@ -44,6 +44,9 @@ from pgrole_controller.settings import WrongSetting
 _STATEMENT = 60
 _CELL = 160
 
+#: Columns of a terminal for which cells are folded; on a narrower one, hardly any would be left for what differed.
+NARROWEST = 110
+
 _STATUS_LACKS = (
     "each PgRole records its last ten drifts only",
     "who: the login only, no acting role, application, address or statement",
@@ -163,7 +166,7 @@ def _show(history: History, output: str) -> int:
     if output == "json":
         write_document(as_json(history))
         return DONE
-    console = make_console()
+    console = make_console(least=NARROWEST)
     for line in as_notes(history):
         make_console(sys.stderr).print(make_printable(line), style="dim")
     if history.shown:
@@ -200,7 +203,12 @@ def as_table(drifts: list[ListedDrift]) -> Table:
     """Latest first, like git log; times in UTC."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("TIME (UTC)", "ROLE", "DATABASE", "WHAT", "WHO", "PROOF", "RESULT", "COUNT"):
-        table.add_column(heading, overflow="fold", justify="right" if heading == "COUNT" else "left")
+        table.add_column(
+            heading,
+            overflow="fold",
+            justify="right" if heading == "COUNT" else "left",
+            no_wrap=heading not in ("ROLE", "DATABASE", "WHAT", "WHO"),
+        )
     for drift in drifts:
         what = _shorten(describe_fields(drift), _CELL)
         if drift.by.statement:

@@ -29,13 +29,19 @@ class OutputConsole(Console):
         raise  # what rich has caught
 
 
-def make_console(stream: TextIO | None = None) -> Console:
-    """Prints to `stream` (default: standard output). No markup and no highlighting: names may contain brackets."""
+def make_console(stream: TextIO | None = None, *, least: int = 0) -> Console:
+    """Prints to `stream` (default: standard output). No markup and no highlighting: names may contain brackets.
+
+    `least`: on a terminal of fewer columns, tables are printed as in a pipe, and the terminal wraps their rows.
+    """
     stream = stream or sys.stdout
     escape_unencodable(stream)
     wraps = stream.isatty()
     width = None if wraps else _WIDE
-    return OutputConsole(file=stream, markup=False, highlight=False, emoji=False, soft_wrap=not wraps, width=width)
+    console = OutputConsole(file=stream, markup=False, highlight=False, emoji=False, soft_wrap=not wraps, width=width)
+    if console.width < least:
+        console.width = _WIDE
+    return console
 
 
 def write_document(text: str) -> None:
