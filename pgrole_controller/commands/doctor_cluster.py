@@ -58,6 +58,7 @@ class ClusterChecks:
     lease: str = "pgrole-controller"
     account: str = "pgrole-controller"
     watched: str = ""  # the only namespace that the controller serves; empty: all
+    absent: bool = False  # no Deployment of the controller is in its namespace
 
     async def run(self) -> None:
         """Adds to `known`. Never raises an error of the API server."""
@@ -146,6 +147,7 @@ class ClusterChecks:
             if error.status != 403:
                 raise
             return [not_checked("deployment", f"you may not list Deployments in namespace {namespace}")]
+        self.absent = not deployments
         for deployment in deployments[:1]:
             self.account = judge.find_account(deployment)
             await self._read_environment(deployment)
@@ -181,6 +183,9 @@ class ClusterChecks:
                 return [
                     not_checked("the controller's permissions", "you may not create SubjectAccessReviews", shell(look))
                 ]
+        if self.absent and len(missing) == len(judge.NEEDED):
+            why = f"{account} has none, and no Deployment runs as it. Name the controller's namespace: --own-namespace"
+            return [not_checked("the controller's permissions", why)]
         return [judge.judge_controller_rights(account, self.watched, missing)]
 
     async def _may(self, right: RequiredRight, account: str | None) -> bool:

@@ -141,6 +141,9 @@ async def create(cluster: ApiServer, command: str) -> None:
 
 async def test_the_controllers_rights_are_compared_with_deploy(cluster: ApiServer) -> None:
     await apply_crds(cluster)
+    (nowhere,) = (await look(cluster))["the controller's permissions"]
+    assert (nowhere.state, "--own-namespace" in nowhere.text) == (UNKNOWN, True)
+    await apply(cluster, deployment("pgrole-controller", OWN, {"serviceAccountName": "pgrole-controller"}))
     (before,) = (await look(cluster))["the controller's permissions"]
     assert before.state is PROBLEM
     assert "patch pgroles/status.pgrole.dev" in before.text
@@ -148,12 +151,26 @@ async def test_the_controllers_rights_are_compared_with_deploy(cluster: ApiServe
     assert states((await look(cluster))["the controller's permissions"]) == {OK}
 
 
+def deployment(name: str, namespace: str, pods: Json) -> Json:
+    """One of the controller's, whose pods have the spec `pods`."""
+    labels = {"app.kubernetes.io/name": "pgrole-controller"}
+    spec = {
+        "replicas": 2,
+        "selector": {"matchLabels": labels},
+        "template": {
+            "metadata": {"labels": labels},
+            "spec": {"containers": [{"name": "controller", "image": "x:0.1"}], **pods},
+        },
+    }
+    metadata = {"name": name, "namespace": namespace, "labels": labels}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+
+
 async def test_rights_of_a_controller_for_one_namespace_are_checked_in_that_namespace(cluster: ApiServer) -> None:
     await apply_crds(cluster)
     await create_namespace(cluster, "team-q")
     scope = RightsScope("quiet-controller", "quiet-system", "team-q")
     await install(cluster, scope)
-    labels = {"app.kubernetes.io/name": "pgrole-controller"}
     source = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "watched", "namespace": scope.namespace}}
     await apply(cluster, {**source, "data": {"PGROLE_NAMESPACE": "team-q"}})
     container = {
@@ -162,16 +179,8 @@ async def test_rights_of_a_controller_for_one_namespace_are_checked_in_that_name
         "env": [{"name": "PGROLE_LEASE", "value": scope.name}],
         "envFrom": [{"configMapRef": {"name": "watched"}}],
     }
-    spec = {
-        "replicas": 2,
-        "selector": {"matchLabels": labels},
-        "template": {
-            "metadata": {"labels": labels},
-            "spec": {"serviceAccountName": scope.name, "containers": [container]},
-        },
-    }
-    metadata = {"name": "quiet", "namespace": scope.namespace, "labels": labels}
-    await apply(cluster, {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec})
+    pods = {"serviceAccountName": scope.name, "containers": [container]}
+    await apply(cluster, deployment("quiet", scope.namespace, pods))
     found = await look(cluster, own_namespace=scope.namespace)
     assert states(found["the controller's permissions"]) == {OK}
     assert "in namespace team-q" in found["the controller's permissions"][0].text
