@@ -17,7 +17,7 @@ from pgrole_controller.dsn import address_of
 from pgrole_controller.imports import startup_imports
 from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.resource import PGSERVERS
-from pgrole_controller.kube.store import pack, parse
+from pgrole_controller.kube.store import Stored, pack, parse
 from pgrole_controller.postgres.connection import Connection, Endpoint
 from pgrole_controller.postgres.database_connection import connect_read_only
 from pgrole_controller.postgres.errors import translate_errors
@@ -59,8 +59,6 @@ async def read_server(client: "Client", name: str, own_namespace: str) -> Server
 
     Raises Refused if there is none, ApiError, Unreachable.
     """
-    from pgrole_controller.controller.declaration import ControllerConfig, read_declaration
-
     try:
         obj = parse(await client.request("GET", PGSERVERS.path(None, name)))
         read_pgserver(obj)
@@ -73,7 +71,7 @@ async def read_server(client: "Client", name: str, own_namespace: str) -> Server
         raise Refused(Reason.SERVER_NOT_READY, f'PgServer "{name}" does not exist{hint}') from error
     except Invalid as error:
         raise Refused(Reason.INVALID_SPEC, f'PgServer "{name}": {error}') from error
-    return await read_declaration(client, pack(obj), ControllerConfig(namespace=own_namespace))
+    return await _read_declaration(client, pack(obj), own_namespace)
 
 
 def unreachable_server(name: str, error: Exception) -> ServerConfig:
@@ -88,13 +86,24 @@ async def complete_server(client: "Client | None", obj: dict[str, Any], own_name
 
     Its endpoint comes from the Secret that it names; without a client it is None. `problem` says why it is unknown.
     """
-    from pgrole_controller.controller.declaration import ControllerConfig, declare, read_declaration
+    from pgrole_controller.controller.declaration import declare
 
     metadata = {"resourceVersion": "", **obj["metadata"], "uid": ""}
     stored = pack({**obj, "metadata": metadata})
     if client is None:
         return declare(stored, read_pgserver(obj), ())
-    return await read_declaration(client, stored, ControllerConfig(namespace=own_namespace))
+    return await _read_declaration(client, stored, own_namespace)
+
+
+async def _read_declaration(client: "Client", stored: Stored, own_namespace: str) -> ServerConfig:
+    from pgrole_controller.controller.declaration import ControllerConfig, read_declaration
+
+    server = await read_declaration(client, stored, ControllerConfig(namespace=own_namespace))
+    problem = server.problem
+    if problem is None or not problem.message.endswith(f" in namespace {own_namespace} does not exist"):
+        return server
+    message = f"{problem.message}. If the controller is in another namespace, name that with --own-namespace"
+    return replace(server, problem=type(problem)(problem.reason, message))
 
 
 def of_dsn(dsn: str) -> ServerConfig:

@@ -1,6 +1,7 @@
 """commands/plan: which server an object belongs to."""
 
-from typing import Any
+import json
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -10,12 +11,13 @@ from pgrole_controller.commands.manifest_files import parse_manifests
 from pgrole_controller.commands.plan import plan_files, plan_servers
 from pgrole_controller.commands.plan_case import Subject
 from pgrole_controller.commands.plan_model import PlanReport
+from pgrole_controller.commands.server_reading import read_server
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.errors import NotConfigured
+from pgrole_controller.kube.errors import ApiError, NotConfigured
 from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.settings import WrongSetting
 from tests.commands import choose
@@ -109,3 +111,23 @@ async def test_an_unexpected_error_with_one_server_hides_no_other(monkeypatch: p
     subject = Subject(Key("shop", "app"), pgrole)
     reports = await plan_servers([(broken, [subject]), (fine, [subject])])
     assert [one.objects[0].errors[0].reason for one in reports] == [Reason.INTERNAL_ERROR, Reason.SERVER_NOT_READY]
+
+
+class EmptyCluster:
+    """Has one PgServer, and nothing that it names."""
+
+    async def request(self, method: str, path: str, **_: object) -> bytes:
+        if "/pgservers/" not in path:
+            raise ApiError(404, "NotFound", f"{method} {path}")
+        (server,) = yaml.safe_load_all(write({}, "main"))
+        server["metadata"] |= {"uid": "u", "resourceVersion": "1", "generation": 1}
+        return json.dumps(server).encode()
+
+
+async def test_credentials_that_do_not_exist_may_be_in_another_namespace() -> None:
+    server = await read_server(cast("Any", EmptyCluster()), "main", "pgrole-system")
+    assert server.problem is not None
+    assert server.problem.message.endswith(
+        'Secret "pg" in namespace pgrole-system does not exist. If the controller is in another namespace, name that '
+        "with --own-namespace"
+    )
