@@ -20,6 +20,7 @@ from pgrole_controller.api.unknown_fields import find_unknown_fields
 from pgrole_controller.api.validation import is_namespace_name, is_object_name
 from pgrole_controller.core.errors import Reason, Refused, make_legible
 from pgrole_controller.core.request import Key
+from pgrole_controller.kube.resource import PGROLES
 from pgrole_controller.settings import WrongSetting
 
 if TYPE_CHECKING:
@@ -138,6 +139,10 @@ class _Collected:
                 self._add_role(place, value)
             elif kind == "PgServer":
                 self._add_server(place, value)
+            else:
+                self._refuse(place, f"kind must be PgRole or PgServer with this apiVersion, not {kind!s:.64}")
+        elif kind in ("PgRole", "PgServer") and not value.get("apiVersion"):
+            self._refuse(place, f"write apiVersion: {PGROLES.api_version}")
 
     def _add_role(self, place: str, obj: dict[str, Any]) -> None:
         metadata = obj.get("metadata")

@@ -29,6 +29,25 @@ def test_documents_of_any_form_are_read_and_other_kinds_are_ignored(tmp_path: Pa
     assert found.wrong == ()
 
 
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("kind: PgRole\nmetadata: {name: a}\n", "write apiVersion: pgrole.dev/v1alpha1"),
+        ("apiVersion:\nkind: PgServer\n", "write apiVersion: pgrole.dev/v1alpha1"),
+        ("apiVersion: pgrole.dev/v1alpha1\nkind: Pgrole\n", "not Pgrole"),
+        ("apiVersion: pgrole.dev/v1alpha1\nmetadata: {name: a}\n", "not None"),
+        ("apiVersion: pgrole.dev/v1alpha1\nkind: [PgRole]\n", "kind must be PgRole or PgServer"),
+        ("apiVersion: example.com/v1\nkind: PgRole\nmetadata: {name: a}\n", ""),
+        ("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n", ""),
+    ],
+)
+def test_a_misspelled_kind_and_a_missing_version_are_no_other_kind(text: str, wrong: str) -> None:
+    """A plan of nothing succeeds."""
+    found = parse_manifests([("f", text)], "shop")
+    assert found.roles == ()
+    assert [wrong in one.error.message for one in found.wrong] == ([True] if wrong else [])
+
+
 def test_each_error_has_its_line_and_hides_no_other() -> None:
     text = (
         ROLE % "a"
