@@ -118,6 +118,9 @@ async def export_roles(server: ServerConfig, options: ExportOptions, progress: P
         identity = await identify(home)
         every = await read_role_names(home)
         selected = [one for one in every if not options.roles or matches(one.name, options.roles)]
+        for pattern in options.roles:
+            if not any(matches(one.name, (pattern,)) for one in every):
+                export.warnings.append(f"no role matches --roles {pattern}")
         selected = _leave_out(selected, policy, identity.own_roles, export, chosen=bool(options.roles))
         bar = progress.add_task("roles", total=len(selected))
         found: list[ObservedRole] = []
@@ -147,7 +150,7 @@ def _leave_out(
     """Returns the roles that objects can declare, and remarks on the others, except PostgreSQL's own roles."""
     kept: list[NamedRole] = []
     for one in roles:
-        why = protection(policy, one.name, one.oid, own)
+        why = "the login of this export" if one.name in own else protection(policy, one.name, one.oid, own)
         if NOT_UTF8.search(one.name):
             export.remarks.append(f'role "{one.name}" is left out: its name is not UTF-8, and no PgRole can name it')
         elif why is None:

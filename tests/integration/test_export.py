@@ -120,7 +120,7 @@ async def test_groups_come_before_members(made: ObservedServer) -> None:
 
 async def test_omitted_roles_are_named(made: ObservedServer) -> None:
     exported = await export_from(made.dsn)
-    assert f'role "{OBSERVER}" is left out: it is the controller\'s own role' in exported.remarks
+    assert f'role "{OBSERVER}" is left out: it is the login of this export' in exported.remarks
     assert "".join(render(exported)).count("left out") == len(exported.remarks) - _public(exported)
 
 
@@ -132,6 +132,11 @@ async def test_a_selection_limits_roles_and_databases(made: ObservedServer) -> N
     exported = await export_from(made.dsn, "gitlab_r*", databases=("registry",))
     assert [one.role_name for one in exported.objects] == ["gitlab_readonly", "gitlab_replicator"]
     assert all("privileges" not in one.document["spec"] for one in exported.objects)
+
+
+async def test_a_pattern_that_no_role_matches_is_named(made: ObservedServer) -> None:
+    exported = await export_from(made.dsn, "gitlab_r*", "gitlap_*")
+    assert exported.warnings == ["no role matches --roles gitlap_*"]
 
 
 async def test_a_note_says_if_the_policy_would_refuse_an_object(made: ObservedServer) -> None:
