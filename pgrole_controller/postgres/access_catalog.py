@@ -244,8 +244,10 @@ async def _explain_missing(connection: Connection, name: ObjectName) -> str:
     else:
         wanted, near = name.schema, [one for one in known if one.name is None or one.name.lower() == name.name.lower()]
     shown = _nearest(wanted, near)
-    hint = f"; did you mean {' or '.join(shown)}?" if shown else ""
-    return f"{what} does not exist in this database{hint}"
+    if shown:
+        return f"{what} does not exist in this database; did you mean {' or '.join(shown)}?"
+    hint = f"; name what is in a schema with it, as in {ObjectName('public', name.schema)}"
+    return f"{what} does not exist in this database{hint if name.name is None else ''}"
 
 
 def _nearest(wanted: str, names: Sequence[ObjectName]) -> list[str]:

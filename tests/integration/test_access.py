@@ -460,6 +460,10 @@ async def test_an_inaccessible_database_is_listed_with_the_reason(monitored: Mon
         ("app.order", "app.order does not exist in this database; did you mean app.orders?"),
         ("ap.orders", "schema ap does not exist in this database; did you mean app"),
         ("my.x", 'did you mean "My Schema"?'),
+        (
+            "invoices",
+            "schema invoices does not exist in this database; name what is in a schema with it",
+        ),
         ("app.fn", "app.fn is the name of several routines; there are app.fn(integer), app.fn(text[])"),
         ("app.fn(bigint)", "app.fn(bigint) does not exist in this database; there are app.fn(integer)"),
         ('"Orders', '--on "Orders: expected SCHEMA.NAME'),
