@@ -156,12 +156,12 @@ Everything is running. In another terminal, in the folder of compose.yaml:
 1. List the declared roles and their state:
   kubectl get pgr -A
 
-2. Cause drift (repaired within milliseconds; see column Drifts in 1):
+2. Watch them in a third terminal:
+  kubectl get pgr -A -w
+
+3. Cause drift; it is repaired within milliseconds, and counted under DRIFTS:
   psql "$PGROLE_DSN" -c 'ALTER ROLE orders_app CREATEDB'
   psql "$PGROLE_DSN" -c 'GRANT CREATE ON SCHEMA public TO readers'
-
-3. Watch the repair (in a third terminal, before step 2):
-  kubectl get pgr -A -w
 
 4. Show the metrics of the controller:
   curl -s http://localhost:{demo.http_port}/metrics

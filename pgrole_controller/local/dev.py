@@ -48,12 +48,12 @@ Everything is running. In another terminal:
 1. List the declared roles and their state:
   {_list(kubeconfig)}
 
-2. Cause drift (repaired within milliseconds; see column Drifts in 1):
+2. Watch them in a third terminal:
+  {_watch(kubeconfig)}
+
+3. Cause drift; it is repaired within milliseconds, and counted under DRIFTS:
   {_psql(psql, dsn, "ALTER ROLE orders_app CREATEDB")}
   {_psql(psql, dsn, "GRANT CREATE ON SCHEMA public TO readers")}
-
-3. Watch the repair (in a third terminal, before step 2):
-  {_watch(kubeconfig)}
 
 Ctrl-C stops everything ({kept}).
 {_RULE}"""
