@@ -60,6 +60,13 @@ class CommandParser(argparse.ArgumentParser):
 class HelpLayout(argparse.HelpFormatter):
     """Fills each line of a text on its own, and leaves indented ones, such as examples, as they are."""
 
+    def add_argument(self, action: argparse.Action) -> None:
+        """Measures commands with their indentation, which argparse forgets: the longest had two lines."""
+        super().add_argument(action)
+        for command in self._iter_indented_subactions(action):
+            width = len(self._format_action_invocation(command)) + self._current_indent
+            self._action_max_length = max(self._action_max_length, width)
+
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text
         return "\n".join(

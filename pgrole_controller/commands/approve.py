@@ -97,6 +97,7 @@ def _confirms() -> bool:
     try:
         return input("Correct exactly this, once? [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:
+        print()  # noqa: T201
         return False
 
 

@@ -131,7 +131,7 @@ def _add_access(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "show what a role may do and through what, or who may use an object",
         "Shows effective privileges and the path through which the role has each: granted directly, through "
         "memberships, to PUBLIC, as owner or as superuser.",
-        "pgrole-controller access --on app.orders --database orders",
+        "pgrole-controller access orders_app\npgrole-controller access --on app.orders --database orders",
     )
     parser.add_argument("role", nargs="?", metavar="ROLE", help="what this role may do, in all databases")
     parser.add_argument(
