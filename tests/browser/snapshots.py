@@ -123,6 +123,9 @@ def make_server(name: str, reason: str = "Reconciled", message: str = CONNECTED.
     }
 
 
+SUSPENDED = "spec.suspend is true: the controller neither reads nor changes the role"
+
+
 def typical() -> Snapshot:
     """A few roles in the states that an on-call engineer encounters."""
     privileges = [
@@ -191,8 +194,8 @@ def typical() -> Snapshot:
             "shop",
             "orders-report",
             "NotAllowed",
-            'the policy of PgServer "orders" does not allow spec.superuser: remove it, or add superuser to '
-            "spec.allow.attributes",
+            "the server's policy does not allow superuser; allowed: createdb. Remove it from spec, or ask the server's "
+            "administrator",
             since=ago(minutes=35),
             spec={"superuser": True, "memberOf": [{"role": "orders_app"}]},
         ),
@@ -211,8 +214,9 @@ def typical() -> Snapshot:
             "billing",
             "billing-app",
             "Contested",
-            "connectionLimit was changed back 5 times within a minute by login terraform; the controller now repairs "
-            "it every 5 min. Apart from that: everything else matches the spec",
+            "connectionLimit: corrected 11 times within 540 s, but something else keeps changing it; the controller "
+            f"corrects it again at {ago(minutes=-2)}. Last seen running a statement about this role: user "
+            '"terraform", application "Terraform", from "10.4.0.17". Apart from that: everything else matches the spec',
             since=ago(minutes=9),
             spec={"login": True, "memberOf": [{"role": "readers"}]},
             status={
@@ -226,11 +230,11 @@ def typical() -> Snapshot:
             "billing",
             "invoices",
             "MembershipPending",
-            "role billing_owner does not exist: create it, or remove it from spec.memberOf",
+            'spec.memberOf: these roles do not exist yet: "billing_owner"; everything else is applied',
             since=ago(seconds=40),
             spec={"memberOf": [{"role": "billing_owner"}, {"role": "readers"}]},
         ),
-        make_role("team-data", "etl", "Suspended", "spec.suspend is true", since=ago(days=1), spec={"suspend": True}),
+        make_role("team-data", "etl", "Suspended", SUSPENDED, since=ago(days=1), spec={"suspend": True}),
         make_role("team-data", "notebooks", spec={"login": True, "memberOf": [{"role": "readers"}]}),
         make_role("team-data", "airflow", spec={"login": True, "memberOf": [{"role": "etl"}]}),
     ]
@@ -252,8 +256,7 @@ def typical() -> Snapshot:
         "warehouse": make_server(
             "warehouse",
             "ServerNotReady",
-            "cannot connect to warehouse-a.db.example.com:5432: the certificate has expired. Renew it, or set "
-            "spec.connection.caRef",
+            "warehouse-a.db.example.com:5432: the server's certificate is not trusted: certificate has expired",
             detection={"mode": "Poll", "passwords": False, "claims": "Status"},
             version="16.9",
             databases=[],
