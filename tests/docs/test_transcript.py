@@ -8,7 +8,18 @@ import pytest
 
 from tests.docs import transcript
 from tests.docs.page import ROOT
-from tests.docs.transcript import NotRecorded, Printed, Typed, draw, find_problem, read_session, type_command
+from tests.docs.transcript import (
+    COMMANDS,
+    PICTURE,
+    NotRecorded,
+    Printed,
+    Typed,
+    draw,
+    find_problem,
+    read_session,
+    running,
+    type_command,
+)
 
 SESSION = [
     Printed(Typed("first --option"), "plain \x1b[31mred\x1b[0m <b>&amp;</b>\nsecond line\n", 0.25),
@@ -52,6 +63,24 @@ def test_a_picture_that_shows_other_commands_is_stale(tmp_path: Path, monkeypatc
     monkeypatch.setattr(transcript, "PICTURE", tmp_path / "other.svg")
     (tmp_path / "other.svg").write_text(draw(SESSION), encoding="utf-8")
     assert "first --option" in (find_problem() or "")
+
+
+def lines_of(picture: str) -> list[str]:
+    """Returns the text of a picture, without the table of the history, which may name the author or not, and
+    without numbers and widths of columns.
+    """
+    lines: dict[float, str] = {}
+    for y, text in re.findall(r'<text [^>]*y="([\d.]+)"[^>]*clip-path[^>]*>([^<]*)<', picture):
+        lines[float(y)] = lines.get(float(y), "") + text.replace("&#160;", " ")
+    shown = (" ".join(re.sub(r"\d+", "0", lines[y]).split()) for y in sorted(lines))
+    text = re.sub(r"^TIME [^$]*", "", "".join(f"{line}\n" for line in shown), flags=re.MULTILINE)
+    return [line for line in text.splitlines() if line]
+
+
+def test_the_picture_shows_what_the_commands_print_now(tmp_path: Path) -> None:
+    with running(tmp_path) as environment:
+        printed = [type_command(command, environment) for command in COMMANDS]
+    assert lines_of(draw(printed)) == lines_of(PICTURE.read_text(encoding="utf-8")), "run `make transcript`"
 
 
 def test_a_command_that_fails_or_never_prints_its_text_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
