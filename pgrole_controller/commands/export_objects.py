@@ -6,7 +6,7 @@ A field whose value cannot be declared is listed in drift.ignore, so that the co
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pgrole_controller.api.privileges import MOST_DATABASES, MOST_NAMES
@@ -27,7 +27,7 @@ from pgrole_controller.core.policy import (
 )
 from pgrole_controller.core.privileges.acl import DECLARABLE, ObjectKind
 from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges
-from pgrole_controller.core.role import Membership, ObservedRole, Role, to_moment
+from pgrole_controller.core.role import FIELD_NAMES, Membership, ObservedRole, Role, to_moment
 
 _NAME_BYTES = 63
 
@@ -35,15 +35,8 @@ _RESERVED = frozenset({"public", "none"})
 _PLAIN = re.compile("[a-z_][a-z0-9_]*")
 _API = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole"}
 
-#: Fields for which a default is not enough, by their names in Role.
-_ATTRIBUTES = {
-    "login": False,
-    **dict.fromkeys(("superuser", "createdb", "createrole"), False),
-    "inherit": True,
-    **dict.fromkeys(("replication", "bypassrls"), False),
-    "connection_limit": -1,
-}
-_NAMES = {"connection_limit": "connectionLimit"}
+#: Attributes that always have a value, with their defaults, by their names in Role.
+_ATTRIBUTES = {one.name: one.default for one in fields(Role) if isinstance(one.default, bool | int)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +104,7 @@ def make_object(
     document = {**_API, "metadata": metadata, "spec": spec}
     for field, default in _ATTRIBUTES.items():
         if getattr(role, field) != default:
-            spec[_NAMES.get(field, field)] = getattr(role, field)
+            spec[FIELD_NAMES[field]] = getattr(role, field)
     try:
         read_pgrole(document)
     except Invalid as error:

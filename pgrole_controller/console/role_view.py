@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from shlex import quote
 from typing import Any
@@ -22,14 +22,15 @@ from pgrole_controller.console.json_reading import (
 from pgrole_controller.console.remedies import ReasonAdvice, describe_outlook, find_role_remedy
 from pgrole_controller.console.role_summary import RoleState, RoleSummary, is_current, judge, summarize
 from pgrole_controller.core.request import Key
+from pgrole_controller.core.role import Role
 
 _MOST_NAMES = 40
 
 #: Before the fields that differ, in a message of the controller.
 REPORTED = "spec.drift.policy is Report: "
 
-_FLAGS = ("login", "superuser", "createdb", "createrole", "inherit", "replication", "bypassrls")
-_TRUE_BY_DEFAULT = ("inherit",)
+#: Defaults of the attributes that are on or off, by name.
+_FLAGS = {one.name: one.default for one in fields(Role) if isinstance(one.default, bool)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +185,7 @@ def _declared(spec: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...], b
 
     The API server writes some defaults into the spec, so what its author wrote is unknown.
     """
-    for name in _FLAGS:
-        default = name in _TRUE_BY_DEFAULT
+    for name, default in _FLAGS.items():
         flag = read_flag(spec, name)
         value = default if flag is None else flag
         yield name, ("yes" if value else "no",), value is default, True

@@ -6,13 +6,14 @@ from dataclasses import replace
 from datetime import timedelta
 from html import unescape
 from html.parser import HTMLParser
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pgrole_controller.api.pgrole import IgnoredField
 from pgrole_controller.console import template_files
 from pgrole_controller.console.charts import draw_chart
 from pgrole_controller.console.drift_entries import HOURS, HourCount, at_least, count_by_hour, read_counts, read_history
@@ -241,6 +242,11 @@ def test_yaml_of_an_object_that_fits_is_the_object() -> None:
         "spec": {"comment": "é\u202e", "empty": {}, "none": None, "list": [1, 2.5, True]},
     }
     assert yaml.safe_load(write_yaml(found)) == found
+
+
+def test_a_role_page_shows_every_field_that_can_drift() -> None:
+    key, found = make_role("shop", "app")
+    assert {one.name for one in view_role(key, found, []).fields} == set(get_args(IgnoredField))
 
 
 def test_defaults_are_marked_although_the_api_server_writes_them_into_the_spec() -> None:

@@ -1,12 +1,14 @@
 """commands/export_objects and export_yaml: roles as objects, and objects as YAML that cannot be misread."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any, get_args
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgrole_controller.api.pgrole import IgnoredField
 from pgrole_controller.api.reading import read_pgrole
 from pgrole_controller.api.validation import is_object_name
 from pgrole_controller.commands.export_objects import (
@@ -42,6 +44,16 @@ def test_only_fields_that_differ_from_the_defaults_are_written() -> None:
         "spec": {"adopt": True},
     }
     assert made.notes == ()
+
+
+def test_every_field_is_written_that_differs_from_its_default() -> None:
+    flags: dict[str, Any] = {one.name: not one.default for one in fields(Role) if isinstance(one.default, bool)}
+    groups, parameters = (Membership("g"),), (("work_mem", "1MB"),)
+    rest = Role(
+        "role-x", False, connection_limit=3, valid_until=0, comment="c", member_of=groups, parameters=parameters
+    )
+    made = make(replace(rest, database_parameters=(("d", parameters),), **flags))
+    assert made.document["spec"].keys() == {*get_args(IgnoredField), "adopt"} - {"password", "privileges"}
 
 
 def test_namespace_and_server_are_set() -> None:
