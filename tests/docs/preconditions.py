@@ -51,14 +51,14 @@ CREATE ROLE alice LOGIN; CREATE ROLE bob LOGIN;
 GRANT orders_reader TO orders_writer; GRANT orders_writer TO orders_app; GRANT orders_reader TO bob WITH INHERIT FALSE;
 CREATE DATABASE orders;
 END
-export PGROLE_DSN="${ADMIN_DSN%/*}/orders"
-pgrole-controller sql | psql -qX -v ON_ERROR_STOP=1 "$PGROLE_DSN"
-psql -qX -v ON_ERROR_STOP=1 "$PGROLE_DSN" <<'END'
+pgrole-controller sql | psql -qX -v ON_ERROR_STOP=1 "$ADMIN_DSN"
+psql -qX -v ON_ERROR_STOP=1 "$ADMIN_DSN" <<'END'
 INSERT INTO pgrole.claim (role_name, role_oid, system_identifier, cluster, namespace, namespace_uid, object, object_uid,
                           privileges)
 SELECT r.rolname, r.oid, s.system_identifier, 'c3f1a9', 'shop', 'uid', 'orders-reader', 'orders-reader-uid',
        '{"orders": [{"database": "orders", "schemas": [{"schema": "app", "access": ["Read"]}]}]}'
 FROM pg_control_system() AS s, pg_roles AS r WHERE r.rolname = 'orders_reader';
+\\connect orders
 CREATE SCHEMA app AUTHORIZATION orders_owner;
 SET ROLE orders_owner;
 CREATE TABLE app.orders (id int, name text); CREATE TABLE app.t1 (id int); CREATE TABLE app.t2 (id int);

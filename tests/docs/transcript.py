@@ -1,8 +1,8 @@
 """Makes docs/images/transcript.svg, the session that the README shows: `make transcript`.
 
 Starts `pgrole-controller dev`, runs `COMMANDS` on a terminal, and draws what they print; the picture plays it once, in
-the time that the commands took. `--check` starts nothing, and fails if the picture shows other commands; `test_transcript.py` compares
-what they print.
+the time that the commands took. `--check` starts nothing, and fails if the picture shows other commands;
+`test_transcript.py` compares what they print.
 """
 
 import argparse
