@@ -160,7 +160,7 @@ def check_adoption(
     if not desired.adopt:
         what = f"would change {', '.join(fields)}" if fields else "would change nothing"
         if cascades:
-            what = f"{what}, and would revoke {_enumerate(cascades, len(cascades))}"
+            what = f"{what}, and would revoke {name_some(cascades)}"
         if revoked := held.describe_revoked():
             what = f"{what}, and would {revoked}" if fields else f"would {revoked}"
         raise Refused(

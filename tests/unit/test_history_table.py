@@ -9,10 +9,10 @@ import pytest
 from pgrole_controller.commands.history import NARROWEST, as_table
 from pgrole_controller.commands.output import make_console
 from pgrole_controller.core.listed_drift import ListedDrift
-from pgrole_controller.core.privileges.privilege_result import Culprit, Evidence
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 
 MOMENT = datetime(2026, 11, 26, 5, 43, 3, tzinfo=UTC)
-BY = Culprit(Evidence.TRANSACTION, "postgres", "", "psql", "127.0.0.1", MOMENT, "GRANT DELETE ON orders TO readers")
+BY = DriftAuthor(Evidence.TRANSACTION, "postgres", "", "psql", "127.0.0.1", MOMENT, "GRANT DELETE ON orders TO readers")
 DRIFT = ListedDrift(
     "readers", MOMENT, MOMENT, ("privileges",), True, 1, "postgres", {}, ("DELETE on table public.orders granted",), BY
 )
