@@ -1,11 +1,15 @@
 -- Which DDL of other sessions was committed since the last read? One row for each event, 1,000 at most, in the order of their
 -- ids; one row without an event if there is none. $2 true: if no transaction with an id has ended since, nothing is read.
+-- `database`: the transaction that wrote the row of the database, about which there is never an event.
 -- Not `id > last`: a transaction with a lower id may commit later.
 -- Who caused each: columns and texts as in sql/attribution/events.sql, of an event whose transaction wrote the changed row.
 -- $1 text the snapshot of the last read   $2 boolean whether the snapshot decides
 SELECT
     now.snapshot, e.id, e.xid, e.command, e.kind, e.class, e.object, e.said, e.at, e.count,
-    true AS exact, 0::bigint AS distance, getdatabaseencoding() AS encoding, e.tag, e.login, e.role, e.app, e.address
+    true AS exact, 0::bigint AS distance, getdatabaseencoding() AS encoding, e.tag, e.login, e.role, e.app, e.address,
+    (
+        SELECT b.xmin::text::bigint FROM pg_catalog.pg_database AS b WHERE b.datname = pg_catalog.current_database()
+    ) AS database
 -- OFFSET 0: taken once
 FROM (SELECT pg_catalog.pg_current_snapshot()::text AS snapshot OFFSET 0) AS now
 LEFT JOIN LATERAL (

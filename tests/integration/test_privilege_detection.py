@@ -57,6 +57,7 @@ PARTITIONED = (
 )
 TYPED = "CREATE TYPE app.comp AS (id int, b int); CREATE TABLE app.ty OF app.comp"
 DEFAULTS = "SELECT count(*) = 2 FROM pg_default_acl WHERE defaclacl::text LIKE '%{r}%'"
+ON_DATABASE = "DO 'BEGIN EXECUTE format($$GRANT CREATE ON DATABASE %I TO {r}$$, current_database()); END'"
 
 SIDE_EFFECTS = {
     "ALTER INDEX renames a table": SideEffect(
@@ -129,6 +130,9 @@ SIDE_EFFECTS = {
         "ALTER EVENT TRIGGER pgrole_on_ddl DISABLE; GRANT DELETE ON app.orders TO {r}",
         may_not("table", "'app.orders'", "DELETE"),
         schemas=(READ,),
+    ),
+    "a GRANT on the database has none, and the home database may not tell": SideEffect(
+        "", ON_DATABASE, may_not("database", "current_database()", "CREATE")
     ),
     "DROP OWNED revokes default privileges": SideEffect(
         "CREATE ROLE {c}", "DROP OWNED BY {r}", DEFAULTS, schemas=(READ,), defaults=True

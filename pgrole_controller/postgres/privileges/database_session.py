@@ -267,7 +267,7 @@ class DatabaseSession:
             else:
                 self._ticks = not self.installation.notifies
                 await forget_own_transactions(self.connection)
-                self._reader = EventReader(self.connection, self.guarded)
+                self._reader = EventReader(self.connection, self.guarded, self.own_acl)
                 await self._reader.begin()
                 self._unexplained = UnexplainedWrites(self.connection, self._reader.snapshot, self.guarded)
                 self.mode = DatabaseMode.EVENTS

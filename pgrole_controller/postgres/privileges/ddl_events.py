@@ -212,11 +212,15 @@ def _choose_after_drop(event: CommittedCommand) -> Look:
 
 @dataclass(slots=True)
 class EventReader:
-    """Reads the events of one database on one connection. `guarded`: others can create objects in the database."""
+    """Reads the events of one database on one connection. `guarded`: others can create objects in the database.
+    `own_acl`: how to read the privileges on the database itself.
+    """
 
     connection: Connection
     guarded: bool
+    own_acl: Look
     snapshot: str = ""
+    _database: int | None = None  # the transaction that wrote its row
     _rows: Sequence[Row] = ()
     _query: str = field(default_factory=lambda: resources.text("sql", "events", "new.sql"))
 
@@ -227,8 +231,8 @@ class EventReader:
         self.snapshot = row.get("snapshot", str)
 
     async def read(self, *, gated: bool = False) -> Look:
-        """Returns what to read after the events since the last call. `gated`: cheap if no transaction ended. Raises
-        PgRoleError.
+        """Returns what to read after the events since the last call, and if the database itself changed. `gated`: cheap
+        if no transaction ended. Raises PgRoleError.
         """
         async with trusting(self.connection, guarded=self.guarded):
             rows = await fetch(
@@ -245,6 +249,9 @@ class EventReader:
         if look.xid:
             # An older transaction that was still running may have overwritten a row since, without an event of its own.
             look = replace(look, xid=oldest_running(self.snapshot))
+        before, self._database = self._database, first(rows).find("database", int)
+        if before not in (None, self._database):
+            look |= self.own_acl
         self.snapshot = first(rows).get("snapshot", str)
         return EVERYTHING | look if len(self._rows) >= MOST_EVENTS else look
 
