@@ -141,6 +141,7 @@ class ServerWorker:
     def _note_notification(self, names: tuple[str, ...] | None) -> None:
         own = {name for name in names or () if self.own_changes.expects(name)}
         count_notification(self.server.name, names, self.own_changes)
+        self.databases.note_roles(names)
         if names is None:
             self._everything.set()
             return

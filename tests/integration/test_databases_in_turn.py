@@ -16,12 +16,13 @@ from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.privileges import database_places
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegeRule
 from pgrole_controller.core.privileges.privilege_result import Evidence, News
 from pgrole_controller.kube.term import Term
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.fence import Fence, take_lead
 from pgrole_controller.postgres.privileges import database_opening, poll_pace
-from tests.integration.database_world import KEY, SERVER
+from tests.integration.database_world import KEY, POLICY, READ, SERVER
 from tests.integration.databases_world import DatabasesWorld, SessionRecord, in_turn, make_databases, state_of
 
 GRANT = "GRANT DELETE ON app.orders TO {}"
@@ -407,3 +408,28 @@ async def test_a_turn_with_nothing_to_do_writes_nothing(three: DatabasesWorld, m
         await three.wait(lambda: len(record.begun) > turns + 4, "further turns")
         after = await three.hands[last].fetchval("SELECT pg_current_xact_id()::text::bigint")
     assert after == before + 1
+
+
+async def test_a_creator_that_is_created_ends_the_wait_for_it_at_once(
+    three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_worker, "_RETRY", Backoff(3600.0, 3600.0))
+    three.config = replace(three.config, interval=3600.0)
+    creator = f"{three.role}_creator"
+    policy = replace(POLICY, rules=(PrivilegeRule(), PrivilegeRule(owned_by=(creator,))))
+    declared = {name: DatabasePrivileges(name, schemas=(READ,), created_by=(creator,)) for name in three.names}
+    three.grantees.publish(SERVER, Grantee(KEY, "uid-1", 1, three.role, three.oid, declared, policy=policy))
+
+    def waits(name: str) -> bool:
+        result = three.result(name)
+        return result is not None and result.error is not None and result.error.reason is Reason.PRIVILEGE_PENDING
+
+    async with three.serving() as served:
+        for name in three.names:
+            await three.wait(lambda: waits(name), f"{name} waits")  # noqa: B023 -- awaited here
+        await three.home.execute(f"CREATE ROLE {creator}")
+        served.note_roles((creator,))
+        await three.wait_settled(*three.names)
+    for hand in three.hands.values():
+        await hand.execute(f"DROP OWNED BY {creator}")
+    await three.home.execute(f"DROP ROLE {creator}")

@@ -498,3 +498,14 @@ async def test_a_notification_of_the_controllers_own_change_is_not_ranked_as_dri
     queue.done(POISONED, Done())
     worker._note_notification(("poisoned",))
     assert [(item.key, item.rank) for item in await queue.take("default", 100)] == [(POISONED, Rank.DRIFT)]
+
+
+async def test_notifications_about_roles_are_passed_on_to_the_databases(
+    objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A declaration there may wait for a creator."""
+    worker, noted = make_worker(objects, Queue()), list[tuple[str, ...] | None]()
+    monkeypatch.setattr(worker.databases, "note_roles", noted.append)
+    worker._note_notification(("group",))
+    worker._note_notification(None)
+    assert noted == [("group",), None]

@@ -134,6 +134,13 @@ class Databases:
             self._served[name].worker.note_database()
             self._rotation.retry(name)
 
+    def note_roles(self, names: tuple[str, ...] | None) -> None:
+        """These roles were created or changed; None: any. A declaration may wait for one of them."""
+        for name, served in self._served.items():
+            for key in served.worker.memory.waiting_for(names):
+                served.worker.note_grantee(key)
+                self._rotation.wake({name})
+
     def storing(self) -> set[str]:
         """The databases that are served, and have a part of schema pgrole."""
         return {name for name, served in self._served.items() if served.worker.stores}

@@ -116,7 +116,7 @@ class PrivilegeMemory:
     """`applied`: by oid of the role, where the database stores nothing. `repaired_at`: when the last correction of a
     drift was committed, on the loop's clock. `recorded`: drifts were written that the home database lacks.
     `unrecorded`: reported drifts that are not yet written. `with_columns`: oids of tables with declared columns.
-    `adoptees`: reads for these.
+    `absent_creators`: roles that declarations name and that do not exist. `adoptees`: reads for these.
     """
 
     applied: dict[int, AppliedState] = field(default_factory=dict)
@@ -126,6 +126,7 @@ class PrivilegeMemory:
     recorded: bool = False
     unrecorded: list[RecordedDrift] = field(default_factory=list)
     with_columns: frozenset[int] = frozenset()
+    absent_creators: frozenset[str] = frozenset()
     _roles: dict[Key, RoleMemory] = field(default_factory=dict)
     _kept: tuple[Grantee, ...] = ()
     _resting: frozenset[Key] = frozenset()  # suspended or ignored: nothing is granted to these
@@ -220,6 +221,17 @@ class PrivilegeMemory:
         it, so that a declaration that never completes cannot make every change expensive.
         """
         return frozenset(key for key, one in self._roles.items() if one.pending)
+
+    def waiting_for(self, roles: Iterable[str] | None) -> frozenset[Key]:
+        """Returns those that may wait for one of these roles to be created; None: for any role."""
+        absent = self.absent_creators
+        found = absent if roles is None else absent.intersection(roles)
+        return self.waiting() if found else frozenset()
+
+    def note_creators(self, declared: Collection[str], existing: Collection[str], *, whole: bool) -> None:
+        """`declared`: roles that declarations name, `whole`: all of them."""
+        absent = frozenset(declared) - frozenset(existing)
+        self.absent_creators = absent if whole else (self.absent_creators - frozenset(existing)) | absent
 
     def begin_reading(self) -> None:
         """A complete read begins: what small rounds note from now on is newer than what it returns."""

@@ -184,6 +184,8 @@ class PrivilegeReconcile:
             observed, stored = await read()
         self._is_suspended = stored.suspended
         self._whole = len(grantees) == self._everyone
+        if observed.complete:
+            self._memory.note_creators(reach.creators, observed.roles, whole=self._whole)
         return observed, stored
 
     async def _decide(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase, most_changes: int) -> int:
