@@ -2,8 +2,8 @@
 
 Expected flow: soon after a session begins and once an hour, every database that has schema pgrole, whether or not any
 role still declares privileges there: its event triggers go on recording. Within a minute after a drift of privileges
-was recorded, or the last role gave up the database, only copies from there. In between, no connection is open and
-nothing is asked.
+was recorded, or the last role gave up the database, only copies from there; and what was found in databases without
+schema pgrole is recorded. In between, no connection is open and nothing is asked.
 
 Guarantees: it runs beside the worker, on connections of its own, and connects to admitted databases only; an error
 costs this round of one database and ends no session.
@@ -22,6 +22,7 @@ from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.database_connection import DatabaseMissing, explain
+from pgrole_controller.postgres.drift_history import MOST_RECORDED, record_at_home
 from pgrole_controller.postgres.history_maintenance import copy_all, prune
 from pgrole_controller.postgres.privileges.database_schema import inspect_database
 from pgrole_controller.postgres.role_catalog import read_databases
@@ -53,12 +54,27 @@ class Maintenance:
         due = anyio.current_time() + FIRST_SECONDS
         while True:
             await anyio.sleep(CHECK_SECONDS)
+            await self.record_unstored()
             recorded = self._databases.take_recorded() | self._take_left()
             if anyio.current_time() >= due:
                 await self.tend_all()
                 due = anyio.current_time() + PERIOD_SECONDS
             elif recorded:
                 await self.tend(recorded, everything=False)
+
+    async def record_unstored(self) -> None:
+        """Records in the home database the drifts of databases that store nothing."""
+        drifts, endpoint, session = self._databases.take_unstored(), self._config().endpoint, self._session
+        if not drifts or endpoint is None or not session.notes_generations:
+            return
+        history, opening = self._config().history, session.claims.opening()
+        try:
+            async with connect(endpoint, _PURPOSE) as home:
+                for start in range(0, len(drifts), MOST_RECORDED):
+                    await record_at_home(home, drifts[start : start + MOST_RECORDED], history, opening, session.fence)
+        except Exception as error:  # noqa: BLE001 -- it must not end the session
+            self._databases.keep_unstored(drifts)
+            self._warn(self._home, error)
 
     async def tend_all(self) -> None:
         """One round in every database with a part of schema pgrole."""

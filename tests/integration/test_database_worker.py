@@ -673,6 +673,11 @@ async def test_the_worker_polls_where_it_may_not_install(world: DatabaseWorkerWo
         await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
         await world.wait_may("UPDATE", "app.orders", expected=False)
         await world.wait(lambda result: result.drift_count == 1)
+        assert not worker.memory.take_recorded()
+        (drift,) = worker.memory.take_unstored()
+    assert (drift.role, drift.database, drift.corrected) == (world.role, world.database, True)
+    assert drift.words == ("UPDATE on table app.orders was granted",)
+    assert drift.key
 
 
 async def test_a_long_round_does_not_delay_the_next_poll(
@@ -1200,8 +1205,8 @@ async def test_a_reported_drift_is_recorded_once_even_after_a_restart(world: Dat
         await world.wait_settled()
         await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
         assert await reached(is_recorded, DEADLINE)
-        assert worker.take_recorded()
-        assert not worker.take_recorded()
+        assert worker.memory.take_recorded()
+        assert not worker.memory.take_recorded()
         worker.note_everything()
         await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
         await world.wait(lambda result: len(result.reported) == 2)
@@ -1210,7 +1215,7 @@ async def test_a_reported_drift_is_recorded_once_even_after_a_restart(world: Dat
     async with world.working() as worker:
 
         async def is_repeated() -> bool:
-            return worker.take_recorded()
+            return worker.memory.take_recorded()
 
         assert await reached(is_repeated, DEADLINE)
         assert await is_recorded()

@@ -15,15 +15,18 @@ from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.maintenance import Maintenance
 from pgrole_controller.controller.privileges.databases import Databases
 from pgrole_controller.controller.privileges.grantees import Grantees
+from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import DatabasesConfig
+from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.database_claims import DatabaseClaims
+from pgrole_controller.postgres.drift_history import RecordedDrift
 from pgrole_controller.postgres.schema import SchemaState, install
 from pgrole_controller.postgres.session import Session
 
@@ -120,3 +123,29 @@ async def test_events_are_pruned_in_a_database_that_was_served_for_less_than_an_
         for _ in range(2):
             await maintenance.tend_all()
         assert sum(record.message.startswith("history and events") for record in caplog.records) == 1, "it is gone"
+
+
+async def test_drifts_of_databases_that_store_nothing_are_recorded_at_home(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = PrivilegeMemory()
+    memory.note_unstored([RecordedDrift("reader", ("privileges",), True, "bare") for _ in range(2)])
+    memory.note_reported(RecordedDrift("reader", ("privileges",), False, "bare", key="1"), stores=False)
+    drifts = memory.take_unstored()
+    assert memory.take_unstored() == []
+
+    async def fail(*_: object) -> None:
+        raise Transient(Reason.SERVER_NOT_READY, "no connection")
+
+    async with maintenance_of(server, lambda: DatabasesConfig(("*",))) as maintenance:
+        maintenance._databases.keep_unstored(drifts)
+        with monkeypatch.context() as failing:
+            failing.setattr(maintenance_module, "record_at_home", fail)
+            await maintenance.record_unstored()
+        await maintenance.record_unstored()
+        await maintenance.record_unstored()
+        maintenance._databases.keep_unstored(drifts)
+        await maintenance.record_unstored()  # as if it had not known that it was recorded
+        async with connect(Endpoint(server.dsn()), "test") as home:
+            rows = await home.fetch("SELECT corrected, count FROM pgrole.history WHERE database = 'bare' ORDER BY 1")
+    assert [tuple(row) for row in rows] == [(False, 1), (True, 1), (True, 1)]

@@ -106,7 +106,7 @@ class DatabaseWorker:
         self._access: object = None
         self._scope: anyio.CancelScope | None = None
         self._fence: Fence | None = None  # of the last turn
-        self._memory = PrivilegeMemory()
+        self.memory = PrivilegeMemory()
         self._full_reads = FullReads()
         self._retries: dict[Key, tuple[int, float]] = {}  # failures in a row, and the time of the next attempt
 
@@ -121,11 +121,6 @@ class DatabaseWorker:
         self._wake.set()
         if self.mode is None and self.trouble is not None and grantee and self.database in grantee.databases:
             self._report_trouble(self.trouble, [grantee])
-
-    def take_recorded(self) -> bool:
-        """Whether drifts were recorded since the last call."""
-        recorded, self._memory.recorded = self._memory.recorded, False
-        return recorded
 
     def note_everything(self) -> None:
         self._everything = True
@@ -338,7 +333,7 @@ class DatabaseWorker:
         since = self._notice.take()
         everything, self._everything = self._everything, False
         changed, self._changed = self._changed, set()
-        due = {key for key, (_, at) in self._retries.items() if at <= now} | self._memory.due(now)
+        due = {key for key, (_, at) in self._retries.items() if at <= now} | self.memory.due(now)
         look = EVERYTHING if everything else Look()
         if since < math.inf or everything:
             async with session.lock:
@@ -355,7 +350,7 @@ class DatabaseWorker:
         if look.scope is not Scope.NOTHING or keys:
             metrics.PRIVILEGE_READS.labels(config.name, (look.scope or Scope.FULL).name.lower()).inc()
         context = RoundContext(
-            session, self._memory, config, lambda: self._grantees, self._context.cluster, self._context.suspended
+            session, self.memory, config, lambda: self._grantees, self._context.cluster, self._context.suspended
         )
         results = await run_round(context, look, keys, since, self._notice, self._report_results)
         last = {result.key: result for result in results}
@@ -366,13 +361,13 @@ class DatabaseWorker:
 
     def _report_results(self, results: Sequence[PrivilegeResult], since: float) -> None:
         """As Report."""
-        if (repaired_at := self._memory.take_repaired()) > since:
+        if (repaired_at := self.memory.take_repaired()) > since:
             metrics.PRIVILEGE_REPAIR_SECONDS.labels(self._context.config().name).observe(repaired_at - since)
         for result in results:
             self.report(result)
 
     def _next_retry(self) -> float:
-        return min([self._memory.next_check(), *(at for _, at in self._retries.values())])
+        return min([self.memory.next_check(), *(at for _, at in self._retries.values())])
 
     def _note_retry(self, result: PrivilegeResult) -> None:
         if result.error is None or result.error.reason is Reason.CONTESTED:

@@ -10,7 +10,7 @@ each other for a bounded time; no two workers are at work in one database.
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ from pgrole_controller.core.privileges.grantee import PrivilegePolicy
 from pgrole_controller.core.privileges.privilege_policy import check_database
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
+from pgrole_controller.postgres.drift_history import MOST_RECORDED, RecordedDrift
 from pgrole_controller.postgres.session import Session
 from pgrole_controller.signals import Signal
 
@@ -79,6 +80,7 @@ class Databases:
         self._ending: dict[str, anyio.Lock] = {}  # of workers that are no longer served, and may still be at work
         self._changed_at: dict[str, float] = {}  # by database, in former sessions
         self._left: set[str] = set()
+        self._unstored: list[RecordedDrift] = []  # of databases that are no longer served, or taken in vain
         self._rotation = DatabaseRotation(config, self._note_turn)
         self._exchange_from = -math.inf
         self._changed = Signal()
@@ -105,6 +107,7 @@ class Databases:
                         await self._changed.wait()
         finally:
             self._changed_at = {name: served.worker.changed_at for name, served in self._served.items()}
+            self.keep_unstored(self.take_unstored())
             self._served, self._ending = {}, {}
             self._rotation = DatabaseRotation(self._config, self._note_turn)
 
@@ -147,7 +150,18 @@ class Databases:
 
     def take_recorded(self) -> set[str]:
         """Returns the databases in which drifts were recorded since the last call."""
-        return {name for name, served in self._served.items() if served.worker.take_recorded()}
+        return {name for name, served in self._served.items() if served.worker.memory.take_recorded()}
+
+    def take_unstored(self) -> list[RecordedDrift]:
+        """Returns drifts since the last call in databases that store nothing: the home database is to record them."""
+        taken, self._unstored = self._unstored, []
+        for served in self._served.values():
+            taken += served.worker.memory.take_unstored()
+        return taken
+
+    def keep_unstored(self, drifts: Sequence[RecordedDrift]) -> None:
+        """Has the next call of `take_unstored` return these again, at most MOST_RECORDED."""
+        self._unstored = [*self._unstored, *drifts][-MOST_RECORDED:]
 
     def take_left(self) -> set[str]:
         """Returns the databases that are no longer served since the last call, and may have a part of schema pgrole."""
@@ -221,6 +235,7 @@ class Databases:
 
     def _forget(self, name: str) -> None:
         served = self._served.pop(name)
+        self.keep_unstored(served.worker.memory.take_unstored())
         self._left.add(name)
         if served.busy.locked():
             self._ending[name] = served.busy

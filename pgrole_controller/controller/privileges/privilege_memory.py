@@ -4,8 +4,9 @@ Losing it with the process only makes it less exact which difference counts as d
 """
 
 import math
+import uuid
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pgrole_controller.core.approval import PrivilegeOffer
 from pgrole_controller.core.contest import FieldContest, Moment, notice, postpone, repair
@@ -18,7 +19,7 @@ from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privileges.privilege_result import PrivilegeDrift
 from pgrole_controller.core.request import Key
-from pgrole_controller.postgres.drift_history import RecordedDrift
+from pgrole_controller.postgres.drift_history import MOST_RECORDED, RecordedDrift
 
 #: The pause after a further read, as a multiple of the time it took, and at most this many seconds.
 _REST_TIMES = 9.0
@@ -115,8 +116,9 @@ class FurtherReads:
 class PrivilegeMemory:
     """`applied`: by oid of the role, where the database stores nothing. `repaired_at`: when the last correction of a
     drift was committed, on the loop's clock. `recorded`: drifts were written that the home database lacks.
-    `unrecorded`: reported drifts that are not yet written. `with_columns`: oids of tables with declared columns.
-    `absent_creators`: roles that declarations name and that do not exist. `adoptees`: reads for these.
+    `unrecorded`: reported drifts that are not yet written. `unstored`: drifts that the home database is to record,
+    since this one stores nothing. `with_columns`: oids of tables with declared columns. `absent_creators`: roles that
+    declarations name and that do not exist. `adoptees`: reads for these.
     """
 
     applied: dict[int, AppliedState] = field(default_factory=dict)
@@ -125,6 +127,7 @@ class PrivilegeMemory:
     repaired_at: float = -math.inf
     recorded: bool = False
     unrecorded: list[RecordedDrift] = field(default_factory=list)
+    unstored: list[RecordedDrift] = field(default_factory=list)
     with_columns: frozenset[int] = frozenset()
     absent_creators: frozenset[str] = frozenset()
     _roles: dict[Key, RoleMemory] = field(default_factory=dict)
@@ -139,6 +142,28 @@ class PrivilegeMemory:
     _fresh: set[ObjectId] = field(default_factory=set)
     _meanwhile: dict[ObjectId, int] | None = None  # noted since a complete read began; None: outside of one
     _columns_meanwhile: frozenset[int] = frozenset()
+
+    def take_recorded(self) -> bool:
+        """Whether drifts were recorded since the last call."""
+        recorded, self.recorded = self.recorded, False
+        return recorded
+
+    def take_unstored(self) -> list[RecordedDrift]:
+        """Returns `unstored`, and forgets it."""
+        taken, self.unstored = self.unstored, []
+        return taken
+
+    def note_reported(self, drift: RecordedDrift, *, stores: bool) -> None:
+        """Notes a drift that is only reported. `stores`: this database records it."""
+        if stores:
+            self.unrecorded = [*self.unrecorded, drift][-MOST_RECORDED:]
+        else:
+            self.note_unstored([drift])
+
+    def note_unstored(self, drifts: Iterable[RecordedDrift]) -> None:
+        """Adds to `unstored`. Of more than MOST_RECORDED, the oldest are lost."""
+        self.unstored += [replace(one, key=one.key or uuid.uuid4().hex) for one in drifts]
+        del self.unstored[:-MOST_RECORDED]
 
     def take_repaired(self) -> float:
         """Returns `repaired_at`, and forgets it."""

@@ -18,10 +18,7 @@ from anyio import to_thread
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.privileges import large_rounds
 from pgrole_controller.controller.privileges.interruptions import Interruptions, Uninterrupted, read_beside
-from pgrole_controller.controller.privileges.privilege_approval import (
-    consider_approval,
-    mention_approval,
-)
+from pgrole_controller.controller.privileges.privilege_approval import consider_approval, mention_approval
 from pgrole_controller.controller.privileges.privilege_attribution import find_authors
 from pgrole_controller.controller.privileges.privilege_memory import AppliedState, PrivilegeMemory, hold, note_repair
 from pgrole_controller.controller.privileges.privilege_progress import (
@@ -55,7 +52,6 @@ from pgrole_controller.postgres.drift_history import MOST_RECORDED, build_record
 from pgrole_controller.postgres.fence import is_another_leading
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
 from pgrole_controller.postgres.privileges.acl_refusal import OutdatedAcl
-from pgrole_controller.postgres.privileges.acl_transaction import Statement
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import Look, Scope
 from pgrole_controller.postgres.privileges.stored_state import StoredState
@@ -95,7 +91,8 @@ class PrivilegeReconcile:
         self._whole = False  # the last read was for every role
         self._read_oids: list[int] = []  # roles of the last read
         self._screening = RoundScreening(context.memory, context.session.database)
-        self._records = RoundRecords(context.session.database, context.cluster, context.config.history)
+        session = context.session
+        self._records = RoundRecords(session.database, context.cluster, context.config.history, session.stores)
         self.left: list[Grantee] = []  # of the last `settle`: not decided about, because of MOST_CHANGES
         self.unclear: set[Key] = set()  # a partial read did not suffice for a report on these
         self.read: frozenset[ObjectId] | None = None  # by the last `settle`, as in PrivilegeMemory
@@ -324,13 +321,13 @@ class PrivilegeReconcile:
             repairs,
             defaults,
             self._read_oids,
-            self._build_records(some),
+            self._records.build(some),
             whole=self._whole,
             give_way=self._interruptions.give_way,
         )
         if applied.stored and any(one.told for one in some):
             self._memory.repaired_at = anyio.current_time()
-            self._memory.recorded = True
+            self._memory.recorded |= session.stores
         for one in some:
             found = (applied.find_error(change.object.id, one.grantee.oid) for change in one.changes)
             errors = [error for error in found if error is not None]
@@ -339,15 +336,12 @@ class PrivilegeReconcile:
         if applied.errors or applied.default_errors:
             for one in some:
                 one.told = tuple(self._keep_succeeded(one, applied))
-            records = [] if applied.stored else self._build_records(some)
+            records = [] if applied.stored else self._records.build(some)
             if records:
                 recorded = await session.apply([], [], [], records)
                 self._memory.recorded |= recorded.stored and any(one.told for one in some)
         for one in some:
             self._conclude(one, applied)
-
-    def _build_records(self, some: Sequence[PrivilegeProgress]) -> list[Statement]:
-        return self._records.build(some) if self._session.stores else []
 
     def _keep_succeeded(self, one: PrivilegeProgress, applied: AppliedAcls) -> Iterator[AuthorDrift]:
         """Yields what was corrected, described without what was not."""
@@ -378,6 +372,7 @@ class PrivilegeReconcile:
         one.applied = AppliedState(declaration, count, handled)
         if not self._session.stores:
             self._memory.applied[one.grantee.oid] = one.applied
+            self._memory.note_unstored(self._records.record_told(one))
         one.told = ()
 
     def _result(self, one: PrivilegeProgress, *, complete: bool) -> PrivilegeResult:
@@ -398,8 +393,8 @@ class PrivilegeReconcile:
             drifts.append(drift)
             one.news.append(announce_drift(self._session.database, drift, differences, first=one.role.told is None))
             key = "\0".join((one.grantee.uid, *sorted(difference.words for difference in differences)))
-            self._memory.unrecorded.append(replace(self._records.record(one.grantee, drift, by), key=key))
-            del self._memory.unrecorded[:-MOST_RECORDED]
+            record = replace(self._records.record(one.grantee, drift, by), key=key)
+            self._memory.note_reported(record, stores=self._session.stores)
         one.role.told = frozenset(difference.words for difference in one.decision.reported)
         if drifts:
             one.role.last_drifts = tuple(drifts)

@@ -15,26 +15,33 @@ from pgrole_controller.postgres.privileges.stored_state import build_applied_sta
 
 @dataclass(frozen=True, slots=True)
 class RoundRecords:
-    """Builds the statements. `cluster`: of this controller's objects."""
+    """Builds the statements. `cluster`: of this controller's objects. `stores`: the database has its part of schema
+    pgrole; without, there are none.
+    """
 
     database: str
     cluster: str
     history: HistoryConfig
+    stores: bool
 
     def build(self, some: Iterable[PrivilegeProgress]) -> list[Statement]:
         """What these roles' repairs corrected; of those without an error also that everything is applied."""
         statements: list[str] = []
         history: list[RecordedDrift] = []
-        for one in some:
+        for one in some if self.stores else ():
             if one.error is None and not (one.needs_storing or one.told or one.approval):
                 continue
             if one.error is None or one.told:
                 statements.append(_store(one))
             statements += build_approval_statements([one])
-            history += [self.record(one.grantee, drift, by) for drift, _, by in one.told]
+            history += self.record_told(one)
         if history:
             statements.append(build_record_statement(history, self.history))
         return [(";\n".join(statements), ())] if statements else []
+
+    def record_told(self, one: PrivilegeProgress) -> list[RecordedDrift]:
+        """What this role's repairs corrected."""
+        return [self.record(one.grantee, drift, by) for drift, _, by in one.told]
 
     def record(self, grantee: Grantee, drift: PrivilegeDrift, by: DriftAuthor) -> RecordedDrift:
         return RecordedDrift(
