@@ -350,6 +350,9 @@ class ServerWorker:
 
 
 def _is_suspended_there(result: Result) -> bool:
-    """Whether the database is suspended, rather than the object."""
+    """Whether the server is suspended, rather than the object, or a database in which the role has privileges: what
+    their workers report comes with a decision about the role.
+    """
     desired, outcome = result.target.desired, result.outcome
-    return outcome is not None and outcome.reason is Reason.SUSPENDED and not (desired and desired.suspended)
+    is_suspended = outcome is not None and outcome.reason is Reason.SUSPENDED and not result.decided
+    return is_suspended and not (desired and desired.suspended)

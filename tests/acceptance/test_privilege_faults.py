@@ -276,3 +276,27 @@ async def make_second(place: PrivilegePlace, api_server: ApiServer) -> AsyncIter
     async with make_place(api_server, place.postgres, place.folder.parent / "second") as other:
         (place.folder.parent / "second").mkdir(exist_ok=True)
         yield other
+
+
+async def test_a_suspended_database_or_server_delays_no_other_and_is_served_again(place: PrivilegePlace) -> None:
+    other, kube = f"{place.name}_other", place.kube
+    home = await asyncpg.connect(place.postgres.dsn())
+    await home.execute(f"CREATE DATABASE {other}")
+    await home.execute(f"ALTER DATABASE {other} SET pgrole.suspend = on")
+    grant = f"GRANT UPDATE ON app.orders TO {place.reader}"
+    async with running(place.controller()):
+        await place.declare(place.reads(), {"database": other, "onDatabase": ["TEMPORARY"]}, ready=False)
+        await kube.wait_for("reader", lambda obj: says(obj, "Suspended", other), "suspended in one database")
+        await place.hand.execute(grant)
+        await place.wait_may("UPDATE", "app.orders", expected=False)
+        await home.execute(f"ALTER DATABASE {other} RESET pgrole.suspend")
+        await kube.wait_ready("reader")
+
+        await home.execute("ALTER DATABASE postgres SET pgrole.suspend = on")
+        await place.hand.execute(grant)
+        await kube.wait_for("reader", lambda obj: says(obj, "Suspended", place.name), "suspended everywhere")
+        await home.execute("ALTER DATABASE postgres RESET pgrole.suspend")
+        await place.wait_may("UPDATE", "app.orders", expected=False)
+        await kube.wait_ready("reader")
+    await home.execute(f"DROP DATABASE {other} WITH (FORCE)")
+    await home.close()
