@@ -17,7 +17,7 @@ from pgrole_controller.controller.errors import attempt_write, contain, is_unans
 from pgrole_controller.controller.fair_queue import FairQueue
 from pgrole_controller.controller.objects import generation_of
 from pgrole_controller.controller.result import Result
-from pgrole_controller.controller.status_writer import PendingStatus, StatusWriter, is_about, standing_fields
+from pgrole_controller.controller.status_writer import PendingStatus, StatusWriter, is_about
 from pgrole_controller.core.approval import tell_approval
 from pgrole_controller.core.errors import Reason, make_legible
 from pgrole_controller.core.next_attempt import FailedWrite
@@ -106,7 +106,7 @@ class Reporter:
         if stored is not None and outcome is not None and not self._keeps_status(result):
             details = StatusDetails(
                 result.claim,
-                standing_fields(result.fields, outcome),
+                result.reported if outcome.reason is Reason.DRIFT_REPORTED else (),
                 result.next_rotation,
                 result.privileges,
                 result.cause,

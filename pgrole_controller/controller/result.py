@@ -42,6 +42,7 @@ class Result:
     claim: Claim | None = None
     action: Action = Action.NOTHING
     fields: tuple[str, ...] = ()  # that were changed or, under Report, were not
+    reported: tuple[str, ...] = ()  # those that were not
     cascades: tuple[str, ...] = ()  # what the changes revoked from others, in words
     released: tuple[str, ...] = ()  # role names that no object claims any more
     password_task: PasswordTask | None = None  # must run before the next reconcile, which follows at once
@@ -254,6 +255,7 @@ class Attempt:
             action=first.action,
             fields=self.decision.reported or first.drift or field_names(first.changes),
             cascades=describe_cascades(change for plan in self._done for change in plan.changes),
+            reported=self.decision.reported,
             released=released,
             done_with=ending and not self.decision.writes and self.decision.reassign is None,
             password_task=self.decision.password_task,

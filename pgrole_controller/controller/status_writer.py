@@ -297,11 +297,6 @@ def is_about(status: Mapping[str, Any], generation: int, claim: Claim | None) ->
     return told == (claim.role_oid, str(claim.system_identifier))
 
 
-def standing_fields(fields: tuple[str, ...], outcome: Outcome) -> tuple[str, ...]:
-    """Returns the fields that status names as drifted and only reported."""
-    return fields if outcome.reason is Reason.DRIFT_REPORTED else ()
-
-
 def _reported(status: Mapping[str, Any]) -> Sequence[str]:
     """Returns the drifted fields in a status that reports drift without correcting it."""
     last = status.get("lastDrift") or {}

@@ -300,3 +300,18 @@ async def test_a_suspended_database_or_server_delays_no_other_and_is_served_agai
         await kube.wait_ready("reader")
     await home.execute(f"DROP DATABASE {other} WITH (FORCE)")
     await home.close()
+
+
+async def test_a_corrected_drift_of_the_role_is_not_reported_with_that_of_its_privileges(place: PrivilegePlace) -> None:
+    kube, hand = place.kube, place.hand
+    async with running(place.controller()):
+        await place.declare(place.reads())
+        await hand.execute(f"CREATE TYPE app.mood AS ENUM ('good'); GRANT USAGE ON TYPE app.mood TO {place.reader}")
+        await kube.wait_reason("reader", "DriftReported")
+        await hand.execute(f"ALTER ROLE {place.reader} CONNECTION LIMIT 7")
+        obj = await kube.wait_for("reader", lambda obj: obj["status"].get("driftCount") == 1, "corrected")
+        assert says(obj, "DriftReported", "app.mood")
+        await place.declare(place.reads(), ready=False, connectionLimit=9)
+        obj = await kube.wait_for("reader", lambda obj: obj["status"]["observedGeneration"] == 2, "changed")
+    told = sorted((one["fields"], one["corrected"]) for one in obj["status"]["driftHistory"])
+    assert told == [(["connectionLimit"], True), (["privileges"], False)]

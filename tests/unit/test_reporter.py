@@ -228,7 +228,7 @@ async def test_a_restarted_controller_announces_no_reported_drift_of_the_role_th
     reporter = Reporter(client, objects.store, endings, recorder)
     queue.put("default", Request(seen.key, RequestReason.OBJECT))
     await queue.take("default", 1)
-    reporter.report(Result(Target(seen.key, seen), of_read_back(Plan("app", reported=("login",))), fields=("login",)))
+    reporter.report(Result(Target(seen.key, seen), of_read_back(Plan("app", reported=("login",))), reported=("login",)))
     reporter.close()
     await reporter.run()
     recorder.close()
