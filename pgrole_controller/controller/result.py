@@ -203,8 +203,9 @@ class Attempt:
         return desired is not None and bool(desired.privileges or (claim and claim.privileges))
 
     @property
-    def took_claim(self) -> bool:
-        return any(plan.owner for plan in self._done)
+    def changed_claims(self) -> bool:
+        """Whether a claim was taken or released, so that the namespace owns other roles."""
+        return any(plan.owner or plan.releases for plan in self._done)
 
     def note_privileges(self, privileges: GrantedPrivileges, news: tuple[PrivilegeNews, ...]) -> None:
         """Notes what is known of the role's privileges after it was published or withdrawn."""

@@ -289,6 +289,15 @@ class TestNamespaceRoles:
         await scene.reconcile(target(key=OTHER), see({}, claim=other, named=named), SERVER, plan)
         assert [one.owned for one in scene.grantees.published("main")] == [{OID, OID + 1}]
 
+    async def test_a_released_claim_updates_the_owned_roles_of_published_grantees(self, scene: GranteeScene) -> None:
+        scene.session = GranteeSession(OID, OID + 1)
+        await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
+        scene.session = GranteeSession(OID)
+        plan = Plan("", releases=(("other", "uid-other"),))
+        await scene.reconcile(Target(OTHER, None), Observed(), SERVER, plan)
+        assert [one.owned for one in scene.grantees.published("main")] == [{OID}]
+        assert scene.session.asked == [("shop", "ns-uid")]
+
     async def test_all_published_roles_share_one_set(self, scene: GranteeScene) -> None:
         """A set of a thousand OIDs for each of a thousand roles would take 64 MiB."""
         await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))

@@ -101,16 +101,13 @@ def _namespaces(
     attempts: Sequence[Attempt], found: Mapping[Key, Grantee | None], grantees: Grantees, server_name: str
 ) -> dict[str, tuple[str, str]]:
     """The namespaces whose roles are read, by name: (name, uid). Those of the roles to be published, and those where a
-    claim was taken and others are published.
+    claim was taken or released and others are published.
     """
-    taken = {one.target.key for one in attempts if one.took_claim}
-    in_use = {one.key.namespace for one in grantees.published(server_name)} if taken else set[str]()
-    return {
-        key.namespace: (key.namespace, desired.owner.namespace_uid)
-        for one in attempts
-        if (desired := one.target.desired) is not None
-        and (found[key := one.target.key] is not None or (key in taken and key.namespace in in_use))
-    }
+    changed = {one.target.key.namespace for one in attempts if one.changed_claims}
+    published = grantees.published(server_name) if changed else ()
+    read = [one for one in published if one.key.namespace in changed]
+    read += [one for one in found.values() if one is not None]
+    return {one.key.namespace: (one.key.namespace, one.namespace_uid) for one in read}
 
 
 def _find(one: Attempt, before: Grantee | None, server: Server) -> Grantee | None:

@@ -104,7 +104,7 @@ class Grantee:
     - `declared`: by database. A listed database is exact.
     - `former`: by database, earlier declarations that the claim still holds: what only they grant is revoked.
     - `oid`: of the role.
-    - `owned`: oids of the roles that this object's namespace claims on this server.
+    - `owned`: oids of the roles that this object's namespace, with `namespace_uid`, claims on this server.
     - `report_only`, `ignored`, `suspended`: from the object's spec (`ignored`: drift.ignore lists privileges).
     - `approval`: of reported drift, by annotation.
     - `adoptee`: the object does not own the role. The workers only compare it, and write nothing about it anywhere.
@@ -124,6 +124,7 @@ class Grantee:
     suspended: bool = False
     approval: Approval = field(default_factory=Approval)
     adoptee: Takeover | None = None
+    namespace_uid: str = ""
     _digests: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

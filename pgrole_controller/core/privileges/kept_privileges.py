@@ -104,6 +104,7 @@ def grantee_of(desired: Desired, kept: KeptPrivileges, oid: int) -> Grantee:
         ignored=desired.privileges_ignored,
         suspended=desired.suspended,
         approval=desired.approval,
+        namespace_uid=owner.namespace_uid,
     )
 
 
