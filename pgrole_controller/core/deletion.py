@@ -126,11 +126,12 @@ def _check_deletion(desired: Desired, observed: Observed, server: Server, policy
 def _after_revocation(
     desired: Desired, claim: Claim, target: ObservedRole, observed: Observed, server: Server
 ) -> Plan | None:
-    """Clears the privileges in the claim once they are revoked in every database; None if it holds none. Raises
-    WaitingForDatabases until then.
+    """Clears the privileges in the claim once they are revoked in every database; None if it holds none, or only those
+    of an earlier object that released the role. Raises WaitingForDatabases until then.
     """
     kept = held_by(observed.claim, desired, server)
-    if not kept or claim.system_identifier != server.system_identifier or claim.role_oid != target.oid:
+    same_role = claim.system_identifier == server.system_identifier and claim.role_oid == target.oid
+    if not kept or claim.released or not same_role:
         return None
     left = sorted(unconfirmed(desired, kept, target.oid, observed.references.databases, observed.unheld))
     if not left:

@@ -154,6 +154,28 @@ async def test_a_database_that_is_closed_renamed_or_dropped_is_reported_and_not_
     await home.close()
 
 
+async def test_a_retained_role_is_dropped_by_an_object_that_was_deleted_before_it_took_the_role_back(
+    place: PrivilegePlace,
+) -> None:
+    kube, name = place.kube, place.name
+    home = await asyncpg.connect(place.postgres.dsn())
+    async with running(place.controller()):
+        await place.declare(place.reads())
+        await kube.delete("reader")
+        await kube.wait_gone("reader")
+        await home.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        spec = {"name": place.reader, "privileges": [place.reads()], "deletionPolicy": "Drop"}
+        await kube.apply("reader", **spec, reassignOwnedTo=place.owner)
+        await kube.wait_for("reader", lambda obj: says(obj, "Progressing", "taking the role back", name), "waits")
+        await kube.delete("reader")
+        await kube.wait_for("reader", lambda obj: says(obj, "DropBlocked", name), "blocked")
+        await home.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+        await kube.patch("reader", {"metadata": {"annotations": {"example.com/database": "open"}}})
+        await kube.wait_gone("reader")
+        assert not await home.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = $1", place.reader)
+    await home.close()
+
+
 async def test_a_controller_killed_at_any_moment_revokes_former_privileges_after_a_restart(
     place: PrivilegePlace,
 ) -> None:

@@ -310,6 +310,14 @@ class TestPrivileges:
     def test_a_dropped_role_has_no_privileges_to_revoke(self) -> None:
         assert self.end(desired(), replace(self.see("orders", named=None), dependents=())).forget
 
+    def test_privileges_of_an_earlier_object_that_released_the_role_count_as_dependents(self) -> None:
+        """No worker revokes them: the object has not taken the role back."""
+        released = replace(self.see("orders"), claim=claim(privileges=self.kept, released=True))
+        with pytest.raises(Waiting) as caught:
+            self.end(desired(), released)
+        assert caught.value.reason is Reason.DROP_BLOCKED
+        assert "set spec.reassignOwnedTo" in caught.value.message
+
     def test_retain_revokes_nothing(self) -> None:
         plan = self.end(desired(drop=False), self.see("orders"))
         assert plan.releases == (("app", ME.object_uid),)
