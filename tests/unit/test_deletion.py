@@ -3,10 +3,14 @@
 from dataclasses import replace
 from typing import ClassVar
 
+import asyncpg
 import pytest
 
+from pgrole_controller.controller.objects import Target
+from pgrole_controller.controller.result import Attempt
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.connection_secret import Address
+from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.deletion import (
     LOGIN_TAKEN,
     add_way_out,
@@ -15,15 +19,17 @@ from pgrole_controller.core.deletion import (
     may_revoke,
 )
 from pgrole_controller.core.diff import Drop, Rename, SetAttribute
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting, internal_error
 from pgrole_controller.core.plan import NewOwner, Plan, ReassignOwned, ReassignResult
 from pgrole_controller.core.policy import Policy, References
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, PrivilegePolicy
 from pgrole_controller.core.privileges.kept_privileges import grantee_of
 from pgrole_controller.core.privileges.privilege_policy import check_database
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
+from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole, Role, digest
 from pgrole_controller.core.state import Dependents, Desired, Observed, Server
+from pgrole_controller.postgres.rows import Deferred
 
 ME = Owner("cluster-a", "shop", "ns-uid", "orders-app", "uid-1")
 OTHER = Owner("cluster-a", "shop", "ns-uid", "other", "uid-9")
@@ -65,6 +71,12 @@ def blocked(asked: Desired, observed: Observed, policy: Policy | None = None) ->
     assert caught.value.reason is Reason.DROP_BLOCKED
     assert "spec.deletionPolicy: Retain" in caught.value.message
     return caught.value
+
+
+def _locked() -> PgRoleError:
+    error = Transient(Reason.DATABASE_ERROR, "a lock was not available in time")
+    error.__cause__ = asyncpg.LockNotAvailableError()
+    return error
 
 
 class TestDecidingDropWithoutNewOwner:
@@ -212,6 +224,26 @@ class TestDecidingRetain:
     def test_a_release_needs_no_permission_from_the_policy(self) -> None:
         blocked(desired(), see(), Policy(drop=False))
         assert end(self.asked, see(), Policy(drop=False, protected=("*",))).releases
+
+    @pytest.mark.parametrize(
+        ("error", "let_go"),
+        [
+            (Refused(Reason.SUSPENDED, "suspended"), True),
+            (Transient(Reason.DATABASE_ERROR, "the controller's role lacks a privilege"), True),
+            (internal_error(ValueError()), True),
+            (Transient(Reason.PROGRESSING, "the role changed"), False),
+            (Transient(Reason.SERVER_NOT_READY, "the connection ended"), False),
+            (_locked(), False),
+            (Deferred(), False),
+        ],
+    )
+    def test_only_an_error_that_soon_passes_delays_a_release(self, error: PgRoleError, let_go: bool) -> None:
+        for asked in (self.asked, desired()):
+            attempt = Attempt(Target(Key("shop", "app"), None, asked), Contests())
+            plan = Plan("app", releases=(("app", "uid-1"),))
+            attempt.observe(see(), plan, SERVER)
+            attempt.end(plan, error)
+            assert attempt.conclude().done_with is (let_go and not asked.drop)
 
     @pytest.mark.parametrize("kind", [Waiting, Refused, Transient])
     def test_the_way_out_is_added_to_an_error_only_once(self, kind: type[PgRoleError]) -> None:
