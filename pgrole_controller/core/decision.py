@@ -218,7 +218,10 @@ def _plan_new(desired: Desired, observed: Observed, server: Server, policy: Poli
                 Reason.CONFLICT,
                 f'role "{desired.role.name}" belongs to PgRole {rival}: use another spec.name, or delete one',
             )
-    desired_role = _without_ignored(desired.ignore, desired.role, named.role) if named else desired.role
+    desired_role = desired.role
+    if named:
+        left = limit_to_policy(policy, named.role, observed.references)
+        desired_role = _without_ignored(desired.ignore, desired_role, left)
     changes = diff(desired_role, named.role if named else None)
     if named:
         _check_adoption(desired, named, changes, decided, policy, observed)

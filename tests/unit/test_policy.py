@@ -216,6 +216,15 @@ class TestAdoptionPolicy:
         plan = decide(desired(adopt=True), Observed(named=found, references=REFERENCES), SERVER, POLICY)
         assert plan.action is Action.ADOPTED
 
+    def test_what_an_ignored_field_holds_beyond_the_policy_is_removed_by_the_adoption(self) -> None:
+        held = replace(DESIRED, parameters=(("log_statement", "all"), ("work_mem", "1MB")))
+        references = replace(REFERENCES, contexts={"log_statement": "superuser", "work_mem": "user"})
+        observed = Observed(named=ObservedRole(OID, held), references=references)
+        ignored = frozenset({"parameters"})
+        plan = decide(desired(adopt=True, ignore=ignored), observed, SERVER, POLICY)
+        assert plan.changes == (SetParameter("team-a_app", None, "log_statement", None),)
+        assert "would change parameters" in refusal(desired(ignore=ignored), observed).message
+
     def test_the_message_says_what_adoption_would_revoke_from_others(self) -> None:
         passed_on = replace(joins("team-a_group", admin=True).member_of[0], passed_on=tuple("abcdef"))
         found = ObservedRole(OID, replace(DESIRED, member_of=(passed_on,)))
