@@ -52,7 +52,7 @@ _NEWS_ACTIONS = {
     News.PRIVILEGES_EXTENDED: "Grant",
 }
 
-_WITHOUT_FIELDS = (Action.CREATED, Action.DROPPED, Action.ROTATED)
+_WITHOUT_FIELDS = (Action.CREATED, Action.DROPPED, Action.ROTATED, Action.RECLAIMED)
 
 
 class Reporter:
@@ -186,6 +186,8 @@ class Reporter:
         reason, action, note = _EVENTS[result.action]
         fields = ", ".join(result.fields)
         text = f"{note}: {fields}" if fields and result.action not in _WITHOUT_FIELDS else note
+        if result.action is Action.RECLAIMED and result.corrected:
+            text = f"{note}, and corrected drift: {', '.join(result.corrected)}"
         if result.cascades:
             text = make_legible(f"{text}; revoked with CASCADE: {'; '.join(result.cascades)}")
         if result.approval is not None:

@@ -275,8 +275,8 @@ async def test_schema_pgrole_dropped_while_running_is_restored_with_every_claim(
             assert role is not None
             assert claim["role_oid"] == role["oid"]
             assert claim["released_at"] is None
-        event = await stage.kube.wait_event("ClaimRestored")
-        assert "restored the claim" in event["note"]
+            event = await stage.kube.wait_event("ClaimRestored", about=name)
+            assert event["note"] == "restored the claim on the role, which was missing from the database"
         await stage.kube.wait_reason("three", "DriftReported")
         await database.execute("ALTER ROLE three NOCREATEDB")
         await stage.kube.wait_all_ready()
@@ -299,6 +299,8 @@ async def test_drift_made_while_schema_pgrole_was_dropped_and_the_controller_dow
             obj = await stage.kube.wait_for("one", lambda obj: obj["status"].get("driftCount") == 1, "counted")
             assert obj["status"]["lastDrift"]["fields"] == ["createdb"]
             assert obj["status"]["lastDrift"]["corrected"]
+            event = await stage.kube.wait_event("ClaimRestored", about="one")
+            assert event["note"].endswith("missing from the database, and corrected drift: createdb")
             await stage.kube.wait_ready("two")
             # Status alone, which more users can write than the database, proves no claim on a role beyond the policy.
             await stage.kube.wait_for("mighty", lambda obj: says(obj, "NotAllowed", "superuser"), "reported")
