@@ -297,5 +297,6 @@ def _set(
         left=False,
         password=password,
         known=known,
-        rotated=record.rotated_at is not None and password_result.rotated_at != record.rotated_at,
+        rotated=None not in (record.rotated_at, password_result.rotated_at)
+        and password_result.rotated_at != record.rotated_at,
     )

@@ -326,6 +326,14 @@ class TestRotation:
         assert not decided.known
         assert decided.record == PasswordRecord("s-uid/12", OTHER.digest, later, "1", "c")
 
+    def test_a_password_from_a_secret_is_no_rotation_of_a_generated_one(self) -> None:
+        asked = desired()
+        brought = bring(asked, DELIVERED, OURS, source="s-uid/12/password", verifier=OTHER, connection="c")
+        decided = run(replace(asked, password_result=brought), DELIVERED, OURS)
+        assert decided.password == Password(OTHER.digest)
+        assert decided.record.rotated_at is None
+        assert not decided.rotated
+
     def test_a_rotation_at_the_end_of_time_has_no_next_rotation(self) -> None:
         assert next_rotation(self.HOURLY, datetime.max.replace(tzinfo=UTC)) is None
 
