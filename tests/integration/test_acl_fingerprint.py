@@ -28,7 +28,7 @@ async def db(postgres_server: PostgresServer) -> AsyncIterator[AclDatabase]:
 
 async def test_the_fingerprint_differs_after_every_change_of_a_privilege(db: AclDatabase) -> None:
     fingerprints = Fingerprints(db.connection, await identify(db.connection), guarded=False)
-    assert not (await fingerprints.compare()).asks
+    assert not (await fingerprints.compare()).is_needed
     database = await db.beside.fetchval("SELECT current_database()")
     for change in (
         "GRANT SELECT ON app.t TO {reader}",
@@ -51,8 +51,8 @@ async def test_the_fingerprint_differs_after_every_change_of_a_privilege(db: Acl
         "DROP TABLE app.new",
     ):
         await db.run(change)
-        assert (await fingerprints.compare()).asks, change
-        assert not (await fingerprints.compare()).asks, change
+        assert (await fingerprints.compare()).is_needed, change
+        assert not (await fingerprints.compare()).is_needed, change
 
 
 async def test_the_fingerprint_is_not_computed_while_no_transaction_ends(own_postgres: PostgresServer) -> None:

@@ -52,7 +52,7 @@ from pgrole_controller.postgres.privileges import acl_attribution
 from pgrole_controller.postgres.privileges.acl_refusal import Ineffective
 from pgrole_controller.postgres.privileges.acl_transaction import AclTransactions
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
-from pgrole_controller.postgres.privileges.ddl_events import EventReader, Look, Scope, UnexplainedWrites
+from pgrole_controller.postgres.privileges.ddl_events import EventReader, PrivilegeRead, Scope, UnexplainedWrites
 from pgrole_controller.postgres.privileges.poll_pace import LONGEST_PAUSE_SECONDS
 from tests.integration.database_world import (
     DEADLINE,
@@ -137,8 +137,8 @@ async def test_a_change_is_decided_only_for_the_roles_that_it_concerns(
     assert decided == [world.role]
 
 
-async def find_nothing(_writes: UnexplainedWrites, *_arguments: Any) -> Look:
-    return Look()
+async def find_nothing(_writes: UnexplainedWrites, *_arguments: Any) -> PrivilegeRead:
+    return PrivilegeRead()
 
 
 async def test_a_large_number_of_changes_is_applied_role_by_role(
@@ -429,9 +429,9 @@ async def test_a_recent_read_includes_the_database_itself_only_on_request(
         await world.hand.execute(f"GRANT TEMPORARY ON DATABASE {world.database} TO {world.other}")
         xid = 1 + int(await world.hand.fetchval("SELECT pg_current_xact_id()::text"))
         reach = PrivilegeReach.of(world.database, ())
-        for look, found in ((session.own_acl, True), (Look(), False)):
+        for to_read, found in ((session.own_acl, True), (PrivilegeRead(), False)):
             async with session.lock:
-                observed, _ = await session.read([world.oid], reach, look | Look(Scope.RECENT, xid=xid))
+                observed, _ = await session.read([world.oid], reach, to_read | PrivilegeRead(Scope.RECENT, xid=xid))
             assert any(one.object.kind is ObjectKind.DATABASE for one in observed.acls) is found
 
 
@@ -577,12 +577,12 @@ async def test_commands_that_cause_complete_reads_get_a_part_of_the_time_and_del
     looks = list[Scope]()
     moderate = FullReads.moderate
 
-    def note_look(self: FullReads, look: Look, now: float, *, forced: bool) -> Look:
-        found = moderate(self, look, now, forced=forced)
+    def note_moderated(self: FullReads, to_read: PrivilegeRead, now: float, *, forced: bool) -> PrivilegeRead:
+        found = moderate(self, to_read, now, forced=forced)
         looks.append(found.scope)
         return found
 
-    monkeypatch.setattr(FullReads, "moderate", note_look)
+    monkeypatch.setattr(FullReads, "moderate", note_moderated)
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -740,9 +740,9 @@ def note_scopes(monkeypatch: pytest.MonkeyPatch) -> list[Scope]:
     scopes: list[Scope] = []
     read = DatabaseSession.read
 
-    async def note(session: DatabaseSession, roles: Any, reach: Any, look: Look, *a: Any, **o: Any) -> Any:
-        scopes.append(look.scope)
-        return await read(session, roles, reach, look, *a, **o)
+    async def note(session: DatabaseSession, roles: Any, reach: Any, to_read: PrivilegeRead, *a: Any, **o: Any) -> Any:
+        scopes.append(to_read.scope)
+        return await read(session, roles, reach, to_read, *a, **o)
 
     monkeypatch.setattr(DatabaseSession, "read", note)
     return scopes
@@ -1195,11 +1195,11 @@ async def test_a_privilege_that_cannot_be_declared_is_reported_with_the_reason(w
 
 async def test_a_reported_drift_is_recorded_once_even_after_a_restart(world: DatabaseWorkerWorld) -> None:
     world.declare(READ, report_only=True)
-    look = "SELECT fields, details ->> 'words', corrected, count FROM pgrole.history"
+    to_read = "SELECT fields, details ->> 'words', corrected, count FROM pgrole.history"
     expected = [(["privileges"], '["UPDATE on table app.orders was granted"]', False, 1)]
 
     async def is_recorded() -> bool:
-        return [tuple(row) for row in await world.hand.fetch(look)] == expected
+        return [tuple(row) for row in await world.hand.fetch(to_read)] == expected
 
     async with world.working() as worker:
         await world.wait_settled()

@@ -13,7 +13,7 @@ from pgrole_controller.core.privileges.privilege_result import News
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.privileges.ddl_events import Scope, UnexplainedWrites
-from pgrole_controller.postgres.privileges.look_reading import LookReader
+from pgrole_controller.postgres.privileges.privilege_reading import PrivilegeReader
 from tests.integration.database_world import DEADLINE, READ, SERVER, DatabaseWorkerWorld, note_sessions
 from tests.integration.test_database_worker import find_nothing, note_rounds
 
@@ -138,7 +138,7 @@ async def test_a_table_made_before_everything_is_read_for_one_role_stays_new_to_
     world.declare(READ, report_only=True)
     other = world.declare_other(READ)
     created = anyio.Event()
-    read = LookReader._read_everything
+    read = PrivilegeReader._read_everything
 
     async def create_and_read(*arguments: Any) -> Any:
         if not created.is_set():
@@ -152,7 +152,7 @@ async def test_a_table_made_before_everything_is_read_for_one_role_stays_new_to_
         await world.wait_may("SELECT", "app.items", role=other)
         await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
         await world.wait(lambda result: bool(result.reported))
-        monkeypatch.setattr(LookReader, "_read_everything", create_and_read)
+        monkeypatch.setattr(PrivilegeReader, "_read_everything", create_and_read)
         await world.hand.execute("ALTER TABLE app.items ADD COLUMN name text")
         await created.wait()
         await world.wait_may("SELECT", "app.invoices", role=other)

@@ -13,7 +13,7 @@ from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.privileges import database_session, reading_connection, searches
 from pgrole_controller.postgres.privileges.acl_fingerprint import Fingerprints
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
-from pgrole_controller.postgres.privileges.ddl_events import Look, Scope, UnexplainedWrites
+from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope, UnexplainedWrites
 from pgrole_controller.postgres.privileges.own_transactions import (
     NOTE_OWN_TRANSACTION,
     OwnSession,
@@ -43,12 +43,14 @@ class Asked:
         self.closed = False
         read, run, ask = DatabaseSession.read, Searches.run, UnexplainedWrites.ask
 
-        async def note_read(session: DatabaseSession, roles: Any, reach: Any, look: Look, *a: Any, **o: Any) -> Any:
-            self.scopes.append(look.scope)
-            return await read(session, roles, reach, look, *a, **o)
+        async def note_read(
+            session: DatabaseSession, roles: Any, reach: Any, to_read: PrivilegeRead, *a: Any, **o: Any
+        ) -> Any:
+            self.scopes.append(to_read.scope)
+            return await read(session, roles, reach, to_read, *a, **o)
 
-        async def note_ask(writes: UnexplainedWrites, *arguments: Any) -> Look:
-            return Look() if self.closed else await ask(writes, *arguments)
+        async def note_ask(writes: UnexplainedWrites, *arguments: Any) -> PrivilegeRead:
+            return PrivilegeRead() if self.closed else await ask(writes, *arguments)
 
         async def note_run(searches: Searches, search: Any, since: str | None) -> Any:
             answer = await run(searches, search, since)
@@ -166,7 +168,7 @@ async def test_the_backstop_reads_everything_only_if_events_do_not_explain_a_dif
     async with connect(Endpoint(world.server.dsn(database=world.database)), "test") as connection:
         fingerprints = Fingerprints(connection, await identify(connection), guarded=False)
         fingerprints.events = True
-        assert not (await fingerprints.compare()).asks
+        assert not (await fingerprints.compare()).is_needed
         for change, expected in (
             (f"GRANT DELETE ON app.orders TO {world.role}", Scope.RECENT),
             (f"GRANT SELECT (total) ON app.orders TO {world.role}", Scope.RECENT),
@@ -180,9 +182,9 @@ async def test_the_backstop_reads_everything_only_if_events_do_not_explain_a_dif
             ("TRUNCATE app.orders", Scope.FULL),
         ):
             await world.hand.execute(change)
-            look = await fingerprints.compare()
-            assert look.scope is expected, change
-            assert (look.defaults and "table" in look.dropped) is (expected is Scope.RECENT), change
+            to_read = await fingerprints.compare()
+            assert to_read.scope is expected, change
+            assert (to_read.defaults and "table" in to_read.dropped) is (expected is Scope.RECENT), change
 
 
 async def test_explained_changes_cause_no_full_read_by_the_backstop(
@@ -192,11 +194,11 @@ async def test_explained_changes_cause_no_full_read_by_the_backstop(
     compared = anyio.Event()
     compare = Fingerprints.compare
 
-    async def note(fingerprints: Fingerprints, *arguments: Any) -> Look:
-        look = await compare(fingerprints, *arguments)
-        if look.asks:
+    async def note(fingerprints: Fingerprints, *arguments: Any) -> PrivilegeRead:
+        to_read = await compare(fingerprints, *arguments)
+        if to_read.is_needed:
             compared.set()
-        return look
+        return to_read
 
     world.declare(READ)
     async with world.working():
@@ -227,9 +229,9 @@ async def test_the_backstop_notices_a_dropped_object_that_no_event_tells(
         )
         assert (await fingerprints.compare()).defaults
         await world.hand.execute("DELETE FROM pg_default_acl")
-        look = await fingerprints.compare()
-    assert look.defaults
-    assert look.dropped
+        to_read = await fingerprints.compare()
+    assert to_read.defaults
+    assert to_read.dropped
 
 
 async def test_writes_are_not_searched_while_no_transaction_ends(own_postgres: PostgresServer) -> None:
@@ -250,7 +252,9 @@ async def test_a_search_beside_the_session_finds_what_one_within_finds(
     others: list[Connection] = []
     ask = UnexplainedWrites.ask
 
-    async def note(writes: UnexplainedWrites, another: Connection | None = None, own: OwnSession | None = None) -> Look:
+    async def note(
+        writes: UnexplainedWrites, another: Connection | None = None, own: OwnSession | None = None
+    ) -> PrivilegeRead:
         assert another is not None
         others.append(another)
         return await ask(writes, another, own)
@@ -284,6 +288,6 @@ async def test_what_ends_while_a_search_connects_is_left_for_the_next_search(
             await session.execute(NOTE_OWN_TRANSACTION)
         if silent:
             await world.hand.execute(SILENT.format(r=world.role, t="app.items"))
-        assert await writes.ask(another, own) == Look()
+        assert await writes.ask(another, own) == PrivilegeRead()
         found = await writes.ask(another, await read_own_session(session))
     assert found.scope is (Scope.RECENT if silent else Scope.NOTHING)

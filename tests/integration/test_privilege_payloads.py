@@ -35,7 +35,7 @@ from pgrole_controller.postgres.privileges import (
 )
 from pgrole_controller.postgres.privileges.acl_catalog import ask_facts, facts_of
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
-from pgrole_controller.postgres.privileges.ddl_events import Look, Scope, UnexplainedWrites
+from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope, UnexplainedWrites
 from pgrole_controller.postgres.privileges.stored_state import StoredState, ask_state, read_left_out, read_state
 from pgrole_controller.postgres.rows import fetch_row
 from tests.integration.database_world import (
@@ -687,12 +687,14 @@ async def test_a_grant_on_more_objects_than_fit_in_a_row_is_revoked(
         return text(name, objects=objects, raw=raw).replace("3600000", "7200")
 
     monkeypatch.setattr(queries, "privileges", limited)
-    sessions, reads = note_sessions(monkeypatch), list[Look]()
+    sessions, reads = note_sessions(monkeypatch), list[PrivilegeRead]()
     read = DatabaseSession.read
 
-    async def note_read(session: DatabaseSession, roles: Any, reach: Any, look: Look, *a: Any, **o: Any) -> Any:
-        reads.append(look)
-        return await read(session, roles, reach, look, *a, **o)
+    async def note_read(
+        session: DatabaseSession, roles: Any, reach: Any, to_read: PrivilegeRead, *a: Any, **o: Any
+    ) -> Any:
+        reads.append(to_read)
+        return await read(session, roles, reach, to_read, *a, **o)
 
     monkeypatch.setattr(DatabaseSession, "read", note_read)
     world.declare(READ)
@@ -717,7 +719,7 @@ async def test_a_grant_on_more_objects_than_fit_in_a_row_is_revoked(
 
         assert await reached(is_revoked, DEADLINE), world.result
         await world.wait(lambda result: bool(result.drift_count) and result.error is None)
-        assert Scope.RECENT in {look.scope for look in reads}
+        assert Scope.RECENT in {to_read.scope for to_read in reads}
         assert len(sessions) == 1, "the read ended the session"
 
 

@@ -19,8 +19,8 @@ from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.privileges import acl_apply, reading_connection
 from pgrole_controller.postgres.privileges.acl_transaction import AclTransactions
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
-from pgrole_controller.postgres.privileges.ddl_events import Look, Scope, UnexplainedWrites
-from pgrole_controller.postgres.privileges.look_reading import LookReader
+from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope, UnexplainedWrites
+from pgrole_controller.postgres.privileges.privilege_reading import PrivilegeReader
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
 from tests.integration.database_world import (
     DEADLINE,
@@ -48,9 +48,9 @@ class HeldReads:
         self._passing = 0
         self._held, self._open = anyio.Event(), anyio.Event()
         self._open.set()
-        read = LookReader._read_everything
+        read = PrivilegeReader._read_everything
 
-        async def read_and_wait(reader: LookReader, connection: Connection, *arguments: Any) -> Any:
+        async def read_and_wait(reader: PrivilegeReader, connection: Connection, *arguments: Any) -> Any:
             self.waits.set()
             await self.starting.wait()
             answer = await read(reader, connection, *arguments)
@@ -62,7 +62,7 @@ class HeldReads:
             await self._open.wait()
             return answer
 
-        monkeypatch.setattr(LookReader, "_read_everything", read_and_wait)
+        monkeypatch.setattr(PrivilegeReader, "_read_everything", read_and_wait)
         monkeypatch.setattr(reading_connection, "LARGE_CATALOGS", 0)
         monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
 
@@ -173,19 +173,19 @@ async def test_what_a_complete_read_found_before_a_small_round_corrected_it_is_n
         await world.wait_settled()
         async with reads.hold() as held:
             reads.starting, reads.waits = anyio.Event(), anyio.Event()
-            look = DatabaseSession.look_at_events
+            to_read = DatabaseSession.read_events
 
-            async def look_after_the_read(session: DatabaseSession, *, gated: bool = False) -> Look:
+            async def read_events_after_the_read(session: DatabaseSession, *, gated: bool = False) -> PrivilegeRead:
                 await held.wait()
-                return await look(session, gated=gated)
+                return await to_read(session, gated=gated)
 
             worker.note_everything()
             await reads.waits.wait()
-            monkeypatch.setattr(DatabaseSession, "look_at_events", look_after_the_read)
+            monkeypatch.setattr(DatabaseSession, "read_events", read_events_after_the_read)
             await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
             reads.starting.set()
             await world.wait(lambda result: result.drift_count == 1)
-        monkeypatch.setattr(DatabaseSession, "look_at_events", look)
+        monkeypatch.setattr(DatabaseSession, "read_events", to_read)
         await reads.wait_ended()
         await world.hand.execute("CREATE TABLE app.last (id int)")
         await world.wait_may("SELECT", "app.last")
@@ -342,31 +342,31 @@ async def test_what_a_search_finds_during_a_complete_read_is_read_afterwards(
     world: DatabaseWorkerWorld, reads: HeldReads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without any event that would ask for another round."""
-    found = Look(Scope.RECENT, xid=3, searches=True)
+    found = PrivilegeRead(Scope.RECENT, xid=3, searches=True)
     sessions, served, was_read = list[DatabaseSession](), anyio.Event(), anyio.Event()
-    look, look_at_events = DatabaseSession.look, DatabaseSession.look_at_events
+    to_read, read_events = DatabaseSession.next_read, DatabaseSession.read_events
 
-    async def look_and_note(session: DatabaseSession) -> Look:
+    async def next_read_and_note(session: DatabaseSession) -> PrivilegeRead:
         sessions.append(session)
-        answer = await look(session)
+        answer = await to_read(session)
         if answer == found:
             was_read.set()
         return answer
 
-    async def look_at_events_and_note(session: DatabaseSession, *, gated: bool = False) -> Look:
-        answer = await look_at_events(session, gated=gated)
+    async def read_events_and_note(session: DatabaseSession, *, gated: bool = False) -> PrivilegeRead:
+        answer = await read_events(session, gated=gated)
         served.set()
         return answer
 
-    monkeypatch.setattr(DatabaseSession, "look", look_and_note)
+    monkeypatch.setattr(DatabaseSession, "next_read", next_read_and_note)
     world.declare(READ)
     async with world.working() as worker:
         await world.wait_settled()
         async with reads.hold() as held:
             worker.note_everything()
             await held.wait()
-            monkeypatch.setattr(DatabaseSession, "look_at_events", look_at_events_and_note)
-            sessions[-1].look_again(found)
+            monkeypatch.setattr(DatabaseSession, "read_events", read_events_and_note)
+            sessions[-1].read_again(found)
             await served.wait()
         with anyio.fail_after(DEADLINE):
             await was_read.wait()

@@ -10,7 +10,7 @@ from pgrole_controller.postgres.privileges.ddl_events import (
     CUT,
     EVERYTHING,
     CommittedCommand,
-    Look,
+    PrivilegeRead,
     Scope,
     choose,
     read_names,
@@ -20,7 +20,7 @@ from pgrole_controller.postgres.rows import Unreadable
 TABLE = ObjectId("pg_class", 20000)
 
 
-def command(tag: str, said: str = "", target: ObjectId | None = None, siblings: int = 1, xid: int = 7) -> Look:
+def command(tag: str, said: str = "", target: ObjectId | None = None, siblings: int = 1, xid: int = 7) -> PrivilegeRead:
     return choose([CommittedCommand(xid, tag, object=target, said=said, siblings=siblings)])
 
 
@@ -45,9 +45,9 @@ def test_names_are_read_from_a_statement_only_if_that_is_reliable(said: str, nam
 
 
 def test_a_grant_with_its_text_reads_the_named_objects() -> None:
-    look = command("GRANT", "GRANT SELECT ON app.orders TO bob")
-    assert look.scope is Scope.NAMED
-    assert "orders" in look.names
+    to_read = command("GRANT", "GRANT SELECT ON app.orders TO bob")
+    assert to_read.scope is Scope.NAMED
+    assert "orders" in to_read.names
 
 
 def test_a_statement_shared_by_two_events_of_a_transaction_does_not_name_the_objects() -> None:
@@ -65,14 +65,14 @@ def test_only_a_statement_with_parentheses_reads_columns(said: str, columns: boo
 
 
 def test_a_grant_without_its_text_reads_rows_written_since_its_transaction() -> None:
-    assert command("GRANT") == Look(Scope.RECENT, xid=7)
+    assert command("GRANT") == PrivilegeRead(Scope.RECENT, xid=7)
 
 
 @pytest.mark.parametrize("tag", ["CREATE TABLE", "SELECT INTO", "ALTER TABLE", "CREATE FUNCTION"])
 def test_a_created_or_altered_object_is_read_since_it_may_match_now(tag: str) -> None:
-    look = command(tag, target=TABLE)
-    assert look.scope is Scope.NAMED
-    assert look.objects == {TABLE}
+    to_read = command(tag, target=TABLE)
+    assert to_read.scope is Scope.NAMED
+    assert to_read.objects == {TABLE}
 
 
 @pytest.mark.parametrize("tag", ["DROP OWNED", "CREATE SCHEMA", "ALTER SCHEMA", "CREATE EXTENSION"])
@@ -93,9 +93,9 @@ def test_far_reaching_commands_read_everything(tag: str) -> None:
     ],
 )
 def test_a_dropped_object_is_not_read_and_a_kind_without_privileges_is_ignored(kind: str, dropped: set[str]) -> None:
-    look = choose([CommittedCommand(7, "DROP", "ALTER TABLE", kind, TABLE)])
-    assert (look.scope, set(look.dropped), look.asks) == (Scope.NOTHING, dropped, bool(dropped))
-    assert set((look | Look(Scope.NAMED)).dropped) == dropped
+    to_read = choose([CommittedCommand(7, "DROP", "ALTER TABLE", kind, TABLE)])
+    assert (to_read.scope, set(to_read.dropped), to_read.is_needed) == (Scope.NOTHING, dropped, bool(dropped))
+    assert set((to_read | PrivilegeRead(Scope.NAMED)).dropped) == dropped
 
 
 @pytest.mark.parametrize("tag", ["DROP OWNED", "DROP EXTENSION"])
@@ -114,7 +114,7 @@ def test_default_privileges_are_read_only_after_alter_default_privileges() -> No
 
 def test_combined_looks_read_all_their_names_and_objects_since_the_first_transaction() -> None:
     one, other = command("GRANT", "GRANT SELECT ON a TO b", xid=9), command("CREATE TABLE", target=TABLE, xid=8)
-    both = one | other | Look()
+    both = one | other | PrivilegeRead()
     assert (both.scope, both.xid) == (Scope.NAMED, 8)
     assert "a" in both.names
     assert TABLE in both.objects

@@ -4,15 +4,15 @@ import math
 from dataclasses import replace
 
 from pgrole_controller.controller.privileges.full_reads import FullReads
-from pgrole_controller.postgres.privileges.ddl_events import EVERYTHING, Look, Scope
+from pgrole_controller.postgres.privileges.ddl_events import EVERYTHING, PrivilegeRead, Scope
 
 #: After an event that asks for everything, and after another one.
-FAR = Look(Scope.FULL, xid=7, defaults=True)
-NAMED = Look(Scope.NAMED, names=frozenset({"orders"}), xid=8)
+FAR = PrivilegeRead(Scope.FULL, xid=7, defaults=True)
+NAMED = PrivilegeRead(Scope.NAMED, names=frozenset({"orders"}), xid=8)
 
 
-def read(reads: FullReads, look: Look, began: float, took: float, *, forced: bool = False) -> Look:
-    found = reads.moderate(look, began, forced=forced)
+def read(reads: FullReads, to_read: PrivilegeRead, began: float, took: float, *, forced: bool = False) -> PrivilegeRead:
+    found = reads.moderate(to_read, began, forced=forced)
     reads.note(began, began + took)
     return found
 
@@ -36,7 +36,7 @@ def test_the_pause_is_bounded_and_what_no_event_asked_for_begins_none() -> None:
     assert read(reads, EVERYTHING | FAR, 100.0, 60.0, forced=True).scope is Scope.FULL
     assert read(reads, FAR, 160.0, 60.0) == FAR
     assert read(reads, FAR, 229.9, 0.1).scope is Scope.RECENT
-    assert read(reads, Look(), 230.0, 0.1).scope is Scope.FULL
+    assert read(reads, PrivilegeRead(), 230.0, 0.1).scope is Scope.FULL
 
 
 def test_a_forced_read_includes_what_was_put_off_and_a_fingerprint_is_never_put_off() -> None:

@@ -21,7 +21,7 @@ from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.event_loop import run_aside
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
-from pgrole_controller.postgres.privileges.ddl_events import EVERYTHING, Look, Scope
+from pgrole_controller.postgres.privileges.ddl_events import EVERYTHING, PrivilegeRead, Scope
 
 #: Maximum number of adoptees of one round. Of one ACL, a read has 10,000 entries, whoever is in it.
 _AT_ONCE = 100
@@ -32,19 +32,19 @@ _LONGEST = 0.5
 async def compare_adoptees(
     session: DatabaseSession,
     adoptees: Sequence[Grantee],
-    look: Look,
+    to_read: PrivilegeRead,
     keys: frozenset[Key],
     reads: FurtherReads,
     interruptions: Interruptions,
 ) -> list[PrivilegeResult]:
-    """Returns results for the adoptees of `keys`, and for all of them if `look` asks for anything and a further read
+    """Returns results for the adoptees of `keys`, and for all of them if `to_read` is needed and a further read
     may begin, as far as one round gets: the others are put off. Hold the session's lock. Raises PgRoleError if the
     session fails.
     """
     asked = frozenset(one.key for one in adoptees)
     began = anyio.current_time()
-    due = asked if look.scope is Scope.FULL else asked & keys
-    if look.asks:
+    due = asked if to_read.scope is Scope.FULL else asked & keys
+    if to_read.is_needed:
         due |= reads.admit(asked - due, began)
     some = sorted((one for one in adoptees if one.key in due), key=lambda one: one.key not in keys)
     results = await _compare(session, some[:_AT_ONCE], began, interruptions) if some else []

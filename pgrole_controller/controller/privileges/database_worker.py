@@ -40,7 +40,7 @@ from pgrole_controller.postgres.errors import UnexpectedError
 from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.privileges.database_opening import open_database
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
-from pgrole_controller.postgres.privileges.ddl_events import EVERYTHING, Look, Scope
+from pgrole_controller.postgres.privileges.ddl_events import EVERYTHING, PrivilegeRead, Scope
 from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
@@ -305,18 +305,17 @@ class DatabaseWorker:
             raise first_error(group) from group
 
     async def _work(self, session: DatabaseSession) -> None:
-        resync_at = -math.inf
-        rest, prepared = 0.0, False
+        rest, prepared, resync_at = 0.0, False, -math.inf
         while True:
             self._wake.clear()
             began = now = anyio.current_time()
             if now >= resync_at:
                 self._everything = True
                 resync_at = now + self._context.config().resync_seconds
-            look, keys, since = await self._collect(session, now)
-            if look.asks or keys:
+            to_read, keys, since = await self._collect(session, now)
+            if to_read.is_needed or keys:
                 rest = 0.0
-                await self._round(session, look, keys, since)
+                await self._round(session, to_read, keys, since)
                 self._full_reads.note(began, anyio.current_time())
                 if not prepared:
                     prepared = True
@@ -328,31 +327,33 @@ class DatabaseWorker:
                 await self._wake.wait()
             await anyio.sleep(max(began + max(COALESCE_SECONDS, rest) - anyio.current_time(), 0.0))
 
-    async def _collect(self, session: DatabaseSession, now: float) -> tuple[Look, frozenset[Key], float]:
+    async def _collect(self, session: DatabaseSession, now: float) -> tuple[PrivilegeRead, frozenset[Key], float]:
         """Returns what to read for all roles, the roles for which to read everything, and as `Notice.since`."""
         since = self._notice.take()
         everything, self._everything = self._everything, False
         changed, self._changed = self._changed, set()
         due = {key for key, (_, at) in self._retries.items() if at <= now} | self.memory.due(now)
-        look = EVERYTHING if everything else Look()
+        to_read = EVERYTHING if everything else PrivilegeRead()
         if since < math.inf or everything:
             async with session.lock:
-                look |= await session.look()
-        look = self._full_reads.moderate(look, now, forced=everything)
+                to_read |= await session.next_read()
+        to_read = self._full_reads.moderate(to_read, now, forced=everything)
         if self._database_changed:
             self._database_changed = False
             await session.check_database()
-            look |= session.own_acl
-        return look, frozenset(changed | due), since
+            to_read |= session.own_acl
+        return to_read, frozenset(changed | due), since
 
-    async def _round(self, session: DatabaseSession, look: Look, keys: frozenset[Key], since: float) -> None:
+    async def _round(
+        self, session: DatabaseSession, to_read: PrivilegeRead, keys: frozenset[Key], since: float
+    ) -> None:
         config = self._context.config()
-        if look.scope is not Scope.NOTHING or keys:
-            metrics.PRIVILEGE_READS.labels(config.name, (look.scope or Scope.FULL).name.lower()).inc()
+        if to_read.scope is not Scope.NOTHING or keys:
+            metrics.PRIVILEGE_READS.labels(config.name, (to_read.scope or Scope.FULL).name.lower()).inc()
         context = RoundContext(
             session, self.memory, config, lambda: self._grantees, self._context.cluster, self._context.suspended
         )
-        results = await run_round(context, look, keys, since, self._notice, self._report_results)
+        results = await run_round(context, to_read, keys, since, self._notice, self._report_results)
         last = {result.key: result for result in results}
         for key in (self._retries.keys() & keys) - last.keys():  # withdrawn, or an adoptee that waits for its turn
             del self._retries[key]

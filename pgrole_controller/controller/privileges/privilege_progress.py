@@ -20,7 +20,7 @@ from pgrole_controller.core.privileges.privilege_result import (
     PrivilegeResult,
 )
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
-from pgrole_controller.postgres.privileges.ddl_events import Look, Scope
+from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
 from pgrole_controller.postgres.privileges.stored_state import StoredState
 
 #: What one author did: the drift as it is reported, its differences, and the author with everything that is known.
@@ -82,11 +82,11 @@ def is_verified(some: Iterable[PrivilegeProgress]) -> bool:
     return not any(one.error is not None or one.default_changes for one in some)
 
 
-def where_changed(some: Iterable[PrivilegeProgress]) -> Look:
+def where_changed(some: Iterable[PrivilegeProgress]) -> PrivilegeRead:
     """What to read to see whether the changes of these roles were made."""
     changed = list(some)
     objects = frozenset(change.object.id for one in changed for change in one.changes)
-    return Look(Scope.NAMED, objects=objects, defaults=any(one.default_changes for one in changed))
+    return PrivilegeRead(Scope.NAMED, objects=objects, defaults=any(one.default_changes for one in changed))
 
 
 def report_unfinished(some: Iterable[PrivilegeProgress], database: str) -> None:

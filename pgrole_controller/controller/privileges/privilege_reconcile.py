@@ -53,7 +53,7 @@ from pgrole_controller.postgres.fence import is_another_leading
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
 from pgrole_controller.postgres.privileges.acl_refusal import OutdatedAcl
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
-from pgrole_controller.postgres.privileges.ddl_events import Look, Scope
+from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
 from pgrole_controller.postgres.privileges.stored_state import StoredState
 
 log = logging.getLogger(__name__)
@@ -97,12 +97,12 @@ class PrivilegeReconcile:
         self.unclear: set[Key] = set()  # a partial read did not suffice for a report on these
         self.read: frozenset[ObjectId] | None = None  # by the last `settle`, as in PrivilegeMemory
 
-    async def settle(self, grantees: Sequence[Grantee], look: Look) -> list[PrivilegeResult]:
+    async def settle(self, grantees: Sequence[Grantee], to_read: PrivilegeRead) -> list[PrivilegeResult]:
         self.left = []
         if not grantees:
             return []
-        complete = look.scope is Scope.FULL
-        observed, stored = await self._read(grantees, look)
+        complete = to_read.scope is Scope.FULL
+        observed, stored = await self._read(grantees, to_read)
         self.read = None if complete else frozenset(one.object.id for one in observed.acls)
         every = some = [self._begin(one) for one in await self._screening.choose(grantees, observed)]
         waiting = frozenset[Key]() if complete else self._memory.waiting()
@@ -134,8 +134,8 @@ class PrivilegeReconcile:
                 if not some:
                     break
                 if not complete:
-                    look = where_changed(some)
-                observed, stored = await self._read([one.grantee for one in some], look)
+                    to_read = where_changed(some)
+                observed, stored = await self._read([one.grantee for one in some], to_read)
         if not complete:
             self.unclear |= {
                 one.grantee.key for one in every if one.role.pending or one.decision.reported or one.decision.pending
@@ -168,14 +168,14 @@ class PrivilegeReconcile:
         digest = grantee.digest_of(self._session.database)
         return PrivilegeProgress(grantee, self._memory.role(grantee.key, grantee.uid, digest, grantee.generation))
 
-    async def _read(self, grantees: Sequence[Grantee], look: Look) -> tuple[ObservedDatabase, StoredState]:
-        if look.scope is Scope.FULL:
+    async def _read(self, grantees: Sequence[Grantee], to_read: PrivilegeRead) -> tuple[ObservedDatabase, StoredState]:
+        if to_read.scope is Scope.FULL:
             self._memory.begin_reading()
         reach = self._memory.reach(grantees, self._session.database)
         self._screening.forget()
         self._read_oids = [one.oid for one in grantees]
-        read = partial(self._session.read, self._read_oids, reach, look, self._memory.with_columns)
-        if look.takes_long:
+        read = partial(self._session.read, self._read_oids, reach, to_read, self._memory.with_columns)
+        if to_read.takes_long:
             observed, stored = await read_beside(self._interruptions, self._session, read)
         else:
             observed, stored = await read()

@@ -10,18 +10,18 @@ from pgrole_controller.controller.privileges.privilege_screening import find_dep
 from pgrole_controller.controller.privileges.small_rounds import Notice, Report, SmallRounds
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
-from pgrole_controller.postgres.privileges.ddl_events import EVERYTHING, Look, Scope
+from pgrole_controller.postgres.privileges.ddl_events import EVERYTHING, PrivilegeRead, Scope
 
 
 async def run_round(
     context: RoundContext,
-    look: Look,
+    to_read: PrivilegeRead,
     keys: frozenset[Key],
     since: float,
     notice: Notice,
     report: Report,
 ) -> list[PrivilegeResult]:
-    """Reads what `look` asks for, for all roles, and everything for the roles of `keys`. Returns all results in the
+    """Reads `to_read` for all roles, and everything for the roles of `keys`. Returns all results in the
     order of time, also those of small rounds, which `notice` causes; each was reported at once. `since`: as in Notice.
     Raises PgRoleError if the session fails.
     """
@@ -39,11 +39,11 @@ async def run_round(
     everyone = frozenset(one.key for one in grantees)
     memory.further.keep_only(everyone)
     now = anyio.current_time()
-    unclear = memory.unsettled() if look.asks else frozenset[Key]()
-    if look.dropped:
-        unclear |= memory.waiting() | find_dependent(grantees, session.database, look.dropped)
+    unclear = memory.unsettled() if to_read.is_needed else frozenset[Key]()
+    if to_read.dropped:
+        unclear |= memory.waiting() | find_dependent(grantees, session.database, to_read.dropped)
     complete = keys | memory.further.admit(unclear, now)
-    match look.scope:
+    match to_read.scope:
         case Scope.NOTHING:
             partial = frozenset[Key]()
         case Scope.FULL:
@@ -54,21 +54,21 @@ async def run_round(
     async with session.lock:
         small = SmallRounds(context, grantees, busy, notice, note)
         reconcile = PrivilegeReconcile(context, everyone=len(everyone), interruptions=small)
-        note(await reconcile.settle([one for one in grantees if one.key in partial], look), since)
+        note(await reconcile.settle([one for one in grantees if one.key in partial], to_read), since)
         read = reconcile.read  # None, as after a complete read, if there are none
         complete |= memory.further.admit(frozenset(reconcile.unclear), now)
         complete |= {one.key for one in reconcile.left}
         waiting = [one for one in grantees if one.key in complete]
         began = anyio.current_time()
         while waiting:
-            note(await reconcile.settle(waiting, EVERYTHING | look), since)
+            note(await reconcile.settle(waiting, EVERYTHING | to_read), since)
             waiting = reconcile.left
-        if complete and look.scope is not Scope.FULL:
+        if complete and to_read.scope is not Scope.FULL:
             memory.further.note(began, anyio.current_time())
         memory.further.finish(complete)
         if complete | partial >= everyone:
             memory.settle_everyone(read)
         await reconcile.record_reported()
-        note(await compare_adoptees(session, adoptees, look, due, memory.adoptees, small), since)
+        note(await compare_adoptees(session, adoptees, to_read, due, memory.adoptees, small), since)
         small.finish()
     return results

@@ -15,7 +15,7 @@ from pgrole_controller.postgres.privileges.ddl_events import SCHEMA
 
 
 def find_dependent(grantees: Iterable[Grantee], database: str, dropped: Collection[str]) -> frozenset[Key]:
-    """Returns the roles that may declare something which exists no longer. `dropped`: as in Look."""
+    """Returns the roles that may declare something which exists no longer. `dropped`: as in PrivilegeRead."""
     found = set[Key]()
     for one in grantees:
         declared = one.declared.get(database)

@@ -19,7 +19,7 @@ from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.event_loop import Turns
 from pgrole_controller.postgres.connection import first_error
-from pgrole_controller.postgres.privileges.ddl_events import Look, Scope
+from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
 from pgrole_controller.signals import Signal
 
 
@@ -79,7 +79,7 @@ class SmallRounds:
         self._turns = Turns()
         self._begins = anyio.current_time() + _SHORT_SECONDS
         self._looked_at = anyio.current_time()
-        self._left = Look()
+        self._left = PrivilegeRead()
         self._skipped: set[Key] = set()
         self._unclear: set[Key] = set()
         self._fresh: set[ObjectId] = set()
@@ -101,18 +101,18 @@ class SmallRounds:
         if now < self._begins or (unannounced and now < self._looked_at + session.unannounced_seconds):
             return
         since = min(self._notice.take(), now)
-        look = await session.look_at_events(gated=unannounced)
+        to_read = await session.read_events(gated=unannounced)
         self._looked_at = anyio.current_time()
         published = {one.key: one for one in self._context.grantees()}
         self._busy |= {one.key for one in self._grantees if published.get(one.key) is not one}
         some = [one for one in self._grantees if one.key not in self._busy]
-        if some and self._is_small(look):
-            if self._busy or look.dropped or any(one.adoptee is not None for one in published.values()):
-                self._left |= look
+        if some and self._is_small(to_read):
+            if self._busy or to_read.dropped or any(one.adoptee is not None for one in published.values()):
+                self._left |= to_read
                 self._skipped |= self._busy
-            await self._run(some, look, since)
+            await self._run(some, to_read, since)
         else:
-            self._left |= look
+            self._left |= to_read
 
     async def run_beside(self, call: Callable[[], Awaitable[_T]], key: Key | None = None) -> _T:
         """Runs small rounds until `call` returns. Raises its errors, and those of `give_way`."""
@@ -137,20 +137,20 @@ class SmallRounds:
         answer.append(await call())
         self._notice.wake()
 
-    def _is_small(self, look: Look) -> bool:
+    def _is_small(self, to_read: PrivilegeRead) -> bool:
         """Recent rows may be many, in a large round also those that it wrote itself: they get a tenth of the time."""
-        if look.defaults or look.scope not in (Scope.NAMED, Scope.RECENT):
+        if to_read.defaults or to_read.scope not in (Scope.NAMED, Scope.RECENT):
             return False
-        return look.scope is Scope.NAMED or self._recent.may_begin(anyio.current_time())
+        return to_read.scope is Scope.NAMED or self._recent.may_begin(anyio.current_time())
 
-    async def _run(self, some: Sequence[Grantee], look: Look, since: float) -> None:
+    async def _run(self, some: Sequence[Grantee], to_read: PrivilegeRead, since: float) -> None:
         began, memory = anyio.current_time(), self._context.memory
         reconcile = PrivilegeReconcile(self._context, everyone=len(some))  # of the others, the same is read again
         before = memory.take_repaired()
-        results = await reconcile.settle(some, look)
+        results = await reconcile.settle(some, to_read)
         left = {one.key for one in reconcile.left}
         if left:
-            self._left |= look
+            self._left |= to_read
             self._skipped |= left
         self._unclear |= reconcile.unclear | (memory.unsettled() & {one.key for one in some})
         fresh = memory.fresh
@@ -158,7 +158,7 @@ class SmallRounds:
         memory.add_missed(self._busy | left, fresh)
         self._fresh |= fresh
         self._counts |= {result.key: result.drift_count or 0 for result in results}
-        if look.scope is Scope.RECENT:
+        if to_read.scope is Scope.RECENT:
             self._recent.note(began, anyio.current_time())
         self._report(results, since)
         memory.repaired_at = before
@@ -170,4 +170,4 @@ class SmallRounds:
         memory.add_missed(self._skipped, self._fresh)
         if self._unclear:
             memory.further.put_off(frozenset(self._unclear))
-        self._context.session.look_again(self._left)
+        self._context.session.read_again(self._left)

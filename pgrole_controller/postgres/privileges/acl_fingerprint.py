@@ -16,7 +16,7 @@ from pgrole_controller.postgres.privileges.ddl_events import (
     EVERYTHING,
     SCHEMA,
     WITH_PRIVILEGES,
-    Look,
+    PrivilegeRead,
     Scope,
     UnexplainedWrites,
     oldest_running,
@@ -45,7 +45,7 @@ class Fingerprints:
         self._objects: int | None = None
         self._others: int | None = None
 
-    async def compare(self, another: Connection | None = None, own: OwnSession | None = None) -> Look:
+    async def compare(self, another: Connection | None = None, own: OwnSession | None = None) -> PrivilegeRead:
         """Returns what to read because it differs from the last one; nothing the first time. `another`, `own`: as in
         `UnexplainedWrites.ask`. Raises PgRoleError.
 
@@ -68,14 +68,14 @@ class Fingerprints:
         # of the session, so that the next comparison considers what the session does meanwhile
         snapshot, self.snapshot = self.snapshot, row.get("snapshot", str) if own is None else own.snapshot
         if not row.find("computed", bool):
-            return Look()
+            return PrivilegeRead()
         before = self._objects, self._others
         self._objects, self._others = row.find("objects", int), row.find("others", int)
         if snapshot is None or before == (self._objects, self._others):
-            return Look()
+            return PrivilegeRead()
         if not self.events or before[1] != self._others:
             return EVERYTHING
         unexplained = await UnexplainedWrites(self._connection, snapshot, self._guarded).ask(another, own)
         if unexplained.scope is not Scope.NOTHING:
             return EVERYTHING
-        return Look(Scope.RECENT, xid=oldest_running(snapshot), defaults=True, dropped=_DROPPED, searches=True)
+        return PrivilegeRead(Scope.RECENT, xid=oldest_running(snapshot), defaults=True, dropped=_DROPPED, searches=True)

@@ -40,15 +40,15 @@ from pgrole_controller.postgres.privileges.database_schema import DatabaseInstal
 from pgrole_controller.postgres.privileges.ddl_events import (
     PRUNED_AT_ONCE,
     EventReader,
-    Look,
+    PrivilegeRead,
     Scope,
     UnexplainedWrites,
     prune_events,
 )
 from pgrole_controller.postgres.privileges.ddl_notifications import listen
-from pgrole_controller.postgres.privileges.look_reading import LookReader
 from pgrole_controller.postgres.privileges.own_transactions import forget_own_transactions, read_own_session
 from pgrole_controller.postgres.privileges.poll_pace import POLLING_SHARE, PollPace
+from pgrole_controller.postgres.privileges.privilege_reading import PrivilegeReader
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
 from pgrole_controller.postgres.privileges.searches import UNEXPLAINED_SECONDS, Searches
 from pgrole_controller.postgres.privileges.stored_state import StoredState, read_left_out
@@ -77,7 +77,7 @@ class DatabaseSession:
     """`oid`: of the database. `mode` is never Auto; `why`: why it is not Events, if that was possible to ask for.
     `fence` None: no other process can lead.
 
-    Hold `lock` while calling `look`, `read*` and `apply`.
+    Hold `lock` while calling `next_read`, `read*` and `apply`.
     """
 
     database: str
@@ -97,7 +97,7 @@ class DatabaseSession:
     _ticks: bool = False
     _unexplained: UnexplainedWrites | None = None
     _fingerprints: Fingerprints | None = None
-    _unread: Look = field(default_factory=Look)
+    _unread: PrivilegeRead = field(default_factory=PrivilegeRead)
     _unread_waits: bool = False  # events came first
     _attribution: PatientAttribution = field(default_factory=PatientAttribution)
 
@@ -130,37 +130,37 @@ class DatabaseSession:
         return self.fence is not None and self.fence.enforcing
 
     @property
-    def own_acl(self) -> Look:
+    def own_acl(self) -> PrivilegeRead:
         """Returns the privileges on the database itself, about which there is no event."""
-        return Look(Scope.NAMED, objects=frozenset({ObjectId("pg_database", self.oid)}))
+        return PrivilegeRead(Scope.NAMED, objects=frozenset({ObjectId("pg_database", self.oid)}))
 
-    async def look(self) -> Look:
-        """Returns what to read after the changes since the last call: after events, or else what `look_again` noted,
+    async def next_read(self) -> PrivilegeRead:
+        """Returns what to read after the changes since the last call: after events, or else what `read_again` noted,
         in turn. Raises PgRoleError.
         """
-        in_turn = self._unread.asks and self._unread_waits
-        events = Look() if in_turn else await self.look_at_events()
-        self._unread_waits = events.asks and self._unread.asks
+        in_turn = self._unread.is_needed and self._unread_waits
+        events = PrivilegeRead() if in_turn else await self.read_events()
+        self._unread_waits = events.is_needed and self._unread.is_needed
         if in_turn or self._unread_waits:
             self.on_notice()  # for the others
-        if events.asks:
+        if events.is_needed:
             return events
-        look, self._unread = self._unread, Look()
-        return look
+        to_read, self._unread = self._unread, PrivilegeRead()
+        return to_read
 
-    async def look_at_events(self, *, gated: bool = False) -> Look:
-        """As `look`, after events. `gated`: as in `EventReader.read`. Raises PgRoleError."""
-        return Look() if self._reader is None else await self._reader.read(gated=gated)
+    async def read_events(self, *, gated: bool = False) -> PrivilegeRead:
+        """As `next_read`, after events. `gated`: as in `EventReader.read`. Raises PgRoleError."""
+        return PrivilegeRead() if self._reader is None else await self._reader.read(gated=gated)
 
     @property
     def unannounced_seconds(self) -> float:
         """How long an event may have no notice: whoever holds the lock for longer looks at events without one."""
         return TICK_SECONDS if self._ticks else UNEXPLAINED_SECONDS
 
-    def look_again(self, look: Look) -> None:
-        """Has one of the next two calls of `look` return this, and what was noted before."""
-        self._unread |= look
-        if self._unread.asks:
+    def read_again(self, to_read: PrivilegeRead) -> None:
+        """Has one of the next two calls of `next_read` return this, and what was noted before."""
+        self._unread |= to_read
+        if self._unread.is_needed:
             self.on_notice()
 
     async def check_database(self) -> None:
@@ -178,17 +178,17 @@ class DatabaseSession:
         self,
         grantees: Sequence[int],
         reach: PrivilegeReach,
-        look: Look,
+        to_read: PrivilegeRead,
         with_columns: Collection[int] = (),
         connection: Connection | None = None,
     ) -> tuple[ObservedDatabase, StoredState]:
-        """The privileges of these roles, as much as `look` asks for, and what is stored about them. `with_columns`:
+        """The privileges of these roles, as much as `to_read` says, and what is stored about them. `with_columns`:
         oids of known tables with declared columns. `connection`: another one than the session's. Raises PgRoleError.
 
         Reads by name and by oid need no common snapshot: each repair verifies the objects that it changes.
         """
-        reader = LookReader(self.oid, self.home, self.stores, self.guarded)
-        return await reader.read(connection or self.connection, grantees, reach, look, with_columns)
+        reader = PrivilegeReader(self.oid, self.home, self.stores, self.guarded)
+        return await reader.read(connection or self.connection, grantees, reach, to_read, with_columns)
 
     async def read_left_out(self, stored: StoredState, roles: Collection[int]) -> StoredState:
         """As `stored_state.read_left_out`. Raises PgRoleError."""
@@ -291,11 +291,11 @@ class DatabaseSession:
             if self.stores:
                 tasks.start_soon(self._prune)
             if self._ticks:
-                tasks.start_soon(self._look_often)
+                tasks.start_soon(self._watch_snapshot)
             if self._fingerprints is not None:
                 tasks.start_soon(self._compare, self._fingerprints, searches)
             if self._unexplained is not None and self._reader is not None:
-                watched = self._unexplained, self._reader, self.on_notice, self.look_again
+                watched = self._unexplained, self._reader, self.on_notice, self.read_again
                 tasks.start_soon(searches.watch_unexplained, *watched)
 
     async def _await_end(self) -> NoReturn:
@@ -347,7 +347,7 @@ class DatabaseSession:
                 return False
             return await prune_events(self.connection, guarded=self.guarded) >= PRUNED_AT_ONCE
 
-    async def _look_often(self) -> NoReturn:
+    async def _watch_snapshot(self) -> NoReturn:
         """Reads the events often where a notification would break PREPARE TRANSACTION."""
         before = ""
         while True:
@@ -366,15 +366,15 @@ class DatabaseSession:
         while True:
             await anyio.sleep(pause)
             if events:
-                look, took = await searches.run(fingerprints.compare, fingerprints.snapshot)
+                to_read, took = await searches.run(fingerprints.compare, fingerprints.snapshot)
                 pause = max(BACKSTOP_SECONDS, took / POLLING_SHARE)
             else:
                 async with self.lock:
                     began = anyio.current_time()  # without the wait for a round, which may take long
-                    look = await fingerprints.compare()
+                    to_read = await fingerprints.compare()
                     pause = pace.pause_after(anyio.current_time() - began)
-            if look.asks:
-                self.look_again(look)
+            if to_read.is_needed:
+                self.read_again(to_read)
 
 
 def _query(name: str) -> str:

@@ -70,7 +70,7 @@ class CommittedCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class PrivilegeRead:
     """What to read.
 
     `names` may belong to objects of any schema. `xid`: only rows that this transaction or a later one wrote (0: none).
@@ -88,7 +88,7 @@ class Look:
     searches: bool = False
 
     @property
-    def asks(self) -> bool:
+    def is_needed(self) -> bool:
         """Whether there is anything to find out."""
         return self.scope is not Scope.NOTHING or bool(self.dropped)
 
@@ -97,9 +97,9 @@ class Look:
         """Whether it may read many objects, and no event waits for it."""
         return self.scope is Scope.FULL or (self.scope is Scope.RECENT and self.searches)
 
-    def __or__(self, other: "Look") -> "Look":
+    def __or__(self, other: "PrivilegeRead") -> "PrivilegeRead":
         """Returns everything that either reads."""
-        return Look(
+        return PrivilegeRead(
             max(self.scope, other.scope),
             self.names | other.names,
             self.objects | other.objects,
@@ -111,7 +111,7 @@ class Look:
         )
 
 
-EVERYTHING = Look(Scope.FULL)
+EVERYTHING = PrivilegeRead(Scope.FULL)
 
 _CATALOGS = {1247: "pg_type", 1255: "pg_proc", 1259: "pg_class", 2615: "pg_namespace"}
 
@@ -168,46 +168,46 @@ def read_names(said: str) -> frozenset[str] | None:
     return frozenset(names)
 
 
-def choose(events: Iterable[CommittedCommand]) -> Look:
+def choose(events: Iterable[CommittedCommand]) -> PrivilegeRead:
     """Returns what to read after these events."""
-    look, said = Look(), set[tuple[int, str]]()
+    to_read, said = PrivilegeRead(), set[tuple[int, str]]()
     for event in events:
         # An event trigger of others may grant more within a GRANT: its event has the text of the outer statement.
         again = (event.xid, event.said) in said
         said.add((event.xid, event.said))
-        look |= _choose(replace(event, said="") if again else event)
-    return look
+        to_read |= _choose(replace(event, said="") if again else event)
+    return to_read
 
 
-def _choose(event: CommittedCommand) -> Look:
+def _choose(event: CommittedCommand) -> PrivilegeRead:
     command = event.command.upper()
     if event.siblings >= CUT or command.startswith(_FAR_REACHING):
-        return Look(Scope.FULL, xid=event.xid)
+        return PrivilegeRead(Scope.FULL, xid=event.xid)
     if command == _DROP:
         return _choose_after_drop(event)
     if command in _GRANTING:
         if event.kind.upper() in _ONLY_REPORTED:
-            return Look(Scope.FULL, xid=event.xid)
+            return PrivilegeRead(Scope.FULL, xid=event.xid)
         if event.tag.upper() == _DROP_OWNED:
-            return Look(Scope.RECENT, xid=event.xid, defaults=True)
+            return PrivilegeRead(Scope.RECENT, xid=event.xid, defaults=True)
         names = read_names(event.said) if event.said else None
         if names is None:
-            return Look(Scope.RECENT, xid=event.xid)
+            return PrivilegeRead(Scope.RECENT, xid=event.xid)
         # Only a list in parentheses names columns.
-        return Look(Scope.NAMED, names=names, xid=event.xid, columns="(" in event.said)
+        return PrivilegeRead(Scope.NAMED, names=names, xid=event.xid, columns="(" in event.said)
     if command == _DEFAULTS:
-        return Look(Scope.NAMED, xid=event.xid, defaults=True)
+        return PrivilegeRead(Scope.NAMED, xid=event.xid, defaults=True)
     if event.object is None or command in _CREATING_MORE:
-        return Look(Scope.RECENT, xid=event.xid)
-    return Look(Scope.NAMED, objects=frozenset({event.object}), xid=event.xid)
+        return PrivilegeRead(Scope.RECENT, xid=event.xid)
+    return PrivilegeRead(Scope.NAMED, objects=frozenset({event.object}), xid=event.xid)
 
 
-def _choose_after_drop(event: CommittedCommand) -> Look:
+def _choose_after_drop(event: CommittedCommand) -> PrivilegeRead:
     """A dropped object leaves nothing to revoke, but a declaration that names it now waits for it."""
     if event.tag.upper() in (_DROP_OWNED, "DROP EXTENSION"):
-        return Look(Scope.FULL, xid=event.xid)
+        return PrivilegeRead(Scope.FULL, xid=event.xid)
     kind = "column" if event.kind.endswith(" column") else event.kind
-    return Look(dropped=frozenset({kind}) & WITH_PRIVILEGES)
+    return PrivilegeRead(dropped=frozenset({kind}) & WITH_PRIVILEGES)
 
 
 @dataclass(slots=True)
@@ -218,7 +218,7 @@ class EventReader:
 
     connection: Connection
     guarded: bool
-    own_acl: Look
+    own_acl: PrivilegeRead
     snapshot: str = ""
     _database: int | None = None  # the transaction that wrote its row
     _rows: Sequence[Row] = ()
@@ -230,7 +230,7 @@ class EventReader:
         row = await fetch_row(self.connection, "events", query)
         self.snapshot = row.get("snapshot", str)
 
-    async def read(self, *, gated: bool = False) -> Look:
+    async def read(self, *, gated: bool = False) -> PrivilegeRead:
         """Returns what to read after the events since the last call, and if the database itself changed. `gated`: cheap
         if no transaction ended. Raises PgRoleError.
         """
@@ -245,15 +245,15 @@ class EventReader:
                 reason=Reason.SERVER_NOT_READY,
             )
         self._rows = [row for row in rows if row.find("id", int) is not None]
-        look = choose(map(_read_command, self._rows))
-        if look.xid:
+        to_read = choose(map(_read_command, self._rows))
+        if to_read.xid:
             # An older transaction that was still running may have overwritten a row since, without an event of its own.
-            look = replace(look, xid=oldest_running(self.snapshot))
+            to_read = replace(to_read, xid=oldest_running(self.snapshot))
         before, self._database = self._database, first(rows).find("database", int)
         if before not in (None, self._database):
-            look |= self.own_acl
+            to_read |= self.own_acl
         self.snapshot = first(rows).get("snapshot", str)
-        return EVERYTHING | look if len(self._rows) >= MOST_EVENTS else look
+        return EVERYTHING | to_read if len(self._rows) >= MOST_EVENTS else to_read
 
     async def find_authors(self, rows: Collection[ChangedRow]) -> dict[ChangedRow, DriftAuthor]:
         """Who changed those of these rows that a transaction wrote whose events the last call of `read` returned, and
@@ -296,7 +296,7 @@ class UnexplainedWrites:
     guarded: bool
     _told: frozenset[int] = frozenset()
 
-    async def ask(self, another: Connection | None = None, own: OwnSession | None = None) -> Look:
+    async def ask(self, another: Connection | None = None, own: OwnSession | None = None) -> PrivilegeRead:
         """Returns what to read. `another`: to ask on that connection, `own`: for the session with that. Raises
         PgRoleError.
         """
@@ -309,7 +309,9 @@ class UnexplainedWrites:
         found, told = frozenset(row.some("found", int)), self._told
         if before != self.snapshot:
             self._told = found
-        return Look() if found <= told else Look(Scope.RECENT, xid=oldest_running(before), defaults=True, searches=True)
+        if found <= told:
+            return PrivilegeRead()
+        return PrivilegeRead(Scope.RECENT, xid=oldest_running(before), defaults=True, searches=True)
 
 
 def oldest_running(snapshot: str) -> int:

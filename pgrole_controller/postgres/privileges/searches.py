@@ -7,7 +7,7 @@ from typing import NoReturn, Protocol
 import anyio
 
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.privileges.ddl_events import EventReader, Look, UnexplainedWrites
+from pgrole_controller.postgres.privileges.ddl_events import EventReader, PrivilegeRead, UnexplainedWrites
 from pgrole_controller.postgres.privileges.own_transactions import OwnSession, read_own_session
 from pgrole_controller.postgres.privileges.reading_connection import LARGE_CATALOGS, ReadingConnections
 
@@ -19,7 +19,9 @@ UNEXPLAINED_SECONDS, _UNEXPLAINED_SHARE = 2.0, 0.01
 class CatalogSearch(Protocol):
     """`another`, `own`: as in `UnexplainedWrites.ask`."""
 
-    def __call__(self, another: Connection | None = None, own: OwnSession | None = None) -> Awaitable[Look]: ...
+    def __call__(
+        self, another: Connection | None = None, own: OwnSession | None = None
+    ) -> Awaitable[PrivilegeRead]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Searches:
     lock: anyio.Lock
     reading: ReadingConnections
 
-    async def run(self, search: CatalogSearch, since: str | None) -> tuple[Look, float]:
+    async def run(self, search: CatalogSearch, since: str | None) -> tuple[PrivilegeRead, float]:
         """Returns what to read, and the seconds that it took to find out. `since`: the snapshot of the last answer;
         while it lasts, there is nothing to find. If the database is large and accepts another connection, the lock is
         free meanwhile. Raises PgRoleError.
@@ -38,7 +40,7 @@ class Searches:
         async with self.lock:
             own = await read_own_session(self.connection)
             if own.snapshot == since:
-                return Look(), 0.0
+                return PrivilegeRead(), 0.0
             if own.bytes <= LARGE_CATALOGS:
                 return await _time(search())
         async with self.reading.open(own.bytes, keep=True) as another:
@@ -52,7 +54,7 @@ class Searches:
         writes: UnexplainedWrites,
         reader: EventReader,
         on_notice: Callable[[], None],
-        look_again: Callable[[Look], None],
+        read_again: Callable[[PrivilegeRead], None],
     ) -> NoReturn:
         """Notices writes without an event, and events without a notification, until cancelled. Raises PgRoleError.
 
@@ -60,9 +62,9 @@ class Searches:
         nothing but the snapshot is read.
         """
         while True:
-            look, took = await self.run(writes.ask, writes.snapshot)
-            if look.asks:
-                look_again(look)
+            to_read, took = await self.run(writes.ask, writes.snapshot)
+            if to_read.is_needed:
+                read_again(to_read)
             if writes.snapshot != reader.snapshot:
                 on_notice()
             search_at = anyio.current_time() + took / _UNEXPLAINED_SHARE
@@ -75,6 +77,6 @@ class Searches:
                 await anyio.sleep(UNEXPLAINED_SECONDS)
 
 
-async def _time(answer: Awaitable[Look]) -> tuple[Look, float]:
+async def _time(answer: Awaitable[PrivilegeRead]) -> tuple[PrivilegeRead, float]:
     began = anyio.current_time()
     return await answer, anyio.current_time() - began

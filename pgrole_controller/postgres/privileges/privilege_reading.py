@@ -1,4 +1,4 @@
-"""Reads as much of a database as a look asks for: everything, or the few objects that an event may have changed.
+"""Reads as much of a database as is needed: everything, or the few objects that an event may have changed.
 
 Everything is read rarely, so PostgreSQL keeps none of these queries prepared. Those about few objects run with each
 event, in one round trip, and are kept.
@@ -22,14 +22,14 @@ from pgrole_controller.postgres.privileges.acl_catalog import (
     read_schemas,
 )
 from pgrole_controller.postgres.privileges.acl_rows import TooManyObjects
-from pgrole_controller.postgres.privileges.ddl_events import Look, Scope
+from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
 from pgrole_controller.postgres.privileges.stored_state import StoredState, ask_state, read_state
 from pgrole_controller.postgres.trusted_schema import trusting
 from pgrole_controller.postgres.unnamed_statements import forgetting
 
 
 @dataclass(frozen=True, slots=True)
-class LookReader:
+class PrivilegeReader:
     """Reads one database. `oid`: its own. `home`: the name of the home database. `stores`: schema pgrole exists.
     `guarded`: as in `trusting`.
     """
@@ -44,40 +44,40 @@ class LookReader:
         connection: Connection,
         grantees: Sequence[int],
         reach: PrivilegeReach,
-        look: Look,
+        to_read: PrivilegeRead,
         with_columns: Collection[int],
     ) -> tuple[ObservedDatabase, StoredState]:
         """As `DatabaseSession.read`. Raises PgRoleError."""
-        if look.scope is not Scope.FULL:
+        if to_read.scope is not Scope.FULL:
             try:
-                return await self._read_some(connection, grantees, reach, look, with_columns)
+                return await self._read_some(connection, grantees, reach, to_read, with_columns)
             except TooManyObjects:
                 pass
         with forgetting():
             observed, stored = await self._read_everything(connection, grantees, reach)
-        return replace(observed, complete=look.scope is Scope.FULL), stored
+        return replace(observed, complete=to_read.scope is Scope.FULL), stored
 
     async def _read_some(
         self,
         connection: Connection,
         grantees: Sequence[int],
         reach: PrivilegeReach,
-        look: Look,
+        to_read: PrivilegeRead,
         with_columns: Collection[int],
     ) -> tuple[ObservedDatabase, StoredState]:
         """As `read`, less than everything. Raises TooManyObjects, or another PgRoleError."""
         question = ask_state(grantees, self.home, stores=self.stores)
         question = question.and_one(ask_facts(connection, reach.creators, search_paths=reach.creates_in_schemas))
         async with trusting(connection, guarded=self.guarded):
-            if look.scope is Scope.RECENT:
-                database_itself = ObjectId("pg_database", self.oid) in look.objects
+            if to_read.scope is Scope.RECENT:
+                database_itself = ObjectId("pg_database", self.oid) in to_read.objects
                 acls, row = await read_recent_acls(
-                    question, connection, grantees, look.xid, reach.touches, with_columns, database=database_itself
+                    question, connection, grantees, to_read.xid, reach.touches, with_columns, database=database_itself
                 )
             else:
-                oids = [identity.oid for identity in look.objects]
+                oids = [identity.oid for identity in to_read.objects]
                 acls, row = await read_named_acls_and(
-                    question, connection, grantees, oids, look.names, look.xid, columns=look.columns
+                    question, connection, grantees, oids, to_read.names, to_read.xid, columns=to_read.columns
                 )
         facts, roles = facts_of(row)
         tables = [
@@ -86,9 +86,9 @@ class LookReader:
         observed = ObservedDatabase(
             facts,
             acls,
-            await read_defaults(connection, grantees) if look.defaults else None,
+            await read_defaults(connection, grantees) if to_read.defaults else None,
             roles,
-            frozenset((await read_schemas(connection)).values()) if look.defaults else frozenset(),
+            frozenset((await read_schemas(connection)).values()) if to_read.defaults else frozenset(),
             complete=False,
             columns=await read_columns(connection, tables) if tables else {},
         )
