@@ -100,7 +100,7 @@ LAST_NOTIFICATION: Final = Gauge(
     ["server"],
     registry=REGISTRY,
 )
-ECHO_SECONDS: Final = Histogram(
+DETECTION_DELAY_SECONDS: Final = Histogram(
     "pgrole_detection_delay_seconds",
     "Delay of detection, measured from the commit of the controller's own changes to their notification.",
     ["server"],
@@ -205,7 +205,7 @@ _BY_SERVER = (
     DATABASE_SESSION_FAILURES,
     NOTIFICATIONS,
     LAST_NOTIFICATION,
-    ECHO_SECONDS,
+    DETECTION_DELAY_SECONDS,
     SESSIONS,
     SESSION_FAILURES,
 )

@@ -155,7 +155,7 @@ def count_notification(server: str, names: tuple[str, ...] | None, own_changes: 
     """Counts a notification of these roles; None: any role."""
     metrics.notice(server)
     for seconds in own_changes.notice(names, anyio.current_time()):
-        metrics.ECHO_SECONDS.labels(server).observe(seconds)
+        metrics.DETECTION_DELAY_SECONDS.labels(server).observe(seconds)
 
 
 log = logging.getLogger(__name__)
