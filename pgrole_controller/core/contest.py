@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.diff import Rename
+from pgrole_controller.core.drift_record import rfc3339
 from pgrole_controller.core.password import PasswordRecord, PasswordTask
 from pgrole_controller.core.plan import Action, Plan
 
@@ -319,10 +320,6 @@ def describe_field(name: str, field_contest: FieldContest) -> str:
     within = max(round(field_contest.repairs[-1].seconds - field_contest.began.seconds), 1)
     told = f"{name}: corrected {field_contest.count} times within {within} s, but something else keeps changing it"
     if field_contest.drifts and field_contest.until:
-        return f"{told}; the controller corrects it again at {_clock(field_contest.until)}"
-    ends = _clock(field_contest.seen.after(WINDOW))
+        return f"{told}; the controller corrects it again at {rfc3339(field_contest.until.at)}"
+    ends = rfc3339(field_contest.seen.after(WINDOW).at)
     return f"{told}; it now matches the spec, and the contest ends if it still does at {ends}"
-
-
-def _clock(moment: Moment) -> str:
-    return moment.at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

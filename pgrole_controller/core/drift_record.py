@@ -148,8 +148,8 @@ def _identity(entry: Mapping[str, Any]) -> str:
 
 
 def rfc3339(moment: datetime) -> str:
-    """Formats a moment in UTC with whole seconds, like metav1.Time."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    """Formats a moment in UTC with whole seconds, like metav1.Time. Years have four digits, unlike in strftime."""
+    return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def read_moment(text: object) -> datetime | None:

@@ -89,6 +89,12 @@ def test_the_transition_time_changes_only_with_the_status() -> None:
     assert again["conditions"][0]["message"] == "still away"
 
 
+def test_a_year_that_someone_wrote_into_a_secret_has_four_digits() -> None:
+    """Otherwise the API server refuses the status, and no condition is ever seen."""
+    status = build(RECONCILED, claim=CLAIM, next_rotation=datetime(500, 1, 2, tzinfo=UTC))
+    assert status["nextRotation"] == "0500-01-02T00:00:00Z"
+
+
 def test_the_status_of_the_role_comes_from_the_claim() -> None:
     status = build(RECONCILED, claim=CLAIM)
     assert status["role"] == {"name": "app", "oid": 20_000, "applied": "sha256:x"}
