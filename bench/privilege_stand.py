@@ -52,7 +52,7 @@ class PrivilegeStand:
                 await connection.close(timeout=5)
 
     async def fill(self) -> None:
-        """Creates the database with its tables; nobody may read them yet."""
+        """Creates the database with its tables, which no one may read yet."""
         async with self.stand.connect() as home:
             await home.execute(f"CREATE ROLE {OWNER}; CREATE ROLE {CREATOR}")
             await home.execute(f"CREATE DATABASE {DATABASE} OWNER {OWNER}")

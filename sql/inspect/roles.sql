@@ -3,8 +3,9 @@
 -- Names and texts of shared catalogs are sent as bytes: another database may have written them in its encoding.
 -- Any role that can log in can make some of them as long as PostgreSQL permits. Values longer than an object can declare are
 -- not sent: then a comment is one zero byte, and the settings in one database are NULL. They are not even decompressed
--- (octet_length, pg_column_size and pg_column_compression do not), except settings of at most 1 MB while compressed. `put_off`: memberships and settings are omitted since they are, or may be, long; the
--- role must be requested alone. So must one whose claim holds long privileges, which are NULL then.
+-- (octet_length, pg_column_size and pg_column_compression do not), except settings of at most 1 MB while compressed.
+-- `put_off`: memberships and settings are omitted since they are, or may be, long; the role must be requested alone. So must one
+-- whose claim holds long privileges, which are NULL then.
 -- OFFSET 0: each row is found by index, whatever the statistics say, instead of reading all roles, claims or settings.
 -- Relations claim and verifier: sql/sources.
 -- $1 name[] role names ('' if the object was deleted)   $2 text[] namespaces   $3 text[] objects   $4 text cluster

@@ -1,4 +1,4 @@
--- Does schema pgrole have its usual owner and privileges? One row: true only if the session's role owns it, nobody else has more
+-- Does schema pgrole have its usual owner and privileges? One row: true only if the session's role owns it, no one else has more
 -- than pg_monitor's USAGE, and the session acts as the role that it logged in as.
 -- The session's search_path must be "pg_catalog, pg_temp".
 SELECT current_user = session_user AND EXISTS (
