@@ -244,7 +244,7 @@ class PgServerSpec(Model):
     )
     attribution: AttributionSpec | None = Field(
         default=None,
-        description="How the controller finds out who caused a drift, and what it tells the readers of PgRoles.",
+        description="How the controller finds out who caused a drift, and what readers of PgRoles see of it.",
     )
     history: HistorySpec | None = Field(
         default=None,

@@ -118,7 +118,7 @@ class DatabasesSpec(Model):
 
 
 class AttributionSpec(Model):
-    """How the controller finds out who caused a drift, and what it tells the readers of PgRoles."""
+    """How the controller finds out who caused a drift, and what readers of PgRoles see of it."""
 
     audit_log: Literal["Never", "Pgaudit", "Statements"] = Field(
         default="Never",
