@@ -13,10 +13,11 @@ from pgrole_controller.commands.server_reading import open_cluster
 from pgrole_controller.core.drift_record import read_moment
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.contexts import read_namespace
-from pgrole_controller.kube.errors import ApiError, BadStream, KubeError
+from pgrole_controller.kube.errors import ApiError, BadStream, KubeError, NotConfigured
 from pgrole_controller.kube.listing import list_objects
 from pgrole_controller.kube.resource import NAMESPACES, PGROLES
 from pgrole_controller.kube.store import mapping, parse
+from pgrole_controller.settings import DSN
 
 if TYPE_CHECKING:
     from pgrole_controller.kube.client import Client
@@ -54,7 +55,13 @@ def current_namespace(choice: ServerChoice) -> str:
 
 async def open_client(stack: AsyncExitStack, choice: ServerChoice) -> "Client":
     """Raises NotConfigured."""
-    return await stack.enter_async_context(open_cluster(choice))
+    try:
+        return await stack.enter_async_context(open_cluster(choice))
+    except NotConfigured as error:
+        if choice.dsn is not None:
+            raise
+        text = f"no server: set {DSN.variable}, or name the cluster of its PgServer ({error})"
+        raise NotConfigured(text) from error
 
 
 async def read_cluster(client: "Client", namespaces: Collection[str] | None, *, required: bool) -> ClusterView:
