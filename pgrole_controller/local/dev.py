@@ -23,6 +23,7 @@ import aiohttp
 import anyio
 
 from pgrole_controller import resources
+from pgrole_controller.ending import leaves
 from pgrole_controller.local.apiserver import ApiServer, Json, api_server
 from pgrole_controller.local.binaries import find
 from pgrole_controller.local.display import Display
@@ -122,7 +123,7 @@ async def run_dev(
                 with _locked(state):
                     await _run_servers(state, installation, display, controller, console)
             except* LocalError as errors:
-                for error in errors.exceptions:
+                for error in leaves(errors):
                     display.say(str(error))
                 code = 1
             tasks.cancel_scope.cancel()

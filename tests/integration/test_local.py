@@ -337,6 +337,19 @@ async def test_dev_reports_that_the_controller_exited_and_keeps_its_state(
 
 
 @pytest.mark.slow
+async def test_dev_reports_which_server_was_killed(binaries: Binaries, tmp_path: Path, scratch: Path) -> None:
+    controller = tmp_path / "controller.py"
+    controller.write_text(CONTROLLER)
+    async with session(DEV, "", sys.executable, str(controller), scratch=scratch) as dev:
+        await dev.says("Ctrl-C stops everything")
+        [server, *_] = [pid for pid in descendants(dev.process.pid) if name_of(pid) == "postgres"]
+        os.kill(server, signal.SIGKILL)
+        assert await dev.ends() == 1
+    assert any(line.startswith("PostgreSQL exited unexpectedly; last lines of") for line in dev.said)
+    assert is_empty(scratch)
+
+
+@pytest.mark.slow
 async def test_a_second_dev_with_the_same_state_is_refused(binaries: Binaries, tmp_path: Path, scratch: Path) -> None:
     forever = [sys.executable, "-c", "import time; time.sleep(600)"]
     async with session(DEV, str(tmp_path / "state"), *forever, scratch=scratch) as first:
