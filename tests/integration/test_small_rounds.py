@@ -309,6 +309,31 @@ async def test_a_new_table_is_no_drift_for_a_role_whose_changed_declaration_is_b
     assert News.DRIFT_CORRECTED not in {reason for reason, _ in world.news()}
 
 
+async def test_a_revoke_on_a_table_that_needed_no_grant_during_a_complete_read_is_drift(
+    world: DatabaseWorkerWorld, reads: HeldReads
+) -> None:
+    world.declare(READ)
+    world.declare_other(READ)
+    await world.hand.execute("CREATE SCHEMA elsewhere; CREATE TABLE elsewhere.first (id int)")
+    async with world.working() as worker:
+        await world.wait_settled()
+        async with reads.hold(passing=1) as held:
+            declared = world.declare(READ, SchemaAccess("elsewhere", READ.access))
+            worker.note_everything()
+            await held.wait()
+            await world.hand.execute(
+                f"CREATE TABLE app.invoices (id int); GRANT SELECT ON app.invoices TO {world.role}"
+            )
+            await world.wait_may("SELECT", "app.invoices", role=world.other)
+        await world.wait(lambda result: result.digest == declared.digest_of(world.database) and result.error is None)
+        for name in ("one", "two"):  # what was put off is read before the second
+            await world.hand.execute(f"CREATE TABLE app.{name} (id int)")
+            await world.wait_may("SELECT", f"app.{name}")
+        await world.hand.execute(f"REVOKE SELECT ON app.invoices FROM {world.role}")
+        await world.wait_may("SELECT", "app.invoices")
+        await world.wait(lambda result: result.drift_count == 1)
+
+
 async def test_a_new_table_is_no_drift_for_a_role_that_the_small_round_did_not_get_to(
     world: DatabaseWorkerWorld, reads: HeldReads, monkeypatch: pytest.MonkeyPatch
 ) -> None:

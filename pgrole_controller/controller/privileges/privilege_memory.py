@@ -321,6 +321,20 @@ class PrivilegeMemory:
             unread = frozenset[ObjectId]() if read is None else role.missed - read
             role.missed = unread | ((role.missed | self._fresh) & unfinished)
 
+    def note_unchanged(
+        self, considered: Iterable[Grantee], chosen: Iterable[Grantee], observed: ObservedDatabase
+    ) -> None:
+        """On the objects of this read, the roles that were considered and not chosen have what they declare: there,
+        nothing is new to them any more.
+        """
+        missing = {key for key, role in self._roles.items() if role.missed} - self._resting
+        if not missing:
+            return
+        read = frozenset(one.object.id for one in observed.acls)
+        for key in missing & {one.key for one in considered} - {one.key for one in chosen}:
+            role = self._roles[key]
+            role.missed = role.missed and role.missed - read
+
     def settle_everyone(self, read: frozenset[ObjectId] | None) -> None:
         """A round ends that considered every role: on the objects that it read, nothing is new any more, except what a
         role misses. `read`: as in `settle`.

@@ -38,7 +38,9 @@ class RoundScreening:
             return grantees
         comparisons = observed.size + len(observed.acls) * self._memory.weigh(self._database)
         keys = await run_aside(comparisons, large_rounds.MANY_COMPARISONS, self._find_differing, grantees, observed)
-        return [one for one in grantees if one.key in keys or self._memory.is_contested(one.key)]
+        chosen = [one for one in grantees if one.key in keys or self._memory.is_contested(one.key)]
+        self._memory.note_unchanged(grantees, chosen, observed)
+        return chosen
 
     async def find_awaited(self, grantees: Sequence[Grantee], observed: ObservedDatabase) -> set[Key]:
         """Returns the roles that declare an object of this read by its name."""
