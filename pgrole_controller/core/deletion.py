@@ -127,12 +127,15 @@ def _after_revocation(
     desired: Desired, claim: Claim, target: ObservedRole, observed: Observed, server: Server
 ) -> Plan | None:
     """Clears the privileges in the claim once they are revoked in every database; None if it holds none, or only those
-    of an earlier object that released the role. Raises WaitingForDatabases until then.
+    of an earlier object that released the role. Takes the claim first where only status proves it, because the
+    databases' workers do not serve a role without one. Raises WaitingForDatabases until then.
     """
     kept = held_by(observed.claim, desired, server)
     same_role = claim.system_identifier == server.system_identifier and claim.role_oid == target.oid
     if not kept or claim.released or not same_role:
         return None
+    if observed.claim is None:
+        return _take_claim(desired, claim, target, server)
     left = sorted(unconfirmed(desired, kept, target.oid, observed.references.databases, observed.unheld))
     if not left:
         return _clear_privileges(desired, observed, target) if server.keeps_privileges else None
@@ -146,6 +149,17 @@ def _after_revocation(
             "hand",
         )
     raise WaitingForDatabases(Reason.PROGRESSING, f"the controller revokes {what} before it drops the role")
+
+
+def _take_claim(desired: Desired, claim: Claim, target: ObservedRole, server: Server) -> Plan:
+    return Plan(
+        role_name=desired.role.name,
+        oid=target.oid,
+        seen_as=target.role.name,
+        claim=claim if server.claims == "Status" else None,
+        owner=desired.owner,
+        applied=claim.applied,
+    )
 
 
 def _clear_privileges(desired: Desired, observed: Observed, target: ObservedRole) -> Plan | None:

@@ -176,6 +176,18 @@ async def test_a_retained_role_is_dropped_by_an_object_that_was_deleted_before_i
     await home.close()
 
 
+async def test_a_role_that_was_deleted_while_no_controller_ran_is_dropped_where_only_status_holds_its_claim(
+    place: PrivilegePlace,
+) -> None:
+    async with running(place.controller(PGROLE_INSTALL="false")) as controller:
+        await place.declare(place.reads(), deletionPolicy="Drop")
+        assert "claims=Status" in controller.log
+    await place.kube.delete("reader")
+    async with running(place.controller(PGROLE_INSTALL="false")):
+        await place.kube.wait_gone("reader")
+        assert not await place.hand.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = $1", place.reader)
+
+
 async def test_a_controller_killed_at_any_moment_revokes_former_privileges_after_a_restart(
     place: PrivilegePlace,
 ) -> None:

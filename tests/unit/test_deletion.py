@@ -8,7 +8,7 @@ import pytest
 
 from pgrole_controller.controller.objects import Target
 from pgrole_controller.controller.result import Attempt
-from pgrole_controller.core.claim import Claim, Owner
+from pgrole_controller.core.claim import Claim, Owner, Proof
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.deletion import (
@@ -349,6 +349,18 @@ class TestPrivileges:
             self.end(desired(), released)
         assert caught.value.reason is Reason.DROP_BLOCKED
         assert "set spec.reassignOwnedTo" in caught.value.message
+
+    def test_a_claim_that_only_status_proves_is_taken_before_privileges_are_revoked(self) -> None:
+        """The workers of the databases know only roles with a claim."""
+        proof = Proof("app", OID, SERVER.system_identifier, "sha256:applied")
+        asked = desired(proof=proof, privileges={"orders": self.kept["orders"][0]})
+        server = replace(self.server, claims="Status")
+        plan = self.end(asked, replace(self.see("orders"), claim=None), server)
+        assert (plan.owner, plan.applied, plan.oid, plan.changes) == (ME, "sha256:applied", OID, ())
+        assert plan.claim is not None
+        with pytest.raises(Waiting) as caught:
+            self.end(asked, self.see("orders"), server)
+        assert caught.value.reason is Reason.PROGRESSING
 
     def test_retain_revokes_nothing(self) -> None:
         plan = self.end(desired(drop=False), self.see("orders"))
