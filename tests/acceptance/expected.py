@@ -1,16 +1,16 @@
-"""Whether roles are as declared, by their specs and PostgreSQL's catalogs alone: nothing of the controller is used."""
+"""Whether privileges are as declared, by specs, policies and PostgreSQL's catalogs alone: nothing of the controller is
+used.
+"""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
 import asyncpg
 
 from pgrole_controller.postgres.connection import Connection
-from tests.acceptance.world import Json, condition, is_ready
-
-TABLE_PRIVILEGES: Final = ("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER")
-COLUMN_PRIVILEGES: Final = ("SELECT", "INSERT", "UPDATE", "REFERENCES")
+from tests.acceptance.world import Json
 
 _WRITTEN = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _ACCESS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
@@ -18,6 +18,9 @@ _ACCESS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "Write": {"Table": _WRITTEN, "View": _WRITTEN, "Sequence": ("SELECT", "USAGE", "UPDATE")},
     "Execute": {"Routine": ("EXECUTE",)},
 }
+_DEFAULT_TYPES = {"Table": "r", "Sequence": "S", "Routine": "f"}
+#: They need exact names on objects of others.
+_GUARDED = ("TRIGGER", "REFERENCES", "CREATE")
 _KIND = "CASE c.relkind WHEN 'v' THEN 'View' WHEN 'S' THEN 'Sequence' ELSE 'Table' END"
 _OBJECTS = f"""
 SELECT {_KIND} AS kind, n.nspname AS schema, c.relname AS name, pg_get_userbyid(c.relowner) AS owner,
@@ -33,6 +36,8 @@ SELECT 'Schema', '', n.nspname, pg_get_userbyid(n.nspowner), NULL
 FROM pg_namespace AS n WHERE n.nspname !~ '^(pg_|pgrole$|information_schema$)'
 UNION ALL
 SELECT 'Database', '', datname, pg_get_userbyid(datdba), NULL FROM pg_database WHERE datname = current_database()
+UNION ALL
+SELECT 'Role', '', rolname, rolname, NULL FROM pg_roles
 """
 _HELD = f"""
 WITH listed AS (
@@ -49,7 +54,8 @@ WITH listed AS (
     UNION ALL
     SELECT 'Database', '', datname, '', datdba, datacl FROM pg_database WHERE datname = current_database()
     UNION ALL
-    SELECT 'Default', coalesce(n.nspname, ''), d.defaclobjtype::text, '', 0, d.defaclacl
+    SELECT 'Default', coalesce(n.nspname, ''), d.defaclobjtype::text || ' of ' || pg_get_userbyid(d.defaclrole), '',
+        d.defaclrole, d.defaclacl
     FROM pg_default_acl AS d LEFT JOIN pg_namespace AS n ON n.oid = d.defaclnamespace
 )
 SELECT DISTINCT kind, schema, name, part, e.privilege_type || CASE WHEN e.is_grantable THEN '*' ELSE '' END AS privilege
@@ -57,15 +63,12 @@ FROM listed, aclexplode(acl) AS e, pg_roles AS r
 WHERE r.oid = e.grantee AND r.rolname = $1 AND e.grantee <> owner
 """
 
-_MEMBERSHIPS = """
-SELECT DISTINCT g.rolname || CASE WHEN m.admin_option THEN '*' ELSE '' END AS name
-FROM pg_auth_members AS m JOIN pg_roles AS g ON g.oid = m.roleid JOIN pg_roles AS r ON r.oid = m.member
-WHERE r.rolname = $1
-"""
-
 
 class HeldPrivilege(NamedTuple):
-    """A privilege of one role, with a star if the role may grant it. `column` is empty for a whole object."""
+    """A privilege of one role, with a star if the role may grant it. `column` is empty for a whole object.
+
+    Default privileges have the kind Default, and a type of pg_default_acl with the creator as name.
+    """
 
     kind: str
     schema: str
@@ -74,47 +77,69 @@ class HeldPrivilege(NamedTuple):
     privilege: str
 
 
-async def compare_privileges(
-    connection: Connection, role: str, declared: Json
-) -> tuple[list[HeldPrivilege], list[HeldPrivilege]]:
-    """Returns what a role holds in this database although it is not declared, and what it lacks.
+@dataclass(frozen=True, slots=True)
+class PrivilegeRules:
+    """What a policy allows the PgRoles of one namespace to declare. `owned`: the roles that these own.
 
-    `declared`: the item of `spec.privileges` for this database.
+    Where exact names decide, and for creators of others, the answer is that it is not allowed, which may be wrong.
     """
-    wanted = _expected(declared, role, await connection.fetch(_OBJECTS))
-    held = {HeldPrivilege(*row) for row in await connection.fetch(_HELD, role)}
-    if declared.get("createdBy"):
-        held = {one for one in held if one.kind != "Default"}
-    ignored = declared.get("unmanaged", ())
-    held, wanted = (
-        {one for one in some if not _is_ignored(one, ignored) and not _is_covered(one, wanted)}
-        for some in (held, wanted)
-    )
-    return sorted(held - wanted), sorted(wanted - held)
 
+    policy: Json
+    owned: frozenset[str]
 
-async def find_role_problems(home: Connection, role: str, spec: Json | None) -> list[str]:
-    row = await home.fetchrow("SELECT * FROM pg_roles WHERE rolname = $1", role)
-    if row is None or spec is None:
-        return [] if row is None and spec is None else [f"role {role} exists: {row is not None}"]
-    groups = {each["name"] for each in await home.fetch(_MEMBERSHIPS, role)}
-    seen = (row["rolconnlimit"], row["rolcreatedb"], row["rolcreaterole"], groups)
-    wanted = (spec["connectionLimit"], spec["createdb"], False, {each["role"] for each in spec["memberOf"]})
-    return [] if seen == wanted else [f"role {role} is {seen} instead of {wanted}"]
+    def allow_database(self, database: str) -> bool:
+        return _matches(database, self.policy["databases"]["matchNames"])
 
-
-def find_object_problems(objects: Iterable[Json], strict: Iterable[str]) -> list[str]:
-    """An object whose database, table or column is missing may wait for it."""
-    return [
-        f"{obj['metadata']['name']}: {condition(obj, 'Ready')}"
-        for obj in objects
-        if "deletionTimestamp" in obj["metadata"]
-        or (
-            obj["metadata"]["name"] in strict
-            and not is_ready(obj)
-            and condition(obj, "Ready").get("reason") != "PrivilegePending"
+    def allow(self, database: str, one: HeldPrivilege, owner: str) -> bool:
+        rules = self.policy["allow"].get("privileges")
+        if owner not in self.owned and (rules is None or one.kind == "Default" or one.privilege in _GUARDED):
+            return False
+        if rules is None:
+            return True
+        kind = one.kind
+        if kind == "Default":
+            kind = next(name for name, letter in _DEFAULT_TYPES.items() if letter == one.name[0])
+        return any(
+            _matches(database, rule.get("databases", ["*"]))
+            and _matches(one.name if kind == "Schema" else one.schema, rule.get("schemas", ["*"]))
+            and ("Table" if kind == "View" else kind) in rule.get("kinds", [kind, "Table"])
+            and one.privilege in rule.get("privileges", [one.privilege])
+            and _matches(owner, rule.get("ownedBy", ["*"]))
+            for rule in rules
         )
-    ]
+
+
+@dataclass(frozen=True, slots=True)
+class PrivilegeComparison:
+    """`extra`: held, but not declared. `missing`: declared and allowed, but not held. `denied`: the policy may deny
+    something that is declared.
+    """
+
+    extra: list[HeldPrivilege]
+    missing: list[HeldPrivilege]
+    denied: bool
+
+    def __bool__(self) -> bool:
+        return bool(self.extra or self.missing)
+
+
+async def compare_privileges(
+    connection: Connection, database: str, role: str, declared: Json, rules: PrivilegeRules
+) -> PrivilegeComparison:
+    """Compares what a role holds in this database with the item of `spec.privileges` for it."""
+    if not rules.allow_database(database):
+        return PrivilegeComparison([], [], denied=True)
+    owners = dict(_expected(declared, role, await connection.fetch(_OBJECTS)))
+    ignored = declared.get("unmanaged", ())
+    wanted = {one for one in owners if not _is_ignored(one, ignored)}
+    allowed = {one for one in wanted if rules.allow(database, one, owners[one])}
+    held = {HeldPrivilege(*row) for row in await connection.fetch(_HELD, role)}
+    kept = wanted | {one._replace(privilege=f"{one.privilege}*") for one in wanted - allowed}
+    return PrivilegeComparison(
+        sorted(one for one in held - kept if not _is_ignored(one, ignored) and not _is_covered(one, wanted)),
+        sorted(one for one in allowed - held if not _is_covered(one, allowed)),
+        denied=any(not rules.allow(database, one, owner) for one, owner in owners.items()),
+    )
 
 
 def _matches(text: str, patterns: Iterable[str]) -> bool:
@@ -130,13 +155,16 @@ def _is_covered(one: HeldPrivilege, wanted: set[HeldPrivilege]) -> bool:
     return bool(one.column) and one._replace(column="") in wanted
 
 
-def _expected(declared: Json, role: str, objects: Iterable[asyncpg.Record]) -> set[HeldPrivilege]:
-    found: set[HeldPrivilege] = set()
+def _expected(declared: Json, role: str, objects: Iterable[asyncpg.Record]) -> Iterator[tuple[HeldPrivilege, str]]:
+    """Yields what is declared, with the owner of the object."""
     for each in objects:
         if each["owner"] == role:
             continue
-        kind, schema, name = each["kind"], each["schema"], each["name"]
+        kind, schema, name, owner = each["kind"], each["schema"], each["name"], each["owner"]
         privileges: set[str] = set()
+        if kind == "Role" and name in declared.get("createdBy", ()):
+            schemas = {one["name"] for one in objects if one["kind"] == "Schema"}
+            yield from ((one, owner) for one in _expected_defaults(declared, name, schemas))
         if kind == "Database":
             privileges.update(declared.get("onDatabase", ()))
         for part in declared.get("schemas", ()):
@@ -152,6 +180,16 @@ def _expected(declared: Json, role: str, objects: Iterable[asyncpg.Record]) -> s
                 privileges.update(part["privileges"])
                 continue
             for column in set(part["columns"]) & set(each["columns"]):
-                found |= {HeldPrivilege("Table", schema, name, column, privilege) for privilege in part["privileges"]}
-        found |= {HeldPrivilege(kind, schema, name, "", privilege) for privilege in privileges}
-    return found
+                for privilege in part["privileges"]:
+                    yield HeldPrivilege("Table", schema, name, column, privilege), owner
+        yield from ((HeldPrivilege(kind, schema, name, "", privilege), owner) for privilege in privileges)
+
+
+def _expected_defaults(declared: Json, creator: str, schemas: set[str]) -> Iterator[HeldPrivilege]:
+    for part in declared.get("schemas", ()):
+        if part["name"] not in schemas or "except" in part:
+            continue
+        for access in part["access"]:
+            for kind, letter in _DEFAULT_TYPES.items():
+                for privilege in _ACCESS[access].get(kind, ()):
+                    yield HeldPrivilege("Default", part["name"], f"{letter} of {creator}", "", privilege)

@@ -1,393 +1,310 @@
-"""Random changes of PgRoles, of roles, of objects in databases and of whole databases, with faults among them."""
+"""Random changes of PgRoles, of policies, of roles, of objects in databases and of whole databases, with faults."""
 
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
-import asyncpg
 
-from pgrole_controller.postgres.connection import Connection
-from tests.acceptance.expected import (
-    COLUMN_PRIVILEGES,
-    TABLE_PRIVILEGES,
-    compare_privileges,
-    find_object_problems,
-    find_role_problems,
+from pgrole_controller.local.apiserver import LocalApiError
+from tests.acceptance.history_verdict import HistoryVerdict
+from tests.acceptance.privileges import CONTROLLER_ROLE, PASSWORD, role_sql
+from tests.acceptance.random_changes import DELEGATE, RandomChanges
+from tests.acceptance.random_controllers import Circumstances, RandomControllers, faulty_relay
+from tests.acceptance.random_faults import FaultyPostgres
+from tests.acceptance.random_specs import (
+    DATABASES,
+    GROUPS,
+    OPEN_POLICY,
+    OWNERS,
+    ROLES,
+    SECRETS,
+    TWIN,
+    RandomSpecs,
+    declares,
+    is_suspended,
+    role_of,
 )
-from tests.acceptance.world import Controller, Json, Stage
+from tests.acceptance.servers import PgServers, pgservers
+from tests.acceptance.world import Json, Stage
 
-OWNERS: Final = ("o0", "o1")
-GROUPS: Final = ("g0", "g1")
-ROLES: Final = ("r0", "r1", "r2", "r3")
-DELEGATE: Final = "delegate"
-DATABASES: Final = ("d0", "d1", "d2")
-SCHEMAS: Final = ("app", "app_old", "hr")
-TABLES: Final = ("orders", "order_items", "people", "tmp_a")
-
-#: Fields of a spec that leave drift as it is.
-_LENIENT = ("drift", "suspend")
-_TERMINATE = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND "
+#: Steps are chosen in these proportions; the rest are changes by others.
+_CHANCES: Final = {"declare": 12, "delete": 4, "fault": 5, "kill": 2, "freeze": 2, "secret": 3, "server": 4, "cut": 2}
 
 
 @dataclass(slots=True)
 class RandomHistory:
-    """`specs` are those of the PgRoles of ROLES, by role; `log` has what was done, for the message of a failure."""
+    """`specs`: those of the PgRoles of ROLES and of TWIN, by object. `dropped`: roles whose deletion must drop them.
+    `policy`: in effect.
+    """
 
     stage: Stage
     dice: random.Random
-    controllers: list[Controller] = field(default_factory=list)
+    circumstances: Circumstances
+    postgres: FaultyPostgres
+    controllers: RandomControllers
+    servers: PgServers | None = None
+    policy: Json = field(default_factory=lambda: OPEN_POLICY)
     specs: dict[str, Json] = field(default_factory=dict)
-    log: list[str] = field(default_factory=list)
+    dropped: set[str] = field(default_factory=set)
 
-    async def begin(self) -> None:
-        await self.run("postgres", *(f"CREATE ROLE {name}" for name in (DELEGATE, *OWNERS)))
+    @property
+    def log(self) -> list[str]:
+        return self.postgres.log
+
+    def tell(self, problems: Sequence[str]) -> str:
+        """Returns the message of a failure."""
+        logs = [str(one.process.log) for one in self.controllers.running]
+        return "\n".join([*problems, *logs, "history:", *self.log])
+
+    async def begin(self, version: int) -> None:
+        start = [f"CREATE ROLE {name}" for name in (DELEGATE, *OWNERS)]
+        if self.circumstances.restricted:
+            await self._create_controller_role(version)
+            start.insert(0, f"SET ROLE {CONTROLLER_ROLE}")
+            granted = f"GRANT {', '.join((DELEGATE, *OWNERS))} TO {CONTROLLER_ROLE} WITH INHERIT TRUE, SET TRUE"
+            start += ["RESET ROLE", granted]
+        if self.dice.random() < 0.2:
+            await self.postgres.run("postgres", "ALTER SYSTEM SET max_prepared_transactions = 5")
+            await self.stage.postgres.restart()
+        await self.postgres.run("postgres", *start)
         for database in DATABASES:
-            await self.create_database(database)
+            await self.postgres.create_database(database)
+        for name in SECRETS:
+            await self.stage.kube.apply_secret(name, password=f"first of {name}")
+        await self._declare_server()
         for name in (*OWNERS, *GROUPS):
-            await self.stage.kube.apply(name, name=name, adopt=True)
+            await self._apply_object(name, {"name": name, "adopt": True})
         for role in ROLES:
             await self.declare(role)
-        await self.start()
+        await self.controllers.start()
 
-    async def start(self) -> None:
-        self.controllers.append(self.stage.controller(PGROLE_DATABASES_DETECTION="Auto"))
-        await self.controllers[-1].start()
+    async def _create_controller_role(self, version: int) -> None:
+        some = [one for one in role_sql(version).split(";") if one.strip()]
+        if not self.circumstances.installs:
+            some = [one for one in some if "ON DATABASE" not in one]
+        some.append(f"ALTER ROLE {CONTROLLER_ROLE} SET createrole_self_grant = 'set, inherit'")
+        await self.postgres.run("postgres", *some)
 
     async def step(self) -> None:
         """One change or fault."""
-        chance = self.dice.random()
-        if chance < 0.12:
-            await self.declare(self.dice.choice(ROLES))
-        elif chance < 0.15:
-            await self.delete(self.dice.choice(ROLES))
-        elif chance < 0.20:
-            await self.fault()
-        elif chance < 0.22:
-            self.log.append("the controller is killed")
-            await self.controllers[-1].kill()
-            await self.change()
-            await self.start()
-        elif chance < 0.24:
-            self.log.append("the controller is frozen")
-            self.controllers[-1].process.pause()
-            await self.change()
-            await anyio.sleep(self.dice.random())
-            self.controllers[-1].process.resume()
-        else:
-            await self.change()
+        steps: dict[str, Callable[[], Awaitable[None]]] = {
+            "declare": lambda: self.declare(self.dice.choice([*ROLES, TWIN])),
+            "delete": lambda: self.delete(self.dice.choice([*ROLES, TWIN])),
+            "fault": self.postgres.fail,
+            "kill": self._kill,
+            "freeze": self._freeze,
+            "secret": self._change_secret,
+            "server": self._change_server,
+            "cut": self._cut,
+        }
+        chances = [*_CHANCES.values(), 100 - sum(_CHANCES.values())]
+        (chosen,) = self.dice.choices([*_CHANCES, ""], chances)
+        await steps.get(chosen, self.change)()
         await anyio.sleep(self.dice.choice([0.0, 0.0, 0.01, 0.05]))
 
+    async def change(self) -> None:
+        database, statements = RandomChanges(self.dice, self._administrator).choose()
+        chance = self.dice.random()
+        if chance < 0.1 and len(self.postgres.transactions) < 2:
+            await self.postgres.leave_open(database, *statements)
+        else:
+            await self.postgres.run(database, *statements)
+        if chance > 0.8:
+            await self.postgres.end_open()
+
+    @property
+    def _administrator(self) -> str:
+        return CONTROLLER_ROLE if self.circumstances.restricted else "postgres"
+
     async def settle(self) -> None:
-        """Has drift of most roles corrected again."""
+        """Ends faults, and lets deletions go on. Has drift of most roles corrected again."""
+        self.controllers.resume()
+        self.controllers.fail_api_server(fails=False)
+        await self.postgres.heal()
+        self.policy = OPEN_POLICY
+        if self.servers is not None and self.dice.random() < 0.5:
+            self.policy = RandomSpecs(self.dice).make_policy()
+            self.policy |= {"allow": self.policy["allow"] | {"drop": True}, "protectedRoles": [], "install": True}
+            self.policy["databases"]["matchNames"] = ["*"]
+        await self._declare_server()
         for role, spec in list(self.specs.items()):
-            if _is_lenient(spec) and self.dice.random() < 0.7:
-                await self._apply(role, {key: value for key, value in spec.items() if key not in _LENIENT})
+            lenient = is_suspended(spec) or "drift" in spec
+            if lenient and self.dice.random() < 0.5:
+                await self._apply(role, {key: value for key, value in spec.items() if key not in ("drift", "suspend")})
 
-    # -- PgRoles
+    # -- PgRoles, Secrets and the PgServer
 
-    async def declare(self, role: str) -> None:
-        obj = await self.stage.kube.get(role)
-        if obj is None or "deletionTimestamp" not in obj["metadata"]:
-            await self._apply(role, self._spec(role))
+    async def declare(self, name: str) -> None:
+        obj = await self.stage.kube.get(name)
+        if obj is not None and "deletionTimestamp" in obj["metadata"]:
+            if self.dice.random() < 0.3:
+                await self._retain(name)
+            return
+        if obj is None:  # nothing here collects garbage
+            await self._delete_secret(f"{name}-connection")
+        secrets = name != TWIN and self.circumstances.installs and not self.circumstances.restricted
+        await self._apply(name, RandomSpecs(self.dice, has_secrets=secrets).make(role_of(name)))
 
-    async def delete(self, role: str) -> None:
-        spec = self.specs.pop(role, None)
+    async def delete(self, name: str) -> None:
+        spec = self.specs.pop(name, None)
         if spec is None:
             return
-        if "suspend" in spec:  # the role would not be dropped
-            await self.stage.kube.patch(role, {"spec": {"suspend": False}})
-        await self.stage.kube.delete(role)
-        self.log.append(f"delete {role}")
+        if is_suspended(spec):  # the role would not be dropped
+            await self.stage.kube.patch(name, {"spec": {"suspend": False}})
+        obj = await self.stage.kube.get(name) or {}
+        await self.stage.kube.delete(name)
+        # The controller has seen an object with a finalizer, and one with a role has a claim.
+        is_held = "finalizers" in obj.get("metadata", {}) and "role" in obj.get("status", {})
+        if is_held and spec["deletionPolicy"] == "Drop" and not declares(self.specs, spec["name"]):
+            self.dropped.add(spec["name"])
+        self.log.append(f"delete {name}")
 
-    async def _apply(self, role: str, spec: Json) -> None:
-        await self.stage.kube.apply(role, **spec)
-        self.specs[role] = spec
-        self.log.append(f"apply {spec}")
+    async def _retain(self, name: str) -> None:
+        """The way out for an object that is being deleted. It may be gone by now."""
+        try:
+            await self.stage.kube.patch(name, {"spec": {"deletionPolicy": "Retain"}})
+        except LocalApiError as error:
+            if error.status != 404:
+                raise
+            return
+        self.dropped.discard(role_of(name))
+        self.log.append(f"retain {name}")
 
-    def _spec(self, role: str) -> Json:
-        dice = self.dice
-        spec: Json = {
-            "name": role,
-            "deletionPolicy": "Drop",
-            "reassignOwnedTo": OWNERS[0],
-            "adopt": True,
-            "connectionLimit": dice.choice([-1, 3, 7]),
-            "createdb": dice.random() < 0.3,
-            "memberOf": [{"role": name} for name in dice.sample(GROUPS, dice.randint(0, 2))],
-            "privileges": [self._privileges(name) for name in dice.sample(DATABASES, dice.randint(0, 3))],
-        }
-        lenient: Json = dice.choice(
-            [{"drift": {"policy": "Report"}}, {"drift": {"ignore": ["privileges"]}}, {"suspend": True}]
-        )
-        return spec | lenient if dice.random() < 0.25 else spec
+    async def _apply(self, name: str, spec: Json) -> None:
+        await self._apply_object(name, spec)
+        self.dropped.discard(spec["name"])
+        self.specs[name] = spec
+        self.log.append(f"apply {name}: {spec}")
 
-    def _privileges(self, database: str) -> Json:
-        dice = self.dice
-        item: Json = {"database": database}
-        if dice.random() < 0.5:
-            item["onDatabase"] = dice.sample(["CONNECT", "TEMPORARY", "CREATE"], dice.randint(1, 2))
-        if dice.random() < 0.2:
-            item["unmanaged"] = [dice.choice([*SCHEMAS, "app*"])]
-        if dice.random() < 0.3:
-            item["createdBy"] = dice.sample(OWNERS, dice.randint(1, 2))
-        item["schemas"] = [
-            {"name": name, "access": dice.choice([["Read"], ["Write"], ["Read", "Execute"], ["Write", "Execute"]])}
-            | ({"except": dice.sample(["tmp_*", "people", "order_items"], 1)} if dice.random() < 0.4 else {})
-            for name in dice.sample([*SCHEMAS, "app*", "*"], dice.randint(0, 2))
-        ]
-        item["objects"] = [self._objects() for _ in range(dice.randint(0, 2))]
-        return item
+    async def _apply_object(self, name: str, spec: Json) -> None:
+        server: Json = {} if self.servers is None else {"serverRef": {"name": self.stage.kube.namespace}}
+        await self.stage.kube.apply(name, **spec, **server)
 
-    def _objects(self) -> Json:
-        dice = self.dice
-        schema = dice.choice([*SCHEMAS, "app*"])
-        if dice.random() < 0.3:
-            return {
-                "kind": "Table",
-                "schema": dice.choice(SCHEMAS),
-                "names": ["people"],
-                "columns": dice.sample(["id", "name"], dice.randint(1, 2)),
-                "privileges": dice.sample(COLUMN_PRIVILEGES, dice.randint(1, 2)),
-            }
-        if dice.random() < 0.3:
-            return {"kind": "Routine", "schema": schema, "names": ["f_*"], "privileges": ["EXECUTE"]}
-        names = dice.choice([["order*"], ["*"], ["tmp_?"], ["people"]])
-        privileges = dice.sample(TABLE_PRIVILEGES[:5], dice.randint(1, 3))
-        return {"kind": "Table", "schema": schema, "names": names, "privileges": privileges}
+    async def _change_secret(self) -> None:
+        dice, kube = self.dice, self.stage.kube
+        name = dice.choice([*SECRETS, *(f"{role}-connection" for role in ROLES)])
+        self.log.append(f"Secret {name} is changed")
+        if await kube.secret(name) is not None and dice.random() < 0.4:
+            await kube.delete_secret(name)
+        elif name in SECRETS:
+            await kube.apply_secret(name, password=f"{dice.random()}")
+        elif await kube.secret(name) is not None:
+            await kube.patch_secret(name, {"data": {"password": "Z3Vlc3NlZA=="}})
 
-    # -- changes by others
+    async def _delete_secret(self, name: str) -> None:
+        if await self.stage.kube.secret(name) is not None:
+            await self.stage.kube.delete_secret(name)
 
-    async def change(self) -> None:
-        """A change by somebody else, in one of the forms in which events and catalogs show it."""
-        dice, database, role = self.dice, self.dice.choice(DATABASES), self.dice.choice(ROLES)
-        forms: list[Callable[[], list[str]]] = [
-            lambda: [self._grant()],
-            lambda: [self._revoke()],
-            lambda: [self._grant(), self._revoke()],
-            self._ddl,
-            self._delegated_grant,
-            lambda: [self._default_privilege()],
-            lambda: [self._role_change(role)],
-            lambda: [f"GRANT CREATE, CONNECT ON DATABASE {database} TO {role}"],
-            lambda: [f"REVOKE ALL ON DATABASE {database} FROM {role}"],
-            lambda: ["SET session_replication_role = replica", self._grant()],
-            lambda: [f"DO $x$BEGIN {self._grant()}; {self._grant()}; EXCEPTION WHEN OTHERS THEN NULL; END$x$"],
-            lambda: [f"DO $x$BEGIN EXECUTE $y${self._grant()}$y$; END$x$"],
-            lambda: ["BEGIN", self._grant(), self._revoke(), self._grant(), dice.choice(["COMMIT", "ROLLBACK"])],
-            lambda: ["BEGIN", "SAVEPOINT s", self._grant(), "ROLLBACK TO s", self._grant(), "COMMIT"],
-        ]
-        await self.run(database, *dice.choice(forms)())
+    async def _declare_server(self) -> None:
+        if self.servers is None:
+            return
+        password = PASSWORD if self.circumstances.restricted else self.stage.postgres.password
+        name, connection = self.stage.kube.namespace, {"hosts": ["127.0.0.1"], "port": self.stage.postgres.port}
+        await self.servers.apply_credentials(name, self._administrator, password)
+        connection |= {"sslMode": "disable", "credentialsSecretRef": {"name": name}}
+        self.log.append(f"policy {self.policy}")
+        await self.servers.apply_spec(name, {"connection": connection, **self.policy})
 
-    def _grant(self) -> str:
-        dice = self.dice
-        role = dice.choice([*ROLES, *ROLES, DELEGATE])
-        option = " WITH GRANT OPTION" if dice.random() < 0.2 else ""
-        schema, chance = dice.choice(SCHEMAS), dice.random()
-        if chance < 0.1:
-            return f"GRANT {dice.choice(['USAGE', 'CREATE', 'ALL'])} ON SCHEMA {schema} TO {role}{option}"
+    async def _change_server(self) -> None:
+        """Changes the policy, or what the controller needs for its connection."""
+        dice, name = self.dice, self.stage.kube.namespace
+        if self.servers is None:
+            return
+        chance = dice.random()
         if chance < 0.2:
-            return f"GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA {schema} TO {role}{option}"
-        if chance < 0.3:
-            column, privilege = dice.choice(["id", "name", "ctid"]), dice.choice(COLUMN_PRIVILEGES)
-            return f"GRANT {privilege} ({column}) ON {schema}.people TO {role}{option}"
-        kind, name, privileges = self._object(schema)
-        return f"GRANT {dice.choice([*privileges, 'ALL'])} ON {kind} {name} TO {role}{option}"
+            self.log.append("credentials are wrong")
+            await self.servers.apply_credentials(name, self._administrator, "wrong")
+            await anyio.sleep(dice.random())
+        elif chance < 0.4:
+            self.log.append("the PgServer is deleted")
+            await self.servers.delete(name)
+            with suppress(LocalApiError):  # without a finalizer it is gone
+                await self.servers.patch(name, {"metadata": {"finalizers": None}})
+            await self.servers.wait_gone(name)
+            await anyio.sleep(dice.random())
+        else:
+            self.policy = RandomSpecs(dice).make_policy()
+        await self._declare_server()
 
-    def _revoke(self) -> str:
-        schema, role = self.dice.choice(SCHEMAS), self.dice.choice(ROLES)
-        if self.dice.random() < 0.2:
-            return f"REVOKE USAGE ON SCHEMA {schema} FROM {role} CASCADE"
-        kind, name, _ = self._object(schema)
-        return f"REVOKE ALL ON {kind} {name} FROM {role} CASCADE"
+    # -- faults of the controller and of its API server
 
-    def _object(self, schema: str) -> tuple[str, str, tuple[str, ...]]:
-        """Returns an object's kind and name as GRANT spells them, and its privileges."""
-        chance = self.dice.random()
-        if chance < 0.15:
-            return "SEQUENCE", f"{schema}.ids", ("USAGE",)
-        if chance < 0.3:
-            return "FUNCTION", f"{schema}.f_one(int)", ("EXECUTE",)
-        return "TABLE", f"{schema}.{self.dice.choice([*TABLES, 'v_orders'])}", TABLE_PRIVILEGES
+    async def _kill(self) -> None:
+        await self.controllers.kill()
+        for _ in range(self.dice.randint(0, 3)):
+            await self.change()
+        await self.controllers.start()
 
-    def _ddl(self) -> list[str]:
-        dice = self.dice
-        schema, table, owner = dice.choice(SCHEMAS), dice.choice(TABLES), dice.choice(OWNERS)
-        role = dice.choice(ROLES)
-        statements: list[list[str]] = [
-            [f"DROP TABLE {schema}.{table} CASCADE"],
-            _create_table(schema, table, owner),
-            _create_table(schema, table, owner),
-            [f"ALTER TABLE {schema}.{table} OWNER TO {dice.choice([owner, role])}"],
-            [f"ALTER TABLE {schema}.{table} RENAME TO {dice.choice(TABLES)}"],
-            [f"ALTER TABLE {schema}.{table} SET SCHEMA {dice.choice(SCHEMAS)}"],
-            [f"ALTER TABLE {schema}.people RENAME name TO other", f"ALTER TABLE {schema}.people ADD name text"],
-            [f"ALTER TABLE {schema}.people DROP COLUMN name", f"ALTER TABLE {schema}.people ADD name text"],
-            [f"DROP SCHEMA {schema} CASCADE", *_create_schema(schema, owner)],
-            [f"ALTER SCHEMA {schema} RENAME TO moved", f"ALTER SCHEMA moved RENAME TO {schema}"],
-            [f"ALTER FUNCTION {schema}.f_one(int) OWNER TO {owner}"],
-            [f"DROP FUNCTION {schema}.f_one(int)", *_create_function(schema, owner)],
-            [f"REASSIGN OWNED BY {role} TO {owner}"],
-            [f"DROP OWNED BY {role}"],
-        ]
-        return dice.choice(statements)
+    async def _freeze(self) -> None:
+        if self.controllers.frozen is not None:
+            self.controllers.resume()
+            return
+        await self.controllers.freeze()
+        for _ in range(self.dice.randint(0, 3)):
+            await self.change()
+        if self.dice.random() < 0.5:  # else it goes on later
+            await anyio.sleep(self.dice.random())
+            self.controllers.resume()
 
-    def _delegated_grant(self) -> list[str]:
-        table = f"{self.dice.choice(SCHEMAS)}.{self.dice.choice(TABLES)}"
-        return [
-            f"GRANT USAGE ON SCHEMA {table.partition('.')[0]} TO {DELEGATE}",
-            f"GRANT SELECT, UPDATE ON {table} TO {DELEGATE} WITH GRANT OPTION",
-            f"SET ROLE {DELEGATE}",
-            f"GRANT SELECT, UPDATE ON {table} TO {self.dice.choice(ROLES)}",
-        ]
-
-    def _default_privilege(self) -> str:
-        schema = self.dice.choice(["", f"IN SCHEMA {self.dice.choice(SCHEMAS)} "])
-        role, owner = self.dice.choice(ROLES), self.dice.choice(OWNERS)
-        return f"ALTER DEFAULT PRIVILEGES FOR ROLE {owner} {schema}GRANT SELECT ON TABLES TO {role}"
-
-    def _role_change(self, role: str) -> str:
-        dice = self.dice
-        return dice.choice(
-            [
-                f"ALTER ROLE {role} CONNECTION LIMIT {dice.randint(0, 9)}",
-                f"ALTER ROLE {role} {dice.choice(['CREATEDB', 'NOCREATEDB', 'CREATEROLE'])}",
-                f"GRANT {dice.choice(GROUPS)} TO {role}{dice.choice(['', ' WITH ADMIN OPTION'])}",
-                f"REVOKE {dice.choice(GROUPS)} FROM {role} CASCADE",
-            ]
-        )
-
-    # -- faults
-
-    async def fault(self) -> None:
-        """A fault of PostgreSQL, of schema pgrole, of a role or of a whole database."""
-        dice, database, role = self.dice, self.dice.choice(DATABASES), self.dice.choice(ROLES)
-        postgres = self.stage.postgres
-        match dice.randint(0, 10):
-            case 0:
-                await self.run("postgres", f"{_TERMINATE} application_name LIKE 'pgrole%'")
-            case 1:
-                await self.run(database, "DROP SCHEMA pgrole CASCADE")
-            case 2:
-                await self.run(database, "ALTER EVENT TRIGGER pgrole_on_ddl DISABLE")
-            case 3:
-                await self.run(database, "TRUNCATE pgrole.ddl_event")
-            case 4:
-                await self.run("postgres", f"ALTER DATABASE {database} ALLOW_CONNECTIONS false")
-                await anyio.sleep(dice.random())
-                await self.run("postgres", f"ALTER DATABASE {database} ALLOW_CONNECTIONS true")
-            case 5:
-                await self.run("postgres", f"DROP DATABASE {database} WITH (FORCE)")
-                await anyio.sleep(dice.random() / 2)
-                await self.create_database(database)
-            case 6:
-                other = dice.choice([name for name in DATABASES if name != database])
-                copy = f"CREATE DATABASE {database} OWNER {OWNERS[1]} TEMPLATE {other}"
-                await self.run(
-                    "postgres", f"DROP DATABASE {database} WITH (FORCE)", f"{_TERMINATE} datname = '{other}'", copy
-                )
-                await self.create_database(database)  # if it could not be copied
-            case 7:
-                rename = f"ALTER DATABASE {database} RENAME TO away"
-                await self.run("postgres", f"{_TERMINATE} datname = '{database}'", rename)
-                await anyio.sleep(dice.random())
-                await self.run(
-                    "postgres", f"{_TERMINATE} datname = 'away'", f"ALTER DATABASE away RENAME TO {database}"
-                )
-                await self.create_database(database)  # if it could not be renamed back
-                await self.run("postgres", "DROP DATABASE IF EXISTS away WITH (FORCE)")
-            case 8:
-                for name in (*DATABASES, "postgres"):
-                    await self.run(name, f"REASSIGN OWNED BY {role} TO {OWNERS[0]}", f"DROP OWNED BY {role}")
-                await self.run("postgres", f"DROP ROLE {role}")
-            case 9:
-                self.log.append("PostgreSQL is restarted")
-                await postgres.stop()
-                await anyio.sleep(dice.random())
-                await postgres.start()
-            case _:
-                self.log.append("PostgreSQL is frozen")
-                postgres.pause()
-                await anyio.sleep(dice.random())
-                postgres.resume()
-
-    async def create_database(self, database: str) -> None:
-        """Does nothing if it exists."""
-        async with self.session("postgres") as home:
-            if await home.fetchval("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", database):
-                return
-        await self.run("postgres", f"CREATE DATABASE {database} OWNER {OWNERS[0]}")
-        schemas = (_create_schema(schema, self.dice.choice(OWNERS)) for schema in SCHEMAS)
-        await self.run(database, *(statement for each in schemas for statement in each))
-
-    @asynccontextmanager
-    async def session(self, database: str) -> AsyncIterator[Connection]:
-        connection: Connection = await asyncpg.connect(self.stage.postgres.dsn(database=database), timeout=30)
-        try:
-            yield connection
-        finally:
-            await connection.close(timeout=5)
-
-    async def run(self, database: str, *statements: str) -> None:
-        """Runs statements in one session. Some fail, for a missing object or a deadlock: what counts is the result."""
-        try:
-            async with self.session(database) as connection:
-                for statement in statements:
-                    outcome = ""
-                    try:
-                        await connection.execute(statement, timeout=20)
-                    except asyncpg.PostgresError as error:
-                        outcome = f" -- {type(error).__name__}"
-                    self.log.append(f"{database}: {statement}{outcome}")
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-            self.log.append(f"{database}: {type(error).__name__}: {error}")
+    async def _cut(self) -> None:
+        self.controllers.fail_api_server(fails=self.dice.random() < 0.7)
+        if self.controllers.relay is not None:
+            self.log.append("watches are cut")
+            self.controllers.relay.cut_watches()
 
     # -- what must be true
 
     async def find_problems(self) -> list[str]:
         """Returns what is not as declared."""
-        found: list[str] = []
-        strict = {role: spec for role, spec in self.specs.items() if not _is_lenient(spec)}
-        async with self.session("postgres") as home:
-            for role in ROLES:
-                if role in strict or role not in self.specs:
-                    found.extend(await find_role_problems(home, role, strict.get(role)))
+        verdict = HistoryVerdict(self.stage.kube, self.postgres, self.specs, self.policy, self.dropped)
+        for role in await verdict.find_kept_back():
+            await self._revoke(role)
+        return await verdict.find_problems()
+
+    async def _revoke(self, role: str) -> None:
+        """Revokes what keeps an object from taking its role over."""
+        attributes, groups = f"ALTER ROLE {role} NOCREATEROLE NOCREATEDB", f"REVOKE {', '.join(GROUPS)} FROM {role}"
+        await self.postgres.run("postgres", f"SET ROLE {self._administrator}", attributes, groups)
         for database in DATABASES:
-            async with self.session(database) as there:
-                for role, spec in strict.items():
-                    for item in (item for item in spec["privileges"] if item["database"] == database):
-                        extra, missing = await compare_privileges(there, role, item)
-                        if extra or missing:
-                            found.append(f"{role} in {database}: not declared {extra}, missing {missing}")
-        found.extend(find_object_problems(await self.stage.kube.objects(), strict))
-        return found
+            await self.postgres.run(database, f"REASSIGN OWNED BY {role} TO {OWNERS[0]}", f"DROP OWNED BY {role}")
+
+    async def restart(self) -> list[str]:
+        """Restarts the controllers, which have nothing to do; returns what they counted as drift."""
+        before = await self._count_drifts()
+        await self.controllers.stop()
+        self.controllers.ended += self.controllers.running
+        self.controllers.running.clear()
+        await self.controllers.start()
+        leader = await self.controllers.find_leader()
+        await leader.rest()
+        after = await self._count_drifts()
+        return [f"{name}: {before[name]} and now {after[name]}" for name in before if before[name] != after[name]]
+
+    async def _count_drifts(self) -> dict[str, int]:
+        return {obj["metadata"]["name"]: obj["status"].get("driftCount", 0) for obj in await self.stage.kube.objects()}
 
 
-def _is_lenient(spec: Json) -> bool:
-    return any(name in spec for name in _LENIENT)
-
-
-def _create_table(schema: str, table: str, owner: str) -> list[str]:
-    return [f"CREATE TABLE {schema}.{table} (id int, name text)", f"ALTER TABLE {schema}.{table} OWNER TO {owner}"]
-
-
-def _create_function(schema: str, owner: str) -> list[str]:
-    name = f"{schema}.f_one(int)"
-    return [
-        f"CREATE FUNCTION {name} RETURNS int LANGUAGE sql AS 'SELECT 1'",
-        f"ALTER FUNCTION {name} OWNER TO {owner}",
-    ]
-
-
-def _create_schema(schema: str, owner: str) -> list[str]:
-    return [
-        f"CREATE SCHEMA {schema} AUTHORIZATION {owner}",
-        *(statement for table in TABLES[:3] for statement in _create_table(schema, table, owner)),
-        f"CREATE VIEW {schema}.v_orders AS SELECT * FROM {schema}.orders",
-        f"ALTER VIEW {schema}.v_orders OWNER TO {owner}",
-        f"CREATE SEQUENCE {schema}.ids",
-        f"ALTER SEQUENCE {schema}.ids OWNER TO {owner}",
-        *_create_function(schema, owner),
-    ]
+@asynccontextmanager
+async def random_history(stage: Stage, seed: int, version: int) -> AsyncIterator[RandomHistory]:
+    """Begins a history, and stops its controllers at the end."""
+    dice = random.Random(seed)
+    circumstances = Circumstances.choose(dice, version)
+    restricted = circumstances.restricted
+    postgres = FaultyPostgres(stage.postgres, dice, CONTROLLER_ROLE if restricted else None)
+    postgres.log.append(f"seed {seed}: {circumstances}")
+    dsn = stage.postgres.dsn(CONTROLLER_ROLE, password=PASSWORD) if restricted else stage.postgres.dsn()
+    async with (
+        faulty_relay(stage.kube.server, used=circumstances.relayed) as relay,
+        pgservers(stage.kube.server) as servers,
+    ):
+        controllers = RandomControllers(stage, dice, circumstances, dsn, relay, postgres.log)
+        history = RandomHistory(
+            stage, dice, circumstances, postgres, controllers, servers if circumstances.declared else None
+        )
+        try:
+            await history.begin(version)
+            yield history
+        finally:
+            await controllers.stop()

@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from ssl import create_default_context
+from typing import TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -75,12 +76,21 @@ class Relay:
         return event["type"] in ("ADDED", "MODIFIED", "DELETED") and holds(resource, event["object"])
 
 
+AnyRelay = TypeVar("AnyRelay", bound=Relay)
+
+
 @asynccontextmanager
 async def relay(server: ApiServer) -> AsyncIterator[Relay]:
+    async with relay_of(Relay, server) as made:
+        yield made
+
+
+@asynccontextmanager
+async def relay_of(kind: type[AnyRelay], server: ApiServer) -> AsyncIterator[AnyRelay]:
     trust = aiohttp.TCPConnector(ssl=create_default_context(cafile=str(server.ca)))
     unlimited = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=trust, timeout=unlimited, read_bufsize=_LINE_BYTES) as session:
-        made = Relay(server, session)
+        made = kind(server, session)
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", made.answer)
         runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=1.0)
