@@ -1,30 +1,56 @@
 """Common parts of Kubernetes objects: the metadata and conditions that the controller uses."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any, LiteralString
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
+from pgrole_controller.api.validation import rule, rules
+
 #: NAMEDATALEN - 1. PostgreSQL silently truncates longer names, so that two names become one.
 NAME_BYTES = 63
 
+#: A pattern of names with * and ?; {namespace} is replaced.
+Pattern = Annotated[str, Field(min_length=1, max_length=NAME_BYTES + len("{namespace}"))]
 
-def _check_unique(names: list[str]) -> list[str]:
+
+def check_name(size: LiteralString, nul: LiteralString) -> AfterValidator:
+    """Returns the validator of a name in PostgreSQL: what is said of a wrong size, and of NUL."""
+
+    def check(name: str) -> str:
+        if not 1 <= len(name.encode()) <= NAME_BYTES:
+            raise PydanticCustomError("name", size)
+        if "\x00" in name:
+            raise PydanticCustomError("name", nul)
+        return name
+
+    return AfterValidator(check)
+
+
+def name_schema(size: str, nul: str) -> dict[str, Any]:
+    """Returns the same check for the API server."""
+    checks = rules(rule(f"size(bytes(self)) <= {NAME_BYTES}", size), rule(r"!self.contains('\u0000')", nul))
+    return {"minLength": 1, "maxLength": NAME_BYTES, **checks}
+
+
+def check_once(names: list[str], problem: LiteralString) -> None:
+    """The API server enforces this through the list's type and key; objects built in Python have only this check."""
     seen = set[str]()
     for name in names:
         if name in seen:
-            raise PydanticCustomError("twice", '"{name}" is listed twice: remove one of them', {"name": name})
+            raise PydanticCustomError("twice", problem, {"name": name})
         seen.add(name)
+
+
+def _check_unique(names: list[str]) -> list[str]:
+    check_once(names, '"{name}" is listed twice: remove one of them')
     return names
 
 
-#: For a list whose items differ. The API server enforces it through x-kubernetes-list-type: set.
+#: For a list whose items differ.
 UNIQUE = AfterValidator(_check_unique)
-
-#: A pattern of names with * and ?; {namespace} is replaced.
-Pattern = Annotated[str, Field(min_length=1, max_length=NAME_BYTES + len("{namespace}"))]
 
 
 class Model(BaseModel):

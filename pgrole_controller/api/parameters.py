@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from pgrole_controller.api.meta import NAME_BYTES, Model
+from pgrole_controller.api.meta import NAME_BYTES, Model, check_name, name_schema
 from pgrole_controller.api.validation import rule, rules
 
 _PARAMETER_NAMES = (
@@ -48,31 +48,15 @@ def _check_parameters(parameters: dict[str, str]) -> dict[str, str]:
     return parameters
 
 
-def _check_database(name: str) -> str:
-    if not 1 <= len(name.encode()) <= NAME_BYTES:
-        raise PydanticCustomError("database", _DATABASE_SIZE)
-    if "\x00" in name:
-        raise PydanticCustomError("database", _DATABASE_NUL)
-    return name
-
-
-DatabaseName = Annotated[str, AfterValidator(_check_database)]
 ParameterMap = Annotated[dict[str, str], Field(max_length=_MOST_PARAMETERS), AfterValidator(_check_parameters)]
 
 
 class DatabaseParameters(Model):
     """Settings for the role's sessions in one database."""
 
-    database: DatabaseName = Field(
+    database: Annotated[str, check_name(_DATABASE_SIZE, _DATABASE_NUL)] = Field(
         description="Name of the database. It does not have to exist yet.",
-        json_schema_extra={
-            "minLength": 1,
-            "maxLength": NAME_BYTES,
-            **rules(
-                rule(f"size(bytes(self)) <= {NAME_BYTES}", _DATABASE_SIZE),
-                rule(r"!self.contains('\u0000')", _DATABASE_NUL),
-            ),
-        },
+        json_schema_extra=name_schema(_DATABASE_SIZE, _DATABASE_NUL),
     )
     parameters: ParameterMap = Field(
         description="Settings, as in ALTER ROLE … IN DATABASE … SET. Settings you do not list are reset.",

@@ -8,18 +8,18 @@ with the same messages.
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Literal, LiteralString, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, AwareDatetime, Field, StrictBool, ValidationError, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from pgrole_controller.api.membership import MembershipSpec
-from pgrole_controller.api.meta import NAME_BYTES, UNIQUE, Model, ObjectMeta
+from pgrole_controller.api.meta import NAME_BYTES, UNIQUE, Model, ObjectMeta, check_once
 from pgrole_controller.api.parameters import PARAMETERS_SCHEMA, DatabaseParameters, ParameterMap
 from pgrole_controller.api.privileges import PRIVILEGES_SCHEMA, Privileges
 from pgrole_controller.api.secrets import PASSWORD_RULES, ConnectionSecret, PasswordSpec
 from pgrole_controller.api.status import PgRoleStatus
-from pgrole_controller.api.validation import immutable_optional, list_schema, rule, rules
+from pgrole_controller.api.validation import immutable_optional, list_schema, map_schema, rule, rules
 
 GROUP = "pgrole.dev"
 VERSION = "v1alpha1"
@@ -98,13 +98,6 @@ def _check_new_owner(name: str) -> str:
     if len(name.encode()) > NAME_BYTES or "\x00" in name:
         raise PydanticCustomError("reassign_owned_to", _NEW_OWNER_SIZE)
     return name
-
-
-def _check_once(names: list[str], problem: LiteralString) -> None:
-    """The API server enforces this through the list's key; objects built in Python have only this check."""
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise PydanticCustomError("twice", problem, {"name": twice})
 
 
 OptionalRole = Annotated[str, AfterValidator(_check_new_owner)]
@@ -238,7 +231,7 @@ class PgRoleSpec(Model):
         default_factory=list,
         description="Roles that this role is a member of. Memberships you do not list are revoked.",
         max_length=64,
-        json_schema_extra={**list_schema(64, "map"), "x-kubernetes-list-map-keys": ["role"]},
+        json_schema_extra=map_schema(64, "role"),
     )
     parameters: ParameterMap = Field(
         default_factory=dict,
@@ -252,7 +245,7 @@ class PgRoleSpec(Model):
             "you do not list are reset."
         ),
         max_length=32,
-        json_schema_extra={**list_schema(32, "map"), "x-kubernetes-list-map-keys": ["database"]},
+        json_schema_extra=map_schema(32, "database"),
     )
     privileges: Privileges | None = Field(
         default=None,
@@ -313,8 +306,8 @@ class PgRoleSpec(Model):
 
     @model_validator(mode="after")
     def _check_twice(self) -> Self:
-        _check_once([one.role for one in self.member_of], _GROUP_TWICE)
-        _check_once([one.database for one in self.database_parameters], _DATABASE_TWICE)
+        check_once([one.role for one in self.member_of], _GROUP_TWICE)
+        check_once([one.database for one in self.database_parameters], _DATABASE_TWICE)
         return self
 
     @model_validator(mode="after")

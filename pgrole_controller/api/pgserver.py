@@ -23,6 +23,7 @@ from pgrole_controller.api.validation import (
     between,
     duration_schema,
     list_schema,
+    map_schema,
     rule,
     rules,
 )
@@ -300,7 +301,7 @@ class PgServerStatus(Model):
     conditions: list[Condition] = Field(
         default_factory=list,
         description="Ready is always present; Reconciling and Stalled only while True.",
-        json_schema_extra={"maxItems": 16, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        json_schema_extra=map_schema(16, "type"),
     )
     version: str | None = Field(
         default=None, description="Version of PostgreSQL.", json_schema_extra={"maxLength": 128}
@@ -314,17 +315,13 @@ class PgServerStatus(Model):
     databases: list[DatabaseStatus] | None = Field(
         default=None,
         description="Databases in which the controller manages privileges.",
-        json_schema_extra={"maxItems": 500, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        json_schema_extra=map_schema(500, "name"),
     )
     roles: RoleCounts | None = Field(default=None, description="Number of PgRoles that reference the server.")
     drifts_per_hour: list[DriftsInHour] | None = Field(
         default=None,
         description="Drifts in the last 24 hours, newest hour first. Hours without drift are absent.",
-        json_schema_extra={
-            "maxItems": 24,
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": ["hour"],
-        },
+        json_schema_extra=map_schema(24, "hour"),
     )
 
 

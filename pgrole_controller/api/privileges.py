@@ -1,12 +1,12 @@
 """What a role may do: `spec.privileges`, by database."""
 
-from typing import Annotated, Any, Literal, LiteralString, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from pgrole_controller.api.meta import NAME_BYTES, UNIQUE, Model
-from pgrole_controller.api.validation import list_schema, rule, rules
+from pgrole_controller.api.meta import NAME_BYTES, UNIQUE, Model, check_name, check_once, name_schema
+from pgrole_controller.api.validation import list_schema, map_schema, rule, rules
 
 #: In one PgRole: databases, and names and patterns in all. CEL could not count the latter within its cost budget.
 MOST_DATABASES = 16
@@ -51,33 +51,15 @@ def _check_nul(name: str) -> str:
     return name
 
 
-def _check_name(name: str) -> str:
-    if not 1 <= len(name.encode()) <= NAME_BYTES:
-        raise PydanticCustomError("name", _SIZE)
-    return _check_nul(name)
-
-
-def _check_once(names: list[str], problem: LiteralString) -> None:
-    """The API server enforces this through the list's key; objects built in Python have only this check."""
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise PydanticCustomError("twice", problem, {"name": twice})
-
-
-_NUL_RULE = rule(r"!self.contains('\u0000')", _NUL)
-_NAME_SCHEMA: dict[str, Any] = {
+_NAME_SCHEMA = name_schema(_SIZE, _NUL)
+_ROUTINE_SCHEMA: dict[str, Any] = {
     "minLength": 1,
-    "maxLength": NAME_BYTES,
-    **rules(rule(f"size(bytes(self)) <= {NAME_BYTES}", _SIZE), _NUL_RULE),
+    "maxLength": _ROUTINE_BYTES,
+    **rules(rule(r"!self.contains('\u0000')", _NUL)),
 }
-_ROUTINE_SCHEMA: dict[str, Any] = {"minLength": 1, "maxLength": _ROUTINE_BYTES, **rules(_NUL_RULE)}
 
-Name = Annotated[str, AfterValidator(_check_name), Field(json_schema_extra=_NAME_SCHEMA)]
+Name = Annotated[str, check_name(_SIZE, _NUL), Field(json_schema_extra=_NAME_SCHEMA)]
 NameOfObject = Annotated[str, AfterValidator(_check_nul), Field(json_schema_extra=_ROUTINE_SCHEMA)]
-
-
-def _map(most: int, key: str) -> dict[str, Any]:
-    return {**list_schema(most, "map"), "x-kubernetes-list-map-keys": [key]}
 
 
 class SchemaPrivilegesSpec(Model):
@@ -243,7 +225,7 @@ class DatabasePrivilegesSpec(Model):
         default_factory=list,
         description="Access to everything in schemas, including objects that are created later, whoever creates them.",
         max_length=64,
-        json_schema_extra=_map(64, "name"),
+        json_schema_extra=map_schema(64, "name"),
     )
     objects: list[RuledObjectPrivileges] = Field(
         default_factory=list,
@@ -271,7 +253,7 @@ class DatabasePrivilegesSpec(Model):
 
     @model_validator(mode="after")
     def _check_twice(self) -> Self:
-        _check_once([one.name for one in self.schemas], _SCHEMA_TWICE)
+        check_once([one.name for one in self.schemas], _SCHEMA_TWICE)
         return self
 
     def count_names(self) -> int:
@@ -282,12 +264,12 @@ class DatabasePrivilegesSpec(Model):
 
 
 def check_privileges(privileges: list[DatabasePrivilegesSpec]) -> list[DatabasePrivilegesSpec]:
-    _check_once([one.database for one in privileges], _DATABASE_TWICE)
+    check_once([one.database for one in privileges], _DATABASE_TWICE)
     count = sum(one.count_names() for one in privileges)
     if count > MOST_NAMES:
         raise PydanticCustomError("names", _TOO_MANY, {"count": count, "most": MOST_NAMES})
     return privileges
 
 
-PRIVILEGES_SCHEMA = _map(MOST_DATABASES, "database")
+PRIVILEGES_SCHEMA = map_schema(MOST_DATABASES, "database")
 Privileges = Annotated[list[DatabasePrivilegesSpec], Field(max_length=MOST_DATABASES), AfterValidator(check_privileges)]

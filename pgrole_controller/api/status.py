@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pgrole_controller.api.meta import NAME_BYTES, Condition, Model
+from pgrole_controller.api.validation import list_schema, map_schema
 
 
 class AppliedRole(Model):
@@ -91,7 +92,7 @@ class DriftHistoryEntry(Model):
     fields: list[Annotated[str, Field(json_schema_extra={"maxLength": NAME_BYTES})]] = Field(
         default_factory=list,
         description="Fields of spec that differed; the first five.",
-        json_schema_extra={"maxItems": 5, "x-kubernetes-list-type": "atomic"},
+        json_schema_extra=list_schema(5, "atomic"),
     )
     database: str | None = Field(
         default=None,
@@ -101,7 +102,7 @@ class DriftHistoryEntry(Model):
     details: list[Annotated[str, Field(json_schema_extra={"maxLength": 120})]] | None = Field(
         default=None,
         description="What happened, one phrase each.",
-        json_schema_extra={"maxItems": 5, "x-kubernetes-list-type": "atomic"},
+        json_schema_extra=list_schema(5, "atomic"),
     )
     count: int | None = Field(
         default=None,
@@ -133,7 +134,7 @@ class LastDrift(Model):
     fields: list[Annotated[str, Field(json_schema_extra={"maxLength": 63})]] = Field(
         default_factory=list,
         description="Fields of spec that differed.",
-        json_schema_extra={"maxItems": 64, "x-kubernetes-list-type": "atomic"},
+        json_schema_extra=list_schema(64, "atomic"),
     )
     corrected: bool = Field(description="Whether the controller restored the role.")
     database: str | None = Field(
@@ -144,7 +145,7 @@ class LastDrift(Model):
     details: list[Annotated[str, Field(json_schema_extra={"maxLength": 512})]] | None = Field(
         default=None,
         description="What happened, one phrase each, such as: DELETE on table app.orders was granted.",
-        json_schema_extra={"maxItems": 11, "x-kubernetes-list-type": "atomic"},
+        json_schema_extra=list_schema(11, "atomic"),
     )
     by: DriftCause | None = Field(default=None, description="Who caused the drift.")
 
@@ -166,7 +167,7 @@ class ApprovableDatabase(Model):
     changes: list[Annotated[str, Field(json_schema_extra={"maxLength": 512})]] | None = Field(
         default=None,
         description="What happened, one phrase each, such as: DELETE on table app.orders was granted.",
-        json_schema_extra={"maxItems": 11, "x-kubernetes-list-type": "atomic"},
+        json_schema_extra=list_schema(11, "atomic"),
     )
     handled: str | None = Field(
         default=None,
@@ -189,12 +190,12 @@ class ApprovalStatus(Model):
     fields: list[ApprovableField] | None = Field(
         default=None,
         description="Fields of the role that differ.",
-        json_schema_extra={"maxItems": 64, "x-kubernetes-list-type": "atomic"},
+        json_schema_extra=list_schema(64, "atomic"),
     )
     databases: list[ApprovableDatabase] | None = Field(
         default=None,
         description="Databases whose privileges differ, or in which an approval was handled.",
-        json_schema_extra={"maxItems": 32, "x-kubernetes-list-type": "atomic"},
+        json_schema_extra=list_schema(32, "atomic"),
     )
     handled: str | None = Field(
         default=None,
@@ -217,11 +218,7 @@ class PgRoleStatus(Model):
     conditions: list[Condition] = Field(
         default_factory=list,
         description="Ready is always present; Reconciling, Stalled and DriftDetected only while True.",
-        json_schema_extra={
-            "maxItems": 16,
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": ["type"],
-        },
+        json_schema_extra=map_schema(16, "type"),
     )
     role: AppliedRole | None = Field(default=None, description="Role in the database.")
     server: AppliedServer | None = Field(default=None, description="Server that the role is on.")
@@ -236,7 +233,7 @@ class PgRoleStatus(Model):
     drift_history: list[DriftHistoryEntry] | None = Field(
         default=None,
         description="The last ten drifts, newest first.",
-        json_schema_extra={"maxItems": 10, "x-kubernetes-list-type": "atomic"},
+        json_schema_extra=list_schema(10, "atomic"),
     )
     privileges: list[PrivilegesStatus] | None = Field(
         default=None,
@@ -244,11 +241,7 @@ class PgRoleStatus(Model):
             "State of the role's privileges in each database of spec.privileges, and in each one that was removed from "
             "there until its privileges are revoked."
         ),
-        json_schema_extra={
-            "maxItems": 32,
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": ["database"],
-        },
+        json_schema_extra=map_schema(32, "database"),
     )
     approval: ApprovalStatus | None = Field(
         default=None, description="Reported drift that can be approved, and the approvals that were handled."

@@ -49,11 +49,11 @@ def is_label_value(text: str) -> bool:
     return text == "" or (len(text) <= LONGEST_LABEL and _WORD.fullmatch(text) is not None)
 
 
-def rule(expression: str, message: str, *, reason: str = "FieldValueInvalid", field_path: str = "") -> dict[str, Any]:
+def rule(expression: str, message: str, *, field_path: str = "") -> dict[str, Any]:
     """Builds one CEL rule. `field_path` (as `.serverRef.name`) names the field at fault if the rule belongs to a
     parent.
     """
-    made = {"rule": expression, "message": message, "reason": reason}
+    made = {"rule": expression, "message": message, "reason": "FieldValueInvalid"}
     if field_path:
         made["fieldPath"] = field_path
     return made
@@ -68,6 +68,11 @@ def list_schema(most: int, kind: str = "set", *, least: int = 0) -> dict[str, An
     """Returns the bounds of a list, and how server-side apply merges it."""
     smallest = {"minItems": least} if least else {}
     return {**smallest, "maxItems": most, "x-kubernetes-list-type": kind}
+
+
+def map_schema(most: int, key: str) -> dict[str, Any]:
+    """Returns the bounds of a list that server-side apply merges by a field of its items."""
+    return {**list_schema(most, "map"), "x-kubernetes-list-map-keys": [key]}
 
 
 def immutable_optional(name: str, message: str) -> dict[str, Any]:
