@@ -29,7 +29,7 @@ from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.claim_store import ClaimStore
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.database_claims import DatabaseClaims
-from pgrole_controller.postgres.errors import is_lacking
+from pgrole_controller.postgres.errors import DEPENDENT, LOCK_NOT_FREE, NO_DATABASE, is_lacking, sqlstate_of
 from pgrole_controller.postgres.fence import Fence, Unconfirmed, is_another_leading
 from pgrole_controller.postgres.missing_privileges import (
     MissingPrivilege,
@@ -52,9 +52,6 @@ _TOGETHER = "500ms"
 _ALONE = "150ms"
 #: How long a role that was locked is changed outside the batch, in seconds.
 APART_SECONDS = 60.0
-_LOCK_NOT_FREE = "55P03"
-_HAS_DEPENDENTS = "2BP01"
-_NO_DATABASE = "3D000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +81,7 @@ class LockedRoles:
         self._until: dict[str, float] = {}
 
     def note(self, role_name: str, error: PgRoleError | None) -> None:
-        if getattr(getattr(error, "__cause__", None), "sqlstate", None) == _LOCK_NOT_FREE:
+        if sqlstate_of(error) == LOCK_NOT_FREE:
             now = anyio.current_time()
             self._until = {name: until for name, until in self._until.items() if until > now}
             self._until[role_name] = now + APART_SECONDS
@@ -194,10 +191,10 @@ async def _explain_failure(
 
 def _find_change(plan: Plan, error: PgRoleError | None) -> str | None:
     """Returns what changed since the role was read, if that has the SQLSTATE of another error."""
-    code = getattr(getattr(error, "__cause__", None), "sqlstate", None)
-    if code == _HAS_DEPENDENTS and not any(isinstance(change, Drop) for change in plan.changes):
+    code = sqlstate_of(error)
+    if code == DEPENDENT and not any(isinstance(change, Drop) for change in plan.changes):
         return "a membership was passed on while the controller revoked it"  # REVOKE had no CASCADE
-    if code == _NO_DATABASE:
+    if code == NO_DATABASE:
         return "a database of spec.databaseParameters was dropped while the controller applied the spec"
     return None
 

@@ -7,9 +7,8 @@ from pgrole_controller.core.ddl import spell_identifier
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient, Waiting
 from pgrole_controller.dsn import user_of
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.errors import refusing_connections
+from pgrole_controller.postgres.errors import NO_DATABASE, refusing_connections
 
-_DATABASE_MISSING = "3D000"
 _NOT_ACCEPTING = "55000"
 _FORBIDDEN = "42501"
 _FULL = "53300"
@@ -50,7 +49,7 @@ def explain(error: PgRoleError, database: str, login: str = "") -> PgRoleError:
     connect. `login`: the role; empty if it is not known.
     """
     codes = _codes(error, set())
-    if _DATABASE_MISSING in codes:
+    if NO_DATABASE in codes:
         return DatabaseMissing(database)
     if _NOT_ACCEPTING in codes:
         return refusing_connections(database)

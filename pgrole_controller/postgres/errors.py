@@ -106,8 +106,13 @@ _TABLE: dict[str, Callable[[str], PgRoleError]] = {
 }
 
 
+#: PostgreSQL's own: a lock was not available in time; other objects depend on this one; the database does not exist.
+LOCK_NOT_FREE = "55P03"
+DEPENDENT = "2BP01"
+NO_DATABASE = "3D000"
+
 #: A lock was not available in time, or a statement was canceled.
-_TIMED_OUT = ("55P03", "57014")
+_TIMED_OUT = (LOCK_NOT_FREE, "57014")
 
 #: Messages of XX000, always in English, if another transaction was first.
 _CONCURRENT = ("tuple concurrently updated", "tuple concurrently deleted")
@@ -182,6 +187,11 @@ def _is_refused(error: OSError) -> bool:
     return error.errno in (_REFUSED_SOCKET if error.filename is None else _REFUSED)
 
 
+def sqlstate_of(error: BaseException | None) -> str:
+    """The SQLSTATE of the error that caused this one; empty if PostgreSQL did not send it."""
+    return getattr(getattr(error, "__cause__", None), "sqlstate", None) or ""
+
+
 def is_lacking(error: BaseException | None) -> bool:
     """Whether the controller's role lacks a privilege (insufficient_privilege)."""
     return error is not None and isinstance(error.__cause__, asyncpg.InsufficientPrivilegeError)
@@ -193,7 +203,7 @@ def is_rejection(error: PgRoleError) -> bool:
     Not if it timed out, nor if a privilege is missing that is known: `apply_plans` then did all that needs no more.
     """
     if error.reason is Reason.DATABASE_ERROR:
-        return isinstance(error, Transient) and getattr(error.__cause__, "sqlstate", None) not in _TIMED_OUT
+        return isinstance(error, Transient) and sqlstate_of(error) not in _TIMED_OUT
     return error.reason is Reason.INVALID_SPEC
 
 

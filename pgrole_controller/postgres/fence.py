@@ -14,7 +14,7 @@ from pgrole_controller.core.ddl import literal
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.errors import NOT_LEADING, translate_errors
+from pgrole_controller.postgres.errors import NOT_LEADING, sqlstate_of, translate_errors
 from pgrole_controller.postgres.rows import fetch_row
 
 #: Time limit of one heartbeat, in seconds.
@@ -153,7 +153,7 @@ def _fence(candidate: Candidate, number: int | None, guarded: bool) -> Fence:
 
 def is_another_leading(error: BaseException) -> bool:
     """Whether the server refused because another process leads."""
-    return isinstance(error, NotLeading) or getattr(error.__cause__, "sqlstate", None) == NOT_LEADING
+    return isinstance(error, NotLeading) or sqlstate_of(error) == NOT_LEADING
 
 
 async def _call(connection: Connection, call: str, *, guarded: bool) -> int:

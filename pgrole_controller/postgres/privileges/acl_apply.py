@@ -13,7 +13,7 @@ import anyio.lowlevel
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.privileges.acl import AclChange, DefaultAclChange, ObjectId
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.errors import FOREIGN_EVENT_TRIGGER
+from pgrole_controller.postgres.errors import DEPENDENT, FOREIGN_EVENT_TRIGGER, LOCK_NOT_FREE, sqlstate_of
 from pgrole_controller.postgres.fence import Unconfirmed, is_another_leading
 from pgrole_controller.postgres.privileges.acl_batches import (
     OBJECTS,
@@ -26,8 +26,6 @@ from pgrole_controller.postgres.privileges.acl_checks import prepare_checks
 from pgrole_controller.postgres.privileges.acl_failures import failed_changes_of
 from pgrole_controller.postgres.privileges.acl_locks import waits_of
 from pgrole_controller.postgres.privileges.acl_refusal import (
-    DEPENDENT,
-    LOCK_NOT_FREE,
     RETRIED,
     Ineffective,
     Part,
@@ -36,7 +34,6 @@ from pgrole_controller.postgres.privileges.acl_refusal import (
     explain,
     explain_default,
     explain_storing,
-    sqlstate,
 )
 from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AclTransactions, Statement
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
@@ -150,7 +147,7 @@ class _ObjectSteps:
                 await self._transactions.run([one], extra=last, cascade=cascade, seconds=seconds)
             except PgRoleError as error:
                 self.raise_if_common(error)
-                code = sqlstate(error)
+                code = sqlstate_of(error)
                 if code == LOCK_NOT_FREE:
                     raise
                 if code == DEPENDENT and not cascade:
@@ -176,7 +173,7 @@ class _ObjectSteps:
             errors = await self._transactions.run_parts(repair, list(parts.values()), order, seconds=seconds)
         except PgRoleError as error:
             self.raise_if_common(error)
-            if sqlstate(error) == LOCK_NOT_FREE:
+            if sqlstate_of(error) == LOCK_NOT_FREE:
                 raise
             return await explain(self._connection, error, repair, self._version)
         failed: dict[Part, PgRoleError] = {}
@@ -219,7 +216,7 @@ class _DefaultSteps:
             await self.change_all([one], last=last, seconds=seconds)
         except PgRoleError as error:
             self.raise_if_common(error)
-            if sqlstate(error) == LOCK_NOT_FREE:
+            if sqlstate_of(error) == LOCK_NOT_FREE:
                 raise
             return await explain_default(self._connection, error, one, self._version)
         return None
@@ -234,6 +231,6 @@ class _DefaultSteps:
 def raise_if_common(connection: Connection, error: PgRoleError) -> None:
     """Raises an error that concerns everything."""
     common = isinstance(error, Unconfirmed) or error.reason is Reason.SUSPENDED or is_another_leading(error)
-    common = common or sqlstate(error) == FOREIGN_EVENT_TRIGGER
+    common = common or sqlstate_of(error) == FOREIGN_EVENT_TRIGGER
     if common or connection.is_closed():
         raise error

@@ -14,6 +14,7 @@ import anyio
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl import DefaultAclChange
 from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.errors import LOCK_NOT_FREE, sqlstate_of
 from pgrole_controller.postgres.privileges.acl_failures import failed_changes_of
 from pgrole_controller.postgres.privileges.acl_locks import (
     PATIENCE_SECONDS,
@@ -22,7 +23,7 @@ from pgrole_controller.postgres.privileges.acl_locks import (
     find_busy,
     key_of,
 )
-from pgrole_controller.postgres.privileges.acl_refusal import LOCK_NOT_FREE, postpone, sqlstate, tell_locked
+from pgrole_controller.postgres.privileges.acl_refusal import postpone, tell_locked
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ class Batches(Generic[T]):
             try:
                 await self._change_all(some, last=last and not self._left, seconds=self._waits.seconds)
             except PgRoleError as error:
-                if sqlstate(error) == LOCK_NOT_FREE:
+                if sqlstate_of(error) == LOCK_NOT_FREE:
                     free = await self._set_aside(some)
                     if len(free) < len(some):
                         some = free
@@ -149,7 +150,7 @@ class Batches(Generic[T]):
 
     def _note(self, error: PgRoleError, some: Sequence[T]) -> None:
         self._steps.raise_if_common(error)
-        if sqlstate(error) == LOCK_NOT_FREE:
+        if sqlstate_of(error) == LOCK_NOT_FREE:
             self._waits.note(map(key_of, some) if len(some) == 1 else ())
             self._deadlines.note_lock()
 
@@ -157,7 +158,7 @@ class Batches(Generic[T]):
         try:
             await self._change_all(some, last=last, seconds=PROBE_SECONDS)
         except PgRoleError as error:
-            if sqlstate(error) == LOCK_NOT_FREE and self._waits.rests:
+            if sqlstate_of(error) == LOCK_NOT_FREE and self._waits.rests:
                 for one in some:
                     self._steps.report(one, tell_locked(one))
             else:
@@ -183,7 +184,7 @@ class Batches(Generic[T]):
         try:
             await self._change_all(piece, last=last, seconds=PROBE_SECONDS)
         except PgRoleError as error:
-            if sqlstate(error) != LOCK_NOT_FREE or anyio.current_time() < self._deadlines.locks_end:
+            if sqlstate_of(error) != LOCK_NOT_FREE or anyio.current_time() < self._deadlines.locks_end:
                 return _halves(piece)
             self._postpone(piece)
         return []

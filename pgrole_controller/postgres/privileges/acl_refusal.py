@@ -10,18 +10,14 @@ from pgrole_controller.core.privileges import grant_ddl
 from pgrole_controller.core.privileges.acl import AclChange, DefaultAclChange
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.errors import shorten
+from pgrole_controller.postgres.errors import LOCK_NOT_FREE, is_lacking, shorten, sqlstate_of
 from pgrole_controller.postgres.missing_privileges import explain_own_schema
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.rows import Row, fetch
 
 #: Another transaction changed the same rows.
 RETRIED = ("XX000", "23505", "40P01", "40001")
-LOCK_NOT_FREE = "55P03"
-#: Other grants depend on what is revoked.
-DEPENDENT = "2BP01"
 _ROW_TOO_BIG = "54000"
-_NOT_PERMITTED = "42501"
 #: The object, its schema, the role or the grantor (22023) was dropped or renamed.
 _GONE = ("42P01", "42883", "3F000", "42704", "42703", "22023")
 #: Maximum number of characters of the statements in a message.
@@ -40,10 +36,6 @@ class OutdatedAcl(Transient):
 
 class Ineffective(Transient):
     """The statements succeeded, and yet an object does not have the privileges that it should."""
-
-
-def sqlstate(error: PgRoleError) -> str:
-    return getattr(error.__cause__, "sqlstate", None) or ""
 
 
 def as_owner(repair: AclRepair) -> AclRepair:
@@ -79,23 +71,27 @@ def postpone() -> PgRoleError:
     return Transient(Reason.PROGRESSING, "postponed, since other objects in its transaction wait for locks")
 
 
+def _said(error: PgRoleError) -> str:
+    return shorten(str(getattr(error.__cause__, "message", "")) or error.message)
+
+
 async def explain(connection: Connection, error: PgRoleError, repair: AclRepair, version: int) -> PgRoleError:
     """Returns the error to report on the object that declares the privileges. `version`: server_version_num. Raises
     PgRoleError if the connection is lost.
     """
-    label, code = repair.observed.object.label, sqlstate(error)
-    said = str(getattr(error.__cause__, "message", "")) or error.message
+    label, code = repair.observed.object.label, sqlstate_of(error)
+    said = _said(error)
     if code == LOCK_NOT_FREE:
         return tell_locked(repair)
     if code in RETRIED or code in _GONE:
-        return Transient(Reason.PROGRESSING, f"a concurrent transaction changed {label} first: {shorten(said)}")
+        return Transient(Reason.PROGRESSING, f"a concurrent transaction changed {label} first: {said}")
     if code == _ROW_TOO_BIG:
         remedy = "grant it to a group role, and make the roles members of that"
         return Transient(Reason.DATABASE_ERROR, f"the ACL of {label} has no room for another role: {remedy}")
-    if code == _NOT_PERMITTED and (own := await explain_own_schema(connection, error, shorten(said))) is not None:
+    if is_lacking(error) and (own := await explain_own_schema(connection, error, said)) is not None:
         return own
-    text = error.message if isinstance(error, Ineffective) else f"{label}: {shorten(said)}"
-    if code == _NOT_PERMITTED or isinstance(error, Ineffective):
+    text = error.message if isinstance(error, Ineffective) else f"{label}: {said}"
+    if is_lacking(error) or isinstance(error, Ineffective):
         text += await _find_remedy(connection, repair, version)
     return Transient(Reason.DATABASE_ERROR, text)
 
@@ -104,26 +100,25 @@ async def explain_default(
     connection: Connection, error: PgRoleError, change: DefaultAclChange, version: int
 ) -> PgRoleError:
     """Likewise, of default privileges."""
-    if sqlstate(error) != _NOT_PERMITTED:
+    if not is_lacking(error):
         return error
-    said = str(getattr(error.__cause__, "message", "")) or error.message
-    if (own := await explain_own_schema(connection, error, shorten(said))) is not None:
+    said = _said(error)
+    if (own := await explain_own_schema(connection, error, said)) is not None:
         return own
     allow = [
         _allow(row, version)
         for row in await _read_actors(connection, {change.creator_name})
         if not (row.get("allowed", bool) or row.get("superuser", bool))
     ]
-    text = f'default privileges of creator "{change.creator_name}": {shorten(said)}'
+    text = f'default privileges of creator "{change.creator_name}": {said}'
     return Transient(Reason.DATABASE_ERROR, text + _ask("allow it", allow))
 
 
 async def explain_storing(connection: Connection, error: PgRoleError) -> PgRoleError:
     """Likewise, of what records that everything is applied."""
-    if sqlstate(error) != _NOT_PERMITTED or connection.is_closed():
+    if not is_lacking(error) or connection.is_closed():
         return error
-    said = str(getattr(error.__cause__, "message", "")) or error.message
-    return await explain_own_schema(connection, error, shorten(said)) or error
+    return await explain_own_schema(connection, error, _said(error)) or error
 
 
 async def _find_remedy(connection: Connection, repair: AclRepair, version: int) -> str:

@@ -28,7 +28,7 @@ from pgrole_controller.core.privileges.grant_ddl import GrantStatement
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.claim_store import limited_transaction
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.errors import translate_errors
+from pgrole_controller.postgres.errors import DEPENDENT, LOCK_NOT_FREE, sqlstate_of, translate_errors
 from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.privileges.acl_catalog import read_defaults, read_named_acls
 from pgrole_controller.postgres.privileges.acl_checks import (
@@ -39,15 +39,12 @@ from pgrole_controller.postgres.privileges.acl_checks import (
 )
 from pgrole_controller.postgres.privileges.acl_locks import LOCK_SECONDS
 from pgrole_controller.postgres.privileges.acl_refusal import (
-    DEPENDENT,
-    LOCK_NOT_FREE,
     RETRIED,
     Ineffective,
     OutdatedAcl,
     Part,
     as_owner,
     postpone,
-    sqlstate,
 )
 from pgrole_controller.postgres.privileges.acl_script import render_repairs
 from pgrole_controller.postgres.privileges.acl_verification import (
@@ -181,7 +178,7 @@ class AclTransactions:
                     pieces[:0] = [piece[:middle], piece[middle:]]
                 else:
                     errors[piece[0]] = error
-                    dependent += piece if sqlstate(error) == DEPENDENT else ()
+                    dependent += piece if sqlstate_of(error) == DEPENDENT else ()
             for place in dependent:
                 errors[place] = await self._try(repair, parts[place], cascade=True)
         return errors
@@ -198,7 +195,7 @@ class AclTransactions:
                 refused = await self._run(changes, cascade=cascade)
                 await self._verify([current], refused)
         except PgRoleError as error:
-            if self._connection.is_closed() or sqlstate(error) in (LOCK_NOT_FREE, *RETRIED):
+            if self._connection.is_closed() or sqlstate_of(error) in (LOCK_NOT_FREE, *RETRIED):
                 raise
             await self._connection.execute("ROLLBACK TO SAVEPOINT part; RELEASE SAVEPOINT part")
             if isinstance(error, Ineffective) and (in_turn := as_owner(current)) != current:
@@ -225,7 +222,7 @@ class AclTransactions:
             with limited_transaction():
                 await self._connection.execute(text)
         except PgRoleError as error:
-            if sqlstate(error) != NOT_AS_EXPECTED:
+            if sqlstate_of(error) != NOT_AS_EXPECTED:
                 raise
             return False
         self.stored = self.stored or storing
