@@ -19,18 +19,11 @@ import anyio
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.plan import Blocker, ReassignOwned, blocked, check_new_owner
 from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.catalog import count_sessions, read_dependents
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.fence import Fence
-from pgrole_controller.postgres.reassign_answers import (
-    query_rows,
-    read_bytes,
-    read_number,
-    reading_answer,
-    reassign_sql,
-    refusing,
-    show_name,
-)
+from pgrole_controller.postgres.reassign_answers import ask, reassign_sql, refusing
 from pgrole_controller.postgres.reassign_in_database import (
     CheckLead,
     DependentDatabase,
@@ -41,6 +34,7 @@ from pgrole_controller.postgres.reassign_in_database import (
     run_in,
     why_unreachable,
 )
+from pgrole_controller.postgres.rows import first
 
 log = logging.getLogger(__name__)
 
@@ -106,10 +100,9 @@ async def _prepare(
 
 
 async def _find_new_owner(home: Connection, task: ReassignOwned) -> int | None:
-    rows = await query_rows(home, reassign_sql("roles"), task.oid, task.role, task.new_owner or "")
-    with reading_answer():
-        is_named, new_owner = bool(rows[0]["is_named"]), read_number(rows[0]["new_owner"])
-    if not is_named:
+    row = first(await ask(home, "roles", task.oid, task.role, task.new_owner or ""))
+    new_owner = row.find("new_owner", int)
+    if not row.get("is_named", bool):
         raise Transient(Reason.PROGRESSING, f'role "{task.role}" changed since the controller read it')
     if task.new_owner is not None and new_owner is None:
         raise blocked(task.role, [Blocker("", f'spec.reassignOwnedTo: role "{task.new_owner}" does not exist')])
@@ -134,23 +127,18 @@ async def _end_sessions(home: Connection, task: ReassignOwned, check_lead: Check
             "terminated, but not yet ended" if task.terminate else "to terminate them, set spec.terminateSessions: true"
         )
         blockers.append(Blocker("", f"open sessions of the role: {count} ({remedy})"))
-    rows = await query_rows(home, reassign_sql("prepared"), task.oid)
-    with reading_answer():
-        blockers.extend(
-            Blocker(
-                show_name(row["database"]),
-                f'its prepared transaction "{show_name(row["gid"])}" is open: commit it or roll it back',
-            )
-            for row in rows
+    blockers.extend(
+        Blocker(
+            row.text("database"), f'its prepared transaction "{row.text("gid")}" is open: commit it or roll it back'
         )
+        for row in await ask(home, "prepared", task.oid)
+    )
     if blockers:
         raise blocked(task.role, blockers)
 
 
 async def _count_sessions(home: Connection, task: ReassignOwned) -> int:
-    rows = await query_rows(home, queries.inspect("sessions"), [task.oid])
-    with reading_answer():
-        return sum(int(row["count"]) for row in rows)
+    return (await count_sessions(home, [task.oid])).get(task.oid, 0)
 
 
 async def _empty(home: Connection, emptying: RoleEmptying) -> None:
@@ -163,36 +151,30 @@ async def _empty(home: Connection, emptying: RoleEmptying) -> None:
 
 async def _run_in_each(home: Connection, emptying: RoleEmptying, work: Callable[[Connection], Awaitable[None]]) -> None:
     """Runs `work` in each database that depends on the role. Raises Waiting with all blockers."""
-    rows = await query_rows(home, reassign_sql("databases"), emptying.task.oid)
-    with reading_answer():
-        databases = [
-            DependentDatabase(int(row["oid"]), read_bytes(row["name"]), bool(row["connectable"]), bool(row["invalid"]))
-            for row in rows
-        ]
+    databases = [
+        DependentDatabase(row.get("oid", int), row.text("name"), row.get("connectable", bool), row.get("invalid", bool))
+        for row in await ask(home, "databases", emptying.task.oid)
+    ]
     emptying.blockers.clear()
     for database in databases:
         words = why_unreachable(database) or await run_in(home, emptying, database, work)
         if words:
-            emptying.blockers.append(Blocker(database.shown, words))
+            emptying.blockers.append(Blocker(database.name, words))
     if emptying.blockers:
         raise blocked(emptying.task.role, emptying.blockers)
 
 
 async def _check_left(home: Connection, task: ReassignOwned) -> None:
     """Raises Waiting for new dependencies on the role, committed or in open transactions."""
-    dependents = await query_rows(home, queries.inspect("dependents"), [task.oid])
-    open_transactions = await query_rows(home, reassign_sql("makers"), task.oid)
-    with reading_answer():
-        blockers = [
-            Blocker(
-                str(row["database"]),
-                f"dependencies on the role that appeared in the meantime: {row['count'] - row['members']}",
-            )
-            for row in dependents
-            if row["count"] > row["members"]
-        ]
-        for row in open_transactions:
-            who = f"the open transaction of process {int(row['pid'])}" if row["pid"] else "a prepared transaction"
-            blockers.append(Blocker(show_name(row["database"] or b""), f"{who} is about to depend on the role"))
+    dependents = (await read_dependents(home, [task.oid])).get(task.oid, ())
+    blockers = [
+        Blocker(one.database, f"dependencies on the role that appeared in the meantime: {one.count - one.members}")
+        for one in dependents
+        if one.count > one.members
+    ]
+    for row in await ask(home, "makers", task.oid):
+        pid = row.get("pid", int)
+        who = f"the open transaction of process {pid}" if pid else "a prepared transaction"
+        blockers.append(Blocker(row.find_text("database") or "", f"{who} is about to depend on the role"))
     if blockers:
         raise blocked(task.role, blockers)

@@ -13,19 +13,12 @@ from typing import TypeAlias
 import anyio
 import anyio.lowlevel
 
-from pgrole_controller.core.errors import PgRoleError, Reason, Transient, Waiting
+from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Transient, Waiting, make_legible
 from pgrole_controller.core.plan import Blocker, ReassignOwned
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.errors import translate_errors
-from pgrole_controller.postgres.reassign_answers import (
-    decoding_errors,
-    describe_blocker,
-    query_rows,
-    reading_answer,
-    reassign_sql,
-    show_name,
-    sqlstate_of,
-)
+from pgrole_controller.postgres.errors import NO_DATABASE, sqlstate_of, translate_errors
+from pgrole_controller.postgres.reassign_answers import ask, describe_blocker, reassign_sql
+from pgrole_controller.postgres.rows import fetch_row, first
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +32,6 @@ MADE_MEANWHILE = "PGR03"
 
 #: SQLSTATEs after which another round makes sense: an object was created, altered or dropped concurrently.
 _RETRYABLE = {MADE_MEANWHILE, "XX000", "40001", "40P01", "3F000", "42704", "42P01"}
-_DATABASE_IS_GONE = "3D000"
 
 CheckLead: TypeAlias = Callable[[], Awaitable[None]]
 
@@ -74,13 +66,9 @@ class RoleEmptying:
 @dataclass(frozen=True, slots=True)
 class DependentDatabase:
     oid: int
-    name: bytes
+    name: str
     connectable: bool
     invalid: bool
-
-    @property
-    def shown(self) -> str:
-        return show_name(self.name)
 
 
 def why_unreachable(database: DependentDatabase) -> str | None:
@@ -89,9 +77,7 @@ def why_unreachable(database: DependentDatabase) -> str | None:
         return "its DROP DATABASE was interrupted: run DROP DATABASE again"
     if not database.connectable:
         return "it depends on the role but accepts no connections: ALTER DATABASE … ALLOW_CONNECTIONS true, or drop it"
-    try:
-        database.name.decode()
-    except UnicodeDecodeError:
+    if NOT_UTF8.search(database.name):
         return (
             "it depends on the role but its name is not UTF-8: rename it, or run REASSIGN OWNED and DROP OWNED by hand"
         )
@@ -106,7 +92,7 @@ async def run_in(
         return await _try(home, emptying, database, work)
     except Transient:
         # DROP DATABASE terminates connections before it commits; a new connection waits for the commit
-        log.info("connecting to the database again", extra={"database": database.shown})
+        log.info("connecting to the database again", extra={"database": make_legible(database.name)})
         return await _try(home, emptying, database, work)
 
 
@@ -114,14 +100,12 @@ async def _try(
     home: Connection, emptying: RoleEmptying, database: DependentDatabase, work: Callable[[Connection], Awaitable[None]]
 ) -> str | None:
     try:
-        there = emptying.endpoint.at(database.name.decode())
-        with decoding_errors():
-            async with connect(there, "reassign", **emptying.settings) as connection:
-                await _check_place(connection, emptying.place, database)
-                await _check_triggers(connection)
-                await work(connection)
+        async with connect(emptying.endpoint.at(database.name), "reassign", **emptying.settings) as connection:
+            await _check_place(connection, emptying.place, database)
+            await _check_triggers(connection)
+            await work(connection)
     except PgRoleError as error:
-        if sqlstate_of(error) == _DATABASE_IS_GONE or not await _exists(home, database):
+        if sqlstate_of(error) == NO_DATABASE or not await _exists(home, database):
             return None
         return describe_blocker(error)
     return None
@@ -129,18 +113,17 @@ async def _try(
 
 async def _exists(home: Connection, database: DependentDatabase) -> bool:
     query = "SELECT EXISTS (SELECT FROM pg_catalog.pg_database WHERE oid = $1) AS found"
-    rows = await query_rows(home, query, database.oid)
-    with reading_answer():
-        return bool(rows[0]["found"])
+    return (await fetch_row(home, "reassign", query, database.oid)).get("found", bool)
 
 
 async def find_place(connection: Connection) -> ConnectionPlace:
-    rows = await query_rows(connection, reassign_sql("place"))
-    with reading_answer():
-        row = rows[0]
-        return ConnectionPlace(
-            int(row["system_identifier"]), row["started_at"], int(row["acting_role"]), int(row["database"])
-        )
+    row = first(await ask(connection, "place"))
+    return ConnectionPlace(
+        row.get("system_identifier", int),
+        row.get("started_at", datetime),
+        row.get("acting_role", int),
+        row.get("database", int),
+    )
 
 
 async def _check_place(connection: Connection, home: ConnectionPlace, database: DependentDatabase) -> None:
@@ -158,9 +141,7 @@ async def _check_place(connection: Connection, home: ConnectionPlace, database: 
 
 async def _check_triggers(connection: Connection) -> None:
     """Raises Waiting if an event trigger would run a function of another role with the controller's privileges."""
-    rows = await query_rows(connection, reassign_sql("triggers"))
-    with reading_answer():
-        names = ", ".join(f'"{show_name(row["name"])}"' for row in rows)
+    names = ", ".join(f'"{row.text("name")}"' for row in await ask(connection, "triggers"))
     if names:
         raise Waiting(
             Reason.DROP_BLOCKED,
@@ -193,10 +174,9 @@ async def _reassign(emptying: RoleEmptying, connection: Connection) -> bool:
     """Reassigns everything that the role owns in this database; returns whether there was anything."""
     relations: int | None = None
     while True:
-        rows = await query_rows(connection, reassign_sql("owned"), emptying.task.oid)
-        with reading_answer():
-            anything, count = bool(rows[0]["anything"]), int(rows[0]["relations"])
-        if not anything:
+        row = first(await ask(connection, "owned", emptying.task.oid))
+        count = row.get("relations", int)
+        if not row.get("anything", bool):
             return relations is not None
         if count <= emptying.piece or (relations is not None and count >= relations):
             break
@@ -210,5 +190,5 @@ async def execute(emptying: RoleEmptying, connection: Connection, name: str) -> 
     """Runs one file in one message, which is one transaction. The task can be cancelled only before it."""
     await emptying.check_lead()
     await anyio.lowlevel.checkpoint()
-    with translate_errors("reassign"), decoding_errors(), anyio.fail_after(STATEMENT_SECONDS, shield=True):
+    with translate_errors("reassign"), anyio.fail_after(STATEMENT_SECONDS, shield=True):
         await connection.execute(reassign_sql(name))
