@@ -18,10 +18,9 @@ from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.ownership import ANY_NAMESPACE
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.capabilities import identify
+from pgrole_controller.postgres.capabilities import explaining, identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.errors import is_lacking, translate_errors
-from pgrole_controller.postgres.missing_privileges import explain_access
+from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.rows import Row, fetch
 
 #: Time limit of one command in seconds, lock waits included.
@@ -79,14 +78,9 @@ class ChangedMeanwhile(PgRoleError):
 @asynccontextmanager
 async def claims_of(endpoint: Endpoint) -> AsyncIterator[Connection]:
     """A connection to the home database. Raises PgRoleError, which names the GRANT if a privilege is missing."""
-    async with connect(replace(endpoint, volume=_VOLUME), "claims") as connection:
-        try:
-            await identify(connection)
-            yield connection
-        except PgRoleError as error:
-            if not is_lacking(error) or connection.is_closed():
-                raise
-            raise await explain_access(connection, error) from error
+    async with connect(replace(endpoint, volume=_VOLUME), "claims") as connection, explaining(connection):
+        await identify(connection)
+        yield connection
 
 
 async def list_claims(connection: Connection, selection: Selection) -> list[ListedClaim]:
