@@ -57,10 +57,9 @@ async def apply(
     *,
     extra: Sequence[tuple[str, Sequence[object]]] = (),
     fence: Fence | None = None,
-    foreign_triggers: bool = False,
 ) -> AppliedAcls:
     version = int(await db.connection.fetchval("SELECT current_setting('server_version_num')::int"))
-    dialect = AclDialect(version, fence, foreign_triggers)
+    dialect = AclDialect(version, fence)
     return await apply_acls(db.connection, repairs, defaults, db.grantees(*ROLES), dialect, extra)
 
 
@@ -685,13 +684,6 @@ async def test_an_empty_repair_sends_nothing(db: AclDatabase) -> None:
         await db.beside.execute("LOCK TABLE app.t IN ACCESS EXCLUSIVE MODE")
         assert await apply(db, [AclRepair(found, ())]) == AppliedAcls()
     assert before is not None
-
-
-async def test_no_change_is_made_where_foreign_event_triggers_would_run(db: AclDatabase) -> None:
-    found = named(await read(db), "t")
-    applied = await apply(db, [AclRepair(found, (change(db, found, "reader", "SELECT"),))], foreign_triggers=True)
-    assert "event trigger" in applied.errors[found.object.id].message
-    assert not held(named(await read(db), "t"), db.oids["reader"])
 
 
 async def test_a_process_that_no_longer_leads_changes_nothing(db: AclDatabase) -> None:

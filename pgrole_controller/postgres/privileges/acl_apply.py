@@ -4,22 +4,22 @@ A transaction (`acl_transaction`) changes at most OBJECTS objects, in the order 
 changes. `acl_batches` keeps an object that is locked, or cannot be changed, from delaying the others.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import anyio
 import anyio.lowlevel
 
-from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl import AclChange, DefaultAclChange, ObjectId
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.errors import DEPENDENT, FOREIGN_EVENT_TRIGGER, LOCK_NOT_FREE, sqlstate_of
-from pgrole_controller.postgres.fence import Unconfirmed, is_another_leading
+from pgrole_controller.postgres.errors import DEPENDENT, LOCK_NOT_FREE, sqlstate_of
 from pgrole_controller.postgres.privileges.acl_batches import (
     OBJECTS,
     Batches,
     Deadlines,
     GiveWay,
+    raise_if_common,
     split_large,
 )
 from pgrole_controller.postgres.privileges.acl_checks import prepare_checks
@@ -83,8 +83,6 @@ async def apply_acls(
     )
     if not (due or defaults or extra):
         return AppliedAcls()
-    if dialect.foreign_triggers:
-        return _refused(due, defaults)
     await prepare_checks(connection)
     transactions = AclTransactions(connection, grantees, dialect, extra)
     waits, failed, deadlines = waits_of(connection), failed_changes_of(connection), Deadlines()
@@ -116,17 +114,6 @@ async def _store(connection: Connection, transactions: AclTransactions) -> None:
         raise await explain_storing(connection, error) from error.__cause__
 
 
-def _refused(repairs: Iterable[AclRepair], defaults: Iterable[DefaultAclChange]) -> AppliedAcls:
-    error = Transient(
-        Reason.DATABASE_ERROR,
-        "an event trigger of another role would run with the controller's privileges, so the controller changes "
-        "nothing in this database: drop the event trigger, or make a superuser its owner and that of its function",
-    )
-    return AppliedAcls(
-        {one.observed.object.id: error for one in repairs}, default_errors=dict.fromkeys(defaults, error)
-    )
-
-
 class _ObjectSteps:
     """Changes objects."""
 
@@ -146,7 +133,7 @@ class _ObjectSteps:
             try:
                 await self._transactions.run([one], extra=last, cascade=cascade, seconds=seconds)
             except PgRoleError as error:
-                self.raise_if_common(error)
+                raise_if_common(self._connection, error)
                 code = sqlstate_of(error)
                 if code == LOCK_NOT_FREE:
                     raise
@@ -172,7 +159,7 @@ class _ObjectSteps:
         try:
             errors = await self._transactions.run_parts(repair, list(parts.values()), order, seconds=seconds)
         except PgRoleError as error:
-            self.raise_if_common(error)
+            raise_if_common(self._connection, error)
             if sqlstate_of(error) == LOCK_NOT_FREE:
                 raise
             return await explain(self._connection, error, repair, self._version)
@@ -195,9 +182,6 @@ class _ObjectSteps:
     def report(self, one: AclRepair, error: PgRoleError) -> None:
         self._transactions.errors[one.observed.object.id] = error
 
-    def raise_if_common(self, error: PgRoleError) -> None:
-        raise_if_common(self._connection, error)
-
 
 class _DefaultSteps:
     """Changes default privileges."""
@@ -215,7 +199,7 @@ class _DefaultSteps:
         try:
             await self.change_all([one], last=last, seconds=seconds)
         except PgRoleError as error:
-            self.raise_if_common(error)
+            raise_if_common(self._connection, error)
             if sqlstate_of(error) == LOCK_NOT_FREE:
                 raise
             return await explain_default(self._connection, error, one, self._version)
@@ -223,14 +207,3 @@ class _DefaultSteps:
 
     def report(self, one: DefaultAclChange, error: PgRoleError) -> None:
         self._transactions.default_errors[one] = error
-
-    def raise_if_common(self, error: PgRoleError) -> None:
-        raise_if_common(self._connection, error)
-
-
-def raise_if_common(connection: Connection, error: PgRoleError) -> None:
-    """Raises an error that concerns everything."""
-    common = isinstance(error, Unconfirmed) or error.reason is Reason.SUSPENDED or is_another_leading(error)
-    common = common or sqlstate_of(error) == FOREIGN_EVENT_TRIGGER
-    if common or connection.is_closed():
-        raise error

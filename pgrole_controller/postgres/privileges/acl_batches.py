@@ -11,10 +11,11 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import anyio
 
-from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.privileges.acl import DefaultAclChange
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.errors import LOCK_NOT_FREE, sqlstate_of
+from pgrole_controller.postgres.errors import FOREIGN_EVENT_TRIGGER, LOCK_NOT_FREE, sqlstate_of
+from pgrole_controller.postgres.fence import Unconfirmed, is_another_leading
 from pgrole_controller.postgres.privileges.acl_failures import failed_changes_of
 from pgrole_controller.postgres.privileges.acl_locks import (
     PATIENCE_SECONDS,
@@ -70,10 +71,6 @@ class Steps(Protocol[T_contra]):
         ...
 
     def report(self, one: T_contra, error: PgRoleError) -> None: ...
-
-    def raise_if_common(self, error: PgRoleError) -> None:
-        """Raises an error that concerns everything."""
-        ...
 
 
 class Batches(Generic[T]):
@@ -149,7 +146,7 @@ class Batches(Generic[T]):
         self._failures.forget(some)
 
     def _note(self, error: PgRoleError, some: Sequence[T]) -> None:
-        self._steps.raise_if_common(error)
+        raise_if_common(self._connection, error)
         if sqlstate_of(error) == LOCK_NOT_FREE:
             self._waits.note(map(key_of, some) if len(some) == 1 else ())
             self._deadlines.note_lock()
@@ -207,6 +204,14 @@ class Batches(Generic[T]):
     def _postpone(self, some: Iterable[T]) -> None:
         for one in some:
             self._steps.report(one, postpone())
+
+
+def raise_if_common(connection: Connection, error: PgRoleError) -> None:
+    """Raises an error that concerns everything."""
+    common = isinstance(error, Unconfirmed) or error.reason is Reason.SUSPENDED or is_another_leading(error)
+    common = common or sqlstate_of(error) == FOREIGN_EVENT_TRIGGER
+    if common or connection.is_closed():
+        raise error
 
 
 def split_large(parts: Iterable[Sequence[T]]) -> list[Sequence[T]]:

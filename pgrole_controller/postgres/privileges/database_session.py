@@ -243,14 +243,7 @@ class DatabaseSession:
         give_way: GiveWay = anyio.lowlevel.checkpoint,
     ) -> AppliedAcls:
         """As `apply_acls`. `whole`: as in AclDialect."""
-        dialect = AclDialect(
-            self.identity.version_number,
-            self.fence,
-            self.installation.endangered,
-            self.enforcing,
-            self.installation.spared,
-            whole,
-        )
+        dialect = AclDialect(self.identity.version_number, self.fence, self.enforcing, self.installation.spared, whole)
         return await apply_acls(self.connection, repairs, defaults, grantees, dialect, extra, give_way)
 
     async def detect(self, detection: DatabaseMode) -> None:
