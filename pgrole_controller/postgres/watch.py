@@ -217,12 +217,17 @@ async def watch(watcher: Connection, guarded: bool) -> NoReturn:
         log.debug("watch returned; calling it again")
 
 
+async def is_listening(connection: Connection) -> bool:
+    """Also notices a lost connection. Raises PgRoleError."""
+    query = "SELECT channel FROM pg_catalog.pg_listening_channels() AS l (channel)"
+    channels = await fetch(connection, "heartbeat", query, seconds=_HEARTBEAT_DEADLINE)
+    return CHANNEL in {row.get("channel", str) for row in channels}
+
+
 async def keep_alive(listener: Connection, lock: anyio.Lock) -> NoReturn:
     """Queries the listening connection regularly: a lost connection receives nothing and raises no error by itself."""
     while True:
         await anyio.sleep(_HEARTBEAT_SECONDS)
         async with lock:
-            query = "SELECT channel FROM pg_catalog.pg_listening_channels() AS l (channel)"
-            channels = await fetch(listener, "heartbeat", query, seconds=_HEARTBEAT_DEADLINE)
-        if CHANNEL not in {row.get("channel", str) for row in channels}:
-            raise Transient(Reason.SERVER_NOT_READY, "the listening connection no longer listens")
+            if not await is_listening(listener):
+                raise Transient(Reason.SERVER_NOT_READY, "the listening connection no longer listens")

@@ -25,8 +25,8 @@ from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor
 from pgrole_controller.postgres.capabilities import Identity
-from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.errors import refusing_connections, shorten
+from pgrole_controller.postgres.connection import Connection, await_end
+from pgrole_controller.postgres.errors import refusing_connections
 from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls, apply_acls
 from pgrole_controller.postgres.privileges.acl_attribution import PatientAttribution
@@ -52,11 +52,10 @@ from pgrole_controller.postgres.privileges.privilege_reading import PrivilegeRea
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
 from pgrole_controller.postgres.privileges.searches import UNEXPLAINED_SECONDS, Searches
 from pgrole_controller.postgres.privileges.stored_state import StoredState, read_left_out
-from pgrole_controller.postgres.protocol import reason_of
-from pgrole_controller.postgres.rows import fetch, fetch_row
+from pgrole_controller.postgres.rows import fetch_row
 from pgrole_controller.postgres.trusted_schema import trusting
 from pgrole_controller.postgres.unnamed_statements import forgetting
-from pgrole_controller.postgres.watch import CHANNEL, NotDelivered
+from pgrole_controller.postgres.watch import NotDelivered, is_listening
 
 #: Interval of reads of the events where no notification can be sent, in seconds.
 TICK_SECONDS = 0.05
@@ -277,7 +276,7 @@ class DatabaseSession:
         """Detects changes and keeps the leadership, until cancelled. Raises PgRoleError when the session fails."""
         searches = Searches(self.connection, self.lock, self.reading)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._await_end)
+            tasks.start_soon(await_end, (self.connection,))
             tasks.start_soon(self._beat)
             tasks.start_soon(self._watch_installation)
             tasks.start_soon(self.reading.close_unused)
@@ -291,25 +290,14 @@ class DatabaseSession:
                 watched = self._unexplained, self._reader, self.on_notice, self.read_again
                 tasks.start_soon(searches.watch_unexplained, *watched)
 
-    async def _await_end(self) -> NoReturn:
-        ended = anyio.Event()
-        self.connection.add_termination_listener(lambda _connection: ended.set())
-        if not self.connection.is_closed():
-            await ended.wait()
-        reason = reason_of(self.connection)
-        why = f": {shorten(str(reason))}" if reason else ""
-        raise Transient(Reason.SERVER_NOT_READY, f"the connection to the database ended{why}")
-
     async def _beat(self) -> NoReturn:
         """Detects a lost connection, which receives nothing and raises no error by itself."""
         while True:
             async with self.lock:
                 if self.fence is not None and self.fence.acting:
                     await self.fence.beat(self.connection)
-                query = "SELECT channel FROM pg_catalog.pg_listening_channels() AS l (channel)"
-                channels = await fetch(self.connection, "heartbeat", query, seconds=_DEADLINE)
-            listens = self.mode is DatabaseMode.EVENTS and not self._ticks
-            if listens and CHANNEL not in {row.get("channel", str) for row in channels}:
+                listening = await is_listening(self.connection)
+            if self.mode is DatabaseMode.EVENTS and not (self._ticks or listening):
                 raise Transient(Reason.SERVER_NOT_READY, "the connection to the database no longer listens")
             await anyio.sleep(BEAT_SECONDS)
 
