@@ -10,7 +10,7 @@ import asyncpg
 from pgrole_controller.core.privileges.acl import ObjectKind, ObservedAcl
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.privileges.acl_catalog import read_database, read_recent_acls
+from pgrole_controller.postgres.privileges.acl_catalog import read_database, read_named_acls_and, read_recent_acls
 from pgrole_controller.postgres.privileges.acl_rows import SchemaFilter
 from pgrole_controller.postgres.single_row import SingleRow
 
@@ -105,6 +105,14 @@ def labels(acls: Collection[ObservedAcl]) -> set[str]:
 async def read_acls(connection: Connection, grantees: Collection[int], touched: SchemaFilter) -> list[ObservedAcl]:
     """The ACLs that a complete read returns."""
     return list((await read_database(connection, grantees, (), touched, lambda _table: False))[1].acls)
+
+
+async def read_named(
+    connection: Connection, grantees: Collection[int], names: Collection[str], oids: Collection[int] = ()
+) -> list[ObservedAcl]:
+    """The ACLs of the objects with these names, in whichever schema, or these oids."""
+    nothing = SingleRow("SELECT 1 AS one")
+    return (await read_named_acls_and(nothing, connection, grantees, oids, names, 0, columns=False))[0]
 
 
 async def read_recent(

@@ -24,7 +24,6 @@ from pgrole_controller.postgres.privileges.acl_catalog import (
     read_database,
     read_defaults,
     read_facts,
-    read_named_acls,
     read_named_acls_and,
     read_recent_acls,
 )
@@ -40,6 +39,7 @@ from tests.integration.acl_support import (
     named,
     nowhere,
     read_acls,
+    read_named,
     read_recent,
 )
 from tests.integration.sql_support import count_pages_of
@@ -111,7 +111,7 @@ async def test_privileges_on_columns_belong_to_their_table(db: AclDatabase) -> N
     reader = db.grantees("reader")
     reads = [
         named(await read_acls(db.connection, reader, nowhere), "t"),
-        named(await read_named_acls(db.connection, reader, names=["t"]), "t"),
+        named(await read_named(db.connection, reader, ["t"]), "t"),
         named(await read_recent(db.connection, reader, 1, nowhere), "t"),
     ]
     for found in reads:
@@ -131,10 +131,10 @@ async def test_privileges_on_system_columns_are_read(db: AclDatabase) -> None:
     roles = db.grantees("reader")
     expected = {("xmin", "SELECT")}
     complete = await read_acls(db.connection, roles, nowhere)
-    by_name = await read_named_acls(db.connection, roles, names=["system"])
+    by_name = await read_named(db.connection, roles, ["system"])
     by_age = await read_recent(db.connection, roles, 1, nowhere)
     assert [held(named(found, "system")) for found in (complete, by_name, by_age)] == [expected] * 3
-    found = await read_named_acls(db.connection, roles, names=["system", "without"])
+    found = await read_named(db.connection, roles, ["system", "without"])
     table, view = (named(found, name).object.id for name in ("system", "without"))
     columns = await read_columns(db.connection, [table.oid, view.oid])
     assert columns == {table: SYSTEM_COLUMNS | {"id"}, view: {"id"}}
@@ -300,7 +300,7 @@ async def test_odd_names_are_read_unchanged(db: AclDatabase) -> None:
     }
     columns = await read_columns(db.connection, [one.object.id.oid for one in tables])
     assert set(columns.values()) == {SYSTEM_COLUMNS | {name} for name in ODD_NAMES}
-    by_name = await read_named_acls(db.connection, db.grantees("reader"), names=ODD_NAMES)
+    by_name = await read_named(db.connection, db.grantees("reader"), ODD_NAMES)
     assert {one.object.name for one in by_name} == set(ODD_NAMES)
 
 
@@ -347,10 +347,8 @@ async def test_objects_are_read_by_oid_and_by_name_in_every_schema(db: AclDataba
     await db.run("CREATE FUNCTION app.t() RETURNS int LANGUAGE sql AS 'SELECT 1'")
     reader = db.grantees("reader")
     sequence = await db.beside.fetchval("SELECT 'app.s'::regclass::oid")
-    found = await read_named_acls(db.connection, reader, [sequence], ["t", "absent", "caf\udce9"])
+    found = await read_named(db.connection, reader, ["t", "absent", "caf\udce9"], [sequence])
     assert labels(found) == {"table app.t", "table other.t", "routine app.t()", "sequence app.s"}
-    found = await read_named_acls(db.connection, reader, names=["t"], touched=lambda schema, _: schema == "other")
-    assert labels(found) == {"table other.t"}
 
 
 async def test_a_read_by_name_returns_only_objects_that_the_transaction_wrote(db: AclDatabase) -> None:
@@ -410,7 +408,7 @@ async def test_the_digest_changes_with_owner_and_acl_only(db: AclDatabase) -> No
         await db.run(change)
         found = named(await read_acls(db.connection, [], anywhere), "t")
         seen.append(found.seen)
-        assert found.seen == named(await read_named_acls(db.connection, db.grantees("reader"), names=["t"]), "t").seen
+        assert found.seen == named(await read_named(db.connection, db.grantees("reader"), ["t"]), "t").seen
     assert all(one != other for one, other in pairwise(seen))
     await db.run("ALTER TABLE app.t ADD COLUMN other int")
     assert named(await read_acls(db.connection, [], anywhere), "t").seen == seen[-1]
@@ -782,7 +780,7 @@ async def test_every_entry_of_very_many_grantees_is_read(db: AclDatabase) -> Non
     )
     grantees = [3_000_000_000 + number for number in range(1, 11_001)]
     complete = named(await read_acls(db.connection, grantees, nowhere), "m", "m")
-    by_name = named(await read_named_acls(db.connection, grantees, names=["m"]), "m", "m")
+    by_name = named(await read_named(db.connection, grantees, ["m"]), "m", "m")
     assert [entry.grantee for entry in complete.entries] == grantees
     assert [entry.grantee for entry in by_name.entries] == grantees
     defaults = [entry.grantee for one in await read_defaults(db.connection, grantees) for entry in one.entries]

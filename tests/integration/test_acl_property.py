@@ -186,7 +186,7 @@ async def _everything(db: AclDatabase) -> dict[ObjectId, ObservedAcl]:
     grantees = [PUBLIC, *db.oids.values()]
     found = await read_acls(db.connection, grantees, anywhere)
     tables = [one.object.id.oid for one in found if one.object.kind in TABLE_KINDS]
-    found += await read_named_acls(db.connection, grantees, tables, tables=tables)
+    found += await read_named_acls(db.connection, grantees, tables, tables)
     return {one.object.id: one for one in found}
 
 

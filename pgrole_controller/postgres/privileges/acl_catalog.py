@@ -132,22 +132,17 @@ async def read_recent_acls(
 
 
 async def read_named_acls(
-    connection: Connection,
-    grantees: Collection[int],
-    oids: Collection[int] = (),
-    names: Collection[str] = (),
-    touched: SchemaFilter | None = None,
-    tables: Collection[int] = (),
+    connection: Connection, grantees: Collection[int], oids: Collection[int], tables: Collection[int]
 ) -> list[ObservedAcl]:
-    """Reads objects with these oids, in whichever catalog, or these names, in whichever schema.
+    """Reads objects with these oids, in whichever catalog. Columns can be newer than their tables.
 
-    `touched` None: in all schemas. Columns can be newer than their tables. The duration does not depend on the number
-    of objects in the database. `tables`: of the oids, those that had entries on columns. Other tables' columns are not
-    searched if only the table's owner holds something on them, which pg_shdepend does not tell.
+    The duration does not depend on the number of objects in the database. `tables`: of the oids, those that had entries
+    on columns. Other tables' columns are not searched if only the table's owner holds something on them, which
+    pg_shdepend does not tell.
     """
     query = _query(connection, "objects", "named_objects")
-    arguments = _named_arguments(grantees, oids, names, tables)
-    return (await _read_objects(connection, query, arguments, grantees, touched=touched))[0]
+    arguments: tuple[object, ...] = (list(grantees), None, None, sorted(tables), sorted(oids), [], None, False)
+    return (await _read_objects(connection, query, arguments, grantees))[0]
 
 
 async def read_named_acls_and(
@@ -160,28 +155,16 @@ async def read_named_acls_and(
     *,
     columns: bool,
 ) -> tuple[list[ObservedAcl], Row]:
-    """As `read_named_acls`, with the answer to another question. Of the objects with these names, only those that this
-    transaction (64 bits) or a later one may have written; with `columns` also those with a column that it may have. 0:
-    all. Schemas often have tables of the same names.
+    """As `read_named_acls`, also of objects with these names, in whichever schema; with the answer to another question.
+    Of these, only those that this transaction (64 bits) or a later one may have written; with `columns` also those with
+    a column that it may have. 0: all. Schemas often have tables of the same names.
     """
     query = _query(connection, "objects", "named_objects")
-    arguments = _named_arguments(grantees, oids, names, xid=xid, columns=columns)
-    return await _read_objects(connection, query, arguments, grantees, beside=row)
-
-
-def _named_arguments(
-    grantees: Collection[int],
-    oids: Collection[int],
-    names: Collection[str],
-    tables: Collection[int] = (),
-    xid: int = 0,
-    *,
-    columns: bool = False,
-) -> tuple[object, ...]:
     searched = [name.encode(errors="surrogateescape")[:63] for name in names]
     valid = [name.decode() for name in searched if _is_utf8(name)]  # no statement that we were sent has another one
     since = str(xid) if xid else None
-    return list(grantees), None, None, sorted(tables), sorted(oids), sorted(valid), since, columns
+    arguments: tuple[object, ...] = (list(grantees), None, None, [], sorted(oids), sorted(valid), since, columns)
+    return await _read_objects(connection, query, arguments, grantees, beside=row)
 
 
 def _is_utf8(name: bytes) -> bool:

@@ -360,7 +360,7 @@ class AclTransactions:
     async def _read(self, repairs: Sequence[AclRepair]) -> dict[ObjectId, ObservedAcl]:
         oids = [one.observed.object.id.oid for one in repairs]
         tables = [one.observed.object.id.oid for one in repairs if any(entry.column for entry in one.observed.entries)]
-        found = await read_named_acls(self._connection, self._grantees, oids, tables=tables)
+        found = await read_named_acls(self._connection, self._grantees, oids, tables)
         return {one.object.id: one for one in found}
 
 
