@@ -13,7 +13,7 @@ from pgrole_controller.core.access.access_report import EnclosingObjects, NamedO
 from pgrole_controller.core.access.effective_access import AccessObject
 from pgrole_controller.core.access.role_graph import AccessRole, GroupEdge, RoleGraph
 from pgrole_controller.core.ddl import quote_identifier
-from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.errors import NOT_UTF8, Reason, Refused
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.privileges.routine_signature import normalize_arguments
 from pgrole_controller.postgres import queries
@@ -82,7 +82,7 @@ async def read_role_graph(connection: Connection) -> RoleGraph:
             inherit=row.get("inherit", bool),
             bypass_rls=row.get("bypass_rls", bool),
         )
-        for row in await fetch(connection, "", _query(connection, "roles"))
+        for row in await fetch(connection, "", access_query(connection, "roles"))
     ]
     edges = [
         GroupEdge(
@@ -92,7 +92,7 @@ async def read_role_graph(connection: Connection) -> RoleGraph:
             set_role=row.get("set_role", bool),
             admin=row.get("admin", bool),
         )
-        for row in await fetch(connection, "", _query(connection, "memberships"))
+        for row in await fetch(connection, "", access_query(connection, "memberships"))
     ]
     return RoleGraph(roles, edges)
 
@@ -116,7 +116,7 @@ def find_role(graph: RoleGraph, name: str) -> int:
 async def read_databases(connection: Connection) -> list[SeenDatabase]:
     """Reads the databases of the server by name, without templates. Raises PgRoleError."""
     found = []
-    for row in await fetch(connection, "", _query(connection, "databases")):
+    for row in await fetch(connection, "", access_query(connection, "databases")):
         name, owner = row.text("name"), row.get("owner", int)
         obj = DatabaseObject(ObjectId("pg_database", row.get("oid", int)), ObjectKind.DATABASE, "", name, owner, "")
         refusal = ""
@@ -124,13 +124,10 @@ async def read_databases(connection: Connection) -> list[SeenDatabase]:
             refusal = "it accepts no connections (ALLOW_CONNECTIONS false)"
         elif not row.get("connects", bool):
             refusal = "the login lacks CONNECT on it"
-        elif _UNSENDABLE.search(name):
+        elif NOT_UTF8.search(name):
             refusal = "its name is not UTF-8"
         found.append(SeenDatabase(AccessObject(obj, tuple(read_entries(row))), row.get("current", bool), refusal))
     return found
-
-
-_UNSENDABLE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +186,7 @@ def _misspelt(text: str) -> Refused:
 async def find_object(connection: Connection, name: ObjectName, database: AccessObject) -> FoundObject:
     """Returns the object with this name, and its ACL. Raises Refused, with similar names, unless exactly one exists."""
     place = ObjectId(*await _locate(connection, name))
-    rows = await fetch(connection, "", _query(connection, "object"), CATALOG_OIDS[place.catalog], place.oid)
+    rows = await fetch(connection, "", access_query(connection, "object"), CATALOG_OIDS[place.catalog], place.oid)
     acls: dict[ObjectId, AccessObject] = {}
     versions: list[AclVersion] = []
     for row in rows:
@@ -209,7 +206,7 @@ async def find_object(connection: Connection, name: ObjectName, database: Access
 
 
 async def _locate(connection: Connection, name: ObjectName) -> tuple[str, int]:
-    found = await fetch(connection, "", _query(connection, "find"), name.schema, name.name)
+    found = await fetch(connection, "", access_query(connection, "find"), name.schema, name.name)
     places = [(CATALOGS.get(row.get("catalog", int), ""), row.get("oid", int), row.text("arguments")) for row in found]
     relations = [] if name.arguments is not None else [place for place in places if place[0] != "pg_proc"]
     routines = [place for place in places if place[0] == "pg_proc"]
@@ -234,7 +231,7 @@ def _list(name: ObjectName, routines: Sequence[tuple[str, int, str]]) -> str:
 
 
 async def _explain_missing(connection: Connection, name: ObjectName) -> str:
-    rows = await fetch(connection, "", _query(connection, "near"), name.schema, name.name)
+    rows = await fetch(connection, "", access_query(connection, "near"), name.schema, name.name)
     known = [ObjectName(row.text("schema"), row.text("name") or None) for row in rows]
     exists = any(one == ObjectName(name.schema) for one in known)
     what = str(name) if exists or name.name is None else f"schema {ObjectName(name.schema)}"
@@ -269,11 +266,11 @@ async def read_objects(connection: Connection, roles: Collection[int], *, everyt
     `everything`: include objects of PostgreSQL's users without such entries. Raises PgRoleError.
     """
     rows = await fetch(
-        connection, "", _query(connection, "objects"), sorted(roles), everything, MOST_NAMES, seconds=_SECONDS
+        connection, "", access_query(connection, "objects"), sorted(roles), everything, MOST_NAMES, seconds=_SECONDS
     )
     groups = [NamedObjects(*one) for one in map(_group, rows[:MOST_ACLS])]
     totals: dict[tuple[str, ObjectKind], int] = {}
-    for row in await fetch(connection, "", _query(connection, "totals")):
+    for row in await fetch(connection, "", access_query(connection, "totals")):
         key = row.text("schema"), _kind(row)
         totals[key] = totals.get(key, 0) + row.get("count", int)
     schemas = {one.acl.object.name: one.acl for one in groups if one.acl.object.kind is ObjectKind.SCHEMA}
@@ -327,5 +324,6 @@ def _kind(row: Row) -> ObjectKind:
     return kind
 
 
-def _query(connection: Connection, name: str) -> str:
+def access_query(connection: Connection, name: str) -> str:
+    """The text of a question in sql/access, as this database can answer it."""
     return queries.access(name, raw=connection.get_settings().server_encoding == "SQL_ASCII")

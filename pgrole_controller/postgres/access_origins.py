@@ -11,8 +11,7 @@ from pgrole_controller.core.ddl import quote_identifier
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl import ObjectId
 from pgrole_controller.core.privileges.kept_privileges import read_kept
-from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.access_catalog import CATALOG_OIDS, INHERIT_BY_GRANT_SINCE, AclVersion
+from pgrole_controller.postgres.access_catalog import CATALOG_OIDS, INHERIT_BY_GRANT_SINCE, AclVersion, access_query
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row
 from pgrole_controller.postgres.stored_table import StoredTable, explain_unsafe, find_tables, savepoint
@@ -49,7 +48,7 @@ async def read_declarations(
         return Declarations(version, problem=await _explain_unread(connection, table))
     try:
         async with savepoint(connection):
-            query = queries.access("claims", raw=_is_raw(connection))
+            query = access_query(connection, "claims")
             rows = await fetch(connection, "", query, sorted(roles), sorted(holders))
     except PgRoleError as error:
         if connection.is_closed():
@@ -68,7 +67,7 @@ def _claim(row: Row) -> RoleClaim:
 
 
 async def _explain_unread(connection: Connection, table: StoredTable) -> str:
-    row = await fetch_row(connection, "", queries.access("login", raw=_is_raw(connection)))
+    row = await fetch_row(connection, "", access_query(connection, "login"))
     database, login = row.text("database"), row.text("login")
     if not table.present:
         return (
@@ -90,7 +89,7 @@ async def read_changes(
     rows = list(rows)
     logins: dict[int, tuple[datetime, str]] = {}
     if events.readable:
-        query = queries.access("events", raw=_is_raw(connection))
+        query = access_query(connection, "events")
         xmins = sorted({row.xmin for row in rows})
         for row in await fetch(connection, "", query, xmins, CATALOG_OIDS[place.catalog], place.oid):
             logins[row.get("xmin", int)] = row.get("at", datetime), row.find_text("login") or ""
@@ -101,11 +100,11 @@ async def read_changes(
             acls[one.column] = LastChange(one.changed_at, ChangeSource.COMMIT, event[1] if event else "")
         elif event is not None:
             acls[one.column] = LastChange(event[0], ChangeSource.EVENT, event[1])
-    setting = await fetch_row(connection, "", queries.access("login", raw=_is_raw(connection)))
+    setting = await fetch_row(connection, "", access_query(connection, "login"))
     tracked = setting.get("tracked", bool)
     memberships: dict[tuple[int, int], datetime] = {}
     if tracked and version >= INHERIT_BY_GRANT_SINCE:
-        for row in await fetch(connection, "", queries.access("membership_changes", raw=_is_raw(connection))):
+        for row in await fetch(connection, "", access_query(connection, "membership_changes")):
             memberships[row.get("member", int), row.get("group_role", int)] = row.get("changed_at", datetime)
     notes = []
     if not tracked:
@@ -129,7 +128,3 @@ async def read_changes(
 def _grant(table: str, login: str) -> str:
     name = quote_identifier(login)
     return f"GRANT USAGE ON SCHEMA pgrole TO {name}; GRANT SELECT ON pgrole.{table} TO {name}"
-
-
-def _is_raw(connection: Connection) -> bool:
-    return bool(connection.get_settings().server_encoding == "SQL_ASCII")

@@ -12,7 +12,7 @@ from pgrole_controller import resources
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.listed_drift import ListedDrift, read_details, read_proof
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor
-from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.access_catalog import access_query
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.drift_history import STATEMENT_SHOWN
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row
@@ -45,8 +45,7 @@ async def find_history(connection: Connection) -> HistoryPlace:
     reading the table could run code of its owner.
     """
     history, claims = await find_tables(connection, "drift_history", "claim")
-    raw = bool(connection.get_settings().server_encoding == "SQL_ASCII")
-    row = await fetch_row(connection, "", queries.access("login", raw=raw), seconds=_SECONDS)
+    row = await fetch_row(connection, "", access_query(connection, "login"), seconds=_SECONDS)
     database, login = row.text("database"), row.text("login")
     if history.unsafe:
         raise Refused(Reason.SERVER_NOT_READY, explain_unsafe("drift_history", database, login))

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
 from pgrole_controller.core.ddl import literal
+from pgrole_controller.core.errors import NOT_UTF8
 from pgrole_controller.core.privileges import grant_ddl
 from pgrole_controller.core.privileges.acl import ObservedAcl
 from pgrole_controller.postgres.privileges.acl_checks import CHECK_EFFECT, CHECK_EXPECTED
@@ -51,18 +52,10 @@ def _needs_more(repair: AclRepair) -> bool:
     grantees = {change.grantee for change in repair.changes}
     return (
         obj.id.catalog not in _CATALOGS
-        or not _is_utf8(obj.schema + obj.name)
+        or NOT_UTF8.search(obj.schema + obj.name) is not None
         or any(change.grantor or change.columns or change.option_only for change in repair.changes)
         or any(entry.column and entry.grantee in grantees for entry in repair.observed.entries)
     )
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class _Expectation(TypedDict):
