@@ -36,13 +36,13 @@ def inspect_from(name: str, *, claims: str = "", verifiers: str = "") -> str:
 @cache
 def guard() -> str:
     """Verifies that schema pgrole can be trusted: one statement, the first of a transaction."""
-    return _with_usual_schema("guard")
+    return _with_question(inspect("guard"), "usual_schema")
 
 
 @cache
 def prepare_usual_guard() -> str:
     """Prepares `pgrole_guard`, as `guard` in the usual case: one statement."""
-    return _with_usual_schema("usual_guard")
+    return _with_question(inspect("usual_guard"), "usual_schema")
 
 
 def verifier_source(*, readable: bool) -> str:
@@ -59,7 +59,7 @@ def poll(*, verifiers: bool) -> str:
 @cache
 def without_schema(name: str) -> str:
     """One statement of a transaction in a database without schema pgrole."""
-    return resources.text("sql", "without_schema", f"{name}.sql").strip()
+    return _with_question(resources.text("sql", "without_schema", f"{name}.sql"), "suspended")
 
 
 @cache
@@ -114,8 +114,9 @@ def remove() -> str:
     return resources.text("sql", "remove", "remove.sql")
 
 
-def _with_usual_schema(name: str) -> str:
-    return inspect(name).strip().replace("FROM usual_schema AS", f"FROM (\n{inspect('usual_schema')}\n) AS")
+def _with_question(statement: str, name: str) -> str:
+    """A question of sql/inspect takes the place of the relation that has its name."""
+    return statement.strip().replace(f"FROM {name} AS", f"FROM (\n{inspect(name)}\n) AS")
 
 
 def _from_sources(question: str, claims: str, verifiers: str) -> str:
