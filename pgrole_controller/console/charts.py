@@ -1,11 +1,12 @@
 """Geometry of the chart of drifts by hour. The template draws it as SVG."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import cycle
+from typing import Any
 
-from pgrole_controller.console.drift_entries import HourCount
+from pgrole_controller.console.drift_entries import DriftEntry, HourCount, at_least, count_by_hour, read_counts
 
 WIDTH, HEIGHT = 720, 190
 _LEFT, _TOP, _BOTTOM = 48, 14, 40
@@ -46,6 +47,18 @@ class DriftChart:
     @property
     def total(self) -> int:
         return self.corrected + self.reported
+
+
+def chart_drifts(
+    servers: Iterable[Mapping[str, Any]], drifts: Iterable[DriftEntry], now: datetime, where: str
+) -> DriftChart:
+    """The controller's own counts, if a server has them, or else `drifts` of roles. `where`: the servers, in words."""
+    known, counted = read_counts(servers, now), count_by_hour(drifts, now)
+    if known is None:
+        return draw_chart(
+            counted, "Counted from the last ten drifts of each role you may see, so there can have been more."
+        )
+    return draw_chart(at_least(known, counted), f"All drifts that the controller counted on {where}.")
 
 
 def draw_chart(counts: Sequence[HourCount], source: str) -> DriftChart:

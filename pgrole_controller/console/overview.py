@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from heapq import nlargest
 
-from pgrole_controller.console.charts import DriftChart, draw_chart
-from pgrole_controller.console.drift_entries import DriftEntry, at_least, count_by_hour, read_counts
+from pgrole_controller.console.charts import DriftChart, chart_drifts
+from pgrole_controller.console.drift_entries import DriftEntry
 from pgrole_controller.console.role_summary import RoleState, RoleSummary
 from pgrole_controller.console.server_view import ServerSummary, list_servers
 from pgrole_controller.console.snapshot import Snapshot
@@ -60,17 +60,6 @@ def view_overview(snapshot: Snapshot, summaries: Sequence[RoleSummary], now: dat
     attention = sorted((each for each in summaries if needs_attention(each, now)), key=_urgency)
     counts = Counter(each.state for each in summaries)
     recent = [RecentDrift(each.key, each.role, drift) for each in summaries for drift in each.drifts]
-    known = read_counts(snapshot.servers.values(), now)
-    counted = count_by_hour((each.drift for each in recent), now)
-    if known is not None:
-        chart = draw_chart(
-            at_least(known, counted), "All drifts that the controller counted on the servers you may see."
-        )
-    else:
-        chart = draw_chart(
-            counted,
-            "Counted from the last ten drifts of each role you may see, so there can have been more.",
-        )
     return Overview(
         broken_servers=tuple(each for each in servers if not each.hidden and each.state is not RoleState.READY),
         attention=tuple(attention[:_MOST_ATTENTION]),
@@ -78,7 +67,7 @@ def view_overview(snapshot: Snapshot, summaries: Sequence[RoleSummary], now: dat
         servers=servers,
         states=tuple(StateCount(state, counts[state]) for state in RoleState if counts[state]),
         total=len(summaries),
-        chart=chart,
+        chart=chart_drifts(snapshot.servers.values(), (each.drift for each in recent), now, "the servers you may see"),
         drifts=tuple(nlargest(_MOST_DRIFTS, recent, key=lambda each: each.drift.time)),
         shortened=sum(bool(each.left_out) for each in summaries),
     )

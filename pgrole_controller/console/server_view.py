@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pgrole_controller.console.charts import DriftChart, draw_chart
-from pgrole_controller.console.drift_entries import at_least, count_by_hour, read_counts
+from pgrole_controller.console.charts import DriftChart, chart_drifts
 from pgrole_controller.console.json_reading import (
     read_flag,
     read_map,
@@ -107,16 +106,7 @@ def view_server(name: str, found: Mapping[str, Any], summaries: Sequence[RoleSum
     declared, ready = _count(summaries)
     left_out = read_texts(found, LEFT_OUT, most=16)
     summary = _summarize(name, found, declared[name], ready[name])
-    counts = read_counts([found], now)
-    recent = count_by_hour((drift for each in summaries if each.server == name for drift in each.drifts), now)
-    chart = (
-        draw_chart(at_least(counts, recent), "All drifts that the controller counted on this server.")
-        if counts is not None
-        else draw_chart(
-            recent,
-            "Counted from the last ten drifts of each role you may see, so there can have been more.",
-        )
-    )
+    recent = (drift for each in summaries if each.server == name for drift in each.drifts)
     return ServerView(
         summary=summary,
         remedy=find_server_remedy(summary.reason),
@@ -127,7 +117,7 @@ def view_server(name: str, found: Mapping[str, Any], summaries: Sequence[RoleSum
         policy=() if "spec.allow" in left_out else tuple(_policy(spec)),
         databases=tuple(_databases(status)),
         databases_managed="databases" in spec,
-        chart=chart,
+        chart=chart_drifts([found], recent, now, "this server"),
         left_out=left_out,
     )
 
