@@ -3,8 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup
 
@@ -15,15 +14,12 @@ from pgrole_controller.console.role_summary import RoleState, SummaryCache
 from pgrole_controller.console.role_view import view_role
 from pgrole_controller.console.roles_view import read_query, view_roles
 from pgrole_controller.console.server_view import list_servers, view_server
-from pgrole_controller.console.snapshot import FetchedObject, Snapshot
+from pgrole_controller.console.snapshot import FetchedObject, PageQuestion, Snapshot
 from pgrole_controller.console.template_files import environment, quote_segment, static_files
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import PGROLES, PGSERVERS
 from pgrole_controller.kube.nesting import read_json
 from pgrole_controller.kube.store import mapping
-
-if TYPE_CHECKING:
-    from pgrole_controller.console.web_server import PageQuestion
 
 _SUMMARIES = SummaryCache()
 #: Names of objects and namespaces: what cannot be one is never part of a request's path.
@@ -34,16 +30,6 @@ _UNNAMED = (
     "Otherwise ask its administrators for permission to get, list and watch pgroles."
 )
 _SOON = "This page shows it as soon as it is read."
-
-
-@dataclass(frozen=True, slots=True)
-class PageRequest:
-    """`path` is decoded. `csrf`: for the form that logs out; empty if the viewer cannot."""
-
-    path: str
-    query: Mapping[str, str]
-    csrf: str
-    now: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +51,12 @@ class _View:
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
-def render(request: PageRequest, snapshot: Snapshot) -> Page:
-    """Returns the whole document."""
+def render(request: PageQuestion, snapshot: Snapshot) -> Page:
+    """Returns the whole document, or only its <main>."""
     view = _find_view(request, snapshot)
     main = _render_main(view, request, snapshot)
+    if request.fragment:
+        return Page(view.status, str(main))
     template = environment().get_template("page.html")
     return Page(
         view.status,
@@ -76,12 +64,6 @@ def render(request: PageRequest, snapshot: Snapshot) -> Page:
             main=main, title=view.title, section=view.section, csrf=request.csrf, viewer=snapshot.viewer, live=True
         ),
     )
-
-
-def render_fragment(request: PageRequest, snapshot: Snapshot) -> Page:
-    """Returns only <main>, for a page that is open."""
-    view = _find_view(request, snapshot)
-    return Page(view.status, str(_render_main(view, request, snapshot)))
 
 
 def render_login(csrf: str, problem: str) -> str:
@@ -112,18 +94,16 @@ class ConsolePages:
             case _:
                 return None
 
-    def render(self, question: "PageQuestion", snapshot: Snapshot) -> tuple[int, str]:
+    def render(self, question: PageQuestion, snapshot: Snapshot) -> tuple[int, str]:
         """Returns the HTTP status and the document, or only its <main>."""
-        request = PageRequest(question.path, question.query, question.csrf, question.now)
-        make = render_fragment if question.fragment else render
-        page = make(request, snapshot)
+        page = render(question, snapshot)
         return page.status, page.html
 
     def render_login(self, csrf: str, problem: str) -> str:
         return render_login(csrf, problem)
 
 
-def _render_main(view: _View, request: PageRequest, snapshot: Snapshot) -> Markup:
+def _render_main(view: _View, request: PageQuestion, snapshot: Snapshot) -> Markup:
     template = environment().get_template(view.template)
     return _trust(template.render(view=view, snapshot=snapshot, now=request.now, **view.values))
 
@@ -137,7 +117,7 @@ def _split(path: str) -> list[str]:
     return [each for each in path.split("/") if each]
 
 
-def _find_view(request: PageRequest, snapshot: Snapshot) -> _View:
+def _find_view(request: PageQuestion, snapshot: Snapshot) -> _View:
     match _split(request.path):
         case []:
             return _overview(request, snapshot)
@@ -159,7 +139,7 @@ def _find_view(request: PageRequest, snapshot: Snapshot) -> _View:
             return _missing("Page not found", "The console has no page at this address.", "Check the address.")
 
 
-def _overview(request: PageRequest, snapshot: Snapshot) -> _View:
+def _overview(request: PageQuestion, snapshot: Snapshot) -> _View:
     summaries = _SUMMARIES.list(snapshot.roles)
     overview = view_overview(snapshot, summaries, request.now)
     trouble = overview.trouble_count
@@ -167,7 +147,7 @@ def _overview(request: PageRequest, snapshot: Snapshot) -> _View:
     return _View("overview.html", "Overview", "overview", said, values={"overview": overview})
 
 
-def _roles(request: PageRequest, snapshot: Snapshot) -> _View:
+def _roles(request: PageQuestion, snapshot: Snapshot) -> _View:
     page = view_roles(read_query(request.query), _SUMMARIES.list(snapshot.roles))
     said = f"{page.matching:,} of {page.total:,} roles" if page.query.is_filtered else f"{page.total:,} roles"
     return _View("roles.html", "Roles", "roles", said, values={"page": page})
@@ -198,7 +178,7 @@ def _servers(snapshot: Snapshot) -> _View:
     return _View("servers.html", "Servers", "servers", said, values={"servers": servers})
 
 
-def _server(name: str, request: PageRequest, snapshot: Snapshot) -> _View:
+def _server(name: str, request: PageQuestion, snapshot: Snapshot) -> _View:
     found = snapshot.servers.get(name)
     if found is None:
         if snapshot.servers_hidden:

@@ -35,3 +35,17 @@ class Snapshot:
     cut: bool = False  # the viewer may be permitted to list more namespaces, but the console watches no more
     version: int = 0  # another number after each change
     fetched: FetchedObject | None = None  # for a page with YAML
+
+
+@dataclass(frozen=True, slots=True)
+class PageQuestion:
+    """What a page is asked for. `path` is decoded. `csrf`: for the form that logs out; empty if the viewer cannot.
+
+    `fragment`: only its <main>, for a page that is open.
+    """
+
+    path: str
+    query: Mapping[str, str]
+    csrf: str
+    now: datetime
+    fragment: bool = False

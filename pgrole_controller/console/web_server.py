@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from html import escape
 from typing import Protocol
@@ -31,7 +31,7 @@ from pgrole_controller.console.security import (
     is_from_elsewhere,
 )
 from pgrole_controller.console.sessions import Rejected, Sessions, ViewerSession, to_bytes
-from pgrole_controller.console.snapshot import Snapshot
+from pgrole_controller.console.snapshot import PageQuestion, Snapshot
 from pgrole_controller.console.viewer import Viewer
 from pgrole_controller.logs import describe_error
 from pgrole_controller.program import program_name
@@ -47,17 +47,6 @@ COOKIE_SECONDS = 8 * 3600
 MOST_FIELDS = 8  # of a form
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@dataclass(frozen=True, slots=True)
-class PageQuestion:
-    """What a page is asked for. `fragment`: only its <main>."""
-
-    path: str
-    query: Mapping[str, str]
-    csrf: str
-    now: datetime
-    fragment: bool
 
 
 class Pages(Protocol):

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 import anyio
 from aiohttp import web
 
-from pgrole_controller.console.pages import ConsolePages, PageRequest, render, render_fragment, render_login
+from pgrole_controller.console.pages import ConsolePages, render, render_login
 from pgrole_controller.console.security import HEADERS
-from pgrole_controller.console.snapshot import FetchedObject, Snapshot
+from pgrole_controller.console.snapshot import FetchedObject, PageQuestion, Snapshot
 from pgrole_controller.console.template_files import static_files
 from pgrole_controller.core.request import Key
 from tests.browser.snapshots import NOW, typical
@@ -49,11 +49,11 @@ class BrowserStand:
             self.failing -= 1
             raise web.HTTPServiceUnavailable
         self.asked.append(f"{'fragment' if fragment else 'page'} {request.path_qs}")
-        question = PageRequest(request.path, dict(request.query), "a-csrf-token", NOW)
+        question = PageQuestion(request.path, dict(request.query), "a-csrf-token", NOW, fragment)
         snapshot = self.snapshot
         if self._pages.find_object(request.path) is not None:
             snapshot = replace(snapshot, fetched=self._fetch(request.path))
-        page = (render_fragment if fragment else render)(question, snapshot)
+        page = render(question, snapshot)
         return web.Response(text=page.html, status=page.status, content_type="text/html", headers=HEADERS)
 
     def _fetch(self, path: str) -> FetchedObject:

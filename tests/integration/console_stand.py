@@ -13,8 +13,7 @@ import anyio
 
 from pgrole_controller.console.arguments import ConsoleArguments
 from pgrole_controller.console.command import serve
-from pgrole_controller.console.snapshot import Snapshot
-from pgrole_controller.console.web_server import PageQuestion
+from pgrole_controller.console.snapshot import PageQuestion, Snapshot
 from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 
 DEADLINE = 30.0  # seconds

@@ -16,8 +16,7 @@ import yarl
 
 from pgrole_controller.console import connections, sessions, viewer
 from pgrole_controller.console.command import serve
-from pgrole_controller.console.snapshot import Snapshot
-from pgrole_controller.console.web_server import PageQuestion
+from pgrole_controller.console.snapshot import PageQuestion, Snapshot
 from pgrole_controller.local.apiserver import ApiServer
 from tests.integration.console_stand import (
     DEADLINE,

@@ -9,10 +9,10 @@ import pytest
 
 from pgrole_controller.console import viewed_objects
 from pgrole_controller.console.kept_fields import BRIEF, LARGEST, keep_fields
-from pgrole_controller.console.pages import ConsolePages, PageRequest, render
+from pgrole_controller.console.pages import ConsolePages, render
 from pgrole_controller.console.role_summary import RoleState, summarize
 from pgrole_controller.console.role_view import view_role
-from pgrole_controller.console.snapshot import FetchedObject, Snapshot
+from pgrole_controller.console.snapshot import FetchedObject, PageQuestion, Snapshot
 from pgrole_controller.console.viewed_objects import SharedObjects, ViewedStore, ViewerRoom
 from pgrole_controller.core.request import Key
 from tests.browser.snapshots import make_role, make_server
@@ -113,17 +113,17 @@ def test_a_role_page_claims_nothing_about_omitted_fields() -> None:
     kept = keep_fields(found)
     rows = {row.name: row for row in view_role(key, kept, []).fields}
     assert rows["privileges"].declared == ("left out here: too long",)
-    html = render(PageRequest("/roles/shop/app", {}, "", NOW), _with({key: kept})).html
+    html = render(PageQuestion("/roles/shop/app", {}, "", NOW), _with({key: kept})).html
     assert "spec.privileges" in html
     assert "Privileges are not managed" not in html
     for path in ("/", "/roles"):
-        assert "1 role is too long" in render(PageRequest(path, {}, "", NOW), _with({key: kept})).html
+        assert "1 role is too long" in render(PageQuestion(path, {}, "", NOW), _with({key: kept})).html
 
 
 def test_a_server_page_claims_nothing_about_an_omitted_policy() -> None:
     found = make_server("orders")
     found["spec"]["allow"]["roleNames"] = ["x" * 2 * LARGEST]
-    html = render(PageRequest("/servers/orders", {}, "", NOW), _with({}, {"orders": keep_fields(found)})).html
+    html = render(PageQuestion("/servers/orders", {}, "", NOW), _with({}, {"orders": keep_fields(found)})).html
     assert "left out here: the object is too long" in html
     assert "Superuser parameters" not in html
 
@@ -151,7 +151,7 @@ def test_only_valid_paths_of_objects_are_fetched(path: str, asked: str | None) -
 def test_the_yaml_page_shows_the_fetched_object_or_the_problem() -> None:
     def show(fetched: FetchedObject | None) -> tuple[int, str]:
         snapshot = Snapshot({}, {}, False, None, True, NOW, "alice", fetched=fetched)
-        page = render(PageRequest("/roles/shop/app/yaml", {}, "", NOW), snapshot)
+        page = render(PageQuestion("/roles/shop/app/yaml", {}, "", NOW), snapshot)
         return page.status, page.html
 
     answer = json.dumps(make_object(1, 100)).encode()

@@ -21,12 +21,12 @@ from pgrole_controller.console.graph import Memberships
 from pgrole_controller.console.json_reading import read_number, read_text, read_time
 from pgrole_controller.console.object_yaml import LONGEST_YAML, write_yaml
 from pgrole_controller.console.overview import view_overview
-from pgrole_controller.console.pages import Page, PageRequest, render, render_fragment, render_login
+from pgrole_controller.console.pages import Page, render, render_login
 from pgrole_controller.console.remedies import find_role_remedy
 from pgrole_controller.console.role_summary import RoleState, judge, summarize
 from pgrole_controller.console.role_view import view_role
 from pgrole_controller.console.roles_view import PAGE_ROWS, read_query, view_roles
-from pgrole_controller.console.snapshot import Snapshot
+from pgrole_controller.console.snapshot import PageQuestion, Snapshot
 from pgrole_controller.console.template_files import keep_lines, tell_distance
 from pgrole_controller.core.access.membership_graph import NodeKind
 from pgrole_controller.core.errors import Reason
@@ -86,7 +86,7 @@ _SHAPED = st.recursive(
 
 
 def show(path: str, snapshot: Snapshot, **query: str) -> Page:
-    return render(PageRequest(path, query, "a-csrf-token", NOW), snapshot)
+    return render(PageQuestion(path, query, "a-csrf-token", NOW), snapshot)
 
 
 class _Tags(HTMLParser):
@@ -194,10 +194,10 @@ def test_bidirectional_and_control_characters_are_made_visible() -> None:
 
 
 def test_a_fragment_is_the_main_element_of_the_page() -> None:
-    request = PageRequest("/", {}, "", NOW)
-    fragment = render_fragment(request, snapshots.typical()).html
+    question = PageQuestion("/", {}, "", NOW)
+    fragment = render(replace(question, fragment=True), snapshots.typical()).html
     assert fragment.lstrip().startswith("<main")
-    assert fragment in render(request, snapshots.typical()).html
+    assert fragment in render(question, snapshots.typical()).html
 
 
 def test_yaml_omits_managed_fields_and_keeps_kubectls_order() -> None:
