@@ -194,7 +194,6 @@ async def _run(
 
 
 KUBERNETES = "1.36.3"
-_NAMES = ("kube-apiserver", "etcd")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _CHOICES = """kube-apiserver and etcd are needed, but every way to get them failed:
 {reasons}
@@ -271,7 +270,7 @@ async def _make(folder: Path, display: Display, environment: Mapping[str, str], 
                 continue
             _move(making, folder)
             display.done(f"kube-apiserver and etcd from {origin}, cached in {folder}", since=started)
-            return Binaries(folder / _NAMES[0], folder / _NAMES[1], origin)
+            return Binaries(folder / _PROGRAMS[0], folder / _PROGRAMS[1], origin)
     raise BinariesError(_CHOICES.format(reasons="\n".join(reasons), minor=_minor(), cache=folder, index=index_url))
 
 
@@ -283,7 +282,7 @@ def _move(making: Path, folder: Path) -> None:
 
 
 def _both_in(folder: Path, origin: str) -> Binaries | None:
-    paths = [folder / name for name in _NAMES]
+    paths = [folder / name for name in _PROGRAMS]
     if all(path.is_file() and os.access(path, os.X_OK) for path in paths):
         return Binaries(paths[0], paths[1], origin)
     return None

@@ -14,19 +14,20 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-import aiohttp
 import anyio
 
 from pgrole_controller import resources
 from pgrole_controller.local import kubeconfig
 from pgrole_controller.local.apiserver import Json, RemoteApiServer
 from pgrole_controller.local.display import Display
-from pgrole_controller.local.manifests import apply, apply_crds, apply_folder, path_of, read_folder
+from pgrole_controller.local.manifests import apply, apply_crds, apply_folder, are_ready, path_of, read_folder
 from pgrole_controller.local.process import LocalError, reached
 from pgrole_controller.local.rights import RightsScope, install
+from pgrole_controller.local.workspace import write_private
 
 _KEYS = Path("/keys")
 _PASSWORD = Path("/password/postgres")
@@ -62,7 +63,7 @@ def make_keys() -> None:
     kubeconfig.write_tokens(_KEYS / "tokens.csv", {})
     kubeconfig.write_service_account_key(_KEYS / "service-account.key")
     if not _PASSWORD.exists():
-        _write(_PASSWORD, secrets.token_urlsafe(18))
+        write_private(_PASSWORD, secrets.token_urlsafe(18))
 
 
 async def prepare_cluster(display: Display) -> None:
@@ -88,13 +89,7 @@ async def tell(display: Display) -> None:
         roles = [one for one in read_folder(resources.path("deploy", "samples")) if one["kind"] == "PgRole"]
         paths = [await path_of(server, role) for role in roles]
 
-        async def are_ready() -> bool:
-            try:
-                return all([_is_ready(await server.request("GET", path)) for path in paths])
-            except (aiohttp.ClientError, TimeoutError):
-                return False
-
-        if not await reached(are_ready, _READY_SECONDS, every=0.2):
+        if not await reached(partial(are_ready, server, paths), _READY_SECONDS, every=0.2):
             raise LocalError(f"The samples are not Ready after {_READY_SECONDS:.0f} s; see the controller's log")
         names = ", ".join(role["metadata"]["name"] for role in roles)
         display.say(f"PgRoles {names} are Ready: the controller is running")
@@ -127,7 +122,7 @@ def _credentials_of_server(installation: RightsScope) -> Json:
 def _write_kubeconfig(folder: Path, url: str, user: str, token: str, owner: tuple[int, int]) -> None:
     """Writes `kubeconfig` and its CA certificate into `folder`, readable only by `owner` (user and group)."""
     ca = folder / _CA
-    _write(ca, (_KEYS / "certificates" / "apiserver.crt").read_text(encoding="utf-8"))
+    write_private(ca, (_KEYS / "certificates" / "apiserver.crt").read_text(encoding="utf-8"))
     path = kubeconfig.write_kubeconfig(folder / "kubeconfig", url=url, ca=Path(_CA), user=user, token=token)
     for file in (ca, path):
         os.chown(file, *owner)
@@ -136,12 +131,6 @@ def _write_kubeconfig(folder: Path, url: str, user: str, token: str, owner: tupl
 def _owner(path: Path) -> tuple[int, int]:
     found = path.stat()
     return found.st_uid, found.st_gid
-
-
-def _is_ready(role: Json) -> bool:
-    status = role.get("status", {})
-    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or [])
-    return ready and status.get("observedGeneration") == role["metadata"]["generation"]
 
 
 def _guide(demo: Demo) -> str:
@@ -173,12 +162,6 @@ Without psql: docker compose exec postgres psql -U postgres -c …
 
 docker compose down stops everything and keeps the data; docker compose down -v also removes the data.
 {_RULE}"""
-
-
-def _write(path: Path, text: str) -> None:
-    """Writes a file readable only by its owner."""
-    path.touch(mode=0o600)
-    path.write_text(text, encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

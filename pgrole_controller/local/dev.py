@@ -27,7 +27,7 @@ from pgrole_controller.ending import leaves
 from pgrole_controller.local.apiserver import ApiServer, Json, api_server
 from pgrole_controller.local.binaries import find
 from pgrole_controller.local.display import Display
-from pgrole_controller.local.manifests import apply_crds, apply_folder, path_of
+from pgrole_controller.local.manifests import apply_crds, apply_folder, are_ready, path_of
 from pgrole_controller.local.postgres import PostgresServer, postgres
 from pgrole_controller.local.process import LocalError, Process, reached, tied_to_parent
 from pgrole_controller.local.rights import RightsScope, install
@@ -234,8 +234,11 @@ async def _is_controller_ready(health_port: int) -> bool:
     """Asks the controller itself: with a kept state folder, the samples are still Ready from the last run."""
     url = f"http://127.0.0.1:{health_port}/readyz"
     timeout = aiohttp.ClientTimeout(total=5)
-    async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
-        return response.status == 200
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
+            return response.status == 200
+    except (aiohttp.ClientError, TimeoutError):  # if it has ended, `_watch_over` reports it
+        return False
 
 
 async def _tell_when_ready(
@@ -249,30 +252,16 @@ async def _tell_when_ready(
     roles = [sample for sample in samples if sample["kind"] == "PgRole"]
     paths = [await path_of(server, role) for role in roles]
 
-    async def are_ready() -> bool:
-        try:
-            return await _is_controller_ready(health_port) and all(
-                [_is_ready(await server.request("GET", path)) for path in paths]
-            )
-        except (
-            aiohttp.ClientError,
-            TimeoutError,
-        ):  # no answer for now; if the controller has ended, `_watch_over` reports it
-            return False
+    async def all_ready() -> bool:
+        return await _is_controller_ready(health_port) and await are_ready(server, paths)
 
     started = time.monotonic()
-    if await reached(are_ready, _READY_SECONDS, every=0.1):
+    if await reached(all_ready, _READY_SECONDS, every=0.1):
         names = ", ".join(role["metadata"]["name"] for role in roles)
         display.done(f"PgRoles {names} are Ready: the controller is running", since=started)
     else:
         display.say(f"The samples are not Ready after {_READY_SECONDS:.0f} s; see the log above")
     display.say(guide(kubeconfig=server.kubeconfig, dsn=database.dsn(), psql=database.psql, state=state))
-
-
-def _is_ready(role: Json) -> bool:
-    status = role.get("status", {})
-    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or [])
-    return ready and status.get("observedGeneration") == role["metadata"]["generation"]
 
 
 async def _pass_on(process: asyncio.subprocess.Process, last: deque[str], display: Display, prefix: str = "") -> None:

@@ -1,10 +1,11 @@
 """Applies YAML manifests to the local API server by server-side apply."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import aiohttp
 import yaml
 
 from pgrole_controller import resources
@@ -53,6 +54,20 @@ async def apply_crds(server: ApiServer, folder: Path | None = None) -> None:
 async def create_namespace(server: ApiServer, name: str) -> None:
     """Creates a namespace unless it exists."""
     await apply(server, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+
+
+async def are_ready(server: ApiServer, paths: Sequence[str]) -> bool:
+    """Tells whether these objects are Ready for their present spec; False while the API server does not answer."""
+    try:
+        return all([_is_ready(await server.request("GET", path)) for path in paths])
+    except (aiohttp.ClientError, TimeoutError):
+        return False
+
+
+def _is_ready(found: Json) -> bool:
+    status = found.get("status", {})
+    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or [])
+    return ready and status.get("observedGeneration") == found["metadata"]["generation"]
 
 
 async def path_of(server: ApiServer, document: Json) -> str:

@@ -26,7 +26,7 @@ import anyio.to_thread
 from pgrole_controller.local import releases
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.process import LocalError, Process, reached, tied_to_parent
-from pgrole_controller.local.workspace import free_port, server_folder
+from pgrole_controller.local.workspace import free_port, server_folder, write_private
 
 SUPERUSER = "postgres"
 #: The major version used by default.
@@ -153,7 +153,7 @@ async def postgres(
         chosen = free_port(wanted)
         if port is not None and chosen != port:
             raise LocalError(f"port {port} of 127.0.0.1 is in use")
-        _write(folder / "port", f"{chosen}\n")
+        write_private(folder / "port", f"{chosen}\n")
         unsafe = _UNSAFE_SETTINGS if state is None else {}
         server = PostgresServer(
             folder,
@@ -209,7 +209,7 @@ def _initialise(folder: Path, programs: Path, version: int) -> None:
     making, password = folder / "data.new", folder / "password"
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(mode=0o700)
-    _write(password, secrets.token_urlsafe(18) + "\n")
+    write_private(password, secrets.token_urlsafe(18) + "\n")
     if os.geteuid() == 0:
         os.chown(making, _NOBODY, _NOBODY)
     command: list[str | Path] = [
@@ -253,8 +253,3 @@ def _sockets(folder: Path) -> str:
 
 def _lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-
-
-def _write(path: Path, text: str) -> None:
-    path.touch(mode=0o600)
-    path.write_text(text, encoding="utf-8")

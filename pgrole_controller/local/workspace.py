@@ -29,6 +29,12 @@ def server_folder(state: Path | None, prefix: str) -> Iterator[Path]:
         yield Path(scratch)
 
 
+def write_private(path: Path, text: str) -> None:
+    """Writes a file readable only by its owner."""
+    path.touch(mode=0o600)
+    path.write_text(text, encoding="utf-8")
+
+
 @asynccontextmanager
 async def exclusive(path: Path, what: str, display: Display) -> AsyncIterator[None]:
     """Holds a lock so that only one process at a time provides `what`; released however its holder ends."""
