@@ -10,6 +10,7 @@ from pgrole_controller import __version__
 from pgrole_controller.api.crd import DEFINITIONS, crd
 from pgrole_controller.commands.arguments import ServerChoice
 from pgrole_controller.commands.doctor_checks import CheckList
+from pgrole_controller.controller.objects import server_of
 from pgrole_controller.core.drift_record import read_moment
 from pgrole_controller.core.findings import cluster_findings as judge
 from pgrole_controller.core.findings.cluster_findings import CLUSTER, RequiredRight, not_checked
@@ -273,7 +274,7 @@ class ClusterChecks:
                 why = f"you may not list them in namespace {namespace}" if namespace else _NAME_ONE
             return [not_checked("PgRoles", why)]
         if self.choice.server is not None:
-            objects = [one for one in objects if _server_of(one) == self.choice.server]
+            objects = [one for one in objects if server_of(one) == self.choice.server]
         return judge.judge_roles(objects)
 
 
@@ -288,7 +289,3 @@ def _read(answer: bytes) -> dict[str, Any]:
 
 def _name_of(obj: dict[str, Any]) -> str:
     return str(mapping(obj.get("metadata")).get("name") or "")
-
-
-def _server_of(obj: dict[str, Any]) -> str:
-    return str(mapping(mapping(obj.get("spec")).get("serverRef")).get("name") or "default")

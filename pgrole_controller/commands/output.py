@@ -13,7 +13,7 @@ from pgrole_controller.commands.arguments import FAILED
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Transient, make_legible
 from pgrole_controller.ending import describe_unexpected, escape_unencodable, leaves, shows_tracebacks
 from pgrole_controller.ending import make_printable as make_printable
-from pgrole_controller.kube.errors import ApiError, BadStream, KubeError, NotConfigured, Unreachable, describe_error
+from pgrole_controller.kube.errors import KubeError, describe_error
 from pgrole_controller.program import program_name, spell_commands
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def finish(command: Callable[[], int]) -> int:
         logging.getLogger().addHandler(logging.NullHandler())  # otherwise Python prints them to standard error
     try:
         return command()
-    except* (PgRoleError, ApiError, Unreachable, BadStream, NotConfigured) as group:
+    except* (PgRoleError, KubeError) as group:
         error = next(leaves(group))  # of several errors, the first suffices
         print(f"{program_name()}: {make_printable(spell_error(error))}", file=sys.stderr)  # noqa: T201
     return FAILED
