@@ -90,7 +90,7 @@ async def test_an_approval_corrects_a_drift_once_even_after_a_kill(place: Privil
     await controller.kill()
     await drift(place)
     async with running(place.controller()) as controller:
-        await controller.wait_log("privileges reconciled")
+        await controller.wait_log("reason=DriftReported")  # as news, or in a status that already says so
         await wait_offer(place)
         await anyio.sleep(1.0)
         await place.wait_may("DELETE", "app.orders")
