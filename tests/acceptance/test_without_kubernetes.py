@@ -17,7 +17,7 @@ from pgrole_controller.local.process import reached
 from tests.acceptance.replicas import Replicas, Say, replicas, side_by_side
 from tests.acceptance.service_account import serving
 from tests.acceptance.wire import Wire, wire
-from tests.acceptance.world import PATIENCE, Controller, Json, Kube, Stage, make_kube, running, says
+from tests.acceptance.world import PATIENCE, Controller, Json, Kube, Stage, make_kube, open_database, running, says
 from tests.api_server_pool import ApiServerPool
 from tests.servers import Servers
 
@@ -270,3 +270,30 @@ async def test_a_superuser_suspends_all_changes_with_a_setting_of_the_home_datab
         await database.execute("ALTER DATABASE postgres RESET pgrole.suspend")
         await kube.wait_all_ready()
         assert not (await database.role("app") or {})["rolsuper"]
+
+
+async def test_without_kubernetes_privileges_are_kept_also_by_a_process_that_takes_over(stage: Stage) -> None:
+    kube, (host, _, port) = stage.kube, stage.kube.server.url.removeprefix("https://").partition(":")
+    async with (
+        wire(host, int(port)) as one,
+        wire(host, int(port)) as other,
+        replicas(
+            stage,
+            "--databases-detection=auto",
+            url=f"https://127.0.0.1:{one.port}",
+            second_url=f"https://127.0.0.1:{other.port}",
+        ) as pair,
+    ):
+        await pair.database.execute("CREATE DATABASE shop")
+        async with open_database(stage.postgres.dsn(database="shop")) as shop:
+            await shop.execute("CREATE SCHEMA app; CREATE TABLE app.orders (id int)")
+            await pair.start()
+            read = {"database": "shop", "schemas": [{"name": "app", "access": ["Read"]}]}
+            await kube.apply("reader", name="reader", privileges=[read])
+            await kube.wait_ready("reader")
+            away((one, other), "freeze")
+            await unconfirmed(pair)
+            for process in (pair.first, pair.second):
+                await shop.execute("GRANT DELETE ON app.orders TO reader")
+                await shop.wait_value("SELECT has_table_privilege('reader', 'app.orders', 'DELETE')", False)
+                await process.end(signal.SIGKILL)

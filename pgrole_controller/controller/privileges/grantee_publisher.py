@@ -2,7 +2,8 @@
 
 A role is published when its object owns it and its claim holds what is declared, so that whatever was granted can be
 revoked, whatever happens to this process. An object that is refused keeps what was published before: drift is still
-repaired, and nothing is added. While Kubernetes cannot be reached, everything stays published as it was.
+repaired, and nothing is added. While Kubernetes cannot be reached, everything stays published as it was; a process that
+takes over then publishes what was applied.
 
 An existing role that an object may take over is published as an adoptee: the workers only compare it.
 """
@@ -19,6 +20,7 @@ from pgrole_controller.core.adoption import find_adoptee
 from pgrole_controller.core.deletion import may_revoke
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.ownership import find_held, find_own_claim
+from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.kept_privileges import KeptPrivileges, grantee_of, held_by
@@ -60,8 +62,9 @@ async def publish(
 
     Raises PgRoleError if the server fails.
     """
-    if not server.away:
-        await _publish(attempts, grantees, declared.name, server, session)
+    some = _find_unpublished(attempts, grantees, declared.name) if server.away else attempts
+    if some:
+        await _publish(some, grantees, declared.name, server, session)
     for one in attempts:
         if one.has_privileges:
             privileges, stored = _describe(one, grantees, declared), one.target.stored
@@ -69,6 +72,12 @@ async def publish(
             if stored is not None and privileges.may_repeat:  # rare, and reading the object takes time
                 announced = privileges.find_announced(mapping(stored.object().get("status")))
             one.note_privileges(privileges, grantees.take_news(declared.name, one.target.key, announced))
+
+
+def _find_unpublished(attempts: Sequence[Attempt], grantees: Grantees, server_name: str) -> list[Attempt]:
+    """Returns those whose specs were applied, and that this process does not know yet: it has taken over."""
+    unknown = (one for one in attempts if grantees.get(server_name, one.target.key) is None)
+    return [one for one in unknown if isinstance(one.decision, Plan)]
 
 
 async def _publish(
@@ -127,7 +136,7 @@ def _find_grantee(one: Attempt, before: Grantee | None, server: Server) -> Grant
         return before
     role = _find_role(desired, observed, server)
     if role is None:
-        return find_adoptee(desired, observed, server, one.target.policy)
+        return None if server.away else find_adoptee(desired, observed, server, one.target.policy)
     if before is not None and (before.uid, before.oid, before.adoptee) != (desired.owner.object_uid, role.oid, None):
         before = None
     kept = held_by(observed.claim, desired, server)
