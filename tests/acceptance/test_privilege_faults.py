@@ -188,6 +188,22 @@ async def test_a_role_that_was_deleted_while_no_controller_ran_is_dropped_where_
         assert not await place.hand.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = $1", place.reader)
 
 
+async def test_reported_drift_of_a_role_whose_claim_was_lost_leaves_its_privileges_managed(
+    place: PrivilegePlace,
+) -> None:
+    kube, hand = place.kube, place.hand
+    async with running(place.controller(PGROLE_INSTALL="false")):
+        await place.declare(place.reads(), drift={"policy": "Report"})
+        await hand.execute(f"ALTER ROLE {place.reader} CREATEDB")
+        await kube.wait_reason("reader", "DriftReported")
+    async with running(place.controller(PGROLE_INSTALL="false")) as controller:
+        await controller.wait_log("session with a database begins")
+        await hand.execute(f"CREATE TABLE app.more (id int); ALTER TABLE app.more OWNER TO {place.owner}")
+        await place.wait_may("SELECT", "app.more")
+        obj = await kube.wait_reason("reader", "DriftReported")
+        assert obj["status"]["lastDrift"]["fields"] == ["createdb"]
+
+
 async def test_a_controller_killed_at_any_moment_revokes_former_privileges_after_a_restart(
     place: PrivilegePlace,
 ) -> None:

@@ -250,6 +250,13 @@ class TestDriftPolicy:
         assert not plan.writes
         assert plan.reported == ("createdb",)
 
+    def test_reported_drift_does_not_keep_a_claim_that_only_status_proves_from_being_taken(self) -> None:
+        drifted = ObservedRole(OID, replace(DESIRED, createdb=True))
+        proof = Proof("app", OID, SERVER.system_identifier, digest(DESIRED))
+        asked = desired(report_only=True, proof=proof)
+        plan = look(asked, Observed(named=drifted))
+        assert (plan.owner, plan.changes, plan.reported) == (asked.owner, (), ("createdb",))
+
     def test_a_changed_spec_is_applied_under_policy_report(self) -> None:
         plan = look(desired(report_only=True), Observed(named=FOUND, claim=claim(applied="sha256:older")))
         assert plan.writes
