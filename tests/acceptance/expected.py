@@ -138,7 +138,8 @@ async def compare_privileges(
     return PrivilegeComparison(
         sorted(one for one in held - kept if not _is_ignored(one, ignored) and not _is_covered(one, wanted)),
         sorted(one for one in allowed - held if not _is_covered(one, allowed)),
-        denied=any(not rules.allow(database, one, owner) for one, owner in owners.items()),
+        denied=any(not rules.allow(database, one, owner) for one, owner in owners.items())
+        or not rules.owned.issuperset(declared.get("createdBy", ())),
     )
 
 
