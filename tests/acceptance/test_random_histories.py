@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 HISTORIES = int(os.environ.get("HISTORIES", "1"))
 FIRST_SEED = int(os.environ.get("SEED") or random.SystemRandom().randrange(10**9))
 ROUNDS = 3
-STEPS = 45
+STEPS = 30
 
 
 @pytest_asyncio.fixture(loop_scope="session")
