@@ -43,9 +43,6 @@ WRITERS = 12
 #: Maximum number of objects whose status is remembered as current: most are reconciled again soon.
 STANDING = 512
 
-#: Maximum number of objects of which the counted drifts are remembered: a few hundred bytes each.
-COUNTED = 10_000
-
 #: Timeout of one write, in seconds.
 WRITE_SECONDS = 10.0
 
@@ -85,7 +82,6 @@ class _StatusWrite:
     stored: Stored
     previous: Mapping[str, Any]
     status: dict[str, Any]
-    counts: Mapping[str, int]
 
 
 #: Fields that the CRDs of 0.2.0 lack. The API server refuses a status with them until the CRDs are upgraded.
@@ -115,7 +111,6 @@ class StatusWriter:
         self._failed: dict[Key, tuple[PendingStatus, float]] = {}  # what to retry, and the delay before
         self._older_crds_until = 0.0
         self._standing: OrderedDict[Key, tuple[str, tuple[Outcome, StatusDetails]]] = OrderedDict()  # version, content
-        self._counted: OrderedDict[Key, tuple[str, Mapping[str, int]]] = OrderedDict()  # uid, drift_counts of status
         self._queue = FairQueue[Key](idle)
 
     def put(self, pending: PendingStatus) -> None:
@@ -223,18 +218,6 @@ class StatusWriter:
         if len(self._standing) > STANDING:
             self._standing.popitem(last=False)
 
-    def _find_counted(self, stored: Stored) -> Mapping[str, int]:
-        uid, counts = self._counted.get(stored.key, ("", {}))
-        return counts if uid == stored.uid else {}
-
-    def _note_counted(self, stored: Stored, counts: Mapping[str, int]) -> None:
-        """Notes which drifts the object's status counts."""
-        known = self._find_counted(stored)
-        self._counted.pop(stored.key, None)
-        self._counted[stored.key] = stored.uid, {**known, **counts}
-        if len(self._counted) > COUNTED:
-            self._counted.popitem(last=False)
-
     def _compose(self, pending: PendingStatus) -> _StatusWrite | None:
         """Returns what to write now, None for nothing."""
         stored = self._store.get(pending.key)
@@ -249,16 +232,15 @@ class StatusWriter:
         previous = mapping(obj.get("status"))
         if pending.outcome.reason is Reason.INTERNAL_ERROR:  # what the status holds may be the very reason
             previous = {name: previous[name] for name in _PROOF if isinstance(previous.get(name), dict)}
-        details = replace(pending.details, counted=self._find_counted(stored))
-        status = build_status(previous, pending.outcome, details, server_of(obj), generation, datetime.now(UTC))
+        now = datetime.now(UTC)
+        status = build_status(previous, pending.outcome, pending.details, server_of(obj), generation, now)
         if anyio.current_time() < self._older_crds_until:
             status = _without_later_fields(status)
         if unchanged(previous, status):
             log.debug("status unchanged", extra={"object": str(pending.key), "reason": pending.outcome.reason.value})
             self._note_standing(stored, pending)
-            self._note_counted(stored, details.drift_counts)
             return None
-        return _StatusWrite(stored, previous, status, details.drift_counts)
+        return _StatusWrite(stored, previous, status)
 
     async def _write(self, pending: PendingStatus) -> None:
         writing = self._compose(pending)
@@ -274,7 +256,6 @@ class StatusWriter:
                 self._announce(pending.outcome, before, stored)
             raise
         self._store.put(written, by=stored.key)
-        self._note_counted(stored, writing.counts)
         if generation_of(written) == generation_of(pending.stored):
             self._note_standing(written, pending)
         log.debug("status written", extra={"object": str(pending.key), "reason": pending.outcome.reason.value})

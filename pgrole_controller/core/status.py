@@ -1,7 +1,7 @@
 """The outcome of one reconcile, and the status that reports it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 from typing import Any
@@ -125,8 +125,7 @@ class StatusDetails:
     """What status contains besides conditions. `reported` are the fields whose drift was reported and not corrected.
 
     `privileges`: None if there are none, or if nothing is known of them. `cause`: of a drift of the role, if it is
-    known. `offer`: drift of the role that can be approved. `counted`: `drift_counts` of the previous status, as far as
-    known.
+    known. `offer`: drift of the role that can be approved.
     """
 
     claim: Claim | None = None
@@ -135,23 +134,6 @@ class StatusDetails:
     privileges: GrantedPrivileges | None = None
     cause: FoundCause | None = None
     offer: RoleOffer | None = None
-    counted: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def drift_counts(self) -> dict[str, int]:
-        """Numbers of corrected drifts that are stored: by database, and of the role itself under an empty name."""
-        results = self.privileges.last_results if self.privileges else ()
-        counts = {one.database: one.drift_count for one in results if one.drift_count is not None}
-        return {**counts, "": self.claim.drift_count} if self.claim else counts
-
-    def count_drifts(self, previous: int) -> int:
-        """Returns the number of corrected drifts. `previous`: in status. A stored number begins again when a role or a
-        database is created again, and is gone with a database that the object no longer lists.
-        """
-        counts = self.drift_counts
-        known = ((count, self.counted.get(name, count)) for name, count in counts.items())
-        new = sum(count - before if count >= before else count for count, before in known)
-        return max(previous + new, sum(counts.values()))
 
 
 def build_status(
@@ -178,7 +160,8 @@ def build_status(
     if claim is not None:
         status["role"] = {"name": claim.role_name, "oid": claim.role_oid, "applied": claim.applied}
         status["server"] = {"name": server_name, "systemIdentifier": str(claim.system_identifier)}
-        status["driftCount"] = details.count_drifts(int(previous.get("driftCount", 0)))
+        in_databases = sum(one.drift_count for one in privileges.last_results) if privileges else 0
+        status["driftCount"] = max(claim.drift_count + in_databases, int(previous.get("driftCount", 0)))
         if version := version_of(claim.record.source):
             status["passwordSecretVersion"] = version
         if details.next_rotation is not None:

@@ -365,22 +365,3 @@ async def test_a_corrected_drift_of_the_role_is_not_reported_with_that_of_its_pr
         obj = await kube.wait_for("reader", lambda obj: obj["status"]["observedGeneration"] == 2, "changed")
     told = sorted((one["fields"], one["corrected"]) for one in obj["status"]["driftHistory"])
     assert told == [(["connectionLimit"], True), (["privileges"], False)]
-
-
-async def test_drifts_go_on_to_be_counted_after_a_role_was_created_again(place: PrivilegePlace) -> None:
-    async def drift(expected: int) -> None:
-        await place.hand.execute(f"GRANT DELETE ON app.orders TO {place.reader}")
-        await place.wait_may("DELETE", "app.orders", expected=False)
-        await place.kube.wait_for("reader", lambda obj: obj["status"].get("driftCount") == expected, f"{expected}")
-
-    async with running(place.controller()):
-        await place.declare(place.reads())
-        await drift(1)
-        await drift(2)
-        await place.hand.execute(f"DROP OWNED BY {place.reader}; DROP ROLE {place.reader}")
-        await place.wait_may("SELECT", "app.orders")
-        await place.kube.wait_for("reader", lambda obj: "role" in obj["status"]["lastDrift"]["fields"], "created again")
-        obj = await place.kube.wait_ready("reader")
-        count = obj["status"]["driftCount"]
-        assert count >= 3
-        await drift(count + 1)

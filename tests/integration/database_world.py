@@ -125,8 +125,8 @@ class DatabaseWorkerWorld:
         """Removes what the template installed, for controllers that may not install anything."""
         await self.hand.execute(queries.remove())
 
-    async def wait_more_drifts(self, count: int | None) -> None:
-        await self.wait(lambda result: (result.drift_count or 0) > (count or 0))
+    async def wait_more_drifts(self, count: int) -> None:
+        await self.wait(lambda result: result.drift_count > count)
 
     async def wait_settled(self) -> PrivilegeResult:
         grantee = self.grantees.get(SERVER, KEY)

@@ -84,7 +84,7 @@ async def test_it_is_compared_after_each_change_and_nothing_is_written(
     assert await read_state(world) == before
     assert await world.may("DELETE", "app.orders")
     assert not await world.may("SELECT", "app.orders")
-    assert (result.drift_count, result.last_drifts, result.reported, result.confirmed) == (None, (), (), False)
+    assert (result.drift_count, result.last_drifts, result.reported, result.confirmed) == (0, (), (), False)
     assert world.news() == []
 
 

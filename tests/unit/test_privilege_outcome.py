@@ -209,25 +209,6 @@ class TestPrivilegeStatus:
         later = replace(earlier, last_drift_at=NOW + timedelta(seconds=5))
         assert build(known(replace(ORDERS, last_drifts=(DRIFT,))), claim=later)["lastDrift"]["fields"] == ["login"]
 
-    @pytest.mark.parametrize(
-        ("counted", "stored", "expected"),
-        [
-            ({}, 3, 9),
-            ({"": 2, "orders": 3}, 3, 9),
-            ({"": 2, "orders": 3}, 5, 11),
-            ({"": 2, "orders": 5}, 1, 10),
-            ({"": 1, "orders": 3}, None, 10),
-            ({"": 2}, 3, 9),
-            ({"": 2}, 8, 10),
-        ],
-        ids=["unknown", "same", "more", "begun again", "of the role", "first seen", "missed by an earlier process"],
-    )
-    def test_a_drift_counts_although_the_stored_number_began_again(
-        self, counted: dict[str, int], stored: int | None, expected: int
-    ) -> None:
-        privileges = known(LAKE, replace(ORDERS, drift_count=stored))
-        assert build(privileges, {"driftCount": 9}, counted=counted)["driftCount"] == expected
-
     def test_everyone_who_caused_drift_in_one_round_is_named(self) -> None:
         other = PrivilegeDrift(
             NOW - timedelta(seconds=1),

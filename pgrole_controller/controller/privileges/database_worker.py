@@ -218,7 +218,7 @@ class DatabaseWorker:
                     grantee.digest_of(self.database),
                     None if former else error,
                     confirmed=former,
-                    drift_count=before.drift_count if before else None,
+                    drift_count=before.drift_count if before else 0,
                     last_drifts=before.last_drifts if before else (),
                 )
             )

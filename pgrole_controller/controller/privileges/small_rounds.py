@@ -157,7 +157,7 @@ class SmallRounds:
         memory.settle_everyone(reconcile.read)
         memory.add_missed(self._busy | left, fresh)
         self._fresh |= fresh
-        self._counts |= {result.key: result.drift_count or 0 for result in results}
+        self._counts |= {result.key: result.drift_count for result in results}
         if to_read.scope is Scope.RECENT:
             self._recent.note(began, anyio.current_time())
         self._report(results, since)

@@ -90,7 +90,7 @@ class PrivilegeResult:
     - `digest`: the `Grantee.digest_of(database)` that this result is about; any other declaration is not answered yet.
     - `error`: None if everything declared there was read back, and nothing else was found.
     - `confirmed`: nothing that only `Grantee.former` granted is left, so the claim may forget it.
-    - `drift_count`: corrected in this database since the role was first applied there; None: not known.
+    - `drift_count`: corrected in this database since the role was first applied there.
     - `last_drifts`: of the last round with drift in this database, one for each author, the latest last. `reported`:
       what differs now and is not changed, in words; `declarable`: a PgRole can declare some of it.
     - `news`: since the last result of this key, to be announced once.
@@ -105,7 +105,7 @@ class PrivilegeResult:
     digest: str
     error: PgRoleError | None = None
     confirmed: bool = False
-    drift_count: int | None = None
+    drift_count: int = 0
     last_drifts: tuple[PrivilegeDrift, ...] = ()
     reported: tuple[str, ...] = ()
     declarable: bool = True
