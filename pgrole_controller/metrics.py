@@ -230,6 +230,7 @@ class ServerFigures:
     unheard: int = 0
     databases: int = 0
     databases_connected: int = 0
+    largest_acl: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +317,13 @@ def _by_server(servers: Iterable[ServerFigures]) -> Iterator[tuple[str, str, lis
             "Number of these databases that are connected, or were reached at their last poll.",
             declared,
             "databases_connected",
+        ),
+        (
+            "pgrole_largest_acl_entries",
+            "Number of entries in the largest ACL of a table, view or sequence in these databases. PostgreSQL accepts "
+            "about 2,440.",
+            declared,
+            "largest_acl",
         ),
     ):
         yield name, text, [(one.server, float(getattr(one, attribute))) for one in of]

@@ -294,4 +294,5 @@ class Scraper:
             unheard=worker.own_changes.overdue(anyio.current_time()) if heard else 0,
             databases=len(databases),
             databases_connected=sum(one.mode is not None for one in databases),
+            largest_acl=max((one.largest_acl for one in databases), default=0),
         )

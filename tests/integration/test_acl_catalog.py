@@ -552,6 +552,7 @@ async def test_a_full_read_has_everything_in_one_snapshot(db: AclDatabase) -> No
     assert {one.object.kind for one in observed.acls} >= {*TABLE_KINDS, ObjectKind.DATABASE, ObjectKind.SCHEMA}
     assert len({one.object.id for one in observed.acls}) == len(observed.acls)
     assert isinstance(table, ObjectId)
+    assert observed.largest_acl == 2  # the owner's entry, and the reader's
 
 
 async def test_several_portions_return_the_same_as_one(db: AclDatabase, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,24 @@ async def test_first_turns_do_not_wait_for_the_interval(three: DatabasesWorld, m
         await three.wait(lambda: len(in_turn(served)) == 2, "a turn did not end")  # it reports before that
 
 
+async def test_the_size_of_the_largest_acl_is_known_of_each(three: DatabasesWorld) -> None:
+    """Before a table has no room for another role: pg_class has no TOAST table."""
+    last = three.names[-1]
+    await three.hands[last].execute(
+        f"DO $$ BEGIN FOR n IN 1..20 LOOP EXECUTE 'CREATE ROLE {three.role}_' || n;"
+        f" EXECUTE 'GRANT SELECT ON app.orders TO {three.role}_' || n; END LOOP; END $$"
+    )
+    three.declare(*three.names)
+    async with three.serving() as served:
+        await three.wait(lambda: state_of(served, last).largest_acl >= 20, "not read")
+        assert state_of(served, last).largest_acl <= 22  # with the owner, and the declared role
+        assert state_of(served, three.names[0]).largest_acl <= 2
+    await three.hands[last].execute(
+        f"DO $$ BEGIN FOR n IN 1..20 LOOP EXECUTE 'DROP OWNED BY {three.role}_' || n;"
+        f" EXECUTE 'DROP ROLE {three.role}_' || n; END LOOP; END $$"
+    )
+
+
 async def test_drift_is_set_back_and_attributed_in_a_later_turn(three: DatabasesWorld) -> None:
     three.declare(*three.names)
     async with three.serving() as served:

@@ -40,12 +40,13 @@ EXCHANGE_SECONDS = 10.0
 
 class DatabaseState(NamedTuple):
     """One database with managed privileges, for status and metrics. `mode` None: not served. `message`: why not, or why
-    not by Events.
+    not by Events. `largest_acl`: as ObservedDatabase.largest_acl, when everything was last read.
     """
 
     name: str
     mode: DatabaseMode | None
     message: str
+    largest_acl: int = 0
 
 
 @dataclass(slots=True)
@@ -185,9 +186,9 @@ class Databases:
             error = self._refuse(name, self._templates())
             return DatabaseState(name, None, error.message if error else "")
         worker = served.worker
-        if worker.trouble is not None:
-            return DatabaseState(name, worker.mode, worker.trouble.message)
-        return DatabaseState(name, worker.mode, in_turn if served.scope is None else worker.why)
+        why = in_turn if served.scope is None else worker.why
+        message = why if worker.trouble is None else worker.trouble.message
+        return DatabaseState(name, worker.mode, message, worker.memory.largest_acl)
 
     def _update(self, tasks: TaskGroup, context: DatabaseContext) -> None:
         """Serves databases as declared: on a connection of its own, or in turn."""

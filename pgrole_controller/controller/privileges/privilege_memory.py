@@ -118,7 +118,7 @@ class PrivilegeMemory:
     drift was committed, on the loop's clock. `recorded`: drifts were written that the home database lacks.
     `unrecorded`: reported drifts that are not yet written. `unstored`: drifts that the home database is to record,
     since this one stores nothing. `with_columns`: oids of tables with declared columns. `absent_creators`: roles that
-    declarations name and that do not exist. `adoptees`: reads for these.
+    declarations name and that do not exist. `adoptees`: reads for these. `largest_acl`: at the last complete read.
     """
 
     applied: dict[int, AppliedState] = field(default_factory=dict)
@@ -130,6 +130,7 @@ class PrivilegeMemory:
     unstored: list[RecordedDrift] = field(default_factory=list)
     with_columns: frozenset[int] = frozenset()
     absent_creators: frozenset[str] = frozenset()
+    largest_acl: int = 0
     _roles: dict[Key, RoleMemory] = field(default_factory=dict)
     _kept: tuple[Grantee, ...] = ()
     _resting: frozenset[Key] = frozenset()  # suspended or ignored: nothing is granted to these
@@ -277,6 +278,7 @@ class PrivilegeMemory:
 
         `complete`: every object that any role reaches was read.
         """
+        self.largest_acl = observed.largest_acl if observed.complete else self.largest_acl
         found = {one.object.id: _identify(one.object) for one in observed.acls}
         if self._meanwhile is not None and observed.complete:
             found |= self._meanwhile

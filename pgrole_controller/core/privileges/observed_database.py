@@ -24,6 +24,7 @@ class ObservedDatabase:
     - `complete`: `acls` has every object. Otherwise nothing is reported as missing, and only these are decided.
     - `columns`: existing columns of objects that have declared columns; an object left out is one whose columns are
       not known.
+    - `largest_acl`: number of entries in the largest ACL of a table, view or sequence; 0 if not `complete`.
     """
 
     facts: DatabaseFacts
@@ -33,6 +34,7 @@ class ObservedDatabase:
     schemas: frozenset[str] = frozenset()
     complete: bool = True
     columns: Mapping[ObjectId, frozenset[str]] = field(default_factory=dict)
+    largest_acl: int = 0
     _by_grantee: dict[int, HeldByRole] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property

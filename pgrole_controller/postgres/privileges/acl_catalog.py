@@ -74,7 +74,7 @@ async def read_database(
     """
     async with _one_snapshot(connection):
         schemas = await read_schemas(connection)
-        snapshot, acls = await _read_acls(connection, grantees, schemas, touched)
+        portions, acls = await _read_acls(connection, grantees, schemas, touched)
         facts, roles = await read_facts(connection, creators)
         tables = [one.object.id.oid for one in acls if one.object.id.catalog == "pg_class" and with_columns(one.object)]
         observed = ObservedDatabase(
@@ -84,15 +84,16 @@ async def read_database(
             roles=roles,
             schemas=frozenset(schemas.values()),
             columns=await read_columns(connection, tables),
+            largest_acl=portions.get("largest_acl", int),
         )
-    return snapshot, observed
+    return portions.get("snapshot", str), observed
 
 
 async def _read_acls(
     connection: Connection, grantees: Collection[int], schemas: Mapping[int, str], touched: SchemaFilter
-) -> tuple[str, list[ObservedAcl]]:
+) -> tuple[Row, list[ObservedAcl]]:
     """Reads every object that a declaration may match, or on which a grantee that does not own it holds something;
-    returns the snapshot's text, too.
+    returns the answer to sql/privileges/portions.sql, too.
 
     These are all objects in touched schemas, every schema, the database, and objects in other schemas with entries of a
     grantee, but not objects of PostgreSQL itself. They are read in portions, so that no answer becomes too large.
@@ -107,7 +108,7 @@ async def _read_acls(
         columns = await read_column_entries(connection, _query(connection, "columns"), grantees, after=after, end=end)
         arguments = (list(grantees), relations, routines, list(columns), after, end)
         found += (await _read_objects(connection, query, arguments, grantees, columns=columns))[0]
-    return row.get("snapshot", str), found
+    return row, found
 
 
 async def read_recent_acls(
