@@ -1,11 +1,10 @@
 """Whatever happens, and in whichever order, everything ends as declared.
 
-Each run has another seed, which a failure names. `SEED=7` repeats that one, and `HISTORIES=20` runs that many. The seed
-decides what happens, but not how it coincides with what the controller does.
+`HISTORIES=20` runs that many, and `SEED=7` begins with that seed. It decides what happens, but not how it coincides
+with what the controller does.
 """
 
 import os
-import random
 from collections.abc import AsyncIterator
 
 import anyio
@@ -21,7 +20,8 @@ from tests.servers import Servers
 pytestmark = pytest.mark.slow
 
 HISTORIES = int(os.environ.get("HISTORIES", "1"))
-FIRST_SEED = int(os.environ.get("SEED") or random.SystemRandom().randrange(10**9))
+#: The first one has two replicas, a PgServer, and an API server that fails.
+FIRST_SEED = int(os.environ.get("SEED", "27"))
 ROUNDS = 3
 STEPS = 30
 
@@ -33,9 +33,9 @@ async def own_postgres(servers: Servers) -> AsyncIterator[PostgresServer]:
         yield server
 
 
-@pytest.mark.parametrize("number", range(HISTORIES))
-async def test_a_random_history_ends_as_declared(stage: Stage, servers: Servers, number: int) -> None:
-    async with random_history(stage, FIRST_SEED + number, servers.version) as history:
+@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + HISTORIES))
+async def test_a_random_history_ends_as_declared(stage: Stage, servers: Servers, seed: int) -> None:
+    async with random_history(stage, seed, servers.version) as history:
         for _ in range(ROUNDS):
             for _ in range(STEPS):
                 await history.step()
