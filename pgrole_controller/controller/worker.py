@@ -68,7 +68,7 @@ class ServerWorker:
             self._note_notification,
             self.enqueue_all,
             lambda names: self.databases.note_databases(names),
-            lambda: self._note_suspension(),
+            self._note_suspension,
         )
         self.ended = anyio.Event()  # since the queue is closed
         self.retimed = Signal()  # pulsed when the period of the resync changes

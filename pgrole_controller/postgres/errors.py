@@ -209,7 +209,7 @@ def is_rejection(error: PgRoleError) -> bool:
 
 def is_passing(error: PgRoleError) -> bool:
     """Whether the next attempt may succeed although no one changes anything: a timeout, or an error of the server."""
-    if getattr(error.__cause__, "sqlstate", None) in _TIMED_OUT:
+    if sqlstate_of(error) in _TIMED_OUT:
         return True
     return isinstance(error, Transient) and error.reason in (Reason.PROGRESSING, Reason.SERVER_NOT_READY)
 
