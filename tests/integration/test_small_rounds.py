@@ -285,9 +285,9 @@ async def test_a_role_that_changes_during_a_complete_read_is_treated_as_declared
         assert await world.may("DELETE", "app.orders")
 
 
-async def test_a_new_table_is_no_drift_for_a_role_whose_changed_declaration_is_being_applied(
-    world: DatabaseWorkerWorld, reads: HeldReads
-) -> None:
+@asynccontextmanager
+async def working_since(world: DatabaseWorkerWorld, reads: HeldReads, statements: str) -> AsyncIterator[None]:
+    """Runs a worker. These statements create app.invoices while it applies a changed declaration."""
     world.declare(READ)
     world.declare_other(READ)
     await world.hand.execute("CREATE SCHEMA elsewhere; CREATE TABLE elsewhere.first (id int)")
@@ -297,9 +297,16 @@ async def test_a_new_table_is_no_drift_for_a_role_whose_changed_declaration_is_b
             declared = world.declare(READ, SchemaAccess("elsewhere", READ.access))
             worker.note_everything()
             await held.wait()
-            await world.hand.execute("CREATE TABLE app.invoices (id int)")
+            await world.hand.execute(statements)
             await world.wait_may("SELECT", "app.invoices", role=world.other)
         await world.wait(lambda result: result.digest == declared.digest_of(world.database) and result.error is None)
+        yield
+
+
+async def test_a_new_table_is_no_drift_for_a_role_whose_changed_declaration_is_being_applied(
+    world: DatabaseWorkerWorld, reads: HeldReads
+) -> None:
+    async with working_since(world, reads, "CREATE TABLE app.invoices (id int)"):
         await world.wait_may("SELECT", "app.invoices")
         await world.hand.execute("CREATE TABLE elsewhere.last (id int)")
         await world.wait_may("SELECT", "elsewhere.last")
@@ -312,20 +319,8 @@ async def test_a_new_table_is_no_drift_for_a_role_whose_changed_declaration_is_b
 async def test_a_revoke_on_a_table_that_needed_no_grant_during_a_complete_read_is_drift(
     world: DatabaseWorkerWorld, reads: HeldReads
 ) -> None:
-    world.declare(READ)
-    world.declare_other(READ)
-    await world.hand.execute("CREATE SCHEMA elsewhere; CREATE TABLE elsewhere.first (id int)")
-    async with world.working() as worker:
-        await world.wait_settled()
-        async with reads.hold(passing=1) as held:
-            declared = world.declare(READ, SchemaAccess("elsewhere", READ.access))
-            worker.note_everything()
-            await held.wait()
-            await world.hand.execute(
-                f"CREATE TABLE app.invoices (id int); GRANT SELECT ON app.invoices TO {world.role}"
-            )
-            await world.wait_may("SELECT", "app.invoices", role=world.other)
-        await world.wait(lambda result: result.digest == declared.digest_of(world.database) and result.error is None)
+    statements = f"CREATE TABLE app.invoices (id int); GRANT SELECT ON app.invoices TO {world.role}"
+    async with working_since(world, reads, statements):
         for name in ("one", "two"):  # what was put off is read before the second
             await world.hand.execute(f"CREATE TABLE app.{name} (id int)")
             await world.wait_may("SELECT", f"app.{name}")
