@@ -243,7 +243,7 @@ async def _explain_missing(connection: Connection, name: ObjectName) -> str:
     shown = _nearest(wanted, near)
     if shown:
         return f"{what} does not exist in this database; did you mean {' or '.join(shown)}?"
-    hint = f"; name what is in a schema with it, as in {ObjectName('public', name.schema)}"
+    hint = f"; write the schema before a name, as in {ObjectName('public', name.schema)}"
     return f"{what} does not exist in this database{hint if name.name is None else ''}"
 
 

@@ -157,7 +157,7 @@ def _is_covered(one: HeldPrivilege, wanted: set[HeldPrivilege]) -> bool:
 
 
 def _expected(declared: Json, role: str, objects: Iterable[asyncpg.Record]) -> Iterator[tuple[HeldPrivilege, str]]:
-    """Yields what is declared, with the owner of the object."""
+    """Yields each declared privilege, and the owner of its object."""
     for each in objects:
         if each["owner"] == role:
             continue

@@ -35,7 +35,7 @@ class HistoryVerdict:
         return [obj["spec"]["name"] for obj in refused]
 
     async def find_problems(self) -> list[str]:
-        """Returns what is not as declared."""
+        """Returns the differences between what is declared and what is there."""
         objects = {obj["metadata"]["name"]: obj for obj in await self.kube.objects()}
         found = find_terminating(objects.values())
         secrets = await self._read_secrets()

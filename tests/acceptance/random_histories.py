@@ -257,7 +257,7 @@ class RandomHistory:
     # -- what must be true
 
     async def find_problems(self) -> list[str]:
-        """Returns what is not as declared."""
+        """Returns the differences between what is declared and what is there."""
         verdict = HistoryVerdict(self.stage.kube, self.postgres, self.specs, self.policy, self.dropped)
         for role in await verdict.find_kept_back():
             await self._revoke(role)

@@ -462,7 +462,7 @@ async def test_an_inaccessible_database_is_listed_with_the_reason(monitored: Mon
         ("my.x", 'did you mean "My Schema"?'),
         (
             "invoices",
-            "schema invoices does not exist in this database; name what is in a schema with it",
+            "schema invoices does not exist in this database; write the schema before a name",
         ),
         ("app.fn", "app.fn is the name of several routines; there are app.fn(integer), app.fn(text[])"),
         ("app.fn(bigint)", "app.fn(bigint) does not exist in this database; there are app.fn(integer)"),
