@@ -29,7 +29,7 @@ from pgrole_controller.local.binaries import find
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.manifests import apply_crds, apply_folder, are_ready, path_of
 from pgrole_controller.local.postgres import PostgresServer, postgres
-from pgrole_controller.local.process import LocalError, Process, reached, tied_to_parent
+from pgrole_controller.local.process import LocalError, NotStopped, Process, reached, tied_to_parent
 from pgrole_controller.local.rights import RightsScope, install
 from pgrole_controller.local.workspace import free_port
 from pgrole_controller.settings import read_settings
@@ -124,8 +124,10 @@ async def run_dev(
                     await _run_servers(state, installation, display, controller, console)
             except* LocalError as errors:
                 for error in leaves(errors):
-                    display.say(str(error))
-                code = 1
+                    # Ctrl-C also ends a program that has not yet left this process group.
+                    if isinstance(error, NotStopped) or not tasks.cancel_scope.cancel_called:
+                        display.say(str(error))
+                        code = 1
             tasks.cancel_scope.cancel()
     if code == 0:
         display.done("all stopped")

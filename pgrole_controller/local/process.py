@@ -37,6 +37,10 @@ class LocalError(Exception):
     """Something is missing on this machine or did not start; the message says what to do."""
 
 
+class NotStopped(LocalError):
+    """A program, or a descendant of it, still runs after SIGKILL."""
+
+
 def tied_to_parent(command: Sequence[str | Path], signum: signal.Signals = signal.SIGKILL) -> list[str]:
     """Returns the command line that runs `command` and ends it by `signum` when this process ends."""
     return [
@@ -106,7 +110,7 @@ class Process:
         return await self.wait()
 
     async def kill(self) -> None:
-        """Kills it and all its descendants, and waits until they have ended. Raises LocalError if one has not."""
+        """Kills it and all its descendants, and waits until they have ended. Raises NotStopped if one has not."""
         if not self.running:
             return
         family = [self.pid, *descendants(self.pid)]
@@ -116,7 +120,7 @@ class Process:
             await self.wait()
             gone = await reached(partial(_are_gone, family), _GONE_SECONDS, every=0.005)
         if not gone:
-            raise LocalError(f"{self.name} did not exit within {_GONE_SECONDS:.0f} s")
+            raise NotStopped(f"{self.name} did not exit within {_GONE_SECONDS:.0f} s")
 
     def pause(self) -> None:
         """Freezes it and all its descendants: connections stay open and nothing answers."""

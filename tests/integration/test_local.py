@@ -5,19 +5,21 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from io import StringIO
 from pathlib import Path
 
 import anyio
 import asyncpg
 import pytest
 
+from pgrole_controller.local import dev
 from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import create_namespace
 from pgrole_controller.local.postgres import PostgresServer, Stop, postgres
-from pgrole_controller.local.process import LocalError, alive, descendants, reached
+from pgrole_controller.local.process import LocalError, NotStopped, alive, descendants, reached
 
 PAST_ANY_DELAY = 90.0
 
@@ -129,7 +131,8 @@ async def session(program: str, *arguments: str, scratch: Path) -> AsyncIterator
         try:
             yield DevSession(process)
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended
+                os.killpg(process.pid, signal.SIGKILL)
             raise
 
 
@@ -303,7 +306,7 @@ async def test_ctrl_c_ends_dev_and_leaves_no_process_and_no_file(
         assert any("ALTER ROLE orders_app CREATEDB" in line for line in dev.said)
         pids = descendants(dev.process.pid)
         os.killpg(dev.process.pid, signal.SIGINT)
-        assert await dev.ends() == 0
+        assert await dev.ends() == 0, dev.said
     assert "a line of the controller" in dev.said
     assert "the controller's last line" in dev.said
     assert len(pids) > 4
@@ -317,9 +320,28 @@ async def test_ctrl_c_while_dev_starts_leaves_no_process_and_no_file(binaries: B
         await dev.says("PostgreSQL 18 ready")
         pids = descendants(dev.process.pid)
         os.killpg(dev.process.pid, signal.SIGINT)
-        assert await dev.ends() == 0
+        assert await dev.ends() == 0, dev.said
     assert await all_gone(pids)
     assert is_empty(scratch)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(LocalError("etcd ended before it was ready"), 0), (NotStopped("etcd did not exit"), 1)]
+)
+async def test_an_error_that_ctrl_c_causes_is_no_failure_of_dev(
+    monkeypatch: pytest.MonkeyPatch, error: LocalError, code: int
+) -> None:
+    async def interrupted(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await anyio.sleep_forever()
+        finally:
+            raise error
+
+    monkeypatch.setattr(dev, "_run_servers", interrupted)
+    said = StringIO()
+    assert await dev.run_dev(stream=said) == code
+    assert (str(error) in said.getvalue()) is (code == 1)
 
 
 @pytest.mark.slow
