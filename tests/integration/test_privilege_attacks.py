@@ -231,6 +231,14 @@ CLIMBS = {
         rules=(replace(WIDE, owned_by=("*",)),),
         allowed=(replace(WIDE, owned_by=("postgres",)),),
     ),
+    "a routine that an extension has in pg_catalog, by a rule with a pattern": Climb(
+        "CREATE FUNCTION pg_catalog.fn() RETURNS int LANGUAGE sql AS 'SELECT 1'; REVOKE ALL ON FUNCTION pg_catalog.fn"
+        " FROM PUBLIC; ALTER EXTENSION plpgsql ADD FUNCTION pg_catalog.fn",
+        on(ROUTINES, "pg_catalog", "fn", "EXECUTE"),
+        "has_function_privilege('{reader}', 'pg_catalog.fn()', 'EXECUTE')",
+        rules=(WIDE,),
+        allowed=(PrivilegeRule(schemas=("pg_catalog",)),),
+    ),
     "a catalog": Climb(
         "",
         on(TABLES, "pg_catalog", "pg_authid", "SELECT"),

@@ -12,7 +12,7 @@ from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.policy import FIRST_NORMAL_OID, matches, names_itself
 from pgrole_controller.core.privileges.acl import TABLE_KINDS, DatabaseObject, ObjectKind
 from pgrole_controller.core.privileges.grantee import Grantee, PrivilegePolicy, PrivilegeRule
-from pgrole_controller.core.privileges.object_patterns import covers, is_reserved
+from pgrole_controller.core.privileges.object_patterns import POSTGRESQL_SCHEMAS, covers, is_reserved
 
 #: The schema of the controller's own objects. No rule opens it.
 OWN_SCHEMA = "pgrole"
@@ -128,8 +128,8 @@ def _remedy(
 def _guard(grantee: Grantee, obj: DatabaseObject, privilege: str, facts: DatabaseFacts) -> str | None:
     """Returns the remedy for a privilege that needs exact names on both sides; None if it needs none."""
     both = "name it exactly in spec, and its schema exactly in a rule of PgServer.spec.allow.privileges"
-    if is_reserved(obj) and not obj.extension:
-        return f"objects of PostgreSQL itself need exact names: {both}"
+    if is_reserved(obj) and (obj.schema in POSTGRESQL_SCHEMAS or not obj.extension):
+        return f"objects of PostgreSQL itself, and in its schemas, need exact names: {both}"
     if obj.owner in grantee.owned:
         return None
     if obj.kind is ObjectKind.ROUTINE and obj.security_definer:
