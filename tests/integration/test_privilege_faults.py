@@ -360,6 +360,32 @@ async def test_a_migration_that_holds_many_tables_delays_no_other_object(world: 
     await other.close()
 
 
+async def test_autovacuum_of_a_table_does_not_delay_the_repair_of_its_privileges(servers: Servers) -> None:
+    """It can take hours, and gives way to whoever waits for its lock for deadlock_timeout."""
+    async with servers.run({"autovacuum_naptime": "1s"}) as server, make_world(server) as world:
+        await world.hand.execute("""
+            CREATE TABLE app.large (id int) WITH (
+                autovacuum_vacuum_threshold = 0, autovacuum_vacuum_scale_factor = 0,
+                autovacuum_vacuum_cost_delay = 100, autovacuum_vacuum_cost_limit = 1
+            );
+            INSERT INTO app.large SELECT generate_series(1, 100000);
+            DELETE FROM app.large
+        """)
+        world.declare(READ)
+        async with world.working():
+            await world.wait_settled()
+
+            async def is_vacuumed() -> bool:
+                query = "SELECT count(*) = 1 FROM pg_stat_progress_vacuum WHERE relid = 'app.large'::regclass"
+                return bool(await world.hand.fetchval(query))
+
+            assert await reached(is_vacuumed, DEADLINE)
+            await world.hand.execute(f"GRANT UPDATE ON app.large TO {world.role}")
+            began = anyio.current_time()
+            await world.wait_may("UPDATE", "app.large", expected=False)
+            assert anyio.current_time() - began < 1.0
+
+
 async def test_open_transactions_that_grant_delay_no_other_repair(world: DatabaseWorkerWorld) -> None:
     """They hold no lock on the tables. Other objects of a waiting role, and other roles, are repaired at once."""
     await world.hand.execute(f"""

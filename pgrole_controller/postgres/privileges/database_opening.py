@@ -10,9 +10,10 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.postgres.capabilities import Identity, explaining, identify
 from pgrole_controller.postgres.connection import Connection, Endpoint
 from pgrole_controller.postgres.database_connection import connect_to
-from pgrole_controller.postgres.errors import convert_unexpected, translate_errors
+from pgrole_controller.postgres.errors import convert_unexpected, is_lacking, translate_errors
 from pgrole_controller.postgres.fence import Candidate, Fence, NotLeading, lead_while_away, take_lead
 from pgrole_controller.postgres.missing_privileges import explain_database_access
+from pgrole_controller.postgres.privileges.acl_locks import LOCK_SECONDS
 from pgrole_controller.postgres.privileges.database_schema import DatabaseInstallation, install_database
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
@@ -50,6 +51,7 @@ async def open_database(
                     if not identity.is_same_server(server):
                         raise Transient(Reason.SERVER_NOT_READY, f'database "{database}" is on a different server')
                     await _silence_triggers(connection, identity)
+                    await _interrupt_autovacuum(connection)
                     installation = await install_database(connection, allowed=may_install)
                     fence = await _lead(connection, candidate, installation, known)
                     place = await fetch_row(connection, "", resources.text("sql", "events", "place.sql"))
@@ -85,6 +87,18 @@ async def _silence_triggers(connection: Connection, identity: Identity) -> None:
     if identity.superuser and identity.version_number >= 170_000:
         with translate_errors():
             await connection.execute("SET event_triggers = off")
+
+
+async def _interrupt_autovacuum(connection: Connection) -> None:
+    """Has autovacuum give way within the time that a repair waits for a lock, where the controller's role may do that:
+    it does so once another session has waited for deadlock_timeout, by default 1 s.
+    """
+    try:
+        with translate_errors():
+            await connection.execute(f"SET deadlock_timeout = '{round(500 * LOCK_SECONDS)}ms'")
+    except PgRoleError as error:
+        if not is_lacking(error):
+            raise
 
 
 async def _lead(
