@@ -1,7 +1,7 @@
 -- Which default privileges do the grantees have? One row for each creator, schema and type of object, with at most 10,000 entries:
 -- postgres/privileges/long_acls.py.
 -- `page_key`, `page_size`: postgres/answer_pages.py.
--- $1 oid[] grantees
+-- $1 oid[] grantees   $2 bytea[] names of schemas, empty for none; NULL: all
 SELECT
     d.defaclrole AS creator, textsend(pg_get_userbyid(d.defaclrole)::text) AS creator_name,
     textsend(coalesce(n.nspname::text, '')) AS schema, d.defaclobjtype::text AS object_type, d.xmin::text::bigint AS version,
@@ -22,3 +22,4 @@ CROSS JOIN LATERAL (
     ) AS a
 ) AS e
 WHERE e.grantees IS NOT NULL
+  AND ($2::bytea[] IS NULL OR textsend(coalesce(n.nspname::text, '')) IN (SELECT unnest($2::bytea[])))

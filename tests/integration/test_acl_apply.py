@@ -490,6 +490,20 @@ async def test_default_privileges_are_granted_and_revoked(db: AclDatabase) -> No
     assert {(one.schema, one.object_type) for one in found} == {("", "f")}
 
 
+async def test_300_default_privileges_are_changed_in_transactions_of_100(db: AclDatabase) -> None:
+    """Any role can set them, in every schema and for each type of object: one transaction would delay other repairs."""
+    await db.run("DO $$ BEGIN FOR i IN 1..300 LOOP EXECUTE format('CREATE SCHEMA d%s', i); END LOOP; END $$")
+    creator, reader = (db.oids["owner"], db.name("owner")), (db.oids["reader"], db.name("reader"))
+    changes = [DefaultAclChange(*creator, f"d{place}", "r", *reader, ("SELECT",)) for place in range(1, 301)]
+    applied = await apply(db, (), changes, extra=[("CREATE TABLE public.stored ()", ())])
+    assert not applied.default_errors
+    assert applied.stored
+    sizes = await db.beside.fetch("SELECT count(*) FROM pg_default_acl GROUP BY xmin::text")
+    assert [row["count"] for row in sizes] == [100] * 3
+    some = await read_defaults(db.connection, db.grantees("reader"), ["d1", "d300", "absent"])
+    assert {one.schema for one in some} == {"d1", "d300"}
+
+
 @pytest.mark.parametrize("committed", [True, False], ids=["rows that it changed", "rows that it added"])
 async def test_an_open_transaction_delays_only_the_default_privileges_that_it_wrote(
     db: AclDatabase, committed: bool

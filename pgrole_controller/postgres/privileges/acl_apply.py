@@ -1,7 +1,7 @@
 """Applies changes to privileges in one database.
 
-A transaction (`acl_transaction`) changes at most OBJECTS objects, in the order of their oids, and makes about CHANGES
-changes. `acl_batches` keeps an object that is locked, or cannot be changed, from delaying the others.
+A transaction (`acl_transaction`) changes at most OBJECTS objects, in the order of their oids, or as many default
+privileges, and makes about CHANGES changes. `acl_batches` keeps an object that is locked, or cannot be changed, from delaying the others.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -95,7 +95,7 @@ async def apply_acls(
         steps = _DefaultSteps(connection, transactions, dialect.version)
         # Objects that always fail must not take all the time for dividing.
         batches = Batches(connection, steps, waits, Deadlines(locks_end=deadlines.locks_end), give_way)
-        in_turn = failed.separate(defaults)
+        in_turn = failed.separate(defaults, OBJECTS)
         for place, some in enumerate(in_turn):
             await batches.change(some, last=place == len(in_turn) - 1)
         await batches.change_busy(last=True)

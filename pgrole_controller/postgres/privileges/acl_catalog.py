@@ -193,11 +193,16 @@ async def read_columns(connection: Connection, tables: Sequence[int]) -> dict[Ob
     return found
 
 
-async def read_defaults(connection: Connection, grantees: Collection[int]) -> list[DefaultAcl]:
-    """Reads default privileges for the grantees, except those of a creator for itself."""
+async def read_defaults(
+    connection: Connection, grantees: Collection[int], schemas: Collection[str] | None = None
+) -> list[DefaultAcl]:
+    """Reads default privileges for the grantees, except those of a creator for itself. `schemas`: as in DefaultAcl;
+    None: all.
+    """
     question = _query(connection, "defaults")
-    rows: Sequence[Row] = await fetch_pages(connection, "read_defaults", question, list(grantees))
-    rows = await read_long_defaults(connection, question, rows, grantees)
+    names = None if schemas is None else [name.encode(errors="surrogateescape") for name in schemas]
+    rows: Sequence[Row] = await fetch_pages(connection, "read_defaults", question, list(grantees), names)
+    rows = await read_long_defaults(connection, question, rows, grantees, names)
     return [
         DefaultAcl(
             creator=row.get("creator", int),

@@ -2,7 +2,6 @@
 transaction takes time, of which each attempt has little.
 """
 
-import sys
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -42,7 +41,7 @@ class FailedChanges:
         for one in some if self._owners else ():
             self._owners.pop(key_of(one), None)
 
-    def separate(self, some: Sequence[T], size: int = sys.maxsize) -> list[Sequence[T]]:
+    def separate(self, some: Sequence[T], size: int) -> list[Sequence[T]]:
         """Returns parts of at most this size, in the same order: first of what belongs to owners of whom nothing
         failed, then of what else did not fail, and then of the rest. No part has of both.
         """

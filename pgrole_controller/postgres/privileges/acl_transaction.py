@@ -346,7 +346,9 @@ class AclTransactions:
             return
         held = {
             (one.creator, one.schema, one.object_type, entry.grantee, entry.privilege)
-            for one in await read_defaults(self._connection, {change.grantee for change in changes})
+            for one in await read_defaults(
+                self._connection, {change.grantee for change in changes}, {change.schema for change in changes}
+            )
             for entry in one.entries
         }
         for change in changes:

@@ -43,14 +43,16 @@ async def read_long_acls(
 
 
 async def read_long_defaults(
-    connection: Connection, question: str, rows: Sequence[Row], grantees: Collection[int]
+    connection: Connection, question: str, rows: Sequence[Row], grantees: Collection[int], schemas: object
 ) -> Sequence[Row]:
-    """Rows of defaults.sql with all entries: several about the same default privileges if they have too many."""
+    """Rows of defaults.sql with all entries: several about the same default privileges if they have too many.
+    `schemas`: the question's other argument.
+    """
     if len(grantees) <= _GRANTEES or not any(map(_is_cut, rows)):
         return rows
     found: list[Row] = []
     for some in _divide(grantees):
-        found += await fetch_pages(connection, "read_defaults", question, some)
+        found += await fetch_pages(connection, "read_defaults", question, some, schemas)
     return found
 
 
