@@ -53,14 +53,6 @@ AS $$
     UPDATE pgrole.applied SET approve_handled = handled WHERE role_oid = of_role AND holder = of_holder
 $$;
 
--- For a role whose privileges here are no longer managed.
-CREATE OR REPLACE FUNCTION pgrole.delete_applied(of_role oid) RETURNS void
-LANGUAGE sql VOLATILE
-SET search_path = pg_catalog, pg_temp
-AS $$
-    DELETE FROM pgrole.applied WHERE role_oid = of_role
-$$;
-
 -- Deletes the rows of dropped roles, and keeps those of renamed ones. Returns the number of deleted rows.
 CREATE OR REPLACE FUNCTION pgrole.prune_applied() RETURNS bigint
 LANGUAGE sql VOLATILE

@@ -513,8 +513,6 @@ async def test_drifts_are_counted_per_role_and_object(connection: Connection) ->
     assert row is not None
     assert row is not None
     assert (row["drift_count"], row["drifted"]) == (0, False)
-    await connection.execute("SELECT pgrole.delete_applied(10)")
-    assert await connection.fetch(rows) == []
 
 
 async def test_ddl_near_the_limit_of_the_stack_is_recorded_or_fails(connection: Connection) -> None:
