@@ -129,7 +129,8 @@ BEGIN
 END
 $$;
 
--- Deletes rows older than `keep`, and the oldest beyond `most`; at most 10,000 at once. Returns their number.
+-- Deletes rows older than `keep`, and the oldest beyond `most`; at most 10,000 at once. Returns their number. Also those of
+-- transactions that have not begun here, which a dump of another server brought: a transaction will get the same id.
 CREATE OR REPLACE FUNCTION pgrole.prune_events(keep interval DEFAULT '7 days', most bigint DEFAULT 100000) RETURNS bigint
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -140,7 +141,7 @@ DECLARE
 BEGIN
     DELETE FROM pgrole.ddl_event AS e
     WHERE e.id = ANY (ARRAY(SELECT o.id FROM pgrole.ddl_event AS o ORDER BY o.id LIMIT 10000))
-      AND (e.at < clock_timestamp() - keep OR e.id <= beyond);
+      AND (e.at < clock_timestamp() - keep OR e.id <= beyond OR e.xid >= pg_snapshot_xmax(pg_current_snapshot()));
     GET DIAGNOSTICS pruned = ROW_COUNT;
     RETURN pruned;
 END

@@ -483,6 +483,18 @@ async def test_events_are_pruned_by_age_and_by_number(connection: Connection) ->
     assert await read(connection, "SELECT identity FROM pgrole.ddl_event") == ["public.t3", "public.t4"]
 
 
+async def test_events_of_another_server_are_pruned_before_transactions_get_their_ids(connection: Connection) -> None:
+    """A dump brings them. Whoever wrote a row with such an id would be told to be the event's author."""
+    await install_database(connection, allowed=True)
+    await connection.execute(
+        "INSERT INTO pgrole.ddl_event (xid, pid, session, acting, app, tag, command) "
+        "SELECT (pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 100)::text::xid8, 1, 'alice', 'none', '', "
+        "'GRANT', 'GRANT'; CREATE TABLE public.t ()"
+    )
+    assert await connection.fetchval("SELECT pgrole.prune_events()") == 1
+    assert await read(connection, "SELECT identity FROM pgrole.ddl_event") == ["public.t"]
+
+
 async def test_a_handled_approval_is_kept_by_later_applies(connection: Connection) -> None:
     await install_database(connection, allowed=True)
     handled = "SELECT approve_handled FROM pgrole.applied"
