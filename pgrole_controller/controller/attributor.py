@@ -99,8 +99,9 @@ class Attributor:
         self._changed.set()
 
     def note_unreported(self, key: Key) -> None:
-        """Notes that no drift of this object is reported any more."""
-        self._reported.pop(key, None)
+        """Notes that no drift of this object is reported any more: the next one may have another cause."""
+        if self._reported.pop(key, None) is not None and key in self._found and not self._found[key].drift.corrected:
+            del self._found[key]
 
     def note_claim(self, claim: Claim) -> None:
         """Records the drift that the claim mentions, unless it is known to be recorded."""
@@ -245,7 +246,8 @@ class Attributor:
         _keep(self._rows, identity, row)
 
     def _keep_cause(self, key: Key, drift: RoleDrift, by: DriftAuthor) -> None:
-        if by.proof is not Evidence.NONE:
+        stands = drift.corrected or self._reported.get(key) is drift
+        if stands and by.proof is not Evidence.NONE:
             self._found.pop(key, None)
             _keep(self._found, key, FoundCause(drift, by))
             self._on_found(key)

@@ -122,7 +122,8 @@ _MESSAGE_LIMIT = 2048
 
 @dataclass(frozen=True, slots=True)
 class StatusDetails:
-    """What status contains besides conditions. `reported` are the fields whose drift was reported and not corrected.
+    """What status contains besides conditions. `reported` are the fields whose drift was reported and not corrected, at
+    `reported_at` by the server's clock.
 
     `privileges`: None if there are none, or if nothing is known of them. `cause`: of a drift of the role, if it is
     known. `offer`: drift of the role that can be approved.
@@ -130,6 +131,7 @@ class StatusDetails:
 
     claim: Claim | None = None
     reported: tuple[str, ...] = ()
+    reported_at: datetime | None = None
     next_rotation: datetime | None = None
     privileges: GrantedPrivileges | None = None
     cause: FoundCause | None = None
@@ -183,7 +185,9 @@ def _handled(previous: Mapping[str, Any], claim: Claim | None) -> str:
 
 
 def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: StatusDetails, now: datetime) -> None:
-    """Adds lastDrift and driftHistory. After a restart, the previous status may know a later drift in a database."""
+    """Adds lastDrift and driftHistory. The previous status may know a later drift: one that was reported and undone or,
+    after a restart, one in a database.
+    """
     claim, cause, records = details.claim, details.cause, []
     exposes_all = (details.privileges is not None and details.privileges.exposes_all) or (
         cause is not None and cause.exposes_all
@@ -206,7 +210,8 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
     if latest:
         last = describe_last(max(latest, key=lambda one: one.time), exposes_all=exposes_all)
         known = read_moment(before.get("time"))
-        if not before.get("database") or known is None or rfc3339(known) <= last["time"]:
+        of_claim = before.get("corrected") and not before.get("database")
+        if of_claim or known is None or rfc3339(known) <= last["time"]:
             status["lastDrift"] = keep_known(last, before, hides=hides)
     if details.reported:
         by = (
@@ -214,7 +219,7 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
             if cause and not cause.drift.corrected and cause.drift.fields == details.reported
             else DriftAuthor()
         )
-        seen = find_reported_time(previous, details.reported) or now
+        seen = find_reported_time(previous, details.reported) or details.reported_at or now
         record = DriftRecord(seen, details.reported, corrected=False, count=len(details.reported), by=by)
         status["lastDrift"] = keep_known(describe_last(record, exposes_all=exposes_all), before, hides=hides)
         records.append(record)
@@ -223,10 +228,13 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
 
 
 def find_reported_time(previous: Mapping[str, Any], fields: Sequence[str]) -> datetime | None:
-    """Returns the time of the reconcile that first observed drift of these fields, if it was not corrected since.
+    """Returns the time of the reconcile that first observed drift of these fields, if it was not corrected or undone
+    since.
 
     `previous`: the object's status.
     """
+    if any((one.get("type"), one.get("status")) == ("Ready", "True") for one in previous.get("conditions") or ()):
+        return None
     last = previous.get("lastDrift") or {}
     same = last.get("fields") == list(fields) and not last.get("corrected") and not last.get("database")
     return read_moment(last.get("time")) if same else None

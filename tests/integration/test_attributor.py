@@ -92,6 +92,27 @@ async def test_a_reported_drift_is_recorded_once_until_it_disappears(home: Histo
         await home.wait_rows(lambda rows: len(rows) == 2)
 
 
+async def test_the_author_of_a_reported_drift_is_forgotten_when_it_disappears(home: HistoryHome) -> None:
+    name = f"r{secrets.token_hex(4)}"
+    reported = replace(DRIFT, role_name=name, corrected=False, oid=0)
+    await home.hand.execute(f"CREATE ROLE {name}")
+
+    async def is_found() -> bool:
+        return home.attributor.find_cause(KEY) is not None
+
+    async with home.running():
+        home.attributor.note(KEY, reported)
+        assert await reached(is_found, 20.0)
+        home.attributor.note_unreported(KEY)
+        assert not await is_found()
+        home.attributor.note(KEY, reported)
+        home.attributor.note_unreported(KEY)
+        home.attributor.note(KEY, replace(reported, role_name="unknown"))
+        await home.wait_rows(lambda rows: len(rows) == 2)
+        assert not await is_found()
+    await home.hand.execute(f"DROP ROLE {name}")
+
+
 async def test_drifts_beyond_the_waiting_limit_are_recorded_without_an_author(home: HistoryHome) -> None:
     for number in range(MOST_WAITING + 20):
         home.attributor.note(Key("shop", str(number)), replace(DRIFT, role_name=f"app{number:03}", uid=str(number)))

@@ -124,6 +124,26 @@ def test_reported_drift_keeps_the_time_of_its_first_report() -> None:
     assert wider["lastDrift"]["time"] == "2026-05-06T08:08:09Z"
 
 
+def test_reported_drift_that_was_undone_in_the_database_stays_the_last_drift() -> None:
+    outcome = of_read_back(Plan("app", reported=("createdb",)))
+    reported = build(outcome, build(RECONCILED, claim=CLAIM), now=LATER, claim=CLAIM, reported=("createdb",))
+    undone = build(RECONCILED, reported, now=LATER, claim=CLAIM)
+    assert undone["lastDrift"] == reported["lastDrift"]
+    corrected = replace(CLAIM, last_drift_at=LATER + timedelta(minutes=1))
+    assert build(RECONCILED, undone, claim=corrected)["lastDrift"]["corrected"]
+
+
+def test_drift_that_is_reported_again_after_it_was_undone_is_another_drift() -> None:
+    outcome = of_read_back(Plan("app", reported=("createdb",)))
+    claim = replace(CLAIM, last_drift_at=None, last_drift_fields=())
+    by_alice = FoundCause(replace(DRIFT, fields=("createdb",), corrected=False), BY)
+    first = build(outcome, claim=claim, reported=("createdb",), cause=by_alice)
+    undone = build(RECONCILED, first, claim=claim)
+    again = build(outcome, undone, claim=claim, reported=("createdb",), reported_at=LATER)
+    assert again["lastDrift"] == {"time": "2026-05-06T08:08:09Z", "fields": ["createdb"], "corrected": False}
+    assert [(one["time"][11:13], "by" in one) for one in again["driftHistory"]] == [("08", False), ("07", True)]
+
+
 def test_a_long_message_is_cut() -> None:
     status = build(of_error(Refused(Reason.INVALID_SPEC, "x" * 10_000)))
     assert len(status["conditions"][0]["message"]) == 2048
