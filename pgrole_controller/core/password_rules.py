@@ -91,19 +91,20 @@ def decide_password(
 
 def _record(desired: Desired, claim: Claim | None) -> PasswordRecord:
     """The record of this very object's password; empty if the claim is another object's."""
-    if claim is None or (claim.owner.cluster, claim.owner.object_uid) != (
-        desired.owner.cluster,
-        desired.owner.object_uid,
-    ):
-        return PasswordRecord()
-    return claim.record
+    return claim.record if claim is not None and _is_own(desired, claim) else PasswordRecord()
+
+
+def _is_own(desired: Desired, claim: Claim) -> bool:
+    owner = desired.owner
+    return (claim.owner.cluster, claim.owner.object_uid) == (owner.cluster, owner.object_uid)
 
 
 def _is_left(desired: Desired, existing: ObservedRole | None, claim: Claim | None, record: PasswordRecord) -> bool:
     if desired.password.origin is PasswordOrigin.ELSEWHERE:
         return True
-    # An ignored password is left alone once the role exists: at once if adopted, otherwise after it was first set.
-    return "password" in desired.ignore and existing is not None and (claim is None or bool(record.source))
+    # An ignored password is left alone once the role exists: after it was first set if this object created the role.
+    created = claim is not None and _is_own(desired, claim)
+    return "password" in desired.ignore and existing is not None and (not created or bool(record.source))
 
 
 def _leave(desired: Desired, record: PasswordRecord) -> PasswordDecision:

@@ -369,6 +369,20 @@ async def test_an_ignored_password_is_not_set_on_adoption(kube: Kube, database: 
     assert await row_version(database, role) == before
 
 
+async def test_an_ignored_password_is_not_set_when_a_recreated_object_takes_its_role_back(
+    kube: Kube, database: Database, role: str
+) -> None:
+    declared = {"name": role, "password": source(), "drift": {"ignore": ["password"]}}
+    await kube.apply_secret("source", password="at creation")
+    await kube.apply("app", **declared)
+    await kube.wait_ready("app")
+    await database.execute(f"ALTER ROLE {role} PASSWORD 'of somebody'")
+    await kube.delete("app")
+    await kube.apply("app", **declared)
+    await kube.wait_ready("app")
+    await database.wait_password(role, "of somebody")
+
+
 @pytest.mark.parametrize("password", [source(), {"disabled": True}, {"generate": {}}], ids=["Secret", "none", "made"])
 async def test_a_refused_object_names_the_password_that_adoption_would_change(
     kube: Kube, database: Database, role: str, password: Json

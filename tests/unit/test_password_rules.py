@@ -247,6 +247,13 @@ class TestIgnored:
     def test_an_ignored_password_is_left_alone_on_adoption(self) -> None:
         assert run(desired(ignore=self.IGNORED), None, THEIRS) == PasswordDecision(PasswordRecord(source=LEFT))
 
+    def test_an_ignored_password_is_left_alone_when_another_object_takes_the_role_over(self) -> None:
+        former = Claim("app", 20_000, 7, replace(ME, object_uid="former"), digest(ROLE), released=True, record=DECIDED)
+        decided = decide_password(desired(ignore=self.IGNORED), former, THEIRS, OBSERVED, SERVER, POLICY)
+        assert decided == PasswordDecision(PasswordRecord(source=LEFT))
+        dropped = decide_password(desired(ignore=self.IGNORED), former, None, OBSERVED, SERVER, POLICY)
+        assert run(desired(ignore=self.IGNORED), dropped.record, there()).password_task is not None
+
     def test_the_secret_of_an_ignored_password_may_be_missing(self) -> None:
         decided = run(desired(ignore=self.IGNORED, secrets=ObservedSecrets()), DECIDED, THEIRS)
         assert decided.pending is None
