@@ -57,7 +57,7 @@ def decide_password(
     record = _record(desired, claim)
     if existing is None and record != PasswordRecord():  # the password was dropped with the role
         record = replace(record, source="", digest="")
-    left = _is_left(desired, existing, claim, record)
+    left = _is_left(desired, existing, observed.claim, record)
     if server.away:
         return _keep_known(desired, claim, existing, left=left)
     if desired.password_result is not None and _is_for(desired.password_result, desired):
@@ -103,6 +103,7 @@ def _is_left(desired: Desired, existing: ObservedRole | None, claim: Claim | Non
     if desired.password.origin is PasswordOrigin.ELSEWHERE:
         return True
     # An ignored password is left alone once the role exists: after it was first set if this object created the role.
+    # Status does not tell whether it did.
     created = claim is not None and _is_own(desired, claim)
     return "password" in desired.ignore and existing is not None and (not created or bool(record.source))
 

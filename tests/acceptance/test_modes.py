@@ -522,6 +522,19 @@ class TestClaimsInStatus:
             await stage.kube.wait_for("app", drifts(1), "driftCount 1")
             await admin.wait_password("app", "theirs")
 
+    async def test_an_ignored_password_of_an_adopted_role_stays_unchanged(self, stage: Stage, admin: Database) -> None:
+        await admin.execute("CREATE ROLE app LOGIN PASSWORD 'theirs'")
+        await admin.execute(f"GRANT app TO {CONTROLLER_ROLE} WITH ADMIN OPTION")
+        await stage.kube.apply_secret("source", password="ours")
+        ignored = {"password": {"secretRef": {"name": "source"}}, "drift": {"ignore": ["password"]}}
+        async with running(steward(stage)):
+            await stage.kube.apply("app", login=True, adopt=True, **ignored)
+            await stage.kube.wait_ready("app")
+        async with running(steward(stage)):
+            await admin.execute("ALTER ROLE app CREATEDB")
+            await stage.kube.wait_for("app", drifts(1), "driftCount 1")
+            await admin.wait_password("app", "theirs")
+
     async def test_a_generated_password_stays_after_a_restart(self, stage: Stage, admin: Database) -> None:
         async with running(steward(stage)):
             await stage.kube.apply("app", password={"generate": {}}, connectionSecret={"name": "made"}, login=True)

@@ -68,7 +68,7 @@ def run(
 ) -> PasswordDecision:
     """`record` is None if no claim exists."""
     claim = None if record is None else Claim("app", 20_000, 7, ME, digest(ROLE), record=record)
-    return decide_password(asked, claim, found, observed, SERVER, POLICY)
+    return decide_password(asked, claim, found, replace(observed, claim=claim), SERVER, POLICY)
 
 
 def password_task_of(asked: Desired, record: PasswordRecord, found: ObservedRole | None) -> PasswordTask:
@@ -249,10 +249,16 @@ class TestIgnored:
 
     def test_an_ignored_password_is_left_alone_when_another_object_takes_the_role_over(self) -> None:
         former = Claim("app", 20_000, 7, replace(ME, object_uid="former"), digest(ROLE), released=True, record=DECIDED)
-        decided = decide_password(desired(ignore=self.IGNORED), former, THEIRS, OBSERVED, SERVER, POLICY)
+        observed = replace(OBSERVED, claim=former)
+        decided = decide_password(desired(ignore=self.IGNORED), former, THEIRS, observed, SERVER, POLICY)
         assert decided == PasswordDecision(PasswordRecord(source=LEFT))
-        dropped = decide_password(desired(ignore=self.IGNORED), former, None, OBSERVED, SERVER, POLICY)
+        dropped = decide_password(desired(ignore=self.IGNORED), former, None, observed, SERVER, POLICY)
         assert run(desired(ignore=self.IGNORED), dropped.record, there()).password_task is not None
+
+    def test_an_ignored_password_is_left_alone_where_only_status_proves_the_claim(self) -> None:
+        proven = Claim("app", 20_000, 7, ME, digest(ROLE))
+        decided = decide_password(desired(ignore=self.IGNORED), proven, THEIRS, OBSERVED, SERVER, POLICY)
+        assert decided == PasswordDecision(PasswordRecord(source=LEFT))
 
     def test_the_secret_of_an_ignored_password_may_be_missing(self) -> None:
         decided = run(desired(ignore=self.IGNORED, secrets=ObservedSecrets()), DECIDED, THEIRS)
