@@ -272,7 +272,7 @@ def _prepare(password_task: PasswordTask, secret: Secret | None, former: Secret 
     stamp, rotated = RotationStamp(), False
     if password_task.password.origin is PasswordOrigin.GENERATED:
         clear, stamp = _recover(password_task, secret or former)
-        rotated = clear is None and stamp != RotationStamp()
+        rotated = clear is None and (stamp != RotationStamp() or _replaces_reported(password_task))
         if clear is None:
             if password_task.left:
                 raise Refused(Reason.INVALID_SPEC, _LEFT.format(name=desired.name))
@@ -316,6 +316,13 @@ def _recover(password_task: PasswordTask, secret: Secret | None) -> tuple[str | 
     ):
         return None, stamp
     return clear, stamp
+
+
+def _replaces_reported(password_task: PasswordTask) -> bool:
+    """Whether a rotation is due, by the claim, of a Secret whose drift is only reported."""
+    record = password_task.record
+    due = is_due(password_task.password, record.rotated_at, {record.rotate}, password_task.at)
+    return due and not password_task.restore
 
 
 def _generate(length: int) -> str:

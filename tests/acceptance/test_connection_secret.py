@@ -418,6 +418,25 @@ async def test_policy_report_reports_a_tampered_or_deleted_secret_and_leaves_it(
     await database.wait_password(role, text(after))
 
 
+@pytest.mark.parametrize("action", ["deleted", "tampered with"])
+async def test_a_requested_rotation_replaces_a_secret_whose_drift_is_reported(
+    kube: Kube, database: Database, role: str, action: str
+) -> None:
+    before = await deliver(kube, role, drift={"policy": "Report"})
+    if action == "deleted":
+        await kube.delete_secret("delivered")
+    else:
+        await kube.patch_secret("delivered", tamper("a value", before))
+    await kube.wait_reason("app", "DriftReported")
+    await kube.patch("app", {"metadata": {"annotations": {"pgrole.dev/rotate": "1"}}})
+    obj = await kube.wait_ready("app")
+    assert condition(obj, "DriftDetected") == {}
+    after = await kube.wait_secret("delivered")
+    assert text(after) not in (text(before), "tampered")
+    await database.wait_password(role, text(after))
+    assert await kube.events("SecretRestored") == []
+
+
 async def test_policy_report_applies_a_changed_template(kube: Kube, database: Database, role: str) -> None:
     before = await deliver(kube, role, drift={"policy": "Report"})
     secret = {"name": "delivered", "template": {"data": {"only": "{password}"}}}
