@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from pgrole_controller.api.meta import Model
+from pgrole_controller.api.meta import UNIQUE, Model
 from pgrole_controller.api.validation import list_schema, rule, rules
 
 _SELECTOR = "spec.allow.namespaces: set either matchNames, or matchLabels and matchExpressions, not both"
@@ -38,7 +38,7 @@ class LabelRequirement(Model):
 class NamespaceSelector(Model):
     """Namespaces whose PgRoles are admitted, by name or by label."""
 
-    match_names: list[Annotated[str, Field(min_length=1, max_length=63)]] = Field(
+    match_names: Annotated[list[Annotated[str, Field(min_length=1, max_length=63)]], UNIQUE] = Field(
         default_factory=list,
         description='Patterns of namespace names, with * and ? as wildcards. "*" matches every namespace.',
         max_length=256,

@@ -28,6 +28,9 @@ _RESERVED = ("public", "none")
 _COMMENT_LENGTH = 1024
 _FIRST_MOMENT = datetime.min.replace(tzinfo=UTC)
 _LAST_MOMENT = datetime.max.replace(tzinfo=UTC)
+_RFC_3339 = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.,][0-9]+)?(?:Z|[+-][0-9]{2}:[0-9]{2})"
+)
 _FAR_OFFSET = re.compile(r"(.+)([+-])(?:(24):([0-5][0-9]|60)|([01][0-9]|2[0-3]):(60))")
 
 _NAME_SIZE = "spec.name must have 1 to 63 bytes (UTF-8): shorten it, since PostgreSQL silently truncates longer names"
@@ -77,7 +80,11 @@ def _check_comment(comment: str) -> str:
 
 
 def _read_moment(value: object, read: Callable[[object], datetime]) -> datetime:
-    """Also reads offsets that the API server admits and Python does not: 24 hours or 60 minutes."""
+    """Of texts, reads those that the API server reads, also with an offset that Python does not: 24 hours or 60
+    minutes.
+    """
+    if isinstance(value, str) and not _RFC_3339.fullmatch(value):
+        raise PydanticCustomError("moment", _VALID_UNTIL)
     far = _FAR_OFFSET.fullmatch(value) if isinstance(value, str) else None
     try:
         if far is None:

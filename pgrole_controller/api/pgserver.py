@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
-from pgrole_controller.api.meta import Condition, Model, ObjectMeta, Pattern
+from pgrole_controller.api.meta import UNIQUE, Condition, Model, ObjectMeta, Pattern
 from pgrole_controller.api.namespace_selector import NAMESPACE_RULES, NamespaceSelector
 from pgrole_controller.api.server_databases import (
     AllowedPrivileges,
@@ -97,7 +97,7 @@ class ServerConnection(Model):
         description="CA certificates that verify the server's certificate. Defaults to the system's CA certificates.",
     )
     credentials_secret_ref: CredentialsRef = Field(description="Secret with the credentials of the controller.")
-    require_auth: list[Method] | None = Field(
+    require_auth: Annotated[list[Method], UNIQUE] | None = Field(
         default=None,
         description=(
             "Authentication methods that the controller accepts from the server, as in libpq's require_auth. none "
@@ -132,7 +132,7 @@ class Allow(Model):
         description="Namespaces whose PgRoles are admitted, by name or by label. If omitted, none are.",
         json_schema_extra={"default": {}, **NAMESPACE_RULES},
     )
-    role_names: list[Pattern] = Field(
+    role_names: Annotated[list[Pattern], UNIQUE] = Field(
         default_factory=list,
         description=(
             "Patterns of role names that are allowed, with * and ? as wildcards; {namespace} stands for the object's "
@@ -141,13 +141,13 @@ class Allow(Model):
         max_length=64,
         json_schema_extra=list_schema(64),
     )
-    attributes: list[Attribute] = Field(
+    attributes: Annotated[list[Attribute], UNIQUE] = Field(
         default_factory=list,
         description="Privileged attributes that a PgRole can set. All other attributes are always allowed.",
         max_length=5,
         json_schema_extra=list_schema(5),
     )
-    member_of: list[Pattern] = Field(
+    member_of: Annotated[list[Pattern], UNIQUE] = Field(
         default_factory=list,
         description=(
             "Patterns of roles that a PgRole can be a member of, in the format of roleNames. The controller also "
@@ -158,13 +158,13 @@ class Allow(Model):
         max_length=256,
         json_schema_extra=list_schema(256),
     )
-    parameters: list[Annotated[str, Field(min_length=1, max_length=63)]] = Field(
+    parameters: Annotated[list[Annotated[str, Field(min_length=1, max_length=63)]], UNIQUE] = Field(
         default_factory=list,
         description="Names of superuser-only parameters that a PgRole can set.",
         max_length=64,
         json_schema_extra=list_schema(64),
     )
-    reassign_to: list[Pattern] = Field(
+    reassign_to: Annotated[list[Pattern], UNIQUE] = Field(
         default_factory=list,
         description=(
             "Patterns of roles that can take over the objects of a dropped role, in addition to the roles of the same "
@@ -217,7 +217,7 @@ class PgServerSpec(Model):
         description="Policy for the PgRoles on this server. Anything not listed is denied.",
         json_schema_extra={"default": {}},
     )
-    protected_roles: list[Pattern] = Field(
+    protected_roles: Annotated[list[Pattern], UNIQUE] = Field(
         default=["rds*", "cloudsql*", "azure_*", "azuresu"],
         description=(
             "Patterns of roles that no PgRole can adopt, change or drop, in addition to PostgreSQL's own roles, the "

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool
 
-from pgrole_controller.api.meta import NAME_BYTES, Model, Pattern
+from pgrole_controller.api.meta import NAME_BYTES, UNIQUE, Model, Pattern
 from pgrole_controller.api.validation import between, list_schema, read_retention, retention_schema
 
 _KEPT = "spec.history.retention must be a number of days or a duration, from 1d to 3650d, such as 90d"
@@ -33,14 +33,14 @@ PrivilegeName = Literal[
 class AllowedPrivileges(Model):
     """Privileges that PgRoles can declare in spec.privileges. All fields of a rule must match."""
 
-    databases: list[Pattern] | None = Field(
+    databases: Annotated[list[Pattern], UNIQUE] | None = Field(
         default=None,
         description="Patterns of databases, in the format of roleNames. If omitted: all.",
         min_length=1,
         max_length=64,
         json_schema_extra=list_schema(64, least=1),
     )
-    schemas: list[Pattern] | None = Field(
+    schemas: Annotated[list[Pattern], UNIQUE] | None = Field(
         default=None,
         description=(
             "Patterns of schemas, in the format of roleNames. If omitted: all. The schemas pg_catalog and "
@@ -50,7 +50,7 @@ class AllowedPrivileges(Model):
         max_length=64,
         json_schema_extra=list_schema(64, least=1),
     )
-    kinds: list[ObjectKindName] | None = Field(
+    kinds: Annotated[list[ObjectKindName], UNIQUE] | None = Field(
         default=None,
         description=(
             "Kinds of objects. Table includes views, materialized views and foreign tables. If omitted: all that "
@@ -60,14 +60,14 @@ class AllowedPrivileges(Model):
         max_length=8,
         json_schema_extra=list_schema(8, least=1),
     )
-    privileges: list[PrivilegeName] | None = Field(
+    privileges: Annotated[list[PrivilegeName], UNIQUE] | None = Field(
         default=None,
         description="Privileges. If omitted: all.",
         min_length=1,
         max_length=13,
         json_schema_extra=list_schema(13, least=1),
     )
-    owned_by: list[Pattern] | None = Field(
+    owned_by: Annotated[list[Pattern], UNIQUE] | None = Field(
         default=None,
         description=(
             "Patterns of the roles that own the objects, in the format of roleNames. If omitted: objects of any owner."
@@ -81,13 +81,13 @@ class AllowedPrivileges(Model):
 class DatabasesSpec(Model):
     """Databases in which the controller can manage privileges."""
 
-    match_names: list[DatabasePattern] = Field(
+    match_names: Annotated[list[DatabasePattern], UNIQUE] = Field(
         description='Patterns of databases, with * and ? as wildcards. "*" matches every database.',
         min_length=1,
         max_length=64,
         json_schema_extra=list_schema(64, least=1),
     )
-    except_: list[DatabasePattern] = Field(
+    except_: Annotated[list[DatabasePattern], UNIQUE] = Field(
         default_factory=list,
         alias="except",
         description="Patterns of databases to which the controller never connects.",

@@ -1,12 +1,18 @@
 """The CRD generated from the models, and its committed file."""
 
 from collections.abc import Iterator
-from typing import Any
+from itertools import chain
+from typing import Any, get_args
 
+import pytest
 import yaml
+from pydantic import BaseModel
 
 from pgrole_controller import resources
 from pgrole_controller.api.crd import DEFINITIONS, PGSERVER, crd, files, render
+from pgrole_controller.api.meta import UNIQUE
+from pgrole_controller.api.pgrole import PgRoleSpec
+from pgrole_controller.api.pgserver import PgServerSpec
 from pgrole_controller.core.role import FIELD_NAMES
 
 _HEADER = "# generated from pgrole_controller/api by `make crds`\n"
@@ -79,6 +85,28 @@ def test_every_rule_has_a_message_and_a_reason() -> None:
     rules += _root()["x-kubernetes-validations"]
     assert len(rules) == 56
     assert all(rule["message"] and rule["reason"] for rule in rules)
+
+
+@pytest.mark.parametrize("model", [PgRoleSpec, PgServerSpec])
+def test_the_models_reject_duplicates_in_every_set(model: type[BaseModel]) -> None:
+    for one in nested_models(model):
+        for name, field in one.model_fields.items():
+            extra = field.json_schema_extra
+            if isinstance(extra, dict) and extra.get("x-kubernetes-list-type") == "set":
+                assert repr(UNIQUE) in f"{field.annotation!r} {field.metadata!r}", f"{one.__name__}.{name}"
+
+
+def nested_models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    yield model
+    for field in model.model_fields.values():
+        yield from chain.from_iterable(map(nested_models, models_in(field.annotation)))
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from models_in(argument)
 
 
 def test_spec_and_status_have_exactly_the_fields_of_this_version() -> None:
