@@ -7,15 +7,14 @@ from pgrole_controller.api.validation import read_duration
 from pgrole_controller.core.approval import APPROVE, read_approval
 from pgrole_controller.core.claim import Owner, Proof
 from pgrole_controller.core.connection_secret import DesiredSecret
-from pgrole_controller.core.ddl import NAME_BYTES
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused
+from pgrole_controller.core.errors import PgRoleError, Refused
 from pgrole_controller.core.parameters import Parameters, canonical
 from pgrole_controller.core.password import DesiredPassword, ObservedSecrets, PasswordOrigin, PasswordResult, request_of
 from pgrole_controller.core.plan import ReassignResult
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.privileges.acl import ObjectKind
 from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
-from pgrole_controller.core.role import FIELD_NAMES, RESERVED_NAMES, Membership, Role, to_microseconds
+from pgrole_controller.core.role import FIELD_NAMES, Membership, Role, to_microseconds
 from pgrole_controller.core.state import Desired, Rival
 
 if TYPE_CHECKING:  # imported with the first object: see `api.reading`
@@ -31,14 +30,10 @@ _FIELDS = {name: field for field, name in FIELD_NAMES.items()}
 
 
 def desired_role_of(pgrole: "PgRole") -> Role:
-    """Returns the declared role. Raises Refused for values that the CRD schema admits and PostgreSQL cannot hold."""
+    """Returns the declared role. Raises Refused for settings that the models admit and PostgreSQL cannot read."""
     spec = pgrole.spec
-    name = pgrole.role_name
-    _check_name(name)
-    if spec.comment and "\x00" in spec.comment:
-        raise Refused(Reason.INVALID_SPEC, "spec.comment contains NUL, which PostgreSQL cannot store: remove it")
     return Role(
-        name=name,
+        name=pgrole.role_name,
         login=spec.login,
         superuser=spec.superuser,
         createdb=spec.createdb,
@@ -209,21 +204,6 @@ def _proofs(rivals: Iterable["PgRole"]) -> Iterator[tuple[str, Proof]]:
         if status and status.role and status.server and status.server.system_identifier.isdecimal():
             proof = Proof(status.role.name, status.role.oid, int(status.server.system_identifier), status.role.applied)
             yield f"{rival.metadata.namespace}/{rival.metadata.name}", proof
-
-
-def _check_name(name: str) -> None:
-    size = len(name.encode())
-    if not 1 <= size <= NAME_BYTES:
-        problem = f"has {size} bytes; a role name must have 1 to {NAME_BYTES}"
-    elif "\x00" in name:
-        problem = "contains NUL"
-    elif name.startswith("pg_"):
-        problem = 'begins with "pg_", which PostgreSQL reserves for its own roles'
-    elif name in RESERVED_NAMES:
-        problem = "is a reserved word of PostgreSQL"
-    else:
-        return
-    raise Refused(Reason.INVALID_SPEC, f'the role name "{name}" {problem}: set another spec.name')
 
 
 def _older(pgrole: "PgRole", rivals: Iterable[tuple["PgRole", Policy]]) -> tuple[Rival, ...]:
