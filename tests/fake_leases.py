@@ -27,7 +27,10 @@ Failing = Literal["refuses", "hangs", "unheard", "slow"]
 
 
 class LeaseApi:
-    """One Lease, as an API server keeps it. `faults`: each for the next request with its verb."""
+    """One Lease, as an API server keeps it. `faults`: each for the next request with its verb.
+
+    It passes the same contract tests as the real one (tests/integration/test_lease_contract.py).
+    """
 
     def __init__(self) -> None:
         self.lease: dict[str, Any] | None = None
@@ -40,10 +43,11 @@ class LeaseApi:
     def fail(self, verb: str, *faults: Fault) -> None:
         self.faults[verb].extend(faults)
 
-    def write(self, spec: dict[str, Any]) -> bytes:
+    def write(self, spec: dict[str, Any], **given: Any) -> bytes:
+        """Creates or replaces the Lease, as another client would; `given`: of its metadata."""
         before = self.lease
         self.version += 1
-        metadata = {**LEASE_METADATA, "resourceVersion": str(self.version)}
+        metadata = {**LEASE_METADATA, **given, "resourceVersion": str(self.version)}
         metadata["uid"] = before["metadata"]["uid"] if before else f"uid-{self.version}"
         self.lease = {"metadata": metadata, "spec": spec}
         self.holders.append(spec.get("holderIdentity") or "")
@@ -89,14 +93,16 @@ class LeaseApi:
                 raise ApiError(404, "NotFound", "leases")
             return json.dumps(self.lease).encode()
         assert body is not None
+        given = body["metadata"]
         if method == "POST":
             if self.lease is not None:
                 raise ApiError(409, "AlreadyExists", "leases")
         elif self.lease is None:
-            raise ApiError(404, "NotFound", "leases")
-        elif body["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
+            if "uid" in given:  # otherwise a PUT creates a Lease that is missing
+                raise ApiError(409, "Conflict", "leases")
+        elif given["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "leases")
-        return self.write(body["spec"])
+        return self.write(body["spec"], **given)
 
     def _announce(self, kind: str, obj: dict[str, Any]) -> None:
         self._history.append((self.version, {"type": kind, "object": obj}))

@@ -10,7 +10,7 @@ namespace are how an administrator stops a controller.
 
 Guarantees: no dependency on other machines' clocks (`kube.lease`). A released Lease is taken at once, since it is
 watched. If the Lease is deleted, its holder creates it again, and others wait as long as for a Lease that is not
-renewed. Every write names the version that was read, so of two candidates only one succeeds.
+renewed. Every write names uid and version of the Lease that was read, so of two candidates only one succeeds.
 
 Caveats: a paused process acts for a moment as if it still led. The fencing token in the database prevents harm
 (sql/database/20_leader.sql); the process draws it before it calls `confirm`. A process that first looks after the Lease
@@ -59,8 +59,9 @@ DENIED_SECONDS = 10.0
 #: Seconds to release the Lease at shutdown.
 RESIGN_SECONDS = 2.0
 
-#: What others may write in its metadata, which is kept.
-_OTHERS = ("labels", "annotations", "ownerReferences", "finalizers")
+#: What a write repeats of its metadata: what others wrote there, and the uid, without which a PUT creates a Lease that
+#: was deleted meanwhile.
+_KEPT = ("uid", "labels", "annotations", "ownerReferences", "finalizers")
 
 _FAILURES = (ApiError, Unreachable, BadStream)
 
@@ -299,7 +300,7 @@ class Elector:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadStream("the API server's answer is not a Lease") from error
         self._observed = observe(self._observed, record, version, anyio.current_time())
-        self._kept = {name: lease["metadata"][name] for name in _OTHERS if name in lease["metadata"]}
+        self._kept = {name: lease["metadata"][name] for name in _KEPT if name in lease["metadata"]}
         self._changed.set()
         return self._observed
 

@@ -350,6 +350,24 @@ async def test_a_deleted_lease_of_a_vanished_holder_is_taken_only_after_its_dura
     assert api.lease["spec"]["leaseTransitions"] == 5
 
 
+@in_timelapse
+async def test_a_write_that_arrives_after_its_lease_was_deleted_takes_nothing(api: LeaseApi) -> None:
+    async def too_late(answer: Answer) -> bytes:
+        api.write({"holderIdentity": "one", "leaseDurationSeconds": 15, "leaseTransitions": 1})
+        api.delete()
+        return await answer()
+
+    api.write({"holderIdentity": "", "leaseDurationSeconds": 1, "leaseTransitions": 0})
+    api.fail("PUT", too_late)
+    two = LeaseProcess(api, "two")
+    began = anyio.current_time()
+    async with running(two):
+        await two.led()
+        assert anyio.current_time() - began >= 15.0
+    assert api.lease is not None
+    assert api.lease["spec"]["leaseTransitions"] == 2
+
+
 @pytest.mark.parametrize(
     "spec",
     [
