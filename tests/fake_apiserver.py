@@ -1,7 +1,7 @@
 """A fake API server for faults that the real one cannot produce on demand.
 
 It serves one resource without a schema: list in pages, watch, create, merge-patch and delete, with one version counter.
-It passes the same contract test as the real one (tests/integration/test_kube_reflector.py). A test injects faults
+It passes the same contract tests as the real one (tests/integration/test_kube_reflector.py). A test injects faults
 through `faults`, each for the next request with its verb.
 """
 
@@ -237,8 +237,7 @@ class FakeApiServer:
         name = given["metadata"]["name"]
         if (namespace, name) in self.objects:
             return web.json_response(status_body(409, "AlreadyExists", name), status=409)
-        content = {key: value for key, value in given.items() if key not in {"apiVersion", "kind", "metadata"}}
-        return web.json_response(self.put(namespace, name, **content), status=201)
+        return web.json_response(self.put(namespace, name, **_content(given)), status=201)
 
     async def _one(self, request: web.Request) -> web.Response:
         namespace, _, name = request.path.split("/namespaces/")[1].split("/")
@@ -248,9 +247,25 @@ class FakeApiServer:
         if request.method == "DELETE":
             return web.json_response(self.delete(namespace, name))
         if request.method == "PATCH":
-            content = {k: v for k, v in found.items() if k not in {"apiVersion", "kind", "metadata"}}
-            return web.json_response(self.put(namespace, name, **(content | await request.json())))
+            return web.json_response(self.put(namespace, name, **_content(_merge(found, await request.json()))))
         return web.json_response(found)
+
+
+def _content(obj: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in obj.items() if key not in {"apiVersion", "kind", "metadata"}}
+
+
+def _merge(value: Any, patch: Any) -> Any:
+    """A JSON merge patch (RFC 7386)."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = {**value} if isinstance(value, dict) else {}
+    for key, change in patch.items():
+        if change is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = _merge(merged.get(key), change)
+    return merged
 
 
 def _verb(request: web.Request) -> Verb | None:

@@ -169,6 +169,31 @@ async def test_existing_objects_are_listed_and_each_later_change_is_reported_onc
             tasks.cancel_scope.cancel()
 
 
+async def test_a_merge_patch_changes_only_what_it_names(either: Path) -> None:
+    async with Client.connect(str(either)) as client:
+        namespace = await make_namespace(client)
+        await make_widget(client, namespace, "w", size=1, parts={"left": 1, "right": 2})
+        patch = {"spec": {"parts": {"left": None, "top": 3}}}
+        path = WIDGETS.path(namespace, "w")
+        answer = json.loads(await client.request("PATCH", path, body=patch, content_type=MERGE_PATCH))
+        assert answer["spec"] == {"size": 1, "parts": {"right": 2, "top": 3}}
+        assert json.loads(await client.request("GET", path)) == answer
+
+
+async def test_writes_of_what_exists_already_or_not_at_all_are_refused(either: Path) -> None:
+    async with Client.connect(str(either)) as client:
+        namespace = await make_namespace(client)
+        await make_widget(client, namespace, "w")
+        with pytest.raises(ApiError) as refused:
+            await make_widget(client, namespace, "w")
+        assert (refused.value.status, refused.value.reason) == (409, "AlreadyExists")
+        for method in ("PATCH", "DELETE"):
+            body = {} if method == "PATCH" else None
+            with pytest.raises(ApiError) as refused:
+                await client.request(method, WIDGETS.path(namespace, "x"), body=body, content_type=MERGE_PATCH)
+            assert (refused.value.status, refused.value.reason) == (404, "NotFound")
+
+
 async def test_a_restart_of_the_api_server_loses_and_repeats_no_change(own_server: ApiServer, real: Path) -> None:
     async with Client.connect(str(real)) as client, anyio.create_task_group() as tasks:
         namespace = await make_namespace(client)
