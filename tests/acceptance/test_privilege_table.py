@@ -1,5 +1,5 @@
 """Every declarable privilege, on every kind of object, by name, by pattern and by access: each drifts in every way
-possible in PostgreSQL, and is repaired and reported.
+possible in PostgreSQL (revoked, granted, with the grant option, on a column), and is repaired and reported.
 
 The rows are generated from the model. Each has a role and objects of its own; all drift at once, since one after
 another would take minutes.
@@ -179,6 +179,24 @@ def of_access(number: int, access: Access, kind: ObjectKind, privilege: str) -> 
     return PrivilegeRow(name, {"schemas": schemas}, objects, tuple(drifts.statements), tuple(drifts.words))
 
 
+def of_schema_option(number: int, access: Access) -> PrivilegeRow:
+    """The grant option for a schema."""
+    drifts = _Drifts()
+    (privilege,) = ACCESS[access][ObjectKind.SCHEMA]
+    drifts.add_option(privilege, f"SCHEMA s{number}", f"{privilege} on schema s{number}")
+    schemas = [{"name": f"s{number}", "access": [access.value]}]
+    name = f"option_schema_{access.value.lower()}"
+    return PrivilegeRow(name, {"schemas": schemas}, (), tuple(drifts.statements), tuple(drifts.words))
+
+
+def of_database_option(privilege: str) -> PrivilegeRow:
+    """The grant option for the database."""
+    drifts = _Drifts()
+    drifts.add_option(privilege, "DATABASE $database", f"{privilege} on database $database")
+    name, declared = f"option_database_{privilege.lower()}", {"onDatabase": [privilege]}
+    return PrivilegeRow(name, declared, (), tuple(drifts.statements), tuple(drifts.words), has_events=False)
+
+
 def of_database(privilege: str) -> PrivilegeRow:
     """A privilege on the database. Event triggers do not fire for such a GRANT."""
     drifts = _Drifts()
@@ -192,13 +210,15 @@ def of_database(privilege: str) -> PrivilegeRow:
 
 
 def of_defaults(kind: str, privilege: str, extra: str) -> PrivilegeRow:
+    """Default privileges of a creator: missing and undeclared ones in one schema, the grant option in another."""
     schema = f"defaults_{kind.lower()}"
     access = "Execute" if kind == "FUNCTIONS" else "Read"
     change = f"ALTER DEFAULT PRIVILEGES FOR ROLE $owner IN SCHEMA {schema}"
     drifts = [f"{change} REVOKE {privilege} ON {kind} FROM $"]
     drifts += [f"{change} GRANT {extra} ON {kind} TO $"] if extra else []
-    declared = {"schemas": [{"name": schema, "access": [access]}], "createdBy": ["$owner"]}
-    return PrivilegeRow(schema, declared, (), tuple(drifts), has_events=False)
+    drifts.append(f"{change}_option GRANT {privilege} ON {kind} TO $ WITH GRANT OPTION")
+    schemas = [{"name": name, "access": [access]} for name in (schema, f"{schema}_option")]
+    return PrivilegeRow(schema, {"schemas": schemas, "createdBy": ["$owner"]}, (), tuple(drifts), has_events=False)
 
 
 def make_rows() -> Iterator[PrivilegeRow]:
@@ -214,8 +234,10 @@ def make_rows() -> Iterator[PrivilegeRow]:
         for kind, privileges in sorted(ACCESS[access].items()):
             for privilege in sorted(privileges):
                 yield of_access(next(schemas), access, kind, privilege)
+        yield of_schema_option(next(schemas), access)
     for privilege in DECLARABLE[ObjectKind.DATABASE]:
         yield of_database(privilege)
+        yield of_database_option(privilege)
     yield of_defaults("TABLES", "SELECT", "INSERT")
     yield of_defaults("SEQUENCES", "SELECT", "USAGE")
     yield of_defaults("FUNCTIONS", "EXECUTE", "")
