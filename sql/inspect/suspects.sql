@@ -11,6 +11,9 @@ CROSS JOIN LATERAL (
 ) AS a
 WHERE s.pid <> pg_backend_pid()
   AND s.usename IS NOT NULL
+  -- the controller's other sessions; one of another cluster has another address
+  AND NOT (s.usename = session_user AND s.application_name LIKE 'pgrole-controller %'
+           AND s.client_addr IS NOT DISTINCT FROM inet_client_addr())
   AND s.state_change > clock_timestamp() - interval '1 minute'
   AND q.query ~ '\m((alter|create|drop)\s+(role|user|group)|grant|revoke|comment\s+on\s+role)\M'
   AND q.query ~ ('(^|[^a-z0-9_$\\])' || regexp_replace(a.spelt, '([^a-z0-9_])', '\\\1', 'g') || '($|[^a-z0-9_$\\])')

@@ -114,6 +114,19 @@ class TestStatements:
             found = await RoleAttribution().find_author(reading, ChangedRole("private"))
             assert (found.proof, found.login) == (Evidence.SESSION, "alice_n")
 
+    async def test_the_controllers_other_sessions_are_no_authors(
+        self, server: PostgresServer, reading: Connection
+    ) -> None:
+        async with AsyncExitStack() as stack:
+            writer = await stack.enter_async_context(connect(Endpoint(server.dsn()), "database"))
+            await writer.execute("CREATE ROLE granted")
+            found = await RoleAttribution().find_author(reading, ChangedRole("granted"))
+            assert found.proof is Evidence.NONE
+            alice = await new_person(server, stack, "alice_g")
+            await alice.execute("SET application_name = 'pgrole-controller database'; ALTER ROLE granted LOGIN")
+            found = await RoleAttribution().find_author(reading, ChangedRole("granted"))
+            assert (found.proof, found.login) == (Evidence.SESSION, "alice_g")
+
     @pytest.mark.before(15, "csvlog is not read")
     async def test_before_postgresql_15_only_sessions_are_searched(
         self, server: PostgresServer, reading: Connection
