@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Returns the exit code. Raises WrongSetting if no server is named."""
+    """Returns the exit code. Raises WrongSetting if no server is named, or for text that cannot name an object."""
     return finish(partial(anyio.run, _run, options))
 
 

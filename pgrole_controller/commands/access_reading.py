@@ -43,6 +43,7 @@ from pgrole_controller.postgres.access_catalog import (
 )
 from pgrole_controller.postgres.access_origins import find_origins, read_changes, read_declarations
 from pgrole_controller.postgres.connection import Endpoint
+from pgrole_controller.settings import WrongSetting
 
 #: Maximum number of roles shown for one object.
 MOST_USERS = 1000
@@ -101,8 +102,11 @@ class RoleReport:
 
 
 async def look_at_object(choice: ServerChoice, text: str, database: str | None) -> ObjectReport:
-    """Reads who may use the object with this name. Raises PgRoleError."""
-    name = read_object_name(text)
+    """Reads who may use the object with this name. Raises WrongSetting if it cannot be a name, and PgRoleError."""
+    try:
+        name = read_object_name(text)
+    except ValueError as error:
+        raise WrongSetting(str(error)) from error
     endpoint = await _find_endpoint(choice)
     async with reading(endpoint, database) as connection:
         tables = await find_origins(connection)
@@ -163,7 +167,7 @@ async def look_at_role(choice: ServerChoice, name: str, only: str | None) -> Rol
         declarations = await read_declarations(connection, tables.claims, holders, holders, version)
     wanted = [one for one in databases if only is None or one.acl.object.name == only]
     if only is not None and not wanted:
-        raise Refused(Reason.INVALID_SPEC, f'--database {only}: database "{only}" does not exist')
+        raise Refused(Reason.INVALID_SPEC, f'database "{only}" does not exist')
     found = [DatabaseAccess(one.acl.object.name) for one in wanted]
     limit = anyio.CapacityLimiter(_AT_ONCE)
     async with anyio.create_task_group() as tasks:

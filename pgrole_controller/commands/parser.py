@@ -133,7 +133,7 @@ def _add_access(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "memberships, to PUBLIC, as owner or as superuser.",
         "pgrole-controller access orders_app\npgrole-controller access --on app.orders --database orders",
     )
-    parser.add_argument("role", nargs="?", metavar="ROLE", help="what this role may do, in all databases")
+    parser.add_argument("role", nargs="?", type=_name, metavar="ROLE", help="what this role may do, in all databases")
     parser.add_argument(
         "--on",
         metavar="SCHEMA.OBJECT",
@@ -153,7 +153,7 @@ def _add_history(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "whether it was corrected.",
         "pgrole-controller history orders_app --since 7d",
     )
-    parser.add_argument("role", nargs="?", metavar="ROLE", help="only drifts of this role")
+    parser.add_argument("role", nargs="?", type=_name, metavar="ROLE", help="only drifts of this role")
     parser.add_argument(
         "--since", type=_period, default=_period("7d"), metavar="PERIOD", help="period, e.g. 12h or 7d (default: 7d)"
     )
@@ -182,6 +182,7 @@ def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument(
         "--login",
+        type=_name,
         metavar="ROLE",
         help="the controller's role, if the command connects as another one (default: the login)",
     )

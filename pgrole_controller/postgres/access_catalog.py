@@ -154,7 +154,7 @@ _PART = re.compile(r'"((?:[^"]|"")+)"|([^\s".(]+)')
 
 
 def read_object_name(text: str) -> ObjectName:
-    """Reads SCHEMA, SCHEMA.NAME or SCHEMA.NAME(TYPES), by PostgreSQL's rules for quotes and case. Raises Refused."""
+    """Reads SCHEMA, SCHEMA.NAME or SCHEMA.NAME(TYPES), by PostgreSQL's rules for quotes and case. Raises ValueError."""
     parts: list[str] = []
     place, arguments = 0, None
     text = text.strip()
@@ -176,10 +176,9 @@ def read_object_name(text: str) -> ObjectName:
     return ObjectName(parts[0], parts[1] if len(parts) > 1 else None, arguments)
 
 
-def _misspelt(text: str) -> Refused:
-    return Refused(
-        Reason.INVALID_SPEC,
-        f'--on {text}: expected SCHEMA.NAME, SCHEMA.ROUTINE(TYPES) or SCHEMA; quote odd names: "My Schema"."a.b"',
+def _misspelt(text: str) -> ValueError:
+    return ValueError(
+        f'--on {text}: expected SCHEMA.NAME, SCHEMA.ROUTINE(TYPES) or SCHEMA; quote odd names: "My Schema"."a.b"'
     )
 
 

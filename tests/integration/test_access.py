@@ -466,17 +466,19 @@ async def test_an_inaccessible_database_is_listed_with_the_reason(monitored: Mon
         ),
         ("app.fn", "app.fn is the name of several routines; there are app.fn(integer), app.fn(text[])"),
         ("app.fn(bigint)", "app.fn(bigint) does not exist in this database; there are app.fn(integer)"),
-        ('"Orders', '--on "Orders: expected SCHEMA.NAME'),
-        ("a.b.c", "--on a.b.c: expected SCHEMA.NAME"),
-        ("app.orders; DROP", "expected SCHEMA.NAME"),
     ],
 )
-async def test_a_wrong_object_name_is_answered_with_similar_names_or_the_syntax(
-    monitored: Monitored, name: str, answer: str
-) -> None:
+async def test_a_wrong_object_name_is_answered_with_similar_names(monitored: Monitored, name: str, answer: str) -> None:
     with pytest.raises(PgRoleError) as raised:
         await look_at_object(monitored.choice, name, None)
     assert answer in raised.value.message
+
+
+@pytest.mark.parametrize("name", ["", '"Orders', "a.b.c", "app.", "app.orders; DROP"])
+async def test_text_that_cannot_name_an_object_is_misuse(monitored: Monitored, name: str) -> None:
+    failed = await monitored.run(f"--on={name}")
+    assert (failed.code, failed.out) == (2, "")
+    assert failed.err.startswith(f"pgrole-controller: --on {name}: expected SCHEMA.NAME")
 
 
 @pytest.mark.parametrize("name", ["app.fn(int)", "app.fn( TEXT[] )", '"My Schema"."a.b"', "app", "pg_catalog.pg_class"])

@@ -149,6 +149,7 @@ def test_remedies_name_the_program_that_the_user_called(monkeypatch: pytest.Monk
     [
         "doctor --server=",
         "access app --database=",
+        "doctor --login=",
         "history --database=",
         "history --namespace=",
         "doctor --own-namespace=",
@@ -162,6 +163,12 @@ def test_a_name_that_nothing_can_have_is_misuse(words: str) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words.split())
     assert ended.value.code == MISUSED
+
+
+@pytest.mark.parametrize("command", ["access", "history"])
+def test_an_empty_role_is_misuse(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert end(command, "") == MISUSED
+    assert "ROLE: must not be empty" in capsys.readouterr().err
 
 
 def test_the_name_of_no_pgrole_is_misuse(capsys: pytest.CaptureFixture[str]) -> None:
