@@ -4,6 +4,7 @@ Imports nothing slow: `--help` and completion answer at once.
 """
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -265,14 +266,15 @@ def _period(value: str) -> float:
     except ValueError:
         seconds = 0.0
     if seconds <= 0:
-        raise argparse.ArgumentTypeError("must be a period such as 30m, 12h or 7d")
+        raise argparse.ArgumentTypeError("must be a period such as 30m, 12h or 7d, at most 9999d")
     return seconds
 
 
 def _number(value: str) -> int:
-    if not (value.isascii() and value.isdecimal() and 1 <= int(value) <= 5_000):
+    number = int(value) if re.fullmatch("[0-9]{1,4}", value) else 0
+    if not 1 <= number <= 5_000:
         raise argparse.ArgumentTypeError("must be a number from 1 to 5000")
-    return int(value)
+    return number
 
 
 def _plan(options: argparse.Namespace) -> int:

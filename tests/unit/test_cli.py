@@ -165,6 +165,22 @@ def test_a_name_that_nothing_can_have_is_misuse(words: str) -> None:
     assert ended.value.code == MISUSED
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("--limit", "0", "must be a number from 1 to 5000"),
+        ("--limit", "5001", "must be a number from 1 to 5000"),
+        ("--limit", "9" * 5000, "must be a number from 1 to 5000"),
+        ("--since", "10000d", "must be a period such as 30m, 12h or 7d, at most 9999d"),
+    ],
+)
+def test_a_number_or_period_out_of_range_is_answered_with_the_range(
+    option: str, value: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert end("history", option, value) == MISUSED
+    assert capsys.readouterr().err.endswith(f"argument {option}: {expected}\n")
+
+
 @pytest.mark.parametrize("command", ["access", "history"])
 def test_an_empty_role_is_misuse(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert end(command, "") == MISUSED
