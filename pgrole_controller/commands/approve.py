@@ -22,7 +22,7 @@ from pgrole_controller.commands.server_reading import open_cluster
 from pgrole_controller.core.approval import APPROVE
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.password import request_of
-from pgrole_controller.kube.errors import ApiError, KubeError, is_away
+from pgrole_controller.kube.errors import ApiError, KubeError, is_absent, is_away
 from pgrole_controller.kube.resource import MERGE_PATCH, PGROLES
 from pgrole_controller.kube.store import mapping, parse, sequence, whole
 from pgrole_controller.program import spell_commands
@@ -104,7 +104,13 @@ def _confirms() -> bool:
 async def read_drift(choice: ServerChoice, namespace: str, name: str) -> ReportedDrift:
     """Raises Refused if there is nothing to approve; ApiError, Unreachable, NotConfigured."""
     async with open_cluster(choice) as client:
-        return drift_of(await _read(client, namespace, name))
+        try:
+            return drift_of(await _read(client, namespace, name))
+        except ApiError as error:
+            if not is_absent(error):
+                raise
+            text = f"PgRole {namespace}/{name} does not exist: name its namespace with -n"
+            raise Refused(Reason.INVALID_SPEC, text) from error
 
 
 async def approve(choice: ServerChoice, drift: ReportedDrift, wait: float, console: Console) -> int:

@@ -71,12 +71,17 @@ def describe_error(error: KubeError) -> str:
             f"{error}. The API server does not accept your credentials: log in again, or use others with --kubeconfig "
             "or --context"
         )
-    if isinstance(error, ApiError) and error.status == 404 and error.message == _NOT_SERVED:
+    if isinstance(error, ApiError) and error.status == 404 and not is_absent(error):
         return (
             "this API server has no PgRoles and PgServers: choose another one with --context, or install the CRDs "
             "with `pgrole-controller crds | kubectl apply --server-side -f -`"
         )
     return str(error)
+
+
+def is_absent(error: ApiError) -> bool:
+    """Tells whether the object does not exist, in an API server that has its resource."""
+    return error.status == 404 and error.message != _NOT_SERVED
 
 
 def is_away(error: Exception) -> bool:
