@@ -88,14 +88,14 @@ async def _run(options: ExportOptions) -> int:
     server = await find_server(options.choice)
     with _progress() as progress:
         exported = await export_roles(server, options, progress)
-    to_files = options.output_dir is not None
-    for text in dict.fromkeys((*exported.warnings, *exported.errors, *(exported.remarks if to_files else ()))):
+    remarks = () if options.output_dir is None else exported.remarks
+    for text in dict.fromkeys((*exported.warnings, *exported.errors, *remarks)):
         _warn(spell_commands(text))
-    code = FAILED if exported.errors else DONE
-    if to_files:
-        return code if write_files(exported.objects, options) else FAILED
-    write_document("".join(render(exported)))
-    return code
+    if options.output_dir is None:
+        write_document("".join(render(exported)))
+    else:
+        write_files(exported.objects, options.output_dir, every_role=not options.roles)
+    return FAILED if exported.errors else DONE
 
 
 @contextmanager
@@ -262,25 +262,17 @@ def render(exported: Export) -> Iterator[str]:
         yield f"---\n{to_yaml(one.document, one.notes)}"
 
 
-def write_files(objects: Sequence[ExportedObject], options: ExportOptions) -> bool:
-    """Writes one file per role, only if it changed. Names files that an export of all roles would no longer write.
+def write_files(objects: Sequence[ExportedObject], folder: Path, *, every_role: bool) -> None:
+    """Writes one file per role, only if it changed. `every_role`: names files that it would no longer write.
 
-    Returns whether all were written.
+    Raises OSError.
     """
-    folder = options.output_dir
-    if folder is None:
-        return True
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for one in objects:
-            _write(folder / f"{one.name}.yaml", to_yaml(one.document, (MARK, *one.notes)))
-        stale = [] if options.roles else _find_stale(folder, {f"{one.name}.yaml" for one in objects})
-    except OSError as error:
-        _warn(str(error))
-        return False
-    for name in stale:
-        _warn(f"{name} belongs to no exported role: delete it if it is obsolete")
-    return True
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in objects:
+        _write(folder / f"{one.name}.yaml", to_yaml(one.document, (MARK, *one.notes)))
+    if every_role:
+        for name in _find_stale(folder, {f"{one.name}.yaml" for one in objects}):
+            _warn(f"{name} belongs to no exported role: delete it if it is obsolete")
 
 
 def _warn(text: str) -> None:

@@ -182,6 +182,15 @@ async def test_export_writes_one_file_per_role_and_reports_stale_ones(
     assert (folder / "old.yaml").exists()
 
 
+async def test_a_folder_that_cannot_be_written_is_named(
+    made: ObservedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PGROLE_DSN", made.dsn)
+    assert await _run("export", "--roles", "gitlab", "--output-dir", str(tmp_path / "file")) == 1
+    assert capsys.readouterr().err == f"pgrole-controller: File exists: '{tmp_path / 'file'}'\n"
+
+
 async def test_standard_output_is_yaml(
     made: ObservedServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
