@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from pgrole_controller import __version__
@@ -300,7 +301,8 @@ def _crds(options: argparse.Namespace) -> int:
     elif options.check:
         stale = [name for name, text in files.items() if _read(options.check / name) != text]
         if stale:
-            print(f"stale: {', '.join(stale)}; run `make crds`", file=sys.stderr)  # noqa: T201
+            remedy = f"run `{program_name()} crds --write {quote(str(options.check))}`"
+            print(f"{program_name()}: not of this version: {', '.join(stale)}: {remedy}", file=sys.stderr)  # noqa: T201
             return FAILED
     else:
         print("---\n".join(files.values()), end="")  # noqa: T201
@@ -308,7 +310,7 @@ def _crds(options: argparse.Namespace) -> int:
 
 
 def _read(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.is_file() else None
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
 
 
 def _sql(options: argparse.Namespace) -> int:

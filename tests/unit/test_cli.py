@@ -65,12 +65,16 @@ def test_help_names_each_flag_with_its_variable_and_its_default(capsys: pytest.C
     assert f"{DSN.variable} (environment only)" in said
 
 
-def test_crds_are_written_to_a_folder_that_need_not_exist(tmp_path: Path) -> None:
+def test_crds_are_written_to_a_folder_that_need_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "new" / "crds"
     assert end("crds", "--check", str(folder)) == FAILED
+    assert f"run `pgrole-controller crds --write {folder}`" in capsys.readouterr().err
     assert end("crds", "--write", str(folder)) == 0
     assert {path.name for path in folder.iterdir()} == set(crd.files())
     assert end("crds", "--check", str(folder)) == 0
+    (folder / next(iter(crd.files()))).write_bytes(b"\xff")
+    assert end("crds", "--check", str(folder)) == FAILED
+    assert "not of this version" in capsys.readouterr().err
 
 
 def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
