@@ -117,7 +117,6 @@ def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         "(SIGTERM, Ctrl-C). Each setting is also an environment variable; the flag wins.",
         epilog=f"{DSN.variable} (environment only): {_plain(DSN.help)}\n\n"
         + show_examples("pgrole-controller run --log-level debug --log-format text"),
-        allow_abbrev=False,  # an abbreviation that is unique today may be ambiguous in the next version
     )
     for group in Group:
         heading = run.add_argument_group(group)
@@ -187,7 +186,9 @@ def _add_completion(commands: "argparse._SubParsersAction[argparse.ArgumentParse
             "pgrole-controller completion kubectl > ~/.local/bin/kubectl_complete-pgrole",
         ),
     )
-    completion.add_argument("shell", choices=("bash", "zsh", "fish", "kubectl"), metavar="bash|zsh|fish|kubectl")
+    completion.add_argument(
+        "shell", choices=("bash", "zsh", "fish", "kubectl"), metavar="SHELL", help="bash, zsh, fish or kubectl"
+    )
     completion.set_defaults(command=_completion)
 
 

@@ -51,10 +51,13 @@ def show_examples(*commands: str) -> str:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose help keeps lines that are indented; its subcommands have the same."""
+    """A parser whose help keeps lines that are indented; its subcommands have the same.
+
+    It knows no abbreviated options: one that is unique today may be ambiguous in the next version.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - those of ArgumentParser
-        super().__init__(*arguments, **{"formatter_class": HelpLayout, **options})
+        super().__init__(*arguments, **{"formatter_class": HelpLayout, "allow_abbrev": False, **options})
 
 
 class HelpLayout(argparse.HelpFormatter):

@@ -205,7 +205,6 @@ def _add(
         help=summary,
         description=description,
         epilog=show_examples(*example.splitlines()),
-        allow_abbrev=False,
     )
     if connects:
         where = parser.add_argument_group("server and cluster", _CONNECTION)

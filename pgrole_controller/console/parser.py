@@ -20,7 +20,6 @@ def add_console(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
             "permissions of its own: it sends each viewer's own bearer token to the API server."
         ),
         epilog=show_examples("pgrole-controller console --open"),
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: %(default)s)"
