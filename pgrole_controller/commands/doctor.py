@@ -139,6 +139,8 @@ def print_findings(console: Console, findings: Sequence[Finding]) -> None:
 def _print_finding(console: Console, finding: Finding) -> None:
     text = Text.assemble((f"{make_printable(finding.check)}: ", "bold"), make_printable(finding.text))
     grid = Table.grid(padding=(0, 1))  # wrapped lines are indented
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
     grid.add_row(Text(f"  {_SIGNS[finding.state]} {finding.state.value:<8}", style=_STYLES[finding.state]), text)
     console.print(grid)
     for remedy in finding.remedies:

@@ -1,5 +1,6 @@
-"""doctor: servers are checked at the same time, and their findings are in the order of the servers."""
+"""doctor: servers are checked at the same time, and their findings are in the order of the servers and complete."""
 
+import io
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,6 +9,7 @@ from unittest.mock import Mock
 import anyio
 import anyio.lowlevel
 import pytest
+from rich.console import Console
 
 from pgrole_controller.commands import doctor
 from pgrole_controller.core.findings.finding import Finding, FindingState
@@ -48,3 +50,13 @@ async def test_servers_are_checked_at_once_within_a_limit_and_listed_in_order(mo
     findings = await doctor.examine(Mock(dsn=None, server=None), None)
     assert [finding.area for finding in findings] == names
     assert most == doctor.MOST_AT_ONCE == 8
+
+
+def test_a_narrow_terminal_folds_long_words_instead_of_cutting_them() -> None:
+    """The end of an address, a path or an account is what tells it from others."""
+    account = "system:serviceaccount:pgrole-system:pgrole-controller"
+    stream = io.StringIO()
+    finding = Finding("cluster", "the controller's permissions", FindingState.UNKNOWN, f"{account} has none")
+    doctor.print_findings(Console(file=stream, width=40), [finding])
+    assert "…" not in stream.getvalue()
+    assert account in "".join(stream.getvalue().split())
