@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pgrole_controller.commands.access_reading import DatabaseAccess, ObjectReport, RoleReport
-from pgrole_controller.commands.output import make_printable
+from pgrole_controller.commands.output import NARROWEST, make_printable
 from pgrole_controller.core.access.access_origin import LastChange
 from pgrole_controller.core.access.access_report import AccessLine
 from pgrole_controller.core.access.effective_access import EffectivePrivilege, Route, Source
@@ -201,9 +201,11 @@ def _table(*columns: str) -> Table:
 
 
 def _print_table(console: Console, table: Table) -> None:
-    """Prints only columns that have content, and in a pipe no trailing spaces."""
+    """Prints only columns that have content. In a pipe and on a narrow terminal, it folds none, and trailing spaces are
+    left out.
+    """
     kept = [column for column in table.columns if any(str(cell) for cell in column.cells)]
-    if console.is_terminal:
+    if console.is_terminal and console.width >= NARROWEST:
         shown = _table(*(str(column.header) for column in kept))  # rich measures a column by its place
         for row in zip(*(column.cells for column in kept), strict=True):
             shown.add_row(*row)

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from pgrole_controller.commands.arguments import DONE, ServerChoice, server_choice
 from pgrole_controller.commands.output import (
+    NARROWEST,
     finish,
     make_console,
     make_printable,
@@ -43,9 +44,6 @@ from pgrole_controller.settings import WrongSetting
 #: Maximum number of characters of a statement, and of what differed, in a cell; JSON has everything that is recorded.
 _STATEMENT = 60
 _CELL = 160
-
-#: Columns of a terminal for which cells are folded; on a narrower one, hardly any would be left for what differed.
-NARROWEST = 110
 
 _STATUS_LACKS = (
     "each PgRole records its last ten drifts only",

@@ -18,6 +18,9 @@ from pgrole_controller.program import program_name, spell_commands
 
 log = logging.getLogger(__name__)
 
+#: Columns of a terminal for which cells of a wide table are folded; on a narrower one, words would be, too.
+NARROWEST = 110
+
 #: Columns of a table in a pipe, so that no row is cut or folded.
 _WIDE = 10_000
 

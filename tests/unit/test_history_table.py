@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pgrole_controller.commands.history import NARROWEST, as_table
-from pgrole_controller.commands.output import make_console
+from pgrole_controller.commands.history import as_table
+from pgrole_controller.commands.output import NARROWEST, make_console
 from pgrole_controller.core.listed_drift import ListedDrift
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 
