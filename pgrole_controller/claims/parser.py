@@ -14,6 +14,8 @@ _DATABASE = (
     f"{DSN.variable} (environment variable) names {_SERVER}. Name the home database (spec.connection.database of the "
     "PgServer), with a login that has the controller's privileges."
 )
+_CLAIMS = "A claim is a row in the database that says which object of which cluster owns a role."
+_LIST = "Lists claims. DRIFTS and LAST DRIFT are those of the role itself, without those of its privileges."
 _RELEASE = (
     "Mark claims as released. The roles do not change. An object with the same namespace and name can take a role "
     "back, and another object can adopt it. An object that still exists takes its role back at once. With --forget, "
@@ -34,6 +36,7 @@ def add_claims(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     claims = commands.add_parser(
         "claims",
         help="list, release and transfer claims on roles",
+        description=_CLAIMS,
         epilog=_epilog("pgrole-controller claims list", "pgrole-controller claims release --role old_reports"),
     )
     actions = claims.add_subparsers(required=True, metavar="ACTION")
@@ -41,6 +44,7 @@ def add_claims(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     listing = actions.add_parser(
         "list",
         help="list claims: which object owns which role",
+        description=_LIST,
         epilog=_epilog("pgrole-controller claims list --namespace shop -o json"),
     )
     for name, metavar in (("cluster", "ID"), ("namespace", "NS"), ("role", "NAME")):
