@@ -115,7 +115,7 @@ def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         help="run the controller",
         description="Keeps PostgreSQL roles as the PgRoles in the cluster declare them, until it is asked to stop "
         "(SIGTERM, Ctrl-C). Each setting is also an environment variable; the flag wins.",
-        epilog=f"{DSN.variable} (environment only): {_plain(DSN.help)}\n\n"
+        epilog=f"{DSN.variable} (environment only): {DSN.help}\n\n"
         + show_examples("pgrole-controller run --log-level debug --log-format text"),
     )
     for group in Group:
@@ -205,14 +205,10 @@ def _answer_kubectl(parser: argparse.ArgumentParser, words: Sequence[str]) -> in
 
 
 def _add_flag(group: "argparse._ArgumentGroup", setting: Setting, flag: str) -> None:
-    default = setting.default or _plain(setting.otherwise)
+    default = setting.default or setting.otherwise
     shown = f"; default: {default}" if default else ""
-    text = f"{_plain(setting.help)} ({setting.variable}{shown})"
+    text = f"{setting.help} ({setting.variable}{shown})"
     group.add_argument(flag, dest=setting.name, metavar=setting.metavar, help=text)
-
-
-def _plain(markdown: str) -> str:
-    return markdown.replace("`", "")
 
 
 def _run(options: argparse.Namespace) -> int:
