@@ -79,7 +79,8 @@ def _add_approve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         _approve,
         "correct the reported drift of a PgRole once",
         "Shows the drift that the controller reports for a PgRole with drift.policy: Report, asks, and lets the "
-        "controller correct exactly this drift, once. The controller does not correct drift that arises afterwards.",
+        "controller correct exactly this drift, once. The controller does not correct drift that arises afterwards. "
+        "The exit code is 0 if the drift was corrected, 1 if it was not, 2 if the command was misused.",
         "pgrole-controller approve -n shop orders-app",
         connects=False,
     )
@@ -178,7 +179,7 @@ def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "check the cluster and the servers, and name the command that fixes each finding",
         "Checks what the controller needs: permissions in the cluster, privileges in each server, schema pgrole, "
         "detection mode, clock, TLS, connection limits, event triggers, sources of attribution. Each finding names the "
-        "command that fixes it.",
+        "command that fixes it. The exit code is 0 without problems, 1 with any, 2 if there is nothing to check.",
         "pgrole-controller doctor --server main",
     )
     parser.add_argument(
