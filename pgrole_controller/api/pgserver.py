@@ -239,8 +239,9 @@ class PgServerSpec(Model):
     databases: DatabasesSpec | None = Field(
         default=None,
         description=(
-            "Databases in which the controller can manage privileges. If omitted, the controller connects to no "
-            "database except the home database, and PgRoles cannot declare spec.privileges."
+            "Databases in which the controller can manage privileges. If omitted, PgRoles cannot declare "
+            "spec.privileges. The controller connects to others, except the home database, only to drop a role with "
+            "spec.reassignOwnedTo."
         ),
     )
     attribution: AttributionSpec | None = Field(

@@ -90,7 +90,7 @@ class DatabasesSpec(Model):
     except_: Annotated[list[DatabasePattern], UNIQUE] = Field(
         default_factory=list,
         alias="except",
-        description="Patterns of databases to which the controller never connects.",
+        description="Patterns of databases in which the controller manages no privileges, although matchNames matches.",
         max_length=64,
         json_schema_extra=list_schema(64),
     )

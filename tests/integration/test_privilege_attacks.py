@@ -239,6 +239,13 @@ CLIMBS = {
         rules=(WIDE,),
         allowed=(PrivilegeRule(schemas=("pg_catalog",)),),
     ),
+    "schema public of whoever owns the database": Climb(
+        "REVOKE ALL ON SCHEMA public FROM PUBLIC; ALTER DATABASE {database} OWNER TO {delegate}",
+        access("public", Access.READ),
+        "has_schema_privilege('{reader}', 'public', 'USAGE')",
+        allowed=(replace(WIDE, owned_by=("pg_database_owner",)),),
+        since=15,
+    ),
     "a catalog": Climb(
         "",
         on(TABLES, "pg_catalog", "pg_authid", "SELECT"),
