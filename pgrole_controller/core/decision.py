@@ -306,15 +306,18 @@ def _plan_owned(
         observed.claim == claim and claim.owner == desired.owner and not claim.released and same_server and not replaced
     )
     keeps = (current and claim.applied == applied) or (bool(reported) and _is_elsewhere(fields))
+    owner = None if keeps and not changes else desired.owner
+    # Taking a claim over resets a part of the former owner's record.
+    is_taken = owner is not None and claim.owner != owner
     return Plan(
         role_name=desired.role.name,
         changes=changes,
         oid=target.oid if target else None,
         seen_as=target.role.name if target else desired.role.name,
         claim=claim if server.claims == "Status" else observed.claim,
-        owner=None if keeps and not changes else desired.owner,
+        owner=owner,
         applied=applied,
-        record=new if new != kept else None,
+        record=new if new != kept or is_taken else None,
         drift=drift,
         reported=(*reported, "connectionSecret") if decided.spoiled else reported,
         approval=approval,

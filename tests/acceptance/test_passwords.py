@@ -369,11 +369,14 @@ async def test_an_ignored_password_is_not_set_on_adoption(kube: Kube, database: 
     assert await row_version(database, role) == before
 
 
+@pytest.mark.parametrize("adopted", [False, True], ids=["created", "adopted"])
 async def test_an_ignored_password_is_not_set_when_a_recreated_object_takes_its_role_back(
-    kube: Kube, database: Database, role: str
+    kube: Kube, database: Database, role: str, adopted: bool
 ) -> None:
-    declared = {"name": role, "password": source(), "drift": {"ignore": ["password"]}}
+    declared = {"name": role, "adopt": adopted, "password": source(), "drift": {"ignore": ["password"]}}
     await kube.apply_secret("source", password="at creation")
+    if adopted:
+        await database.execute(f"CREATE ROLE {role}")
     await kube.apply("app", **declared)
     await kube.wait_ready("app")
     await database.execute(f"ALTER ROLE {role} PASSWORD 'of somebody'")
