@@ -102,10 +102,11 @@ def _is_own(desired: Desired, claim: Claim) -> bool:
 def _is_left(desired: Desired, existing: ObservedRole | None, claim: Claim | None, record: PasswordRecord) -> bool:
     if desired.password.origin is PasswordOrigin.ELSEWHERE:
         return True
-    # An ignored password is left alone once the role exists: after it was first set if this object created the role.
-    # Status does not tell whether it did.
+    if "password" not in desired.ignore or existing is None:
+        return False
+    # It is set once in a role that this object created, unless others did that before. Status does not tell who did.
     created = claim is not None and _is_own(desired, claim)
-    return "password" in desired.ignore and existing is not None and (not created or bool(record.source))
+    return not created or bool(record.source) or existing.role.password not in (None, UNSEEN)
 
 
 def _leave(desired: Desired, record: PasswordRecord) -> PasswordDecision:

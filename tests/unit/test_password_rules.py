@@ -241,6 +241,11 @@ class TestIgnored:
     def test_an_ignored_password_is_set_at_creation(self) -> None:
         assert run(desired(ignore=self.IGNORED), PasswordRecord(), there()).password_task is not None
 
+    def test_an_ignored_password_is_left_alone_if_others_set_it_first(self) -> None:
+        for password in (FROM_SECRET, DISABLED):
+            decided = run(desired(password, ignore=self.IGNORED), PasswordRecord(), THEIRS)
+            assert decided == PasswordDecision(PasswordRecord(source=LEFT))
+
     def test_an_ignored_password_is_left_alone_once_it_was_set(self) -> None:
         assert run(desired(ignore=self.IGNORED), DECIDED, THEIRS) == PasswordDecision(DECIDED)
 
