@@ -246,7 +246,7 @@ class DatabasePrivilegesSpec(Model):
     )
     unmanaged: Annotated[list[Name], UNIQUE] = Field(
         default_factory=list,
-        description="Names or patterns of schemas in which this role's privileges are left as they are.",
+        description="Names or patterns of schemas in which privileges you do not list are left alone.",
         max_length=32,
         json_schema_extra=list_schema(32),
     )

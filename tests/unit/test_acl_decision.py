@@ -564,6 +564,11 @@ class TestDefaults:
             "ALTER DEFAULT PRIVILEGES FOR ROLE own IN SCHEMA app REVOKE GRANT OPTION FOR SELECT ON TABLES FROM reader"
         ]
 
+    def test_a_grant_option_stays_in_unmanaged_schemas(self) -> None:
+        held = (default(entry("SELECT", grantable=True)), default(entry("SELECT"), object_type="S"))
+        declared = replace(self.DECLARED, unmanaged=("a*",))
+        assert texts(decide(grantee(declared), observe(defaults=held))) == []
+
     def test_unread_default_privileges_are_not_changed(self) -> None:
         observed = replace(observe(), defaults=None)
         decision = decide(grantee(self.DECLARED), observed)

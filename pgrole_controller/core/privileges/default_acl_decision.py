@@ -165,7 +165,7 @@ class DefaultsComparison:
             difference = PrivilegeDifference(entry.privilege, grantor_name=entry.grantor_name, place=label)
             if entry.privilege in declared:
                 option = PrivilegeDifference(entry.privilege, grantor_name=entry.grantor_name, place=label, option=True)
-                if entry.grantable and self._classifier.note_held(option):
+                if entry.grantable and self._is_exact(acl) and self._classifier.note_held(option):
                     disarmed.append(entry.privilege)
             elif entry.privilege not in denied and self._is_revoked(acl, difference):
                 revoked.append(entry.privilege)
@@ -182,13 +182,16 @@ class DefaultsComparison:
         place = (acl.creator_name, acl.schema, acl.object_type)
         formerly = any(difference.privilege in one.get(place, frozenset()) for one in self._former)
         self.former_held = self.former_held or formerly
-        exact = self._declaration is not None and not self._declaration.is_unmanaged(acl.schema)
-        if not formerly and not exact:
+        if not formerly and not self._is_exact(acl):
             return False
         if acl.object_type not in REVOKED_TYPES:
             self._classifier.note_left(difference)
             return False
         return self._classifier.note_held(difference)
+
+    def _is_exact(self, acl: DefaultAcl) -> bool:
+        """Tells whether whatever is not declared in this schema is undone."""
+        return self._declaration is not None and not self._declaration.is_unmanaged(acl.schema)
 
     def _add(
         self,
