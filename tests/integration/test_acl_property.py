@@ -4,6 +4,7 @@ import os
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from itertools import product
 
 import asyncpg
@@ -78,6 +79,7 @@ _OWNED = [
 ]
 _BY = ("RESET ROLE", *(f"SET ROLE {{{role}}}" for role in ("delegate", "reader", "writer", "owner")))
 _TO = ("{reader}", "{writer}", "{delegate}", "{stranger}", "PUBLIC")
+_DEFAULTS = ("SELECT ON TABLES", "INSERT, DELETE ON TABLES", "USAGE ON SEQUENCES", "EXECUTE ON FUNCTIONS")
 
 #: Possible earlier events. Each statement runs on its own; one that is not permitted has no effect.
 _EVENTS = st.one_of(
@@ -102,11 +104,18 @@ _EVENTS = st.one_of(
         st.sampled_from(("{heir}", "{reader}", "{delegate}", "{owner}")),
     ),
     st.builds(
-        "ALTER DEFAULT PRIVILEGES FOR ROLE {} {} {} SELECT ON TABLES {} {}".format,
+        "ALTER DEFAULT PRIVILEGES FOR ROLE {} {} GRANT {} TO {}{}".format,
+        st.sampled_from(("{owner}", "{heir}")),
+        st.sampled_from(("", "IN SCHEMA app", "IN SCHEMA scratch")),
+        st.sampled_from(_DEFAULTS),
+        st.sampled_from(_TO),
+        st.sampled_from(("", " WITH GRANT OPTION")),
+    ),
+    st.builds(
+        "ALTER DEFAULT PRIVILEGES FOR ROLE {} {} REVOKE {} FROM {}".format,
         st.sampled_from(("{owner}", "{heir}")),
         st.sampled_from(("", "IN SCHEMA app")),
-        st.just("GRANT"),
-        st.just("TO"),
+        st.sampled_from(_DEFAULTS),
         st.sampled_from(_TO),
     ),
     st.builds("CREATE TABLE {}.late_{} (id int)".format, st.sampled_from(SCHEMAS), st.sampled_from("abc")),
@@ -137,8 +146,22 @@ _DECLARED = st.builds(
             names=st.sampled_from([("one",), ("two", "view")]),
             privileges=st.sets(st.sampled_from(("SELECT", "INSERT", "UPDATE")), min_size=1).map(frozenset),
             columns=st.sampled_from([(), ("id",), ("id", "name")]),
+        )
+        | st.builds(
+            ObjectPrivileges,
+            kind=st.just(ObjectKind.SEQUENCE),
+            schema=st.sampled_from(SCHEMAS),
+            names=st.sampled_from([("seq",), ("s*",)]),
+            privileges=st.sets(st.sampled_from(("SELECT", "USAGE", "UPDATE")), min_size=1).map(frozenset),
+        )
+        | st.builds(
+            ObjectPrivileges,
+            kind=st.just(ObjectKind.ROUTINE),
+            schema=st.sampled_from(SCHEMAS),
+            names=st.sampled_from([("fn",), ("fn(int, text[])",), ("f*",)]),
+            privileges=st.just(frozenset({"EXECUTE"})),
         ),
-        max_size=3,
+        max_size=4,
     ).map(tuple),
     created_by=st.sampled_from([(), ("{owner}",)]),
     unmanaged=st.sampled_from([(), ("scratch",), ("s*",)]),
@@ -155,6 +178,31 @@ class Held:
     privilege: str
     grantable: bool
     column: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeldByDefault:
+    """One effective entry of the default privileges of a creator; in every schema if `schema` is empty."""
+
+    creator: int
+    schema: str
+    type: str
+    grantee: int
+    privilege: str
+    grantable: bool
+
+
+_DEFAULTS_IN_EFFECT = """
+SELECT d.*, a.grantee::bigint, a.privilege_type, a.is_grantable
+FROM (
+    SELECT defaclrole::bigint, nspname::text, defaclobjtype::text, defaclacl
+    FROM pg_default_acl JOIN pg_namespace AS n ON n.oid = defaclnamespace
+    UNION ALL
+    SELECT r.oid::bigint, '', t::text, coalesce(defaclacl, acldefault(CASE t WHEN 'S' THEN 's' ELSE t END, r.oid))
+    FROM unnest($1::oid[]) AS r (oid) CROSS JOIN unnest('{r,S,f,T,n}'::"char"[]) AS t
+    LEFT JOIN pg_default_acl ON (defaclrole, defaclnamespace, defaclobjtype) = (r.oid, 0, t)
+) AS d (creator, schema, type, acl), aclexplode(d.acl) AS a
+"""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -190,6 +238,16 @@ async def _everything(db: AclDatabase) -> dict[ObjectId, ObservedAcl]:
     return {one.object.id: one for one in found}
 
 
+async def _defaults(db: AclDatabase) -> set[HeldByDefault]:
+    rows = await db.beside.fetch(_DEFAULTS_IN_EFFECT, [*db.oids.values()])
+    return {
+        HeldByDefault(
+            *(row[name] for name in ("creator", "schema", "type", "grantee", "privilege_type", "is_grantable"))
+        )
+        for row in rows
+    }
+
+
 def _entries(acls: Iterable[ObservedAcl]) -> set[Held]:
     return {
         Held(one.object.id, e.grantee, e.grantor, e.privilege, e.grantable, e.column)
@@ -208,6 +266,7 @@ def _grantee(db: AclDatabase, role: str, database: str, declared: DatabasePrivil
         oid=db.oids[role],
         declared={database: declared},
         policy=PrivilegePolicy(rules=(PrivilegeRule(),), databases=("*",)),
+        owned=frozenset({db.oids["owner"]}),  # createdBy may name it
     )
 
 
@@ -261,34 +320,59 @@ def _wanted(declared: DatabasePrivileges, obj: DatabaseObject) -> set[tuple[str,
         if Access.EXECUTE in access.access and obj.kind is ObjectKind.ROUTINE:
             wanted.add(("", "EXECUTE"))
     for named in declared.objects:
-        if named.schema == obj.schema and obj.name in named.names and obj.kind in TABLE_KINDS:
+        names = {name.partition("(")[0] for name in named.names}
+        kinds = TABLE_KINDS if named.kind is ObjectKind.TABLE else {named.kind}
+        if named.schema == obj.schema and obj.kind in kinds and any(fnmatchcase(obj.name, name) for name in names):
             wanted |= set(product(named.columns or ("",), named.privileges))
+    return wanted
+
+
+def _is_unmanaged(declared: DatabasePrivileges, schema: str) -> bool:
+    return schema == "scratch" and bool(declared.unmanaged)
+
+
+def _default_privileges(declared: DatabasePrivileges) -> set[tuple[str, str, str]]:
+    """(schema, type of object, privilege) for objects of the declared creators, as documented."""
+    wanted: set[tuple[str, str, str]] = set()
+    for access in declared.schemas if declared.created_by else ():
+        if access.schema == "*" or access.exceptions:
+            continue
+        if Access.WRITE in access.access:
+            wanted |= {(access.schema, "r", one) for one in ("SELECT", "INSERT", "UPDATE", "DELETE")}
+            wanted |= {(access.schema, "S", one) for one in ("SELECT", "USAGE", "UPDATE")}
+        if Access.READ in access.access:
+            wanted |= {(access.schema, "r", "SELECT"), (access.schema, "S", "SELECT")}
+        if Access.EXECUTE in access.access:
+            wanted.add((access.schema, "f", "EXECUTE"))
     return wanted
 
 
 async def _check(db: AclDatabase, history: list[str], declared: dict[str, DatabasePrivileges]) -> None:
     await _begin(db, history)
-    before = await _everything(db)
+    before, defaults_before = await _everything(db), await _defaults(db)
     observed = await _observe(db)
     database = observed.facts.database
     grantees = {role: _grantee(db, role, database, one) for role, one in declared.items()}
     await _apply(db, observed, [decide_privileges(one, observed, "") for one in grantees.values()])
 
     after = await _everything(db)
-    managed = {db.oids[role]: role for role in declared}
-    scopes = {role: {} for role in declared}  # type: dict[str, dict[ObjectId, set[tuple[str, str]]]]
+    managed = {db.oids[role]: one for role, one in declared.items()}
+    inside: set[tuple[int, ObjectId]] = set()
     for one in after.values():
-        for oid, role in managed.items():
-            unmanaged = "scratch" in one.object.schema and declared[role].unmanaged
-            if one.object.owner == oid or unmanaged or one.object.extension:
+        for oid, privileges in managed.items():
+            if one.object.owner == oid:
                 continue
             held = {(e.column, e.privilege) for e in one.entries if e.grantee == oid}
-            scopes[role][one.object.id] = held
-            wanted = _wanted(declared[role], one.object)
+            wanted = _wanted(privileges, one.object)
             whole = {privilege for column, privilege in wanted if not column}
             needed = {(column, privilege) for column, privilege in wanted if not column or privilege not in whole}
-            assert needed <= held <= wanted, (role, one.object.label, held, wanted)
-    _check_outside(before.values(), after.values(), managed, scopes_of=set(managed))
+            assert needed <= held, (one.object.label, held, wanted)
+            if not _is_unmanaged(privileges, one.object.schema):
+                inside.add((oid, one.object.id))
+                assert held <= wanted, (one.object.label, held, wanted)
+                assert not any(e.grantable for e in one.entries if e.grantee == oid), one.object.label
+    _check_outside(before, after, managed, inside)
+    _check_defaults(db, defaults_before, await _defaults(db), managed)
 
     again = await _observe(db)
     for grantee in grantees.values():
@@ -298,16 +382,53 @@ async def _check(db: AclDatabase, history: list[str], declared: dict[str, Databa
 
 
 def _check_outside(
-    before: Iterable[ObservedAcl], after: Iterable[ObservedAcl], managed: dict[int, str], *, scopes_of: set[int]
+    before: dict[ObjectId, ObservedAcl],
+    after: dict[ObjectId, ObservedAcl],
+    managed: dict[int, DatabasePrivileges],
+    inside: set[tuple[int, ObjectId]],
 ) -> None:
-    """Other roles gain nothing, and lose only what a managed role had granted, directly or through others."""
-    old, new = _entries(before), _entries(after)
-    assert {one for one in new - old if one.grantee not in managed} == set()
-    given = set(scopes_of)
+    """Nothing is gained but what is declared, and outside of `inside` nothing is lost but what a managed role had
+    granted, directly or through others.
+    """
+    old, new = _entries(before.values()), _entries(after.values())
+    had = {replace(one, grantor=0) for one in old}
+    for one in new - old:
+        obj = after[one.object].object
+        assert one.grantee in managed, one
+        if replace(one, grantor=0) not in had:  # otherwise it is granted again, since its grantor lost the grant option
+            assert one.grantee != obj.owner, one
+            assert (one.column, one.privilege) in _wanted(managed[one.grantee], obj), one
+    given = set(managed)
     while more := {one.grantee for one in old if one.grantor in given and one.grantee not in given}:
         given |= more
-    lost = {one for one in old - new if one.grantee not in managed}
+    lost = {one for one in old - new if (one.grantee, one.object) not in inside}
     assert all(one.grantor in given for one in lost), lost
+
+
+def _check_defaults(
+    db: AclDatabase,
+    before: set[HeldByDefault],
+    after: set[HeldByDefault],
+    managed: dict[int, DatabasePrivileges],
+) -> None:
+    """Default privileges are exact for the managed roles, and stay for all others."""
+    of_managed = {one for one in before | after if one.grantee in managed and one.grantee != one.creator}
+    assert after - of_managed == before - of_managed
+    for oid, declared in managed.items():
+        held = {one for one in after & of_managed if one.grantee == oid}
+        places = {(one.schema, one.type, one.privilege) for one in held if one.creator == db.oids["owner"]}
+        wanted = _default_privileges(declared)
+        assert wanted <= places, (held, wanted)
+        for one in held - before:
+            assert (one.schema, one.type, one.privilege) in wanted, one
+        for one in held:
+            if _is_unmanaged(declared, one.schema):
+                continue
+            assert one.creator == db.oids["owner"], one
+            assert (one.schema, one.type, one.privilege) in wanted, one
+            assert not one.grantable, one
+        for one in before - after:
+            assert one.grantee != oid or not _is_unmanaged(declared, one.schema), one
 
 
 _NOTHING = DatabasePrivileges(database="")
@@ -320,6 +441,20 @@ _OWN_COLUMNS = {
     "reader": _NOTHING,
     "writer": _NOTHING,
 }
+_UNMANAGED_OPTIONS = {
+    "history": [
+        "ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA scratch"
+        " GRANT SELECT ON TABLES TO {reader} WITH GRANT OPTION",
+        "GRANT SELECT ON scratch.one TO {reader} WITH GRANT OPTION",
+    ],
+    "reader": DatabasePrivileges(
+        database="",
+        schemas=(SchemaAccess("scratch", frozenset({Access.READ})),),
+        created_by=("{owner}",),
+        unmanaged=("scratch",),
+    ),
+    "writer": _NOTHING,
+}
 
 _CASES = given(history=st.lists(_EVENTS, min_size=4, max_size=14), reader=_DECLARED, writer=_DECLARED)
 _CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -327,6 +462,7 @@ _CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 @_CASES
 @example(**_OWN_COLUMNS)
+@example(**_UNMANAGED_OPTIONS)
 @settings(
     max_examples=12,
     deadline=None,
