@@ -40,7 +40,8 @@ _CLAIMS_UNSEEN = (
     "declarations are not seen. To see them: {}"
 )
 CLAIMS_UNREADABLE = _CLAIMS_UNSEEN.format(
-    "the login may not read table pgrole.claim", "GRANT SELECT ON pgrole.claim TO the login"
+    "the login may not read table pgrole.claim",
+    "GRANT USAGE ON SCHEMA pgrole and SELECT ON pgrole.claim TO the login",
 )
 CLAIMS_UNSAFE = _CLAIMS_UNSEEN.format(
     "the owner of table pgrole.claim could run code as the login",

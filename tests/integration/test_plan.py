@@ -566,6 +566,15 @@ async def test_a_login_that_may_read_claims_gets_no_note_about_claims(trial: Pla
     assert not any("pgrole.claim" in note for note in report.notes)
 
 
+async def test_the_note_about_claims_names_the_grants_that_suffice(trial: PlanTrial) -> None:
+    login, old = trial.name("ci"), trial.name("old")
+    await trial.home.execute(f"CREATE ROLE {login} LOGIN PASSWORD '{PASSWORD}'; CREATE ROLE {old}")
+    for expected in (["GRANT USAGE ON SCHEMA pgrole and SELECT ON pgrole.claim TO the login"], []):
+        report = await trial.plan({"name": old}, dsn=trial.server.dsn(login, password=PASSWORD))
+        assert [note.partition("To see them: ")[2] for note in report.notes if "pgrole.claim" in note] == expected
+        await trial.home.execute(f"GRANT USAGE ON SCHEMA pgrole TO {login}; GRANT SELECT ON pgrole.claim TO {login}")
+
+
 async def test_a_schema_pgrole_that_would_run_code_is_not_read(servers: Servers, database: str) -> None:
     """Someone else created schema pgrole in a database where the controller has none."""
     connection = await asyncpg.connect(database)
