@@ -75,6 +75,13 @@ def test_encryption_verification_and_expiry_of_a_connection_are_judged(
     assert server_findings.judge_encryption("s", replace(SERVER, **changes), "", NOW).state is state
 
 
+def test_a_role_that_may_not_change_roles_need_not_be_the_controllers() -> None:
+    (found,) = server_findings.judge_rights("s", replace(ROLE, createrole=False, monitors=False))[:1]
+    assert found.state is PROBLEM
+    assert "If the controller has another role, name that with --login" in found.text
+    assert commands([found]) == ['ALTER ROLE "ctl" CREATEROLE']
+
+
 @pytest.mark.parametrize(
     ("facts", "state"),
     [

@@ -79,7 +79,10 @@ def judge_rights(area: str, role: RoleFacts) -> list[Finding]:
         Finding(area, "privileges", OK, f"{name} is a superuser" if role.superuser else f"{name} has CREATEROLE")
     ]
     if not role.superuser and not role.createrole:
-        text = f"{name} may not change roles: it has neither CREATEROLE nor SUPERUSER"
+        text = (
+            f"{name} may not change roles: it has neither CREATEROLE nor SUPERUSER. If the controller has "
+            "another role, name that with --login; if it has this one, run"
+        )
         findings = [Finding(area, "privileges", PROBLEM, text, sql("ALTER ROLE {} CREATEROLE", role.name))]
     if not role.sees_system:
         text = f"{name} cannot identify the server"
