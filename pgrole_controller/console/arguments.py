@@ -113,6 +113,8 @@ def _is_private(address: str) -> bool:
     """Whether a network cannot read what is sent there."""
     try:
         parts = urlsplit(address)
-        return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)
+        return bool(parts.hostname) and (
+            parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)
+        )
     except ValueError:
         return False

@@ -113,8 +113,10 @@ def _listen(arguments: ConsoleArguments) -> socket.socket:
         found = socket.getaddrinfo(arguments.host, arguments.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise CannotServe(f"cannot listen on {arguments.host}:{arguments.port}: {error.strerror or error}") from error
+    except (OSError, UnicodeError) as error:
+        why = "no name of a host" if isinstance(error, UnicodeError) else error.strerror or str(error)
+        why, _, _ = why.partition(" (")  # without the address, which Python repeats
+        raise CannotServe(f"cannot listen on {arguments.host}:{arguments.port}: {why}") from error
 
 
 async def _server(

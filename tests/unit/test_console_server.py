@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import socket
 import threading
 from contextlib import AbstractAsyncContextManager, ExitStack
 from pathlib import Path
@@ -65,6 +66,7 @@ def test_the_console_uses_the_kubeconfig_on_a_laptop_and_tokens_in_a_pod(monkeyp
         (["--auth", "token", "--api-server", "http://10.0.0.1:8080"], "--api-server"),
         (["--auth", "token", "--api-server", "10.0.0.1:6443"], "--api-server"),
         (["--auth", "token", "--api-server", "https://[x"], "--api-server"),
+        (["--auth", "token", "--api-server", "https://"], "--api-server"),
         (["--port", "70000"], "--port"),
     ],
 )
@@ -94,6 +96,17 @@ def test_a_value_that_could_have_no_effect_is_misuse(
         main(["console", "--auth", "token", *given])
     assert ended.value.code == 2
     assert named in capsys.readouterr().err
+
+
+def test_an_address_that_cannot_be_used_is_named_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for host, why in (("127.0.0.1", "Address already in use"), ("a" * 64, "no name of a host")):
+            given = ["--auth", "token", "--host", host, "--hostname", "x", "--port", str(port)]
+            with pytest.raises(SystemExit) as ended:
+                main(["console", *given])
+            assert ended.value.code == 1
+            assert capsys.readouterr().err.endswith(f"pgrole-controller: cannot listen on {host}:{port}: {why}\n")
 
 
 def test_an_error_of_the_console_contains_no_control_characters(
