@@ -30,14 +30,17 @@ def end(command: Callable[[], int]) -> int:
             sys.stderr.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        _discard_output()
-        return UNREAD
-    except OSError as error:
-        _discard_output()
-        return _fail(error, f"{error.strerror or type(error).__name__}{_name_file(error)}")
     except Exception as error:  # noqa: BLE001 -- whatever happens, one line
+        return _end_by(_first_of(error))
+
+
+def _end_by(error: BaseException) -> int:
+    if not isinstance(error, OSError):
         return _fail(error, describe_unexpected(error))
+    _discard_output()
+    if isinstance(error, BrokenPipeError):
+        return UNREAD
+    return _fail(error, f"{describe_os_error(error)}{_name_file(error)}")
 
 
 def escape_unencodable(stream: TextIO) -> None:
@@ -55,8 +58,19 @@ def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
             yield error
 
 
-def describe_unexpected(error: Exception) -> str:
+def _first_of(error: BaseException) -> BaseException:
+    """The error; of a group, its first."""
+    return next(leaves(error)) if isinstance(error, BaseExceptionGroup) else error
+
+
+def describe_os_error(error: OSError) -> str:
+    """The operating system's words, without the address that Python appends to those about a socket."""
+    return (error.strerror or type(error).__name__).partition(" (while ")[0]
+
+
+def describe_unexpected(error: BaseException) -> str:
     """What no one foresaw, and where it was raised. Its own text is left out, since it may quote a secret."""
+    error = _first_of(error)
     return f"unexpected error: {type(error).__name__}{_name_place(error)}; with {_DEBUG}=debug, its traceback is shown"
 
 
@@ -93,7 +107,7 @@ def _discard_output() -> None:
                 continue  # no file of the operating system
 
 
-def _fail(error: Exception, text: str) -> int:
+def _fail(error: BaseException, text: str) -> int:
     if shows_tracebacks():
         sys.excepthook(type(error), error, error.__traceback__)
     try:
@@ -108,9 +122,7 @@ def _name_file(error: OSError) -> str:
 
 
 def _name_place(error: BaseException) -> str:
-    """Where it was raised; of a group, its first error."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    """Where it was raised."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

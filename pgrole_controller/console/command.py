@@ -23,7 +23,7 @@ from pgrole_controller.console.security import LOOPBACK, RequestRules, read_netw
 from pgrole_controller.console.sessions import Sessions
 from pgrole_controller.console.viewer import Viewer
 from pgrole_controller.console.web_server import ConsoleServer, OwnerKey, Pages
-from pgrole_controller.ending import FAILED, leaves, make_printable
+from pgrole_controller.ending import FAILED, describe_os_error, leaves, make_printable
 from pgrole_controller.kube.api_address import ApiAddress
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import KubeError, describe_error
@@ -114,8 +114,7 @@ def _listen(arguments: ConsoleArguments) -> socket.socket:
         family, _, _, _, address = found[0]
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except (OSError, UnicodeError) as error:
-        why = "no name of a host" if isinstance(error, UnicodeError) else error.strerror or str(error)
-        why, _, _ = why.partition(" (")  # without the address, which Python repeats
+        why = describe_os_error(error) if isinstance(error, OSError) else "no name of a host"
         raise CannotServe(f"cannot listen on {arguments.host}:{arguments.port}: {why}") from error
 
 

@@ -33,6 +33,7 @@ from pgrole_controller.controller.servers import ServerWorkers
 from pgrole_controller.controller.sources import NO_SERVER
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.state import Mode
+from pgrole_controller.ending import describe_os_error
 from pgrole_controller.kube.store import Store
 from pgrole_controller.metrics import UNDECLARED, Scrape, ServerFigures
 
@@ -230,9 +231,11 @@ def _bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno in _PORT_REFUSED:
             raise CannotStart(
-                f"--health-port {port}: {error.strerror}; choose another port, or 0 to disable it"
+                f"--health-port {port}: {describe_os_error(error)}; choose another port, or 0 to disable it"
             ) from error
-        raise CannotStart(f"--health-host {host}: {error.strerror}; use an address of this machine") from error
+        raise CannotStart(
+            f"--health-host {host}: {describe_os_error(error)}; use an address of this machine"
+        ) from error
 
 
 async def _answer(question: Callable[[], Answer]) -> Answer:

@@ -17,7 +17,10 @@ def _raise(error: BaseException) -> int:
         (OSError(28, "No space left on device"), FAILED, "No space left on device"),
         (OSError(13, "Permission denied", "/etc/\x1bx"), FAILED, "Permission denied: '/etc/\\x1bx'"),
         (ValueError("s3cret"), FAILED, "unexpected error: ValueError in test_ending.py:"),
-        (ExceptionGroup("s3cret", [TypeError("s3cret")]), FAILED, "unexpected error: ExceptionGroup"),
+        (OSError(98, "In use (while attempting to bind on address ('::', 80))"), FAILED, "pgrole-controller: In use\n"),
+        (ExceptionGroup("s3cret", [TypeError("s3cret")]), FAILED, "unexpected error: TypeError"),
+        (ExceptionGroup("", [ExceptionGroup("", [BrokenPipeError()])]), UNREAD, ""),
+        (ExceptionGroup("", [OSError(17, "File exists", "/x")]), FAILED, "pgrole-controller: File exists: '/x'\n"),
     ],
 )
 def test_an_error_is_printed_on_one_line_without_secrets(
