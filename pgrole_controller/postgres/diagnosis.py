@@ -133,7 +133,7 @@ async def read_event_trigger_facts(connection: Connection, role: str) -> EventTr
 
 
 async def read_declared_databases(connection: Connection) -> tuple[str, ...] | None:
-    """Reads the databases for which claims hold privileges; None if this login cannot read claims."""
+    """Reads the databases for which held claims have privileges; None if this login cannot read claims."""
     rows = await _read_stored(connection, "claim", "declared_databases")
     return None if rows is None else tuple(row.text("name") for row in rows)
 

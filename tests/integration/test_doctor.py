@@ -187,6 +187,9 @@ async def test_the_printed_statements_enable_event_triggers_again(patient: Patie
     (missing,) = (await examined(patient.admins_dsn))['event triggers of "no such"']
     assert missing.text.startswith('database "no such" does not exist: ')
     assert missing.state is WARNING
+    await admin.execute("UPDATE pgrole.claim SET released_at = now()")
+    assert 'event triggers of "no such"' not in await examined(patient.admins_dsn), "no object declares anything there"
+    await admin.execute("UPDATE pgrole.claim SET released_at = NULL")
     await admin.execute(
         "UPDATE pgrole.claim SET privileges = jsonb_build_object($1::text, '[]'::jsonb)::text", patient.database
     )
