@@ -254,7 +254,7 @@ class ClusterChecks:
             look = shell("kubectl get pgservers.pgrole.dev")
             return [Finding(CLUSTER, f"PgServer {self.choice.server}", FindingState.PROBLEM, text, look)]
         if not chosen:
-            text = "there is none; the controller then uses PGROLE_DSN, if it is set"
+            text = "none exist: the controller uses PGROLE_DSN, if it is set"
             return [Finding(CLUSTER, "PgServers", FindingState.WARNING, text)]
         return [judge.judge_server(one) for one in chosen]
 

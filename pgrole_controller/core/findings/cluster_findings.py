@@ -222,7 +222,7 @@ def judge_roles(objects: Iterable[Mapping[str, Any]]) -> list[Finding]:
         if ready.get("status") != "True":
             waiting[_text(ready, "reason") or "no status"].append(obj)
     if not waiting:
-        return [Finding(CLUSTER, "PgRoles", OK, f"{number}, all Ready" if number else "there is none")]
+        return [Finding(CLUSTER, "PgRoles", OK, f"{number}, all Ready" if number else "none exist")]
     findings = []
     for reason, objs in sorted(waiting.items(), key=lambda item: (-len(item[1]), item[0])):
         names = [f"{_text(_map(obj, 'metadata'), 'namespace')}/{_text(_map(obj, 'metadata'), 'name')}" for obj in objs]
