@@ -57,7 +57,7 @@ _TABLE: dict[str, Callable[[str], PgRoleError]] = {
         f"spec.parameters: {text}. Set the parameter of that name that begins with default_ instead",
     ),
     "25006": lambda text: Transient(Reason.SERVER_NOT_READY, f"the server is read-only: {text}"),
-    "28": lambda text: Transient(Reason.SERVER_NOT_READY, f"PostgreSQL rejects the controller's credentials: {text}"),
+    "28": lambda text: Transient(Reason.SERVER_NOT_READY, f"PostgreSQL rejects the credentials: {text}"),
     "2BP01": lambda text: Waiting(Reason.DROP_BLOCKED, f"the role is still needed: {text}"),
     "3D000": lambda text: Transient(Reason.SERVER_NOT_READY, f"the home database is missing: {text}"),
     "3F000": lambda text: Transient(Reason.SERVER_NOT_READY, f"schema pgrole is missing: {text}"),

@@ -68,7 +68,7 @@ async def test_a_method_that_is_not_allowed_is_named_and_nothing_is_sent(asked: 
 async def test_a_method_that_is_allowed_is_answered(asked: str, sent: bytes) -> None:
     with serving(ASKING[asked], message(b"E", b"SFATAL\0C28P01\0Mno\0\0")) as server:
         error = await refusal(endpoint_of(server.port, asked))
-    assert "rejects the controller's credentials" in error.message
+    assert "rejects the credentials" in error.message
     assert server.heard[1].startswith(sent)
 
 

@@ -239,7 +239,7 @@ async def test_the_error_states_the_problem_of_each_host(servers: Servers, postg
         )
     assert isinstance(error, Transient)
     assert error.message.startswith("no host accepts the connection: ")
-    assert f"127.0.0.1:{port}: PostgreSQL rejects the controller's credentials" in error.message
+    assert f"127.0.0.1:{port}: PostgreSQL rejects the credentials" in error.message
     assert f"127.0.0.2:{port}: the connection to PostgreSQL failed: no answer in time" in error.message
     assert f"127.0.0.3:{port}: the connection to PostgreSQL failed: " in error.message
     assert f"[::1]:{port}: the connection to PostgreSQL failed: " in error.message
@@ -381,10 +381,10 @@ async def test_a_statement_stays_prepared_however_long_the_session_is_idle(
 
 async def test_a_refused_login_is_reported_without_secrets(postgres_server: PostgresServer) -> None:
     for endpoint, words in (
-        (endpoint_of(postgres_server, password=SECRET), "rejects the controller's credentials"),
-        (endpoint_of(postgres_server, user="nobody", password=SECRET), "rejects the controller's credentials"),
+        (endpoint_of(postgres_server, password=SECRET), "rejects the credentials"),
+        (endpoint_of(postgres_server, user="nobody", password=SECRET), "rejects the credentials"),
         (endpoint_of(postgres_server, database="missing"), "the home database is missing"),
-        (Endpoint(postgres_server.dsn(password=SECRET)), "rejects the controller's credentials"),
+        (Endpoint(postgres_server.dsn(password=SECRET)), "rejects the credentials"),
     ):
         error = await refusal(endpoint)
         assert words in error.message
@@ -457,7 +457,7 @@ async def test_the_token_command_runs_for_every_connection(postgres_server: Post
     call = f"{postgres_server.host} {postgres_server.port} {SUPERUSER} an argument"
     assert (tmp_path / "calls").read_text(encoding="utf-8").splitlines() == [call, call]
     (tmp_path / "token").write_text(SECRET, encoding="utf-8")
-    assert "rejects the controller's credentials" in (await refusal(endpoint)).message
+    assert "rejects the credentials" in (await refusal(endpoint)).message
 
 
 @pytest.mark.parametrize(
