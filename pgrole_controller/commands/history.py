@@ -50,6 +50,8 @@ _STATUS_LACKS = (
     "who: the login only, no acting role, application, address or statement",
     "no observed values",
 )
+_OWN_DRIFTS = "this database's own drifts only; the home database has all"
+_NO_NAMESPACES = "no namespaces of PgRoles: -n selects nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,9 @@ async def _read(options: argparse.Namespace, choice: ServerChoice) -> History:
         place = await find_history(connection)
         if place.state is HistoryState.READABLE:
             drifts = await list_drifts(connection, since, options.role, options.limit + 1)
-            lacks = () if place.home else ("this database's own drifts only; the home database has all",)
+            lacks = () if place.home else (_OWN_DRIFTS,)
+            if choice.namespace is not None:
+                lacks = (*lacks, _NO_NAMESPACES)
             return History(f'database "{place.database}"', drifts, since, options.limit, lacks=lacks)
     why = f'database "{place.database}" has no history for "{place.login}": {place.state.value}'
     if options.database is not None:

@@ -94,6 +94,16 @@ async def test_role_period_and_limit_filter_the_drifts(home: Connection, databas
     assert none.out.startswith("No drift since ")
 
 
+async def test_a_namespace_that_a_database_does_not_record_is_said_to_select_nothing(
+    home: Connection, database: str
+) -> None:
+    await record(home)
+    answer = await run_command("history", "-n", "shop", PGROLE_DSN=database)
+    assert "reader" in answer.out
+    assert "It lacks: no namespaces of PgRoles: -n selects nothing." in answer.err
+    assert "It lacks" not in (await run_command("history", PGROLE_DSN=database)).err
+
+
 async def test_a_member_of_pg_monitor_reads_the_history_and_another_login_gets_a_remedy(
     home: Connection, database: str, postgres_server: PostgresServer
 ) -> None:
