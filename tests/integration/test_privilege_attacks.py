@@ -305,6 +305,25 @@ def _fill_owner(db: AclDatabase, owner: str) -> str:
     return "postgres" if owner == "postgres" else db.fill(owner)
 
 
+async def test_default_privileges_of_a_creator_that_leaves_the_namespace_extend_to_none_of_its_new_tables(
+    db: AclDatabase,
+) -> None:
+    await db.run("GRANT CREATE ON SCHEMA app TO {delegate}")
+    declared = replace(access("app", Access.READ), created_by=(db.name("delegate"),))
+    settled = await settle(db, grantee(db, declared, "owner", "delegate", rules=None))
+    assert not settled.said
+    await db.run("SET ROLE {delegate}; CREATE TABLE app.before (); RESET ROLE")
+    may_read = "SELECT has_table_privilege('{reader}', 'app.%s', 'SELECT')"
+    assert await db.beside.fetchval(db.fill(may_read % "before"))
+    left = grantee(db, declared, "owner", rules=None)
+    settled = await settle(db, left)
+    assert "createdBy" in settled.said
+    await db.run("SET ROLE {delegate}; CREATE TABLE app.after (); RESET ROLE")
+    assert not await db.beside.fetchval(db.fill(may_read % "after"))
+    assert await db.beside.fetchval(db.fill(may_read % "before")), "what the role holds already remains"
+    assert (await decide(db, left))[1].default_changes == ()
+
+
 #: Ways to grant `reader` what it does not declare: SELECT on app.t. Each grant is revoked, whoever made it and
 #: whatever became of the grantor.
 GIVEN = {

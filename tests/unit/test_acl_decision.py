@@ -574,11 +574,20 @@ class TestDefaults:
         decision = decide(grantee(self.DECLARED), observed)
         assert (decision.default_changes, decision.confirmed) == ((), False)
 
-    def test_a_creator_outside_the_policy_is_refused_and_its_default_privileges_stay(self) -> None:
-        declared = replace(READ, created_by=("stranger",))
-        decision = decide(grantee(declared), observe(defaults=(default(entry("SELECT"), creator=STRANGER),)))
-        assert decision.default_changes == ()
-        assert "createdBy" in str(decision.pending[0])
+    def test_a_creator_outside_the_policy_is_refused_and_its_default_privileges_extend_to_no_new_objects(self) -> None:
+        one = grantee(replace(READ, created_by=("stranger",)))
+        observed = observe(defaults=(default(entry("SELECT"), creator=STRANGER),))
+        for report_only in (False, True):
+            decision = decide(replace(one, report_only=report_only), observed)
+            assert texts(decision) == [
+                "ALTER DEFAULT PRIVILEGES FOR ROLE stranger IN SCHEMA app REVOKE SELECT ON TABLES FROM reader"
+            ]
+            assert "createdBy" in str(decision.pending[0])
+            assert (decision.drift, decision.reported) == ((), ())
+        again = decide_privileges(one, observed, decision.applied, new_objects=frozenset())
+        assert again.default_changes == decision.default_changes
+        assert phrases(again.drift) == ("SELECT on future tables in schema app created by stranger was granted",)
+        assert decide(replace(one, ignored=True), observed).default_changes == ()
 
     def test_only_former_default_privileges_are_revoked_in_unmanaged_schemas_and_unlisted_databases(self) -> None:
         held = (default(entry("SELECT"), entry("DELETE")),)

@@ -86,8 +86,8 @@ class DefaultsComparison:
         for acl in observed:
             if acl.creator != self._grantee.oid:
                 place = (acl.creator_name, acl.schema, acl.object_type)
-                declared, kept = allowed.get(place, frozenset()), denied.get(place, frozenset())
-                held.setdefault(place, set()).update(self._compare_held(acl, declared, kept))
+                declared, refused = allowed.get(place, frozenset()), denied.get(place, frozenset())
+                held.setdefault(place, set()).update(self._compare_held(acl, declared, refused))
         for place, privileges in sorted(allowed.items()):
             creator_name, schema, object_type = place
             creator = roles[creator_name]
@@ -167,7 +167,10 @@ class DefaultsComparison:
                 option = PrivilegeDifference(entry.privilege, grantor_name=entry.grantor_name, place=label, option=True)
                 if entry.grantable and self._is_exact(acl) and self._classifier.note_held(option):
                     disarmed.append(entry.privilege)
-            elif entry.privilege not in denied and self._is_revoked(acl, difference):
+            elif entry.privilege in denied:
+                if self._classifier.note_denied(difference):
+                    revoked.append(entry.privilege)
+            elif self._is_revoked(acl, difference):
                 revoked.append(entry.privilege)
         for privileges, option_only in ((revoked, False), (disarmed, True)):
             if privileges:

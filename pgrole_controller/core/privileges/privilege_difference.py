@@ -134,6 +134,16 @@ class DifferenceClassifier:
         self.extended.append(difference)
         return True
 
+    def note_denied(self, difference: PrivilegeDifference) -> bool:
+        """Notes a default privilege that is held and declared, but that policy denies: it would extend to new objects.
+        Returns whether to revoke it. It is drift only if policy denied it when the declaration was last applied.
+        """
+        if self._ignored:
+            return False
+        if self._applied.awaits(*_marks_of(difference, literal=False)):
+            return self.note_held(difference)
+        return True
+
     def note_left(self, difference: PrivilegeDifference) -> None:
         """Notes a privilege that is held, and that no PgRole can declare: the controller does not revoke it."""
         if not self._ignored:
