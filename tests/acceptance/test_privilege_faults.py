@@ -204,6 +204,18 @@ async def test_reported_drift_of_a_role_whose_claim_was_lost_leaves_its_privileg
         assert obj["status"]["lastDrift"]["fields"] == ["createdb"]
 
 
+async def test_under_report_a_role_with_privileges_that_is_dropped_is_reported(place: PrivilegePlace) -> None:
+    kube, hand = place.kube, place.hand
+    async with running(place.controller()):
+        await place.declare(place.reads(), drift={"policy": "Report"})
+        await hand.execute(f"DROP OWNED BY {place.reader}; DROP ROLE {place.reader}")
+        obj = await kube.wait_reason("reader", "DriftReported")
+        assert "role" in condition(obj, "Ready")["message"]
+        await kube.patch("reader", {"spec": {"drift": {"policy": "Correct"}}})
+        await kube.wait_ready("reader")
+        await place.wait_may("SELECT", "app.orders")
+
+
 async def test_a_controller_killed_at_any_moment_revokes_former_privileges_after_a_restart(
     place: PrivilegePlace,
 ) -> None:

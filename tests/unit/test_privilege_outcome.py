@@ -75,6 +75,10 @@ class TestTheOutcome:
     def test_results_do_not_count_without_a_published_grantee(self) -> None:
         assert merge(known(LAKE, ORDERS, grantee=None)).reason is Reason.PROGRESSING
 
+    def test_reported_drift_of_a_dropped_role_waits_for_no_database(self) -> None:
+        reported = Outcome(Phase.PAUSED, Reason.DRIFT_REPORTED, "role")
+        assert merge(GrantedPrivileges(), reported) is reported
+
     @pytest.mark.parametrize(
         ("error", "phase"),
         [

@@ -35,6 +35,8 @@ def add_privileges(outcome: Outcome, privileges: GrantedPrivileges, expected: Se
     """
     if not expected or not (outcome.ready or outcome.reason is Reason.DRIFT_REPORTED):
         return outcome
+    if not outcome.ready and privileges.grantee is None:
+        return outcome  # the role was dropped: no database will answer
     databases = sorted(expected)
     errors = {name: error for name in databases if (error := privileges.error_in(name))}
     if errors:
