@@ -35,6 +35,7 @@ from pgrole_controller.core.scram import Verifier
 from pgrole_controller.core.state import Observed, Server
 from pgrole_controller.core.status import of_read_back
 from pgrole_controller.logs import describe_error
+from pgrole_controller.postgres.apply import PartlyApplied
 from pgrole_controller.postgres.session import Session
 
 log = logging.getLogger(__name__)
@@ -243,7 +244,9 @@ async def _apply_plans(
     try:
         failures = await session.apply_plans(plans, enforcing=enforcing, notes_rows=source is AuditSource.PGAUDIT)
         changed = [
-            plan.role_name for plan, failure in zip(plans, failures, strict=True) if plan.changes and failure is None
+            plan.role_name
+            for plan, failure in zip(plans, failures, strict=True)
+            if plan.changes and (failure is None or isinstance(failure, PartlyApplied))
         ]
     finally:
         own_changes.commit(changed, anyio.current_time())

@@ -27,6 +27,7 @@ from pgrole_controller.core.role import FIELD_NAMES, ObservedRole
 from pgrole_controller.core.role_drift import FoundCause, RoleDrift, compare_values
 from pgrole_controller.core.state import Observed, Server
 from pgrole_controller.core.status import Outcome, find_reported_time, of_contest, of_error, of_read_back
+from pgrole_controller.postgres.apply import PartlyApplied
 from pgrole_controller.postgres.errors import is_passing, is_rejection
 from pgrole_controller.postgres.rows import Deferred
 
@@ -146,19 +147,25 @@ class Attempt:
     def _end(self, plan: Plan, failure: PgRoleError | None) -> None:
         desired = self.target.desired
         if failure is None:
-            self._done.append(plan)
-            if plan.changes and self._changed_at is None:
-                self._changed_at = anyio.current_time()
-            if plan.drift and plan.changes:
-                self._drift = self._describe_drift(plan.drift, self.observed, corrected=True)
-                if plan.approval is None:
-                    self._note_repair(plan.drift)
-        elif desired and desired.terminating and desired.drop:
+            self._note_applied(plan)
+            return
+        if isinstance(failure, PartlyApplied):
+            self._note_applied(failure.applied)
+        if desired and desired.terminating and desired.drop:
             self.decision = add_way_out(failure)
-        else:
-            self.decision = failure
-            if self.refusal is None and is_rejection(failure):
-                self.refusal = failure
+            return
+        self.decision = failure
+        if self.refusal is None and is_rejection(failure):
+            self.refusal = failure
+
+    def _note_applied(self, plan: Plan) -> None:
+        self._done.append(plan)
+        if plan.changes and self._changed_at is None:
+            self._changed_at = anyio.current_time()
+        if plan.drift and plan.changes:
+            self._drift = self._describe_drift(plan.drift, self.observed, corrected=True)
+            if plan.approval is None:
+                self._note_repair(plan.drift)
 
     def _note_repair(self, fields: tuple[str, ...]) -> None:
         """Notes the repair once, however many rounds it takes to read all memberships."""
@@ -172,7 +179,7 @@ class Attempt:
     def is_open(self) -> bool:
         """Whether another round may do more: what others granted is revoked even if PostgreSQL rejects the plan."""
         decision = self.decision
-        if not isinstance(decision, PgRoleError) or decision is self.refusal:
+        if not isinstance(decision, PgRoleError) or decision is self.refusal or isinstance(decision, PartlyApplied):
             return True
         # another change came first, so that reading again at once makes sense
         return isinstance(decision, Transient) and decision.reason is Reason.PROGRESSING
@@ -241,18 +248,21 @@ class Attempt:
             extra = {"object": str(self.target.key), "error": str(self.decision)}
             log.warning("object released before its claim", extra=extra)
             return Result(self.target, released=released, done_with=True)
-        if isinstance(self.decision, PgRoleError):
-            refused = replace(refuse(self.target, self.decision), released=released, changed_at=self._changed_at)
-            refused = replace(refused, corrected=self._corrected, drift=self._corrected_drift)
-            return replace(refused, privileges=self._privileges, news=self._news)
-        ending = self.target.desired is None or self.target.desired.terminating
-        first = self._done[0] if self._done else self.decision
         desired, claim = self.target.desired, self.observed.claim
         due = next_rotation(desired.password, claim.record.rotated_at) if desired and claim else None
+        if isinstance(self.decision, PgRoleError):
+            refused = replace(refuse(self.target, self.decision), released=released, changed_at=self._changed_at)
+            refused = replace(refused, privileges=self._privileges, news=self._news)
+            if not self._corrected:
+                return refused
+            refused = replace(refused, claim=claim, next_rotation=due, action=Action.CORRECTED, fields=self._corrected)
+            return replace(refused, corrected=self._corrected, drift=self._corrected_drift)
+        ending = desired is None or desired.terminating
+        first = self._done[0] if self._done else self.decision
         return Result(
             self.target,
             outcome=None if ending else self._outcome(first, self.decision),
-            claim=self.observed.claim,
+            claim=claim,
             action=first.action,
             fields=self.decision.reported or first.drift or field_names(first.changes),
             cascades=describe_cascades(change for plan in self._done for change in plan.changes),

@@ -23,7 +23,7 @@ import anyio.lowlevel
 from pgrole_controller import resources
 from pgrole_controller.core.ddl import literal, seen_name
 from pgrole_controller.core.diff import Drop, Rename, field_names
-from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.claim_store import ClaimStore
@@ -72,6 +72,12 @@ class Dialect:
     enforcing: bool = False
     superuser: bool = False
     notes_rows: bool = False
+
+
+class PartlyApplied(Refused):
+    """A privilege is missing for some of a plan's changes. `applied` has the others, which were committed."""
+
+    applied = Plan(role_name="")
 
 
 class LockedRoles:
@@ -173,7 +179,7 @@ async def _apply_each(
 async def _explain_failure(
     connection: Connection, plan: Plan, dialect: Dialect, error: PgRoleError | None
 ) -> PgRoleError | None:
-    """If a privilege is missing, names it in the error and applies the changes that do not need it."""
+    """If a privilege is missing, names it in the error and applies the changes that do not need it: PartlyApplied."""
     sooner = _find_change(plan, error)
     if sooner is not None:
         return Transient(Reason.PROGRESSING, sooner)
@@ -186,7 +192,12 @@ async def _explain_failure(
     missing = find_missing_privileges(plan.changes, rights)
     rest = _without(plan, missing)
     failure = await _run(connection, [rest], dialect, _ALONE) if rest else None
-    return failure or explain(error, missing)
+    explained = failure or explain(error, missing)
+    if rest is None or failure is not None:
+        return explained
+    partly = PartlyApplied(explained.reason, explained.message)
+    partly.applied = rest
+    return partly
 
 
 def _find_change(plan: Plan, error: PgRoleError | None) -> str | None:

@@ -4,9 +4,11 @@ import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
+import anyio
 import pytest
 import pytest_asyncio
 
+from pgrole_controller.core.contest import FIRST_DELAY, LIMIT
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
@@ -277,6 +279,26 @@ class TestGrantsOfOthers:
         await follow(database, obj)
         await kube.wait_ready("app")
         assert await held(database, role) == {}
+
+    async def test_repairs_beside_a_missing_privilege_are_announced_and_held_back_in_a_contest(
+        self, kube: Kube, database: Database, role: str
+    ) -> None:
+        await kube.apply("group", name=f"{role}_group")
+        await kube.wait_ready("group")
+        await declare(kube, role)
+        await database.execute(f"GRANT {role}_group TO {role}")
+        await blocked(kube, "memberOf")
+        for _ in range(LIMIT):
+            await database.execute(f"ALTER ROLE {role} CREATEDB")
+            await database.wait_role(role, lambda row: not row["rolcreatedb"], "NOCREATEDB")
+        await kube.wait_event("DriftCorrected", about="app")
+        began = anyio.current_time()
+        await database.execute(f"ALTER ROLE {role} CREATEDB")
+        await database.wait_role(role, lambda row: not row["rolcreatedb"], "NOCREATEDB")
+        assert anyio.current_time() - began >= FIRST_DELAY - 0.1
+        await database.execute(f'REVOKE "{role}_group" FROM "{role}" GRANTED BY "postgres"')
+        obj = await kube.wait_for("app", drifts(LIMIT + 1), f"driftCount {LIMIT + 1}")
+        assert obj["status"]["lastDrift"]["corrected"]
 
     async def test_revoking_another_roles_grant_requires_its_privileges(
         self, kube: Kube, database: Database, role: str
