@@ -24,7 +24,7 @@ from pgrole_controller.core.enforcement import check_enforceable, has_same_spec,
 from pgrole_controller.core.enumeration import name_some
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
 from pgrole_controller.core.excess import excess_changes
-from pgrole_controller.core.ownership import check_held, find_held, find_own_claim, find_target, proves
+from pgrole_controller.core.ownership import check_held, find_held, find_own_claim, find_target, had_role, proves
 from pgrole_controller.core.password import PasswordOrigin, PasswordRecord
 from pgrole_controller.core.password_rules import PasswordDecision, decide_password
 from pgrole_controller.core.plan import Action, Plan
@@ -205,6 +205,9 @@ def _check_name(desired: Desired, observed: Observed, server: Server, policy: Po
 
 def _plan_new(desired: Desired, observed: Observed, server: Server, policy: Policy, decided: PasswordDecision) -> Plan:
     """Plans for an object without a claim: creates the role, or adopts it."""
+    applied = _digest(desired)
+    if desired.report_only and had_role(desired, observed, server, applied):
+        return Plan(role_name=desired.role.name, reported=("role",))
     older = next((rival for rival in desired.older_rivals if _blocks(rival, observed)), None)
     if older is not None:
         raise Refused(
@@ -232,7 +235,7 @@ def _plan_new(desired: Desired, observed: Observed, server: Server, policy: Poli
         seen_as=desired.role.name,
         claim=observed.claim,
         owner=desired.owner,
-        applied=_digest(desired),
+        applied=applied,
         record=decided.record if decided.record != PasswordRecord() else None,
         action=Action.ADOPTED if named else Action.CREATED,
     )

@@ -68,6 +68,17 @@ def _proven(desired: Desired, observed: Observed, server: Server) -> Claim | Non
     )
 
 
+def had_role(desired: Desired, observed: Observed, server: Server, applied: str) -> bool:
+    """Tells whether status says that this very declaration was applied to a role here that no longer exists, if the
+    database holds no claim on it.
+    """
+    proof = desired.proof
+    if proof is None or observed.named is not None or observed.claim is not None:
+        return False
+    said = (proof.role_name, proof.system_identifier, proof.applied)
+    return said == (desired.role.name, server.system_identifier, applied)
+
+
 def proves(proof: Proof, named: ObservedRole, server: Server) -> bool:
     seen = (named.role.name, named.oid, server.system_identifier)
     return (proof.role_name, proof.role_oid, proof.system_identifier) == seen

@@ -497,6 +497,18 @@ class TestClaimsInStatus:
             await stage.kube.wait_gone("app")
         assert await admin.role("app") is None
 
+    async def test_policy_report_creates_no_role_dropped_meanwhile(self, stage: Stage, admin: Database) -> None:
+        async with running(steward(stage)):
+            await stage.kube.apply("app", login=True, drift={"policy": "Report"})
+            await stage.kube.wait_ready("app")
+        await admin.execute("DROP ROLE app")
+        async with running(steward(stage)):
+            obj = await stage.kube.wait_reason("app", "DriftReported")
+            assert obj["status"]["lastDrift"]["fields"] == ["role"]
+            await stage.kube.apply("app", login=True, drift={"policy": "Report"}, comment="again")
+            await stage.kube.wait_ready("app")
+            assert await admin.role("app")
+
     async def test_a_new_role_of_the_same_name_is_not_taken_over(self, stage: Stage, admin: Database) -> None:
         async with running(steward(stage)):
             await stage.kube.apply("app", login=True)

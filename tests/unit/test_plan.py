@@ -294,6 +294,13 @@ class TestDriftPolicy:
         assert (plan.owner, plan.applied, plan.changes) == (ME, digest(DESIRED), ())
         assert plan.reported == ("createdb",)
 
+    def test_a_dropped_role_is_only_reported_where_status_alone_says_that_it_was_applied(self) -> None:
+        proof = Proof("app", OID, SERVER.system_identifier, digest(DESIRED))
+        plan = look(desired(report_only=True, proof=proof), Observed())
+        assert (plan.reported, plan.writes) == (("role",), False)
+        for asked in (desired(proof=proof), desired(report_only=True, proof=replace(proof, applied="another spec"))):
+            assert look(asked, Observed()).action is Action.CREATED
+
     @pytest.mark.parametrize("found", [None, ObservedRole(OID + 5, DESIRED)])
     def test_a_role_that_was_dropped_or_recreated_is_not_claimed_while_that_is_only_reported(
         self, found: ObservedRole | None
