@@ -5,6 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from pgrole_controller.controller.objects import Target
+from pgrole_controller.controller.result import Attempt
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.contest import (
@@ -20,10 +22,14 @@ from pgrole_controller.core.contest import (
     without_held,
 )
 from pgrole_controller.core.diff import Change, Create, Rename, SetAttribute, SetComment
+from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.password import DesiredPassword, ObservedSecrets, PasswordRecord, PasswordTask
 from pgrole_controller.core.plan import Action, Plan
+from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import Password, Role
-from pgrole_controller.core.status import RECONCILED, of_contest
+from pgrole_controller.core.state import Desired, Observed, Server
+from pgrole_controller.core.status import RECONCILED, of_contest, of_error
+from pgrole_controller.postgres.apply import PartlyApplied
 
 SERVER = 7
 ME = Owner("cluster", "shop", "ns", "app", "uid")
@@ -338,3 +344,21 @@ def test_a_contested_object_is_neither_ready_nor_retried_early() -> None:
     assert not outcome.ready
     assert not outcome.retried
     assert outcome.reason == "Contested"
+
+
+async def test_a_repair_beside_a_missing_privilege_counts_and_is_announced() -> None:
+    desired, contests = Desired(ME, Role("app")), Contests()
+    attempt = Attempt(Target(Key("shop", "app"), None, desired), contests)
+    server = Server(SERVER, frozenset(), "cluster", Address("db", 1, "d", "require"))
+    attempt.observe(Observed(), drift("superuser", "connectionLimit"), server)
+    partly = PartlyApplied(Reason.DATABASE_ERROR, "lacks a privilege (superuser)")
+    partly.applied = drift("connectionLimit")
+    attempt.end(drift("superuser", "connectionLimit"), partly)
+    assert attempt.is_open, "status needs the claim as it is now"
+    attempt.end(drift("superuser"), Refused(Reason.DATABASE_ERROR, "lacks a privilege (superuser)"))
+    result = attempt.conclude()
+    assert (result.action, result.fields, result.corrected) == (Action.CORRECTED, *2 * [("connectionLimit",)])
+    assert result.outcome == of_error(partly)
+    contest = contests.get("")
+    assert contest is not None
+    assert contest.field_contests.keys() == {"connectionLimit"}
