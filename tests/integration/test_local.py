@@ -344,6 +344,13 @@ async def test_an_error_that_ctrl_c_causes_is_no_failure_of_dev(
     assert (str(error) in said.getvalue()) is (code == 1)
 
 
+def test_a_state_folder_has_one_dev_at_a_time(tmp_path: Path) -> None:
+    with dev._locked(tmp_path), pytest.raises(LocalError, match="another"), dev._locked(tmp_path):
+        pass
+    with dev._locked(tmp_path):
+        pass
+
+
 @pytest.mark.slow
 async def test_dev_reports_that_the_controller_exited_and_keeps_its_state(
     binaries: Binaries, tmp_path: Path, scratch: Path

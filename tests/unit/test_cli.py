@@ -80,6 +80,14 @@ def test_crds_are_written_to_a_folder_that_need_not_exist(tmp_path: Path, capsys
     assert "not of this version" in capsys.readouterr().err
 
 
+def test_a_crd_that_was_edited_is_stale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    end("crds", "--write", str(tmp_path))
+    edited = tmp_path / min(crd.files())
+    edited.write_text(edited.read_text(encoding="utf-8").replace("description: ", "description: Not ", 1), "utf-8")
+    assert end("crds", "--check", str(tmp_path)) == FAILED
+    assert f"stale: {edited.name};" in capsys.readouterr().err
+
+
 def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     """The commands and their subcommands."""
     for action in parser._actions:

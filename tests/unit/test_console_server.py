@@ -34,6 +34,7 @@ from pgrole_controller.console.sessions import (
     Sessions,
 )
 from pgrole_controller.console.viewed_objects import PROGRESS, SharedObjects, ViewedObjects, ViewedStore, ViewerRoom
+from pgrole_controller.console.web_server import OwnerKey
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError
@@ -299,6 +300,20 @@ def an_object(version: str = "1", text: str = "") -> dict[str, object]:
     return {"kind": "PgRole", "metadata": about, "spec": {"comment": text}}
 
 
+def test_the_token_in_the_printed_address_opens_one_session() -> None:
+    printed: list[str] = []
+    owner = OwnerKey(Mock(), printed.append)
+    (token,) = printed
+    assert not owner.redeem("")
+    assert not owner.redeem(token[:-1])
+    assert owner.redeem(token)
+    assert not owner.redeem(token)
+    assert not owner.redeem("")
+    owner.renew()
+    assert not owner.redeem(token)
+    assert owner.redeem(printed[-1])
+
+
 def test_equal_objects_share_memory_and_different_ones_never_do() -> None:
     shared = SharedObjects()
     first, same = shared.share(pack(an_object())), shared.share(pack(an_object()))
@@ -398,7 +413,7 @@ async def test_addresses_take_turns_and_attempts_from_one_are_in_order(monkeypat
     assert len(queues) == 0
 
 
-async def test_an_address_that_floods_the_lanes_delays_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_address_that_floods_the_queues_delays_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "SLOWED_SECONDS", 0.001)
     queues, ends = LoginQueues(), []
 
@@ -421,7 +436,7 @@ async def test_an_address_that_floods_the_lanes_delays_only_itself(monkeypatch: 
     assert len(queues) == 0
 
 
-async def test_a_cancelled_attempt_leaves_its_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_attempt_leaves_its_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     queues = LoginQueues()
     with anyio.move_on_after(0.001):
         await queues.wait("a")

@@ -245,6 +245,13 @@ class TestDecidingRetain:
             attempt.end(plan, error)
             assert attempt.conclude().done_with is (let_go and not asked.drop)
 
+    def test_claims_of_earlier_objects_are_released_though_the_present_one_is_refused(self) -> None:
+        asked = desired()
+        attempt = Attempt(Target(Key("shop", "app"), None, asked), Contests())
+        former = (("former", "uid-of-an-earlier-object"), ("app", asked.owner.object_uid))
+        attempt.observe(replace(see(), former=former), Refused(Reason.NOT_ALLOWED, "no"), SERVER)
+        assert attempt.left_behind.releases == (("former", "uid-of-an-earlier-object"),)
+
     @pytest.mark.parametrize("kind", [Waiting, Refused, Transient])
     def test_the_way_out_is_added_to_an_error_only_once(self, kind: type[PgRoleError]) -> None:
         error = add_way_out(kind(Reason.DATABASE_ERROR, "no"))

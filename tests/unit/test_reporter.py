@@ -113,6 +113,35 @@ async def test_a_current_status_is_not_queued_for_writing(objects: Objects) -> N
     assert api.asked == 2
 
 
+async def test_an_object_that_was_created_again_does_not_get_the_status_of_its_predecessor(objects: Objects) -> None:
+    api = StatusApi()
+    statuses = StatusWriter(cast("Client", api), objects.store, lambda *_: None, Signal())
+    objects.store.put(made(1, uid="u2"))
+    statuses.put(PendingStatus(made(1), RECONCILED))
+    statuses.close()
+    await statuses.run()
+    assert api.asked == 0
+
+
+@pytest.mark.parametrize("state", ["waiting", "refused"])
+async def test_a_withdrawn_status_is_not_written(objects: Objects, state: str) -> None:
+    """The outage that it reports is over, and the next reconcile reports what it finds."""
+    api = StatusApi()
+    statuses = StatusWriter(cast("Client", api), objects.store, lambda *_: None, Signal())
+    away = PendingStatus(made(1), Outcome(Phase.WORKING, Reason.SERVER_NOT_READY, "away"))
+    objects.store.put(made(1))
+    statuses.put(away)
+    if state == "refused":
+        statuses._failed[KEY] = (statuses._waiting.pop(KEY), 60.0)
+    statuses.withdraw([KEY], Reason.PROGRESSING)
+    assert (KEY in statuses._failed) is (state == "refused")
+    statuses.withdraw([KEY], Reason.SERVER_NOT_READY)
+    assert not statuses._failed
+    statuses.close()
+    await statuses.run()
+    assert api.asked == 0
+
+
 @pytest.mark.parametrize(
     ("unanswered", "generation", "oid", "system", "written"),
     [
