@@ -95,11 +95,13 @@ def check(faults: list[Fault]) -> int:
         if place != fault.file:
             print(f"{fault.number:3} moved from {fault.file} to {place}")
     print(f"{len(faults) - lost} of {len(faults)} faults apply, {sum(fault.slow for fault in faults)} need a slow test")
+    few = 0
     if not lost:
         for place, count in count_by_large_module(faults).items():
             if count < 2:
+                few += 1
                 print(f"{place} has {LARGE_LINES} lines or more, and {count} of the faults: at least 2 belong there")
-    return 1 if lost else 0
+    return 1 if lost or few else 0
 
 
 def main() -> int:

@@ -1,6 +1,7 @@
 """The list of seeded faults, `faults.toml`, and where each of them applies."""
 
 import tomllib
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +9,7 @@ ROOT = Path(__file__).parent.parent.parent
 LIST = Path(__file__).parent / "faults.toml"
 
 #: A module of this many lines or more has at least two faults in the list.
-LARGE_LINES = 350
+LARGE_LINES = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +67,11 @@ def apply(fault: Fault, root: Path) -> None:
 
 def count_by_large_module(faults: list[Fault], root: Path = ROOT) -> dict[str, int]:
     """Returns the number of faults of each module of at least LARGE_LINES lines, by path. Raises NotApplicable."""
-    places = [str(locate(fault, root)) for fault in faults]
+    places = Counter(locate(fault, root) for fault in faults)
     return {
-        name: places.count(name)
+        str(path.relative_to(root)): places[path.relative_to(root)]
         for path in _sources(root)
         if len(path.read_text(encoding="utf-8").splitlines()) >= LARGE_LINES
-        and (name := str(path.relative_to(root))).startswith("pgrole_controller/")
     }
 
 
