@@ -46,6 +46,7 @@ WITH listed AS (
     UNION ALL
     SELECT 'Table', n.nspname, c.relname, a.attname, c.relowner, a.attacl
     FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE NOT a.attisdropped
     UNION ALL
     SELECT 'Routine', n.nspname, p.proname, '', p.proowner, p.proacl
     FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace

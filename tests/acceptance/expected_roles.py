@@ -75,7 +75,7 @@ def why_refused(spec: Json, policy: Json) -> str | None:
 
 
 async def find_powers(home: Connection, role: str, spec: Json, policy: Json) -> list[str]:
-    """Returns what a role of a refused object holds beyond both its spec and the policy."""
+    """Returns what a role holds beyond both its spec and the policy, in fields that are ignored, too."""
     row = await home.fetchrow(_ROLE, role)
     if row is None:
         return []
@@ -86,7 +86,7 @@ async def find_powers(home: Connection, role: str, spec: Json, policy: Json) -> 
         found.append("createrole")
     if row["rolcreatedb"] and not spec["createdb"] and not policy["allow"]["attributes"]:
         found.append("createdb")
-    return [f"{role}: refused, but has {one}" for one in found]
+    return [f"{role}: has {one} beyond the policy" for one in found]
 
 
 def find_condition_problem(
@@ -141,7 +141,9 @@ def _find_password_problems(role: str, spec: Json, verifier: str | None, secrets
     source = secrets.get(password["secretRef"]["name"], {}) if "secretRef" in password else {}
     clear = source.get("password")
     if "generate" in password:
-        clear = connection["password"] if connection else None
+        clear = (connection or {}).get("password")
+        if clear is None:
+            found.append(f"{role}: the connection Secret has no password")
     if clear is not None and (verifier is None or not verifies(clear, Verifier(verifier))):
         found.append(f"{role} has another password than its Secret")
     if clear is not None and connection is not None and connection.get("password") != clear:

@@ -66,15 +66,13 @@ class HistoryVerdict:
                 if compared:
                     differences.append(f"{role} in {database}: {compared}")
             denied = denied or ignores(spec, "privileges")
-        problem = find_condition_problem(obj, spec, self.policy, secrets, differs=bool(differences), denied=denied)
-        found = [] if problem is None else [problem]
-        if is_suspended(spec) or only_reports(spec):
-            return found + differences if problem else found
-        found += differences
         if "role" in obj.get("status", {}):  # else it does not own the role
             async with self.postgres.session("postgres") as home:
-                found += await find_powers(home, role, spec, self.policy)
-        return found
+                differences += await find_powers(home, role, spec, self.policy)
+        problem = find_condition_problem(obj, spec, self.policy, secrets, differs=bool(differences), denied=denied)
+        if problem is None:
+            return [] if is_suspended(spec) or only_reports(spec) else differences
+        return [problem, *differences]
 
     async def _read_secrets(self) -> dict[str, dict[str, str]]:
         names = (*SECRETS, *(f"{role}-connection" for role in ROLES))
