@@ -21,23 +21,28 @@ _ACCESS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
 _DEFAULT_TYPES = {"Table": "r", "Sequence": "S", "Routine": "f"}
 #: They need exact names on objects of others.
 _GUARDED = ("TRIGGER", "REFERENCES", "CREATE")
-_KIND = "CASE c.relkind WHEN 'v' THEN 'View' WHEN 'S' THEN 'Sequence' ELSE 'Table' END"
+_KIND = "CASE WHEN c.relkind IN ('v', 'm') THEN 'View' WHEN c.relkind = 'S' THEN 'Sequence' ELSE 'Table' END"
+_IS_MEMBER = (
+    "EXISTS (SELECT FROM pg_depend AS m WHERE m.classid = {} AND m.objid = {} AND m.deptype = 'e') AS extension"
+)
 _OBJECTS = f"""
 SELECT {_KIND} AS kind, n.nspname AS schema, c.relname AS name, pg_get_userbyid(c.relowner) AS owner,
-    ARRAY (SELECT attname::text FROM pg_attribute WHERE attrelid = c.oid AND NOT attisdropped) AS columns
+    ARRAY (SELECT attname::text FROM pg_attribute WHERE attrelid = c.oid AND NOT attisdropped) AS columns,
+    {_IS_MEMBER.format("'pg_class'::regclass", "c.oid")}
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-WHERE c.oid >= 16384 AND c.relkind IN ('r', 'v', 'S') AND n.nspname !~ '^(pg_|pgrole$)'
+WHERE c.oid >= 16384 AND c.relkind IN ('r', 'p', 'v', 'm', 'S') AND n.nspname !~ '^(pg_|pgrole$)'
 UNION ALL
-SELECT 'Routine', n.nspname, p.proname, pg_get_userbyid(p.proowner), NULL
+SELECT 'Routine', n.nspname, p.proname, pg_get_userbyid(p.proowner), NULL,
+    {_IS_MEMBER.format("'pg_proc'::regclass", "p.oid")}
 FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
 WHERE p.oid >= 16384 AND n.nspname !~ '^(pg_|pgrole$)'
 UNION ALL
-SELECT 'Schema', '', n.nspname, pg_get_userbyid(n.nspowner), NULL
+SELECT 'Schema', '', n.nspname, pg_get_userbyid(n.nspowner), NULL, false
 FROM pg_namespace AS n WHERE n.nspname !~ '^(pg_|pgrole$|information_schema$)'
 UNION ALL
-SELECT 'Database', '', datname, pg_get_userbyid(datdba), NULL FROM pg_database WHERE datname = current_database()
+SELECT 'Database', '', datname, pg_get_userbyid(datdba), NULL, false FROM pg_database WHERE datname = current_database()
 UNION ALL
-SELECT 'Role', '', rolname, rolname, NULL FROM pg_roles
+SELECT 'Role', '', rolname, rolname, NULL, false FROM pg_roles
 """
 _HELD = f"""
 WITH listed AS (
@@ -173,11 +178,17 @@ def _expected(declared: Json, role: str, objects: Iterable[asyncpg.Record]) -> I
         for part in declared.get("schemas", ()):
             if kind == "Schema" and _matches(name, [part["name"]]):
                 privileges.add("USAGE")
-            elif _matches(schema, [part["name"]]) and not _matches(name, part.get("except", ())):
+            elif (
+                not each["extension"]
+                and _matches(schema, [part["name"]])
+                and not _matches(name, part.get("except", ()))
+            ):
                 privileges.update(*(_ACCESS[access].get(kind, ()) for access in part["access"]))
         for part in declared.get("objects", ()):
             kinds = ("Table", "View") if part["kind"] == "Table" else (part["kind"],)
             if kind not in kinds or not _matches(schema, [part["schema"]]) or not _matches(name, part["names"]):
+                continue
+            if each["extension"] and not (schema == part["schema"] and name in part["names"]):
                 continue
             if "columns" not in part:
                 privileges.update(part["privileges"])

@@ -1,6 +1,6 @@
 """Whether everything is as declared in a random history: roles, privileges, and the conditions of their objects."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tests.acceptance.expected import PrivilegeRules, compare_privileges
@@ -17,22 +17,28 @@ from tests.acceptance.random_specs import GROUPS, OWNERS, ROLES, SECRETS, ignore
 from tests.acceptance.world import Json, Kube, condition
 
 _LOST = ("Conflict", "RoleExists")
+_NAME_TAKEN = ("rename or drop one of them", "waits until that role is renamed back")
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryVerdict:
-    """`specs`: by object. `policy`: of the server. `dropped`: roles that must not exist."""
+    """`specs`: by object. `policy`: of the server. `dropped`: roles that must not exist, with their oids."""
 
     kube: Kube
     postgres: FaultyPostgres
     specs: Mapping[str, Json]
     policy: Json
-    dropped: Set[str]
+    dropped: Mapping[str, int]
 
     async def find_kept_back(self) -> list[str]:
         """Returns the roles that hold more than their objects may take over, until an administrator revokes it."""
         refused = [obj for obj in await self.kube.objects() if "ask an administrator to revoke" in _message(obj)]
         return [obj["spec"]["name"] for obj in refused]
+
+    async def find_taken(self) -> set[str]:
+        """Returns the names of roles that block another role with this name, until an administrator renames them."""
+        objects = await self.kube.objects()
+        return {obj["spec"]["name"] for obj in objects if any(text in _message(obj) for text in _NAME_TAKEN)}
 
     async def find_problems(self) -> list[str]:
         """Returns the differences between what is declared and what is there."""
@@ -45,8 +51,8 @@ class HistoryVerdict:
             if name not in lost or len(lost) == len(rivals):
                 found += await self._find_problems(spec["name"], spec, objects[name], secrets)
         async with self.postgres.session("postgres") as home:
-            for role in sorted(self.dropped):
-                if await home.fetchval("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)", role):
+            for role, oid in self.dropped.items():
+                if await home.fetchval("SELECT EXISTS (SELECT FROM pg_roles WHERE oid = $1)", oid):
                     found.append(f"{role} was not dropped")
         return found
 

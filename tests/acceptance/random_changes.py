@@ -17,6 +17,8 @@ from tests.acceptance.random_specs import (
 )
 
 DELEGATE: Final = "delegate"
+#: Catalogs whose rows are rewritten, without a change.
+_CATALOGS: Final = ("pg_authid", "pg_auth_members", "pg_shdepend", "pg_class", "pg_attribute", "pg_namespace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,9 @@ class RandomChanges:
             self._delegated_grant,
             lambda: [self._default_privilege()],
             lambda: [f"SET ROLE {self.administrator}", self._role_change(role)],
+            self._rename_role,
+            lambda: [f"ALTER DATABASE {database} OWNER TO {dice.choice([*OWNERS, role])}"],
+            lambda: [f"VACUUM ({dice.choice(['FULL', 'FREEZE'])}) pg_catalog.{dice.choice(_CATALOGS)}"],
             lambda: [f"GRANT CREATE, CONNECT ON DATABASE {database} TO {role}"],
             lambda: [f"REVOKE ALL ON DATABASE {database} FROM {role}"],
             lambda: ["SET session_replication_role = replica", self._grant()],
@@ -49,8 +54,8 @@ class RandomChanges:
 
     def _grant(self) -> str:
         dice = self.dice
-        role = dice.choice([*ROLES, *ROLES, DELEGATE])
-        option = " WITH GRANT OPTION" if dice.random() < 0.2 else ""
+        role = dice.choice([*ROLES, *ROLES, DELEGATE, "PUBLIC"])
+        option = " WITH GRANT OPTION" if role != "PUBLIC" and dice.random() < 0.2 else ""
         schema, chance = dice.choice(SCHEMAS), dice.random()
         if chance < 0.1:
             return f"GRANT {dice.choice(['USAGE', 'CREATE', 'ALL'])} ON SCHEMA {schema} TO {role}{option}"
@@ -63,7 +68,7 @@ class RandomChanges:
         return f"GRANT {dice.choice([*privileges, 'ALL'])} ON {kind} {name} TO {role}{option}"
 
     def _revoke(self) -> str:
-        schema, role = self.dice.choice(SCHEMAS), self.dice.choice(ROLES)
+        schema, role = self.dice.choice(SCHEMAS), self.dice.choice([*ROLES, "PUBLIC"])
         if self.dice.random() < 0.2:
             return f"REVOKE USAGE ON SCHEMA {schema} FROM {role} CASCADE"
         kind, name, _ = self._object(schema)
@@ -76,7 +81,7 @@ class RandomChanges:
             return "SEQUENCE", f"{schema}.ids", ("USAGE",)
         if chance < 0.3:
             return "FUNCTION", f"{schema}.f_one(int)", ("EXECUTE",)
-        return "TABLE", f"{schema}.{self.dice.choice([*TABLES, 'v_orders'])}", TABLE_PRIVILEGES
+        return "TABLE", f"{schema}.{self.dice.choice([*TABLES, 'v_orders', 'order_sums'])}", TABLE_PRIVILEGES
 
     def _ddl(self) -> list[str]:
         dice = self.dice
@@ -93,6 +98,13 @@ class RandomChanges:
             [f"ALTER TABLE {schema}.people DROP COLUMN name", f"ALTER TABLE {schema}.people ADD name text"],
             [f"DROP SCHEMA {schema} CASCADE", *create_schema(schema, owner)],
             [f"ALTER SCHEMA {schema} RENAME TO moved", f"ALTER SCHEMA moved RENAME TO {schema}"],
+            [f"ALTER SCHEMA {schema} OWNER TO {dice.choice([owner, role])}"],
+            [f"ALTER SEQUENCE {schema}.ids OWNED BY {schema}.people.id"],
+            _create_materialized_view(schema, owner),
+            _create_partitions(schema, owner),
+            [f"ALTER EXTENSION plpgsql {dice.choice(['ADD', 'DROP'])} TABLE {schema}.{table}"],
+            [f"ALTER EXTENSION plpgsql {dice.choice(['ADD', 'DROP'])} FUNCTION {schema}.f_one(int)"],
+            [f"ALTER FUNCTION {schema}.f_one(int) RENAME TO f_two"],
             [f"ALTER FUNCTION {schema}.f_one(int) OWNER TO {owner}"],
             [f"DROP FUNCTION {schema}.f_one(int)", _create_function(schema, owner)],
             [f"REASSIGN OWNED BY {role} TO {owner}"],
@@ -113,7 +125,8 @@ class RandomChanges:
         dice = self.dice
         schema = dice.choice(["", f"IN SCHEMA {dice.choice(SCHEMAS)} "])
         role, owner = dice.choice(ROLES), dice.choice(OWNERS)
-        what = dice.choice(["GRANT SELECT ON TABLES TO", "GRANT ALL ON TABLES TO", "REVOKE ALL ON TABLES FROM"])
+        kind = dice.choice(["TABLES", "TABLES", "SEQUENCES", "FUNCTIONS"])
+        what = dice.choice([f"GRANT ALL ON {kind} TO", "GRANT SELECT ON TABLES TO", f"REVOKE ALL ON {kind} FROM"])
         option = " WITH GRANT OPTION" if "GRANT" in what and dice.random() < 0.2 else ""
         return f"ALTER DEFAULT PRIVILEGES FOR ROLE {owner} {schema}{what} {role}{option}"
 
@@ -127,9 +140,23 @@ class RandomChanges:
                 f"ALTER ROLE {role} PASSWORD {dice.choice(['NULL', chr(39) + 'guessed' + chr(39)])}",
                 f"ALTER ROLE {role} {dice.choice(['SET work_mem = 99', 'RESET work_mem'])}",
                 f"ALTER ROLE {role} IN DATABASE {database} {dice.choice(['SET work_mem = 99', 'RESET ALL'])}",
-                f"GRANT {dice.choice(GROUPS)} TO {role}{dice.choice(['', ' WITH ADMIN OPTION'])}",
-                f"REVOKE {dice.choice(GROUPS)} FROM {role} CASCADE",
+                f"GRANT {dice.choice([*GROUPS, *ROLES])} TO {role}{dice.choice(['', ' WITH ADMIN OPTION'])}",
+                f"REVOKE {dice.choice([*GROUPS, *ROLES])} FROM {role} CASCADE",
                 f"ALTER ROLE {role} RENAME TO elsewhere",
+            ]
+        )
+
+    def _rename_role(self) -> list[str]:
+        """Two swap their names, or one has another name for a moment."""
+        one, other = self.dice.sample(ROLES, 2)
+        name = self.dice.choice([*OWNERS, *GROUPS, DELEGATE])
+        return self.dice.choice(
+            [
+                [f"ALTER ROLE {name} RENAME TO moved", f"ALTER ROLE moved RENAME TO {name}"],
+                [
+                    *("BEGIN", f"ALTER ROLE {one} RENAME TO swapped", f"ALTER ROLE {other} RENAME TO {one}"),
+                    *(f"ALTER ROLE swapped RENAME TO {other}", "COMMIT"),
+                ],
             ]
         )
 
@@ -155,3 +182,18 @@ def _create_table(schema: str, table: str, owner: str) -> str:
 def _create_function(schema: str, owner: str) -> str:
     name = f"{schema}.f_one(int)"
     return f"CREATE FUNCTION {name} RETURNS int LANGUAGE sql AS 'SELECT 1'; ALTER FUNCTION {name} OWNER TO {owner}"
+
+
+def _create_materialized_view(schema: str, owner: str) -> list[str]:
+    name = f"{schema}.order_sums"
+    created = f"CREATE MATERIALIZED VIEW {name} AS SELECT 1 AS id; ALTER MATERIALIZED VIEW {name} OWNER TO {owner}"
+    return [f"DROP MATERIALIZED VIEW IF EXISTS {name}", created]
+
+
+def _create_partitions(schema: str, owner: str) -> list[str]:
+    whole, part = f"{schema}.order_items", f"{schema}.tmp_a"
+    return [
+        f"DROP TABLE IF EXISTS {whole}, {part} CASCADE",
+        f"CREATE TABLE {whole} (id int, name text) PARTITION BY LIST (id); ALTER TABLE {whole} OWNER TO {owner}",
+        f"CREATE TABLE {part} PARTITION OF {whole} DEFAULT; ALTER TABLE {part} OWNER TO {owner}",
+    ]

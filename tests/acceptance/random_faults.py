@@ -9,7 +9,7 @@ from typing import Final
 import anyio
 import asyncpg
 
-from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.local.postgres import PostgresServer, Stop
 from pgrole_controller.postgres.connection import Connection
 from tests.acceptance.random_changes import create_schema
 from tests.acceptance.random_specs import DATABASES, OWNERS, ROLES, SCHEMAS
@@ -107,13 +107,15 @@ class FaultyPostgres:
     async def fail(self) -> None:
         """One fault, which is over at the end."""
         dice, database, role = self.dice, self.dice.choice(DATABASES), self.dice.choice(ROLES)
-        match dice.randint(0, 11):
+        match dice.randint(0, 13):
             case 0:
-                await self.run("postgres", f"{_TERMINATE} application_name LIKE 'pgrole%'")
+                some = dice.choice(["", f" ORDER BY pid LIMIT 1 OFFSET {dice.randint(0, 5)}"])
+                await self.run("postgres", f"{_TERMINATE} application_name LIKE 'pgrole%'{some}")
             case 1:
                 await self.run(dice.choice([database, "postgres"]), "DROP SCHEMA pgrole CASCADE")
             case 2:
-                await self.run(database, "ALTER EVENT TRIGGER pgrole_on_ddl DISABLE")
+                what = ["ALTER EVENT TRIGGER pgrole_on_ddl DISABLE", "DROP EVENT TRIGGER pgrole_on_ddl"]
+                await self.run(database, dice.choice([*what, "DROP FUNCTION pgrole.on_ddl CASCADE"]))
             case 3:
                 await self.run(database, "TRUNCATE pgrole.ddl_event")
             case 4:
@@ -144,15 +146,30 @@ class FaultyPostgres:
                 for name in (*DATABASES, "postgres"):
                     await self.run(name, f"REASSIGN OWNED BY {role} TO {OWNERS[0]}", f"DROP OWNED BY {role}")
                 await self.run("postgres", f"DROP ROLE {role}")
+                if dice.random() < 0.5:
+                    act = [] if self.grantee is None else [f"SET ROLE {self.grantee}"]
+                    await self.run("postgres", *act, f"CREATE ROLE {role}")
             case 9:
                 await self.run("postgres", "ALTER DATABASE postgres SET pgrole.suspend = on")
                 await anyio.sleep(dice.random())
                 await self.run("postgres", "ALTER DATABASE postgres RESET pgrole.suspend")
             case 10:
-                self.log.append("PostgreSQL is restarted")
-                await self.server.stop()
+                mode = dice.choice([Stop.FAST, Stop.IMMEDIATE, None])
+                self.log.append(f"PostgreSQL is restarted: {mode}")
+                await (self.server.kill() if mode is None else self.server.stop(mode))
                 await anyio.sleep(dice.random())
                 await self.server.start()
+            case 11:
+                await self.run("postgres", f"DELETE FROM pgrole.claim WHERE role_name = '{role}'")
+            case 12:
+                other = dice.choice([name for name in DATABASES if name != database])
+                await self.run(
+                    "postgres",
+                    f"{_TERMINATE} datname IN ('{database}', '{other}')",
+                    *("BEGIN", f"ALTER DATABASE {database} RENAME TO swapped"),
+                    *(f"ALTER DATABASE {other} RENAME TO {database}", f"ALTER DATABASE swapped RENAME TO {other}"),
+                    "COMMIT",
+                )
             case _:
                 self.log.append("PostgreSQL is frozen")
                 self.server.pause()

@@ -28,16 +28,28 @@ from tests.acceptance.random_specs import (
     role_of,
 )
 from tests.acceptance.servers import PgServers, pgservers
+from tests.acceptance.waiting import Attempts
 from tests.acceptance.world import Json, Stage
 
 #: Steps are chosen in these proportions; the rest are changes by others.
-_CHANCES: Final = {"declare": 12, "delete": 4, "fault": 5, "kill": 2, "freeze": 2, "secret": 3, "server": 4, "cut": 2}
+_CHANCES: Final = {
+    "declare": 12,
+    "delete": 4,
+    "replace": 2,
+    "annotate": 2,
+    "fault": 5,
+    "kill": 2,
+    "freeze": 2,
+    "secret": 3,
+    "server": 4,
+    "cut": 2,
+}
 
 
 @dataclass(slots=True)
 class RandomHistory:
-    """`specs`: those of the PgRoles of ROLES and of TWIN, by object. `dropped`: roles whose deletion must drop them.
-    `policy`: in effect.
+    """`specs`: those of the PgRoles of ROLES and of TWIN, by object. `dropped`: the oids of roles whose deletion must
+    drop them, by name. `policy`: in effect.
     """
 
     stage: Stage
@@ -48,7 +60,7 @@ class RandomHistory:
     servers: PgServers | None = None
     policy: Json = field(default_factory=lambda: OPEN_POLICY)
     specs: dict[str, Json] = field(default_factory=dict)
-    dropped: set[str] = field(default_factory=set)
+    dropped: dict[str, int] = field(default_factory=dict)
 
     @property
     def log(self) -> list[str]:
@@ -93,6 +105,8 @@ class RandomHistory:
         steps: dict[str, Callable[[], Awaitable[None]]] = {
             "declare": lambda: self.declare(self.dice.choice([*ROLES, TWIN])),
             "delete": lambda: self.delete(self.dice.choice([*ROLES, TWIN])),
+            "replace": lambda: self._replace(self.dice.choice([*ROLES, TWIN])),
+            "annotate": lambda: self._annotate(self.dice.choice([*ROLES, TWIN])),
             "fault": self.postgres.fail,
             "kill": self._kill,
             "freeze": self._freeze,
@@ -159,8 +173,31 @@ class RandomHistory:
         # The controller has seen an object with a finalizer, and one with a role has a claim.
         is_held = "finalizers" in obj.get("metadata", {}) and "role" in obj.get("status", {})
         if is_held and spec["deletionPolicy"] == "Drop" and not declares(self.specs, spec["name"]):
-            self.dropped.add(spec["name"])
+            self.dropped[spec["name"]] = obj["status"]["role"]["oid"]
         self.log.append(f"delete {name}")
+
+    async def _replace(self, name: str) -> None:
+        """Deletes an object, and creates it again as soon as it is gone, or at once without its finalizer."""
+        await self.delete(name)
+        if self.dice.random() < 0.3:
+            with suppress(LocalApiError):  # it is gone
+                await self.stage.kube.patch(name, {"metadata": {"finalizers": None}})
+                self.dropped.pop(role_of(name), None)
+                self.log.append(f"the finalizer of {name} is removed")
+        with anyio.move_on_after(1):
+            async for _ in Attempts():
+                if await self.stage.kube.get(name) is None:
+                    break
+        await self.declare(name)
+
+    async def _annotate(self, name: str) -> None:
+        """Requests another password, or approves the drift that is reported."""
+        obj = await self.stage.kube.get(name) or {}
+        digest, text = obj.get("status", {}).get("approval", {}).get("digest", ""), str(self.dice.random())
+        key, value = self.dice.choice([("rotate", text), ("approve", f"{digest}/{text}")])
+        with suppress(LocalApiError):  # it does not exist
+            await self.stage.kube.patch(name, {"metadata": {"annotations": {f"pgrole.dev/{key}": value}}})
+            self.log.append(f"annotate {name}: {key}={value}")
 
     async def _retain(self, name: str) -> None:
         """The way out for an object that is being deleted. It may be gone by now."""
@@ -170,12 +207,12 @@ class RandomHistory:
             if error.status != 404:
                 raise
             return
-        self.dropped.discard(role_of(name))
+        self.dropped.pop(role_of(name), None)
         self.log.append(f"retain {name}")
 
     async def _apply(self, name: str, spec: Json) -> None:
         await self._apply_object(name, spec)
-        self.dropped.discard(spec["name"])
+        self.dropped.pop(spec["name"], None)
         self.specs[name] = spec
         self.log.append(f"apply {name}: {spec}")
 
@@ -261,12 +298,15 @@ class RandomHistory:
         verdict = HistoryVerdict(self.stage.kube, self.postgres, self.specs, self.policy, self.dropped)
         for role in await verdict.find_kept_back():
             await self._revoke(role)
+        for role in await verdict.find_taken():
+            await self.postgres.run("postgres", f"ALTER ROLE {role} RENAME TO {role}_{len(self.log)}")
         return await verdict.find_problems()
 
     async def _revoke(self, role: str) -> None:
         """Revokes what keeps an object from taking its role over."""
-        attributes, groups = f"ALTER ROLE {role} NOCREATEROLE NOCREATEDB", f"REVOKE {', '.join(GROUPS)} FROM {role}"
-        await self.postgres.run("postgres", f"SET ROLE {self._administrator}", attributes, groups)
+        groups = [f"REVOKE {one} FROM {role} CASCADE" for one in (*GROUPS, *ROLES) if one != role]
+        attributes = f"ALTER ROLE {role} NOCREATEROLE NOCREATEDB"
+        await self.postgres.run("postgres", f"SET ROLE {self._administrator}", attributes, *groups)
         for database in DATABASES:
             await self.postgres.run(database, f"REASSIGN OWNED BY {role} TO {OWNERS[0]}", f"DROP OWNED BY {role}")
 
