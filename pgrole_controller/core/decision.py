@@ -300,11 +300,13 @@ def _plan_owned(
     if offer and decided.password_task is None and desired.approval.covers(offer, claim.approve_handled):
         approval, reported, offer = desired.approval, (), ""
     if reported:
-        changes = tuple(change for change in changes if change.field not in reported)
+        left = _is_elsewhere(reported)  # then nothing changes, not even a password that is no drift
+        changes = () if left else tuple(change for change in changes if change.field not in reported)
         drift = ()
     kept = observed.claim.record if observed.claim else PasswordRecord()
-    # A password that is only reported is not recorded, but the connection Secret was written.
-    new = replace(kept, connection=decided.record.connection) if "password" in reported else decided.record
+    # A password that is not set is not recorded, but the connection Secret was written.
+    unset = "password" in fields and "password" not in field_names(changes)
+    new = replace(kept, connection=decided.record.connection) if unset else decided.record
     current = (
         observed.claim == claim and claim.owner == desired.owner and not claim.released and same_server and not replaced
     )

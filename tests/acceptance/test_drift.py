@@ -55,6 +55,24 @@ async def test_a_renamed_role_whose_name_is_taken_is_reported_and_left_unchanged
     assert await database.role(stolen) is None
 
 
+async def test_a_new_password_waits_until_a_rename_that_is_only_reported_is_undone(
+    kube: Kube, database: Database, role_name: str
+) -> None:
+    await kube.apply_secret("source", password="first")
+    delivered = {"password": {"secretRef": {"name": "source"}}, "connectionSecret": {"name": "delivered"}}
+    await declare(kube, role_name, drift={"policy": "Report"}, **delivered)
+    await database.execute(f"ALTER ROLE {role_name} RENAME TO {role_name}_moved")
+    await kube.wait_reason("app", "DriftReported")
+    await kube.apply_secret("source", password="second")
+    await kube.wait_secret("delivered", lambda secret: secret["text"]["password"] == "second", "the new password")
+    obj = await kube.wait_reason("app", "DriftReported")
+    assert "name" in condition(obj, "Ready")["message"]
+    await database.wait_password(f"{role_name}_moved", "first")
+    await database.execute(f"ALTER ROLE {role_name}_moved RENAME TO {role_name}")
+    await database.wait_password(role_name, "second")
+    await kube.wait_ready("app")
+
+
 async def test_a_role_dropped_and_recreated_is_repaired_under_its_new_oid(
     kube: Kube, database: Database, role_name: str
 ) -> None:

@@ -9,9 +9,18 @@ from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide, decide_absent
 from pgrole_controller.core.diff import Create, Drop, GrantMembership, Rename, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
+from pgrole_controller.core.password import (
+    DesiredPassword,
+    ObservedSecrets,
+    PasswordOrigin,
+    PasswordRecord,
+    PasswordResult,
+    SecretVersion,
+)
 from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.policy import Policy, References
 from pgrole_controller.core.role import Membership, ObservedRole, Role, digest
+from pgrole_controller.core.scram import make_verifier
 from pgrole_controller.core.state import Dependents, Desired, Observed, Rival, Server
 
 ME = Owner("cluster-a", "shop", "ns-uid", "orders-app", "uid-1")
@@ -43,6 +52,7 @@ def refusal(asked: Desired, observed: Observed, *, policy: Policy = POLICY) -> P
 
 
 FOUND = ObservedRole(OID, DESIRED)
+OLDER_PASSWORD = PasswordRecord(source="uid/1/password", digest="sha256:older")
 
 
 class TestRoleIdentity:
@@ -308,6 +318,30 @@ class TestDriftPolicy:
         plan = look(desired(report_only=True), Observed(named=found, claim=claim()))
         assert not plan.writes
         assert "role" in plan.reported
+
+    @pytest.mark.parametrize(
+        "observed",
+        [
+            Observed(claimed=ObservedRole(OID, replace(DESIRED, name="moved")), claim=claim(record=OLDER_PASSWORD)),
+            Observed(named=ObservedRole(OID + 5, DESIRED), claim=claim(record=OLDER_PASSWORD)),
+        ],
+        ids=["renamed", "recreated"],
+    )
+    def test_a_new_password_waits_while_a_rename_or_another_role_is_only_reported(self, observed: Observed) -> None:
+        password = DesiredPassword(PasswordOrigin.SECRET, secret="source", key="password")
+        now = ObservedSecrets(password=SecretVersion("uid", "2"))
+        asked = desired(report_only=True, password=password, secrets=now)
+        task = look(asked, observed).password_task
+        assert task is not None
+        verifier = make_verifier("new", b"0123456789abcdef", 4096)
+        result = PasswordResult(source="uid/2/password", verifier=verifier, password_task=task)
+        plan = look(replace(asked, password_result=result), observed)
+        assert not plan.writes
+        assert plan.reported in (("name",), ("role",))
+        back = replace(observed, named=FOUND, claimed=None)
+        plan = look(replace(asked, password_result=result), back)
+        assert [change.field for change in plan.changes] == ["password"]
+        assert plan.reported == ()
 
     def test_what_an_ignored_field_names_need_not_exist_once_the_role_does(self) -> None:
         role = replace(DESIRED, member_of=(Membership("readers"),), database_parameters=(("shop", (("a.b", "1"),)),))
