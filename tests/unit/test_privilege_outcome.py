@@ -189,8 +189,10 @@ class TestPrivilegeStatus:
 
     def test_a_former_database_is_named_until_it_confirms(self) -> None:
         grantee = replace(GRANTEE, declared={}, former={"lake": (DECLARED["lake"],)})
-        status = build(GrantedPrivileges(grantee, {"lake": replace(LAKE, digest=grantee.digest_of("lake"))}))
-        assert [(one["database"], one["ready"]) for one in status["privileges"]] == [("lake", False)]
+        for results in ({}, {"lake": replace(LAKE, digest=grantee.digest_of("lake"))}):
+            (one,) = build(GrantedPrivileges(grantee, results))["privileges"]
+            assert (one["database"], one["ready"]) == ("lake", False)
+            assert one["message"] == "privileges that spec.privileges no longer declares are revoked"
         assert "privileges" not in build(GrantedPrivileges())
 
     def test_status_is_kept_while_nothing_is_known_and_removed_with_the_field(self) -> None:

@@ -98,14 +98,14 @@ class GrantedPrivileges:
         error, result = self.error_in(database), self.current_result(database)
         if error is not None:
             return _entry(database, error.reason, error.message)
-        if result is None:
-            return _entry(database, Reason.PROGRESSING, "the privileges are being applied")
-        if result.reported:
+        if result is not None and result.reported:
             return _entry(database, Reason.DRIFT_REPORTED, name_some(result.reported, "; "))
-        if self.grantee is not None and database not in self.grantee.declared:
+        if not self.declares(database):
             return _entry(
                 database, Reason.PROGRESSING, "privileges that spec.privileges no longer declares are revoked"
             )
+        if result is None:
+            return _entry(database, Reason.PROGRESSING, "the privileges are being applied")
         return {"database": database, "ready": True, "reason": Reason.RECONCILED.value}
 
 
