@@ -1,7 +1,8 @@
 """Applies changes to privileges in one database.
 
 A transaction (`acl_transaction`) changes at most OBJECTS objects, in the order of their oids, or as many default
-privileges, and makes about CHANGES changes. `acl_batches` keeps an object that is locked, or cannot be changed, from delaying the others.
+privileges, and makes about CHANGES changes. `acl_batches` keeps an object that is locked, or cannot be changed, from
+delaying the others.
 """
 
 from collections.abc import Collection, Mapping, Sequence
