@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 MISUSED = 2
 
 _CREATE = "CREATE SCHEMA IF NOT EXISTS pgrole;"
+#: An update finds most parts in place, and PostgreSQL would announce each.
+_QUIET = "SET client_min_messages = warning;"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -320,5 +322,5 @@ def _sql(options: argparse.Namespace) -> int:
         parts = ["BEGIN;", _CREATE, queries.install_database(), "COMMIT;\n", queries.install_event_triggers()]
     else:
         parts = ["BEGIN;", _CREATE, queries.install(), "COMMIT;"]
-    print(*queries.SCRIPT_SETTINGS, *parts, sep="\n")  # noqa: T201
+    print(*queries.SCRIPT_SETTINGS, _QUIET, *parts, sep="\n")  # noqa: T201
     return 0

@@ -14,6 +14,7 @@ from pgrole_controller.local.process import reached
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.schema import VERSION, SchemaState, install, others_may_create
+from tests.commands import run_command
 
 GUARD = queries.guard()
 
@@ -81,6 +82,22 @@ async def test_the_next_version_is_left_unchanged_and_a_later_one_is_refused(con
     await connection.execute(f"UPDATE pgrole.installation SET version = {VERSION + 2}")
     with pytest.raises(Refused, match="upgrade"):
         await install(connection)
+
+
+@pytest.mark.parametrize("part", [(), ("--database",), ("--remove",)])
+async def test_the_printed_script_can_be_run_again_without_a_message(database: str, part: tuple[str, ...]) -> None:
+    """Among fifty notices about parts that exist already, an administrator would miss an error."""
+    script = (await run_command("sql", *part)).out
+    connection = await asyncpg.connect(database)
+    told: list[str] = []
+    connection.add_log_listener(lambda _, message: told.append(str(message)))
+    try:
+        for _ in range(2):
+            await connection.execute(script)
+    finally:
+        await connection.execute("DROP SCHEMA IF EXISTS pgrole CASCADE")
+        await connection.close()
+    assert told == []
 
 
 async def test_neither_installing_nor_removing_reads_long_settings_of_another_database(database: str) -> None:
