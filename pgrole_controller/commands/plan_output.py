@@ -65,7 +65,7 @@ def render_sql(report: PlanReport) -> str:
     ]
     for one in report.objects:
         lines += _remarks(one)
-    servers = list(dict.fromkeys(one.server for one in report.objects))
+    servers = list(dict.fromkeys(one.server for one in report.objects if one.sql))
     for server in servers:
         if len(servers) > 1:
             lines += ["", f"-- PgServer {_comment(server)}: connect to it before you run the following"]
@@ -93,6 +93,7 @@ def _render(one: PlannedObject) -> Text:
         text.append(f"    {make_printable(note)}\n", style="dim")
     for some in one.sql:
         where = f' in database "{make_printable(some.database)}"' if some.database else ""
+        where += ", after the roles that other objects create" if some.late else ""
         text.append(f"    SQL{where}:\n", style="dim")
         for statement in some.statements:
             text.append(f"      {make_printable(spell_printably(statement))};\n")

@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -56,6 +57,24 @@ def test_additions_are_green_on_a_terminal_only() -> None:
     report = PlanReport((planned("plain"),))
     assert "\x1b[32m    + plain" in printed(report, terminal=True)
     assert "\x1b" not in printed(report, terminal=False)
+
+
+def test_statements_that_need_roles_of_other_objects_are_marked() -> None:
+    sql = (PlannedSql("", ("CREATE ROLE a",)), PlannedSql("", ("GRANT b TO a",), late=True))
+    said = printed(PlanReport((PlannedObject("shop/a", sql=sql, action=PlannedAction.CREATE),)), terminal=False)
+    assert "    SQL:\n      CREATE ROLE a;\n" in said
+    assert "    SQL, after the roles that other objects create:\n      GRANT b TO a;\n" in said
+
+
+def test_a_script_names_servers_only_if_it_has_statements_for_several() -> None:
+    """A document that cannot be read is on no server."""
+    wrong = PlannedObject("roles.yaml:9", action=PlannedAction.FAIL)
+    assert "connect to it" not in render_sql(PlanReport((wrong, planned("app"))))
+    script = render_sql(PlanReport((wrong, planned("app"), replace(planned("app"), server="other"))))
+    assert [line.split(":")[0] for line in script.splitlines() if "connect to it" in line] == [
+        "-- PgServer default",
+        "-- PgServer other",
+    ]
 
 
 def test_json_is_valid_whatever_a_name_contains() -> None:
