@@ -12,8 +12,11 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import yaml
+
+from pgrole_controller.ending import FAILED, end
 
 _PATH = "/apis/pgrole.dev/v1alpha1/pgroles"
 Json = dict[str, Any]
@@ -25,10 +28,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("kubeconfig")
     parser.add_argument("--watch", action="store_true", help="keep running and print each change")
     chosen = parser.parse_args(arguments)
+    sys.exit(end(lambda: _run(chosen.kubeconfig, watch=chosen.watch)))
+
+
+def _run(kubeconfig: str, *, watch: bool) -> int:
     try:
-        _show(chosen.kubeconfig, watch=chosen.watch)
+        _show(kubeconfig, watch=watch)
     except KeyboardInterrupt:
-        sys.exit(0)
+        return 0
+    except URLError as error:
+        print(f"the API server does not answer: {error.reason}", file=sys.stderr)  # noqa: T201
+        return FAILED
+    return 0
 
 
 def _show(kubeconfig: str, *, watch: bool) -> None:

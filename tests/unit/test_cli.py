@@ -1,6 +1,7 @@
 """cli: the exit code and the message of each command."""
 
 import argparse
+import json
 import re
 import shlex
 import sys
@@ -12,8 +13,10 @@ import pytest
 from pgrole_controller.api import crd
 from pgrole_controller.cli import MISUSED, main, make_parser
 from pgrole_controller.ending import FAILED
+from pgrole_controller.local import table
 from pgrole_controller.program import CONTROLLER, PLUGIN, SHARED_COMMANDS, spell_commands
 from pgrole_controller.settings import DSN, SETTINGS
+from tests.certificates import Certificates
 
 
 def end(*arguments: str) -> object:
@@ -223,3 +226,23 @@ def test_shared_commands_are_exactly_those_of_the_plugin(monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "argv", ["kubectl-pgrole"])
     commands = {command.prog.split()[2] for command in commands_of(make_parser())}
     assert commands == set(SHARED_COMMANDS)
+
+
+def test_the_table_for_a_machine_without_kubectl_prints_an_error_on_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "kubeconfig"
+    cluster = {
+        "server": "https://127.0.0.1:1",
+        "certificate-authority": str(Certificates(tmp_path).authority("ca").chain),
+    }
+    dead = {"clusters": [{"cluster": cluster}], "users": [{"user": {"token": "x"}}]}
+    for content, said in (
+        (None, f"pgrole-controller: No such file or directory: '{config}'\n"),
+        (json.dumps(dead), "the API server does not answer: [Errno 111] Connection refused\n"),
+    ):
+        if content:
+            config.write_text(content, encoding="utf-8")
+        with pytest.raises(SystemExit) as ended:
+            table.main([str(config)])
+        assert (ended.value.code, capsys.readouterr().err) == (FAILED, said)
