@@ -250,13 +250,14 @@ class Attempt:
             return Result(self.target, released=released, done_with=True)
         desired, claim = self.target.desired, self.observed.claim
         due = next_rotation(desired.password, claim.record.rotated_at) if desired and claim else None
+        cascades = describe_cascades(change for plan in self._done for change in plan.changes)
         if isinstance(self.decision, PgRoleError):
             refused = replace(refuse(self.target, self.decision), released=released, changed_at=self._changed_at)
             refused = replace(refused, privileges=self._privileges, news=self._news)
             if not self._corrected:
                 return refused
             refused = replace(refused, claim=claim, next_rotation=due, action=Action.CORRECTED, fields=self._corrected)
-            return replace(refused, corrected=self._corrected, drift=self._corrected_drift)
+            return replace(refused, cascades=cascades, corrected=self._corrected, drift=self._corrected_drift)
         ending = desired is None or desired.terminating
         first = self._done[0] if self._done else self.decision
         return Result(
@@ -265,7 +266,7 @@ class Attempt:
             claim=claim,
             action=first.action,
             fields=self.decision.reported or first.drift or field_names(first.changes),
-            cascades=describe_cascades(change for plan in self._done for change in plan.changes),
+            cascades=cascades,
             reported=self.decision.reported,
             released=released,
             done_with=ending and not self.decision.writes and self.decision.reassign is None,
