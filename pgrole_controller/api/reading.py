@@ -4,9 +4,10 @@ The models, and pydantic with them, are imported for the first object, which sav
 and a quarter of the CPU time of its start. An event loop should run `load` beforehand, in a thread.
 """
 
+from contextlib import suppress
 from functools import cache
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pgrole_controller.imports import gc_paused, skip_pydantic_plugins
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pgrole_controller.api.pgrole import PgRole
     from pgrole_controller.api.pgserver import PgServer
 
+AnyKind = TypeVar("AnyKind", "PgRole", "PgServer")
 _PROBLEMS = 5
 _loading = Lock()
 
@@ -36,20 +38,23 @@ def load() -> None:
 
 
 def read_pgrole(obj: dict[str, Any]) -> "PgRole":
-    """Parses a PgRole. Raises Invalid."""
-    models = _models()
-    try:
-        return models.pgrole.model_validate(obj)
-    except models.error as error:
-        raise Invalid(_describe(error)) from error
+    """Parses a PgRole, without its status if that is invalid. Raises Invalid."""
+    return _read(_models().pgrole, obj)
 
 
 def read_pgserver(obj: dict[str, Any]) -> "PgServer":
-    """Parses a PgServer. Raises Invalid."""
-    models = _models()
+    """Parses a PgServer, without its status if that is invalid. Raises Invalid."""
+    return _read(_models().pgserver, obj)
+
+
+def _read(model: "type[AnyKind]", obj: dict[str, Any]) -> "AnyKind":
+    """Status is output: a newer release, or a time that Python cannot represent, must not make an object invalid."""
+    invalid = _models().error
+    with suppress(invalid):
+        return model.model_validate(obj)
     try:
-        return models.pgserver.model_validate(obj)
-    except models.error as error:
+        return model.model_validate({name: value for name, value in obj.items() if name != "status"})
+    except invalid as error:
         raise Invalid(_describe(error)) from error
 
 

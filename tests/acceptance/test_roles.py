@@ -93,6 +93,27 @@ async def test_a_changed_spec_is_applied_without_drift(kube: Kube, database: Dat
     assert "lastDrift" not in obj["status"]
 
 
+async def test_a_role_is_maintained_whatever_others_write_to_the_status(
+    kube: Kube, database: Database, role_name: str
+) -> None:
+    await kube.apply("written", name=role_name)
+    obj = await kube.wait_ready("written")
+    far = "2027-01-01T00:00:00+24:00"  # for the API server, a time like any other
+    drift = {"time": far, "fields": ["login"], "corrected": False}
+    status = {
+        "conditions": [{**one, "lastTransitionTime": far} for one in obj["status"]["conditions"]],
+        "lastDrift": drift,
+        "driftHistory": [drift],
+        "nextRotation": far,
+    }
+    path = f"{kube.path('written')}/status"
+    await kube.server.request("PATCH", path, {"status": status}, content_type="application/merge-patch+json")
+    await database.execute(f"ALTER ROLE {role_name} CREATEDB")
+    obj = await kube.wait_for("written", lambda one: one["status"].get("driftCount") == 1, "driftCount 1")
+    assert condition(obj, "Ready")["status"] == "True"
+    assert obj["status"]["lastDrift"]["fields"] == ["createdb"]
+
+
 async def test_kubectl_get_shows_role_server_ready_reason_and_drifts(kube: Kube, role_name: str) -> None:
     await kube.apply("shown", name=role_name)
     await kube.wait_ready("shown")

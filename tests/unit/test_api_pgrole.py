@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from pgrole_controller.api.meta import ObjectMeta
 from pgrole_controller.api.pgrole import DriftSpec, PgRole, PgRoleSpec, ServerRef
+from pgrole_controller.api.reading import Invalid, read_pgrole
 from pgrole_controller.api.validation import read_duration
 from tests.roles import names
 
@@ -290,3 +291,17 @@ def test_duplicate_declarations_are_rejected_by_name(spec: dict[str, Any], says:
 def test_bounds_are_those_of_the_crd(spec: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         build(**spec)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"nextRotation": "2027-01-01T00:00:00+24:00"},
+        {"lastDrift": {"time": "2027-01-01T00:00:00Z", "corrected": True, "by": {"proof": "OfANewerRelease"}}},
+    ],
+)
+def test_an_object_is_read_whatever_its_status_holds(status: dict[str, Any]) -> None:
+    obj = build(login=True).model_dump(by_alias=True, exclude_none=True, mode="json") | {"status": status}
+    assert read_pgrole(obj) == build(login=True)
+    with pytest.raises(Invalid, match=r"^spec\.login: "):
+        read_pgrole(obj | {"spec": {"login": 1}})
