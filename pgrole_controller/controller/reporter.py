@@ -107,7 +107,7 @@ class Reporter:
             details = StatusDetails(
                 result.claim,
                 result.reported if outcome.reason is Reason.DRIFT_REPORTED else (),
-                result.drift.at if result.drift and not result.drift.corrected else None,
+                result.reported_at,
                 result.next_rotation,
                 result.privileges,
                 result.cause,

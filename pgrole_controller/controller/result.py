@@ -44,6 +44,7 @@ class Result:
     action: Action = Action.NOTHING
     fields: tuple[str, ...] = ()  # that were changed or, under Report, were not
     reported: tuple[str, ...] = ()  # those that were not
+    reported_at: datetime | None = None  # when these were observed, by the server's clock
     cascades: tuple[str, ...] = ()  # what the changes revoked from others, in words
     released: tuple[str, ...] = ()  # role names that no object claims any more
     password_task: PasswordTask | None = None  # must run before the next reconcile, which follows at once
@@ -268,6 +269,7 @@ class Attempt:
             fields=self.decision.reported or first.drift or field_names(first.changes),
             cascades=cascades,
             reported=self.decision.reported,
+            reported_at=self.observed.at if self.decision.reported else None,
             released=released,
             done_with=ending and not self.decision.writes and self.decision.reassign is None,
             password_task=self.decision.password_task,

@@ -1,7 +1,7 @@
 """The outcome of one reconcile, and the status that reports it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
 from typing import Any
@@ -122,8 +122,8 @@ _MESSAGE_LIMIT = 2048
 
 @dataclass(frozen=True, slots=True)
 class StatusDetails:
-    """What status contains besides conditions. `reported` are the fields whose drift was reported and not corrected, at
-    `reported_at` by the server's clock.
+    """What status contains besides conditions. `reported` are the fields whose drift was reported and not corrected;
+    `reported_at`: when it was observed this time, by the server's clock.
 
     `privileges`: None if there are none, or if nothing is known of them. `cause`: of a drift of the role, if it is
     known. `offer`: drift of the role that can be approved.
@@ -131,7 +131,7 @@ class StatusDetails:
 
     claim: Claim | None = None
     reported: tuple[str, ...] = ()
-    reported_at: datetime | None = None
+    reported_at: datetime | None = field(default=None, compare=False)
     next_rotation: datetime | None = None
     privileges: GrantedPrivileges | None = None
     cause: FoundCause | None = None
