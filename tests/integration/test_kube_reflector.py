@@ -188,7 +188,7 @@ async def test_writes_of_what_exists_already_or_not_at_all_are_refused(either: P
             await make_widget(client, namespace, "w")
         assert (refused.value.status, refused.value.reason) == (409, "AlreadyExists")
         for method in ("PATCH", "DELETE"):
-            body = {} if method == "PATCH" else None
+            body: dict[str, Any] | None = {} if method == "PATCH" else None
             with pytest.raises(ApiError) as refused:
                 await client.request(method, WIDGETS.path(namespace, "x"), body=body, content_type=MERGE_PATCH)
             assert (refused.value.status, refused.value.reason) == (404, "NotFound")
