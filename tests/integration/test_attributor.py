@@ -116,6 +116,7 @@ async def test_the_author_of_a_reported_drift_is_forgotten_when_it_disappears(ho
 async def test_drifts_beyond_the_waiting_limit_are_recorded_without_an_author(home: HistoryHome) -> None:
     for number in range(MOST_WAITING + 20):
         home.attributor.note(Key("shop", str(number)), replace(DRIFT, role_name=f"app{number:03}", uid=str(number)))
+    assert len(home.attributor._waiting) == MOST_WAITING
     async with home.running():
         await home.wait_rows(lambda rows: len(rows) == MOST_WAITING + 20)
 

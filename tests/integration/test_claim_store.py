@@ -159,6 +159,18 @@ async def test_a_plan_that_ignores_another_objects_claim_is_refused(scene: Claim
     assert not await scene.hand.fetchval("SELECT rolcanlogin FROM pg_roles WHERE rolname = 'app'")
 
 
+async def test_a_plan_is_refused_after_another_object_took_the_claim(scene: ClaimScene) -> None:
+    claim = await scene.create()
+    assert await scene.apply(Plan("", releases=(("app", "uid-app"),))) == [""]
+    assert await scene.apply(change(await scene.claim(), Plan("app", owner=OTHER, applied="sha256:2"))) == [""]
+    taken = await scene.claim()
+    plan = change(claim, Plan("app", (SetAttribute("app", "login", True),), owner=OWNER, applied="sha256:3"))
+    (error,) = await scene.apply(plan)
+    assert "changed since" in error
+    assert await scene.claim() == taken
+    assert not await scene.hand.fetchval("SELECT rolcanlogin FROM pg_roles WHERE rolname = 'app'")
+
+
 async def test_a_plan_for_a_replaced_role_is_refused(scene: ClaimScene) -> None:
     claim = await scene.create()
     await scene.hand.execute("DROP ROLE app; CREATE ROLE app")

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from html import unescape
@@ -26,6 +27,7 @@ from pgrole_controller.console.remedies import find_role_remedy
 from pgrole_controller.console.role_summary import RoleState, judge, summarize
 from pgrole_controller.console.role_view import view_role
 from pgrole_controller.console.roles_view import PAGE_ROWS, read_query, view_roles
+from pgrole_controller.console.server_view import view_server
 from pgrole_controller.console.snapshot import PageQuestion, Snapshot
 from pgrole_controller.console.template_files import keep_lines, tell_distance
 from pgrole_controller.core.access.membership_graph import NodeKind
@@ -516,6 +518,20 @@ def test_differing_fields_come_from_the_current_message_and_not_from_the_history
     differing = {name for name, words in seen.items() if words.startswith("differs")}
     assert differing == {"login", "memberOf"}
     assert seen["createdb"] == "not reported as different"
+
+
+def test_no_field_is_marked_where_the_message_names_something_else() -> None:
+    seen = observe(of_read_back(Plan("app", reported=("login", "a field of a later release"))).message)
+    assert set(seen.values()) == {"not confirmed"}
+
+
+def test_a_server_that_is_not_connected_has_no_sessions() -> None:
+    def sessions(reason: str) -> Sequence[str]:
+        *_, last = view_server("main", make_server("main", reason), [], NOW).connection
+        return last.lines
+
+    assert sessions("Reconciled") == ("home database", "1 database with managed privileges")
+    assert sessions("ServerNotReady") == ("none in use",)
 
 
 def test_names_in_details_of_privileges_are_not_fields() -> None:

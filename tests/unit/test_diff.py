@@ -1,10 +1,12 @@
 """core/diff: applying the difference to any observed role gives the desired role."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgrole_controller.core.diff import Create, apply, diff, field_names
-from pgrole_controller.core.role import Role, digest
+from pgrole_controller.core.diff import Create, RevokeMembership, apply, diff, field_names
+from pgrole_controller.core.role import Grant, Role, digest, membership_of
 from tests.roles import roles
 
 
@@ -31,6 +33,14 @@ def test_the_difference_is_deterministic_and_begins_with_the_creation(desired: R
 @given(roles(), roles())
 def test_digests_are_equal_only_for_equal_roles(one: Role, other: Role) -> None:
     assert (digest(one) == digest(other)) == (one == other)
+
+
+def test_a_membership_that_create_role_gave_stays_only_while_the_role_may_create_roles() -> None:
+    made = membership_of("made", [Grant("postgres", admin=True, inherit=False, set=False, by_creation=True)])
+    observed = Role("app", createrole=True, member_of=(made,))
+    assert diff(Role("app", createrole=True), observed) == ()
+    changes = diff(Role("app"), replace(observed, createrole=False))
+    assert changes == (RevokeMembership("app", "made", ("postgres",), ()),)
 
 
 def test_each_field_is_named_once_and_as_in_the_spec() -> None:

@@ -34,6 +34,7 @@ def test_a_payload_names_the_role_and_its_former_name() -> None:
         "\ud800",
         "NaN",
         '{"op":["many"]}',
+        f'{{"name":"app","rest":"{"x" * 2_000}"}}',
     ],
 )
 def test_a_payload_that_is_not_understood_names_no_role(payload: str) -> None:

@@ -1,5 +1,6 @@
 """controller/objects: which rivals are read together with an object."""
 
+import copy
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -75,6 +76,20 @@ async def test_only_the_oldest_few_rivals_for_a_role_are_read(objects: Objects) 
     assert [rival.name for rival in rivals] == [f"shop/o{number}" for number in range(RIVALS)]
     assert [rival.name for rival in (await desired(objects, "o2")).older_rivals] == ["shop/o0", "shop/o1"]
     assert (await desired(objects, "o0")).older_rivals == ()
+
+
+@pytest.mark.parametrize("part", ["suspended", "deleted"])
+async def test_a_rival_that_applies_nothing_is_none(objects: Objects, part: str) -> None:
+    older = copy.deepcopy(put(objects, "older").object())
+    put(objects, "younger", second=1)
+    assert [rival.name for rival in (await desired(objects, "younger")).older_rivals] == ["shop/older"]
+    if part == "suspended":
+        older["spec"]["suspend"] = True
+    else:
+        older["metadata"] |= {"deletionTimestamp": "2027-01-02T00:00:00Z", "finalizers": ["pgrole.dev/role"]}
+    older["metadata"]["resourceVersion"] = "2"
+    objects.store.put(pack(older))
+    assert (await desired(objects, "younger")).older_rivals == ()
 
 
 async def test_a_rival_whose_status_shows_that_it_had_the_role_is_read_however_young_it_is(objects: Objects) -> None:

@@ -89,6 +89,15 @@ def test_the_transition_time_changes_only_with_the_status() -> None:
     assert again["conditions"][0]["message"] == "still away"
 
 
+def test_the_message_of_a_ready_object_stays_until_the_spec_changes() -> None:
+    adopted = replace(RECONCILED, message="the role was adopted")
+    (first,) = build(adopted)["conditions"]
+    (same,) = build(RECONCILED, {"conditions": [first]}, now=LATER)["conditions"]
+    assert same == first
+    (changed,) = build(RECONCILED, {"conditions": [first | {"observedGeneration": 2}]}, now=LATER)["conditions"]
+    assert changed["message"] == RECONCILED.message
+
+
 def test_a_year_that_someone_wrote_into_a_secret_has_four_digits() -> None:
     """Otherwise the API server refuses the status, and no condition is ever seen."""
     status = build(RECONCILED, claim=CLAIM, next_rotation=datetime(500, 1, 2, tzinfo=UTC))
