@@ -17,12 +17,12 @@ _DATABASE = (
 _CLAIMS = "A claim is a row in the database that says which object of which cluster owns a role."
 _LIST = "Lists claims. DRIFTS and LAST DRIFT are those of the role itself, without those of its privileges."
 _RELEASE = (
-    "Mark claims as released. The roles do not change. An object with the same namespace and name can take a role "
+    "Marks claims as released. The roles do not change. An object with the same namespace and name can take a role "
     "back, and another object can adopt it. An object that still exists takes its role back at once. With --forget, "
-    "delete claims that are already released, so that no object takes those roles back."
+    "deletes claims that are already released, so that no object takes those roles back."
 )
 _TRANSFER = (
-    "Transfer claims to a cluster that was rebuilt or has a new --cluster-id. The objects with the same namespace and "
+    "Transfers claims to a cluster that was rebuilt or has a new --cluster-id. The objects with the same namespace and "
     "name in that cluster take over the roles, without spec.adopt. --from and --to can be the same id, for a cluster "
     "that was rebuilt with the same id."
 )
