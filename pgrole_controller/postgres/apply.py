@@ -77,7 +77,9 @@ class Dialect:
 class PartlyApplied(Refused):
     """A privilege is missing for some of a plan's changes. `applied` has the others, which were committed."""
 
-    applied = Plan(role_name="")
+    def __init__(self, error: PgRoleError, applied: Plan) -> None:
+        super().__init__(error.reason, error.message)
+        self.applied = applied
 
 
 class LockedRoles:
@@ -192,12 +194,10 @@ async def _explain_failure(
     missing = find_missing_privileges(plan.changes, rights)
     rest = _without(plan, missing)
     failure = await _run(connection, [rest], dialect, _ALONE) if rest else None
-    explained = failure or explain(error, missing)
-    if rest is None or failure is not None:
-        return explained
-    partly = PartlyApplied(explained.reason, explained.message)
-    partly.applied = rest
-    return partly
+    if failure is not None:
+        return failure
+    explained = explain(error, missing)
+    return explained if rest is None else PartlyApplied(explained, rest)
 
 
 def _find_change(plan: Plan, error: PgRoleError | None) -> str | None:

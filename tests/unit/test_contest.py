@@ -351,14 +351,13 @@ async def test_a_repair_beside_a_missing_privilege_counts_and_is_announced() -> 
     attempt = Attempt(Target(Key("shop", "app"), None, desired), contests)
     server = Server(SERVER, frozenset(), "cluster", Address("db", 1, "d", "require"))
     attempt.observe(Observed(), drift("superuser", "connectionLimit"), server)
-    partly = PartlyApplied(Reason.DATABASE_ERROR, "lacks a privilege (superuser)")
-    partly.applied = drift("connectionLimit")
-    attempt.end(drift("superuser", "connectionLimit"), partly)
+    lacking = Refused(Reason.DATABASE_ERROR, "lacks a privilege (superuser)")
+    attempt.end(drift("superuser", "connectionLimit"), PartlyApplied(lacking, drift("connectionLimit")))
     assert attempt.is_open, "status needs the claim as it is now"
-    attempt.end(drift("superuser"), Refused(Reason.DATABASE_ERROR, "lacks a privilege (superuser)"))
+    attempt.end(drift("superuser"), lacking)
     result = attempt.conclude()
     assert (result.action, result.fields, result.corrected) == (Action.CORRECTED, *2 * [("connectionLimit",)])
-    assert result.outcome == of_error(partly)
+    assert result.outcome == of_error(lacking)
     contest = contests.get("")
     assert contest is not None
     assert contest.field_contests.keys() == {"connectionLimit"}
