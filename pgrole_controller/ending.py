@@ -3,6 +3,7 @@
 Guarantees: no traceback unless PGROLE_LOG_LEVEL is `debug`; a reader that closes the pipe is no error to report.
 """
 
+import codecs
 import io
 import os
 import sys
@@ -15,6 +16,10 @@ FAILED = 1
 #: As a shell reports a program that the signals SIGINT and SIGPIPE ended.
 INTERRUPTED = 128 + 2
 UNREAD = 128 + 13
+
+#: The name of the error handler for encodings that lack a sign.
+ENCODABLE = "pgrole-encodable"
+_SIGNS = {"✓": "*", "✗": "x", "→": "->", "…": "...", "─": "-"}
 
 _DEBUG = "PGROLE_LOG_LEVEL"
 
@@ -44,9 +49,21 @@ def _end_by(error: BaseException) -> int:
 
 
 def escape_unencodable(stream: TextIO) -> None:
-    """Has names that the terminal's encoding lacks written as escapes: they would end the program."""
+    """Has what the terminal's encoding lacks written otherwise, since it would end the program: the program's own signs
+    in ASCII, names as escapes.
+    """
     if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors="backslashreplace")
+        stream.reconfigure(errors=ENCODABLE)
+
+
+def _replace(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    return "".join(_SIGNS.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in text), error.end
+
+
+codecs.register_error(ENCODABLE, _replace)
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

@@ -3,9 +3,10 @@
 import time
 from typing import TextIO
 
+from pgrole_controller.ending import ENCODABLE
+
 _PLAIN_SECONDS = 15.0
 _TERMINAL_SECONDS = 0.1
-_ASCII = str.maketrans({"✓": "*", "─": "-", "…": "..."})
 
 
 class Display:
@@ -43,9 +44,5 @@ class Display:
             self._stream.write("\r\x1b[2K")
             self._open = False
         encoding = self._stream.encoding or "utf-8"
-        try:
-            text.encode(encoding)
-        except UnicodeEncodeError:
-            text = text.translate(_ASCII).encode(encoding, errors="replace").decode(encoding)
-        self._stream.write(text)
+        self._stream.write(text.encode(encoding, errors=ENCODABLE).decode(encoding))
         self._stream.flush()

@@ -1,8 +1,18 @@
 """ending.py: how a command ends, whatever fails."""
 
+import io
+
 import pytest
 
-from pgrole_controller.ending import FAILED, INTERRUPTED, UNREAD, describe_unexpected, end, make_printable
+from pgrole_controller.ending import (
+    FAILED,
+    INTERRUPTED,
+    UNREAD,
+    describe_unexpected,
+    end,
+    escape_unencodable,
+    make_printable,
+)
 
 
 def _raise(error: BaseException) -> int:
@@ -49,3 +59,20 @@ def test_an_exception_group_is_located_by_its_first_error() -> None:
 
 def test_control_characters_and_lone_surrogates_are_escaped() -> None:
     assert make_printable("a\x1b\u202e\udcff\n") == "a\\x1b\\u202e\\udcff\\n"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [
+        ("ascii", "* ok, a -> b..., \\xfc \\U0001f418 \\udcff"),
+        ("latin-1", "* ok, a -> b..., ü \\U0001f418 \\udcff"),
+        ("utf-8", "✓ ok, a → b…, ü 🐘 \\udcff"),
+    ],
+)
+def test_signs_that_an_encoding_lacks_are_written_in_ascii_and_names_escaped(encoding: str, shown: str) -> None:
+    written = io.BytesIO()
+    stream = io.TextIOWrapper(written, encoding=encoding)
+    escape_unencodable(stream)
+    stream.write("✓ ok, a → b…, ü 🐘 \udcff")
+    stream.flush()
+    assert written.getvalue().decode(encoding) == shown
