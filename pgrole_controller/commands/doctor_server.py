@@ -159,6 +159,7 @@ async def _ask_databases(
     if not databases:
         text = "no PgRole declares privileges in a database"
         checks.findings.append(Finding(area, "event triggers", FindingState.OK, text))
+    failed = FindingState.UNKNOWN if basis.role is None else FindingState.PROBLEM
     for name in databases[:MOST_DATABASES]:
 
         async def ask_event_triggers(name: str = name) -> list[Finding]:
@@ -170,7 +171,7 @@ async def _ask_databases(
                 return [schema_findings.report_missing_database(area, name)]
             return schema_findings.judge_event_triggers(area, triggers, role)
 
-        await checks.run(f'event triggers of "{name}"', ask_event_triggers, failed=FindingState.PROBLEM)
+        await checks.run(f'event triggers of "{name}"', ask_event_triggers, failed=failed)
     if len(databases) > MOST_DATABASES:
         text = f"{len(databases) - MOST_DATABASES} more databases are not checked"
         checks.findings.append(Finding(area, "event triggers", FindingState.UNKNOWN, text))

@@ -181,6 +181,8 @@ async def test_the_printed_statements_enable_event_triggers_again(patient: Patie
     )
     found = await examined(patient.admins_dsn)
     assert "not installed" in found[name][0].text
+    unknown = await examined(patient.admins_dsn, "no such role")
+    assert states(unknown[name]) == {UNKNOWN}, "what was not checked is no problem"
     await admin.execute(queries.install_event_triggers())
     assert states((await examined(patient.admins_dsn))[name]) == {OK}
     await admin.execute("UPDATE pgrole.claim SET privileges = jsonb_build_object('no such', '[]'::jsonb)::text")
