@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from pgrole_controller.ending import describe_os_error
 from pgrole_controller.kube.errors import NotConfigured
 
 #: A kubeconfig with certificates of a hundred clusters is smaller.
@@ -48,7 +49,8 @@ def _read(path: str) -> dict[str, Any]:
         with Path(path).expanduser().open("rb") as file:
             content = yaml.safe_load(file.read(_LARGEST))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        message = f"kubeconfig {path} is not usable: {type(error).__name__}"
+        why = describe_os_error(error) if isinstance(error, OSError) else "it is not YAML"
+        message = f"kubeconfig {path} is not usable: {why}"
         raise NotConfigured(message) from error
     return content if isinstance(content, dict) else {}
 

@@ -205,6 +205,14 @@ def test_an_empty_role_is_misuse(command: str, capsys: pytest.CaptureFixture[str
     assert "ROLE: must not be empty" in capsys.readouterr().err
 
 
+def test_a_kubeconfig_that_is_not_yaml_is_said_to_be_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "kubeconfig"
+    for content in (b"a: [", b"\xff\x00"):
+        config.write_bytes(content)
+        assert end("diff", "--kubeconfig", str(config)) == FAILED
+        assert capsys.readouterr().err == f"pgrole-controller: kubeconfig {config} is not usable: it is not YAML\n"
+
+
 def test_the_name_of_no_pgrole_is_misuse(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("approve", "diff"):
         assert end(command, "") == MISUSED
