@@ -73,4 +73,12 @@ def _models() -> _Models:
 
 def _describe(error: "ValidationError") -> str:
     problems = error.errors()[:_PROBLEMS]
-    return "; ".join(f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in problems)
+    return "; ".join(_describe_one(".".join(map(str, one["loc"])), one["type"], one["msg"]) for one in problems)
+
+
+def _describe_one(field: str, kind: str, message: str) -> str:
+    """Our own messages may name the field already. Those of pydantic speak of an input, and of a class."""
+    if message.startswith(field):
+        return message
+    text = "must be an object" if kind == "model_type" else message.replace("Input should", "must", 1)
+    return f"{field}: {text}"

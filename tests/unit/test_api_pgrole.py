@@ -305,3 +305,21 @@ def test_an_object_is_read_whatever_its_status_holds(status: dict[str, Any]) -> 
     assert read_pgrole(obj) == build(login=True)
     with pytest.raises(Invalid, match=r"^spec\.login: "):
         read_pgrole(obj | {"spec": {"login": 1}})
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (None, "spec: must be an object"),
+        ({"connectionLimit": -2}, "spec.connectionLimit: must be greater than or equal to -1"),
+        ({"password": {}}, "spec.password must set exactly one of secretRef, generate and disabled: true"),
+        (
+            {"privileges": [{"database": "a"}, {"database": ""}]},
+            "spec.privileges.1.database: spec.privileges: a name must have 1 to 63 bytes",
+        ),
+    ],
+)
+def test_a_problem_names_its_field_once_and_no_class_of_python(spec: object, said: str) -> None:
+    with pytest.raises(Invalid) as raised:
+        read_pgrole({"metadata": {"name": "a", "namespace": "shop"}, "spec": spec})
+    assert str(raised.value).startswith(said)
