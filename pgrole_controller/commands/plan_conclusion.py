@@ -19,6 +19,10 @@ from pgrole_controller.core.state import Observed, Server
 #: Maximum number of an object's former roles that a note names.
 _NAMED = 5
 
+_NEEDS_DROP = (
+    "the API server rejects a new object with spec.reassignOwnedTo or spec.terminateSessions unless "
+    "spec.deletionPolicy is Drop"
+)
 _PASSWORDS = "password: not compared"
 _PRIVILEGES_LEFT = "privileges: not compared, since the object is refused"
 
@@ -111,6 +115,9 @@ class PlanConclusion:
                 f"this object has a claim on role {names}: spec.name is immutable, so the API server rejects this "
                 "unless the object is deleted first"
             )
+        needs_drop = bool(spec.reassign_owned_to) or spec.terminate_sessions
+        if needs_drop and spec.deletion_policy == "Retain" and not case.subject.uid:
+            notes.append(_NEEDS_DROP)
         if plan.reassign is not None:
             notes.append("before the drop, what the role owns is reassigned and its sessions are checked")
         return tuple(note for note in notes if note)

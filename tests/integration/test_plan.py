@@ -532,6 +532,16 @@ async def test_plan_writes_nothing_and_uses_no_transaction_id(trial: PlanTrial, 
     assert await trial.home.fetchval("SELECT pg_snapshot_xmax(pg_current_snapshot())") == before
 
 
+@pytest.mark.parametrize("more", [{"reassignOwnedTo": "heir"}, {"terminateSessions": True}])
+async def test_fields_that_the_api_server_accepts_only_with_drop_are_noted(
+    trial: PlanTrial, more: dict[str, Any]
+) -> None:
+    spec = {"name": trial.name("app"), **more}
+    (note,) = (await trial.plan_one(spec)).notes
+    assert note.startswith("the API server rejects a new object with spec.reassignOwnedTo or")
+    assert (await trial.plan_one({**spec, "deletionPolicy": "Drop"})).notes == ()
+
+
 async def test_a_login_with_only_pg_monitor_gets_notes_about_what_it_could_not_read(
     trial: PlanTrial, place: Connection
 ) -> None:
