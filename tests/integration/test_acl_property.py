@@ -391,7 +391,7 @@ def _check_outside(
     granted, directly or through others.
     """
     old, new = _entries(before.values()), _entries(after.values())
-    had = {replace(one, grantor=0) for one in old}
+    had = {replace(one, grantor=0, grantable=option) for one in old for option in (one.grantable, False)}
     for one in new - old:
         obj = after[one.object].object
         assert one.grantee in managed, one
@@ -456,6 +456,15 @@ _UNMANAGED_OPTIONS = {
     "writer": _NOTHING,
 }
 
+_OPTION_OF_A_MANAGED_ROLE = {
+    "history": [
+        "GRANT SELECT ON scratch.view TO {reader} WITH GRANT OPTION; SET ROLE {reader};"
+        "GRANT SELECT ON scratch.view TO {writer} WITH GRANT OPTION",
+    ],
+    "reader": _NOTHING,
+    "writer": replace(_NOTHING, unmanaged=("s*",)),
+}
+
 _CASES = given(history=st.lists(_EVENTS, min_size=4, max_size=14), reader=_DECLARED, writer=_DECLARED)
 _CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
@@ -463,6 +472,7 @@ _CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 @_CASES
 @example(**_OWN_COLUMNS)
 @example(**_UNMANAGED_OPTIONS)
+@example(**_OPTION_OF_A_MANAGED_ROLE)
 @settings(
     max_examples=12,
     deadline=None,
