@@ -14,14 +14,16 @@ from tests.acceptance.world import Json
 
 _WRITTEN = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _ACCESS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
-    "Read": {"Table": ("SELECT",), "View": ("SELECT",), "Sequence": ("SELECT",)},
-    "Write": {"Table": _WRITTEN, "View": _WRITTEN, "Sequence": ("SELECT", "USAGE", "UPDATE")},
+    "Read": {"Table": ("SELECT",), "Sequence": ("SELECT",)},
+    "Write": {"Table": _WRITTEN, "Sequence": ("SELECT", "USAGE", "UPDATE")},
     "Execute": {"Routine": ("EXECUTE",)},
 }
+#: Kinds that Table includes.
+_TABLES = ("Table", "View", "MaterializedView")
 _DEFAULT_TYPES = {"Table": "r", "Sequence": "S", "Routine": "f"}
 #: They need exact names on objects of others.
 _GUARDED = ("TRIGGER", "REFERENCES", "CREATE")
-_KIND = "CASE WHEN c.relkind IN ('v', 'm') THEN 'View' WHEN c.relkind = 'S' THEN 'Sequence' ELSE 'Table' END"
+_KIND = "CASE c.relkind WHEN 'v' THEN 'View' WHEN 'm' THEN 'MaterializedView' WHEN 'S' THEN 'Sequence' ELSE 'Table' END"
 _IS_MEMBER = (
     "EXISTS (SELECT FROM pg_depend AS m WHERE m.classid = {} AND m.objid = {} AND m.deptype = 'e') AS extension"
 )
@@ -108,7 +110,7 @@ class PrivilegeRules:
         return any(
             _matches(database, rule.get("databases", ["*"]))
             and _matches(one.name if kind == "Schema" else one.schema, rule.get("schemas", ["*"]))
-            and ("Table" if kind == "View" else kind) in rule.get("kinds", [kind, "Table"])
+            and (kind in rule.get("kinds", [kind]) or (kind in _TABLES and "Table" in rule["kinds"]))
             and one.privilege in rule.get("privileges", [one.privilege])
             and _matches(owner, rule.get("ownedBy", ["*"]))
             for rule in rules
@@ -183,12 +185,14 @@ def _expected(declared: Json, role: str, objects: Iterable[asyncpg.Record]) -> I
                 and _matches(schema, [part["name"]])
                 and not _matches(name, part.get("except", ()))
             ):
-                privileges.update(*(_ACCESS[access].get(kind, ()) for access in part["access"]))
+                some = "Table" if kind in _TABLES else kind
+                privileges.update(*(_ACCESS[access].get(some, ()) for access in part["access"]))
         for part in declared.get("objects", ()):
-            kinds = ("Table", "View") if part["kind"] == "Table" else (part["kind"],)
-            if kind not in kinds or not _matches(schema, [part["schema"]]) or not _matches(name, part["names"]):
+            kinds = _TABLES if part["kind"] == "Table" else (part["kind"],)
+            names = [one.partition("(")[0] for one in part["names"]]  # no function is overloaded
+            if kind not in kinds or not _matches(schema, [part["schema"]]) or not _matches(name, names):
                 continue
-            if each["extension"] and not (schema == part["schema"] and name in part["names"]):
+            if each["extension"] and not (schema == part["schema"] and name in names):
                 continue
             if "columns" not in part:
                 privileges.update(part["privileges"])

@@ -52,7 +52,10 @@ class HistoryVerdict:
                 found += await self._find_problems(spec["name"], spec, objects[name], secrets)
         async with self.postgres.session("postgres") as home:
             for role, oid in self.dropped.items():
-                if await home.fetchval("SELECT EXISTS (SELECT FROM pg_roles WHERE oid = $1)", oid):
+                # Where claims are in status, a role is unknown under another name.
+                if await home.fetchval(
+                    "SELECT EXISTS (SELECT FROM pg_roles WHERE (rolname, oid) = ($1, $2))", role, oid
+                ):
                     found.append(f"{role} was not dropped")
         return found
 

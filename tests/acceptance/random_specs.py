@@ -156,10 +156,15 @@ class RandomSpecs:
                 "privileges": dice.sample(COLUMN_PRIVILEGES, dice.randint(1, 2)),
             }
         if dice.random() < 0.3:
-            return {"kind": "Routine", "schema": schema, "names": ["f_*"], "privileges": ["EXECUTE"]}
+            names = dice.choice([["f_*"], ["f_one"], ["f_one(integer)"]])
+            return {"kind": "Routine", "schema": schema, "names": names, "privileges": ["EXECUTE"]}
+        if dice.random() < 0.2:
+            names, privileges = dice.choice([["ids"], ["*"]]), dice.sample(["USAGE", "SELECT", "UPDATE"], 2)
+            return {"kind": "Sequence", "schema": schema, "names": names, "privileges": privileges}
+        kind = dice.choice(["Table", "Table", "Table", "View", "MaterializedView"])
         names = dice.choice([["order*"], ["*"], ["tmp_?"], ["people"]])
         privileges = dice.sample(TABLE_PRIVILEGES[:5], dice.randint(1, 3))
-        return {"kind": "Table", "schema": schema, "names": names, "privileges": privileges}
+        return {"kind": kind, "schema": schema, "names": names, "privileges": privileges}
 
 
 def role_of(name: str) -> str:
