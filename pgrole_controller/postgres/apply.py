@@ -77,8 +77,8 @@ class Dialect:
 class PartlyApplied(Refused):
     """A privilege is missing for some of a plan's changes. `applied` has the others, which were committed."""
 
-    def __init__(self, error: PgRoleError, applied: Plan) -> None:
-        super().__init__(error.reason, error.message)
+    def __init__(self, reason: Reason, message: str, applied: Plan = Plan(role_name="")) -> None:  # noqa: B008 -- frozen
+        super().__init__(reason, message)
         self.applied = applied
 
 
@@ -197,7 +197,7 @@ async def _explain_failure(
     if failure is not None:
         return failure
     explained = explain(error, missing)
-    return explained if rest is None else PartlyApplied(explained, rest)
+    return explained if rest is None else PartlyApplied(explained.reason, explained.message, rest)
 
 
 def _find_change(plan: Plan, error: PgRoleError | None) -> str | None:

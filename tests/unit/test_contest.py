@@ -352,7 +352,8 @@ async def test_a_repair_beside_a_missing_privilege_counts_and_is_announced() -> 
     server = Server(SERVER, frozenset(), "cluster", Address("db", 1, "d", "require"))
     attempt.observe(Observed(), drift("superuser", "connectionLimit"), server)
     lacking = Refused(Reason.DATABASE_ERROR, "lacks a privilege (superuser)")
-    attempt.end(drift("superuser", "connectionLimit"), PartlyApplied(lacking, drift("connectionLimit")))
+    partly = PartlyApplied(lacking.reason, lacking.message, drift("connectionLimit"))
+    attempt.end(drift("superuser", "connectionLimit"), partly)
     assert attempt.is_open, "status needs the claim as it is now"
     attempt.end(drift("superuser"), lacking)
     result = attempt.conclude()

@@ -29,6 +29,7 @@ from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole, Role, digest
 from pgrole_controller.core.state import Dependents, Desired, Observed, Server
+from pgrole_controller.postgres.apply import PartlyApplied
 from pgrole_controller.postgres.rows import Deferred
 
 ME = Owner("cluster-a", "shop", "ns-uid", "orders-app", "uid-1")
@@ -252,7 +253,7 @@ class TestDecidingRetain:
         attempt.observe(replace(see(), former=former), Refused(Reason.NOT_ALLOWED, "no"), SERVER)
         assert attempt.left_behind.releases == (("former", "uid-of-an-earlier-object"),)
 
-    @pytest.mark.parametrize("kind", [Waiting, Refused, Transient])
+    @pytest.mark.parametrize("kind", [Waiting, Refused, Transient, PartlyApplied])
     def test_the_way_out_is_added_to_an_error_only_once(self, kind: type[PgRoleError]) -> None:
         error = add_way_out(kind(Reason.DATABASE_ERROR, "no"))
         assert type(error) is kind
