@@ -66,6 +66,7 @@ class HistoryHome:
 @pytest_asyncio.fixture(loop_scope="session")
 async def home(postgres_server: PostgresServer, database: str) -> AsyncIterator[HistoryHome]:
     async with connect(Endpoint(database), "work") as hand:
+        await hand.execute("SET application_name = 'psql'")
         await install(hand)
         yield HistoryHome(database, hand)
 
@@ -177,6 +178,7 @@ async def test_without_a_schema_nothing_is_recorded_but_the_author_is_found(
 ) -> None:
     role = f"r{secrets.token_hex(4)}"
     async with connect(Endpoint(postgres_server.dsn()), "work") as alice:
+        await alice.execute("SET application_name = 'psql'")
         await alice.execute(f"CREATE ROLE {role}")
         async with home.running(keeps=False):
             home.attributor.note(KEY, replace(DRIFT, role_name=role))

@@ -193,6 +193,7 @@ async def home(server: PostgresServer) -> AsyncIterator[PoisonedHome]:
                 """
             )
         rows = await made.fetch("SELECT oid FROM pg_roles WHERE rolname = ANY ($1) ORDER BY rolname", list(NAMES))
+        await other.execute("SET application_name = 'psql'")
         await other.execute("; ".join(f"GRANT group_a TO {name}" for name in NAMES))
         async with (
             connect(Endpoint(server.dsn("alpha", password="p")), "alpha"),

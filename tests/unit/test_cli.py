@@ -88,7 +88,7 @@ def test_a_crd_that_was_edited_is_stale(tmp_path: Path, capsys: pytest.CaptureFi
     edited = tmp_path / min(crd.files())
     edited.write_text(edited.read_text(encoding="utf-8").replace("description: ", "description: Not ", 1), "utf-8")
     assert end("crds", "--check", str(tmp_path)) == FAILED
-    assert f"stale: {edited.name};" in capsys.readouterr().err
+    assert f"not of this version: {edited.name}: run" in capsys.readouterr().err
 
 
 def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
