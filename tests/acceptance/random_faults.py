@@ -147,7 +147,8 @@ class FaultyPostgres:
                     await self.run(name, f"REASSIGN OWNED BY {role} TO {OWNERS[0]}", f"DROP OWNED BY {role}")
                 await self.run("postgres", f"DROP ROLE {role}")
                 if dice.random() < 0.5:
-                    act = [] if self.grantee is None else [f"SET ROLE {self.grantee}"]
+                    own = "SET createrole_self_grant = 'set, inherit'"  # SET ROLE does not set the role's parameters
+                    act = [] if self.grantee is None else [own, f"SET ROLE {self.grantee}"]
                     await self.run("postgres", *act, f"CREATE ROLE {role}")
             case 9:
                 await self.run("postgres", "ALTER DATABASE postgres SET pgrole.suspend = on")
