@@ -3,11 +3,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 UV := $(shell command -v uv 2>/dev/null || echo $(CURDIR)/.tools/bin/uv)
 RUN := $(UV) run --locked --extra local
-# Most tests wait for something: so many processes at once also where there are fewer cores. The slow ones wait longer.
-ifeq ($(origin PROCESSES),undefined)
-PROCESSES := 4
-test-all: PROCESSES := 6
-endif
+# Most tests wait for something: so many processes at once also where there are fewer cores.
+PROCESSES ?= 6
 PARALLEL = -n $(PROCESSES) --dist loadscope --no-loadscope-reorder
 # Without compiled modules on disk, every process that a test starts compiles all that it imports (4 s of CPU).
 export PYTHONDONTWRITEBYTECODE :=
