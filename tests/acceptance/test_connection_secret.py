@@ -385,15 +385,21 @@ async def test_a_template_that_needs_the_password_of_a_verifier_is_refused(
     assert not {"password", "pgpass"} & held["text"].keys()
 
 
-@pytest.mark.parametrize("action", ["deleted", "tampered with"])
-async def test_policy_report_reports_a_tampered_or_deleted_secret_and_leaves_it(
-    kube: Kube, database: Database, role: str, action: str
-) -> None:
+async def deliver_and_spoil(kube: Kube, role: str, action: str) -> Json:
+    """Returns the Secret as it was, under drift.policy: Report, before it was deleted or tampered with."""
     before = await deliver(kube, role, drift={"policy": "Report"})
     if action == "deleted":
         await kube.delete_secret("delivered")
     else:
         await kube.patch_secret("delivered", tamper("a value", before))
+    return before
+
+
+@pytest.mark.parametrize("action", ["deleted", "tampered with"])
+async def test_policy_report_reports_a_tampered_or_deleted_secret_and_leaves_it(
+    kube: Kube, database: Database, role: str, action: str
+) -> None:
+    before = await deliver_and_spoil(kube, role, action)
     obj = await kube.wait_reason("app", "DriftReported")
     assert condition(obj, "DriftDetected")["status"] == "True"
     assert obj["status"]["lastDrift"]["fields"] == ["connectionSecret"]
@@ -422,11 +428,7 @@ async def test_policy_report_reports_a_tampered_or_deleted_secret_and_leaves_it(
 async def test_a_requested_rotation_replaces_a_secret_whose_drift_is_reported(
     kube: Kube, database: Database, role: str, action: str
 ) -> None:
-    before = await deliver(kube, role, drift={"policy": "Report"})
-    if action == "deleted":
-        await kube.delete_secret("delivered")
-    else:
-        await kube.patch_secret("delivered", tamper("a value", before))
+    before = await deliver_and_spoil(kube, role, action)
     await kube.wait_reason("app", "DriftReported")
     await kube.patch("app", {"metadata": {"annotations": {"pgrole.dev/rotate": "1"}}})
     obj = await kube.wait_ready("app")
