@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
+import anyio.to_process
 import asyncpg
 
 from bench.idle import settle
@@ -86,30 +87,45 @@ async def measure_readers(stand: PrivilegeStand) -> tuple[float, float]:
             stand.stand.controller.pause()
             await client.execute(_SWITCH.format("DISABLE"))
             try:
-                without.append(await _read_beside_ddl(stand, client))
+                without.append(await _read_beside_ddl(stand))
             finally:
                 await client.execute(_SWITCH.format("ENABLE ALWAYS"))
                 stand.stand.controller.resume()
             await settle(stand.stand)
-            beside.append(await _read_beside_ddl(stand, client))
+            beside.append(await _read_beside_ddl(stand))
         await client.execute("DROP TABLE bench_long")
     return statistics.median(without), statistics.median(beside)
 
 
-async def _read_beside_ddl(stand: PrivilegeStand, client: Connection) -> float:
+async def _read_beside_ddl(stand: PrivilegeStand) -> float:
+    dsn = stand.stand.server.dsn(database=DATABASE)
     took: list[float] = []
     async with anyio.create_task_group() as tasks:
         for _ in range(_READERS):
             tasks.start_soon(_read, stand, took)
+        await anyio.to_process.run_sync(_run_ddl, dsn, 1)
         await anyio.sleep(_SETTLE_SECONDS)
         took.clear()
+        await anyio.to_process.run_sync(_run_ddl, dsn, _LONG_DDL)
+        tasks.cancel_scope.cancel()
+    return Quantiles.of(took).p99
+
+
+def _run_ddl(dsn: str, statements: int) -> None:
+    """Runs so many DDL statements in one transaction, in a process of its own: in this one, they would delay readers
+    the more, the faster PostgreSQL answers.
+    """
+
+    async def run() -> None:
+        client = await asyncpg.connect(dsn)
         async with client.transaction():
             await client.execute("CREATE TABLE bench_many (id int)")
-            for turn in range(_LONG_DDL):
+            for turn in range(statements):
                 await client.execute(f"ALTER TABLE bench_many ALTER id SET STATISTICS {turn % 100}")
-        tasks.cancel_scope.cancel()
-    await client.execute("DROP TABLE bench_many")
-    return Quantiles.of(took).p99
+        await client.execute("DROP TABLE bench_many")
+        await client.close()
+
+    anyio.run(run)
 
 
 async def _read(stand: PrivilegeStand, took: list[float]) -> None:

@@ -207,7 +207,7 @@ async def _fold_database(
     try:
         async with reading(replace(endpoint, volume=_VOLUME), database) as connection:
             grantees = [one.oid for one in found]
-            _, observed = await read_database(connection, [PUBLIC, *grantees], (), _everywhere, _nowhere)
+            observed = await read_database(connection, [PUBLIC, *grantees], (), _everywhere, _nowhere)
     except PgRoleError as error:
         _miss(database, error.message, options, export)
         return

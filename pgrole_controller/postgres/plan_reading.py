@@ -155,5 +155,5 @@ async def read_privileges(
     if table.readable:
         rows = await fetch(connection, "", queries.inspect("applied_digests"), list(oids))
         applied = {row.get("role", int): (row.get("holder", str), row.get("digest", str)) for row in rows}
-    _, observed = await read_database(connection, oids, reach.creators, reach.touches, reach.has_columns)
+    observed = await read_database(connection, oids, reach.creators, reach.touches, reach.has_columns)
     return observed, applied

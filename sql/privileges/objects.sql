@@ -4,7 +4,8 @@
 -- are too long for one row, beside other answers; those of 50,000 objects are not.
 -- `extension`, `with_columns`: whether the objects belong to an extension, and whether columns of them have an ACL; NULL: unknown.
 -- An ACL has at most 10,000 entries of the grantees in an answer; of a longer one, postgres/privileges/long_acls.py reads the others.
--- `page_key`, `page_size`: postgres/answer_pages.py. Relation object: sql/privileges/sources.
+-- `largest_acl`: number of entries in the largest ACL of the relations that were looked at. It is limited, since pg_class has no
+-- TOAST table. `page_key`, `page_size`: postgres/answer_pages.py. Relation object: sql/privileges/sources.
 -- $1 oid[] grantees   $2 oid[] schemas whose relations are asked for, $3 oid[] whose routines are; NULL: all
 -- $4 oid[] relations that get rows of their own and are asked for
 SELECT
@@ -12,7 +13,7 @@ SELECT
     textsend(pg_catalog.pg_get_userbyid(g.owner)::text) AS owner_name, g.security_definer,
     g.extension, g.with_columns, g.apart, coalesce(e.held, false) AS held,
     CASE WHEN l.fits THEN g.oids END AS oids, CASE WHEN l.fits THEN g.names END AS names,
-    CASE WHEN l.fits THEN g.versions END AS versions, g.seen, e.grantees, e.grantors, e.grantor_names, e.privileges, e.grantable,
+    CASE WHEN l.fits THEN g.versions END AS versions, g.seen, e.grantees, e.grantors, e.grantor_names, e.privileges, e.grantable, coalesce(g.largest_acl, 0) AS largest_acl,
     (g.catalog::bigint << 32) + g.first AS page_key,
     1200 + CASE WHEN l.fits THEN l.bytes ELSE 0 END + 110 * coalesce(cardinality(e.grantees), 0) AS page_size
 FROM (
@@ -20,7 +21,8 @@ FROM (
         o.catalog, o.schema, o.kind, o.owner, o.acl, o.initial, o.security_definer, o.apart, o.extension, o.with_columns,
         string_agg(oidsend(o.oid), ''::bytea) AS oids, string_agg(textsend(o.name::text), '\x00'::bytea) AS names,
         string_agg(xidsend(o.version), ''::bytea) AS versions, min(o.oid::bigint) AS first,
-        to_hex(hashtextextended(format('%s %s', o.owner, o.acl) COLLATE "C", 0)) AS seen
+        to_hex(hashtextextended(format('%s %s', o.owner, o.acl) COLLATE "C", 0)) AS seen,
+        max(CASE WHEN o.catalog = 'pg_class'::regclass THEN cardinality(o.acl) END) OVER () AS largest_acl
     FROM object AS o
     GROUP BY
         o.catalog, o.schema, o.kind, o.owner, o.acl, o.initial, o.security_definer, o.apart, o.extension, o.with_columns

@@ -104,7 +104,7 @@ def labels(acls: Collection[ObservedAcl]) -> set[str]:
 
 async def read_acls(connection: Connection, grantees: Collection[int], touched: SchemaFilter) -> list[ObservedAcl]:
     """The ACLs that a complete read returns."""
-    return list((await read_database(connection, grantees, (), touched, lambda _table: False))[1].acls)
+    return list((await read_database(connection, grantees, (), touched, lambda _table: False)).acls)
 
 
 async def read_named(

@@ -162,7 +162,7 @@ async def decide_everywhere(
         reach = PrivilegeReach.of(database, some)
         async with connect(Endpoint(dsn=server.dsn(database=database)), "test") as connection:
             oids = [one.oid for one in some]
-            _, observed = await read_database(connection, oids, reach.creators, reach.touches, reach.has_columns)
+            observed = await read_database(connection, oids, reach.creators, reach.touches, reach.has_columns)
         decisions += [(database, decide_privileges(one, observed, ""), grantees[one.oid][1]) for one in some]
     return decisions
 

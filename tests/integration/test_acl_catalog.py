@@ -16,7 +16,7 @@ from pgrole_controller.core.privileges.routine_signature import normalize_argume
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import answer_pages, queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.privileges import acl_catalog
+from pgrole_controller.postgres.privileges import acl_catalog, acl_rows
 from pgrole_controller.postgres.privileges.acl_catalog import (
     ask_facts,
     facts_of,
@@ -27,7 +27,8 @@ from pgrole_controller.postgres.privileges.acl_catalog import (
     read_named_acls_and,
     read_recent_acls,
 )
-from pgrole_controller.postgres.rows import fetch_row
+from pgrole_controller.postgres.privileges.acl_rows import AclGroup, TooManyObjects
+from pgrole_controller.postgres.rows import Row, fetch_row
 from pgrole_controller.postgres.single_row import SingleRow
 from tests.integration.acl_support import (
     SYSTEM_COLUMNS,
@@ -537,14 +538,21 @@ async def test_search_paths_that_are_not_asked_for_may_name_any_schema(db: AclDa
     assert facts.search_path_schemas == set()
 
 
-async def test_a_full_read_has_everything_in_one_snapshot(db: AclDatabase) -> None:
+async def test_a_full_read_has_everything_in_one_snapshot(db: AclDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     await db.run("GRANT SELECT ON app.t TO {reader}")
-    before = await db.beside.fetchval("SELECT pg_current_snapshot()::text")
-    snapshot, observed = await read_database(
+    read_schemas = acl_catalog.read_schemas
+
+    async def read_before_a_change(connection: Connection) -> dict[int, str]:
+        found = await read_schemas(connection)
+        await db.beside.execute("CREATE SCHEMA later; ALTER TABLE app.t ADD later int")
+        return found
+
+    monkeypatch.setattr(acl_catalog, "read_schemas", read_before_a_change)
+    observed = await read_database(
         db.connection, db.grantees("reader"), [db.name("owner")], anywhere, lambda found: found.name == "t"
     )
-    assert snapshot == before
     assert observed.complete
+    assert "later" not in {one.object.name for one in observed.acls}
     assert observed.schemas == {"app", "public", "pg_catalog", "information_schema"}
     assert observed.roles == {db.name("owner"): db.oids["owner"]}
     table = named(observed.acls, "t").object.id
@@ -565,21 +573,33 @@ async def test_several_portions_return_the_same_as_one(db: AclDatabase, monkeypa
     )
     queries: list[str] = []
 
-    async def read(portion: int) -> ObservedDatabase:
-        monkeypatch.setattr(acl_catalog, "PORTION_OBJECTS", portion)
+    crowded = False
+
+    def read_group(row: Row) -> AclGroup:
+        nonlocal crowded
+        if crowded:
+            crowded = False
+            raise TooManyObjects
+        return acl_rows.read_group(row)
+
+    monkeypatch.setattr(acl_catalog, "read_group", read_group)
+
+    async def read() -> ObservedDatabase:
         queries.clear()
         with db.connection.query_logger(lambda one: queries.append(one.query)):
-            found = (await read_database(db.connection, db.grantees("reader"), (), anywhere, lambda _: True))[1]
+            found = await read_database(db.connection, db.grantees("reader"), (), anywhere, lambda _: True)
         return replace(found, acls=sorted(found.acls, key=lambda one: one.object.id))
 
-    whole = await read(100_000)
+    whole = await read()
     assert _count_answers(queries) == 1
     labels = {one.object.label for one in whole.acls if one.entries}
     assert {"type app.mood", "table app.more", "table late.last", "language plpgsql"} <= labels
     objects = sum(one.object.id.catalog in ("pg_class", "pg_proc") for one in whole.acls)
     for portion in (1, 2, 3, objects - 1, objects, objects + 1):
-        assert await read(portion) == whole, portion
-        assert _count_answers(queries) == objects // portion + 1
+        crowded = True
+        monkeypatch.setattr(acl_catalog, "PORTION_OBJECTS", portion)
+        assert await read() == whole, portion
+        assert _count_answers(queries) == 1 + objects // portion + 1
 
 
 def _count_answers(queries: Collection[str]) -> int:
@@ -598,7 +618,7 @@ async def test_several_pages_return_the_same_as_one(db: AclDatabase, monkeypatch
     grantees, asked = db.grantees("reader", "writer"), SingleRow("SELECT $1::int AS one", (7,))
 
     async def read() -> list[object]:
-        _, whole = await read_database(db.connection, grantees, (), anywhere, lambda _: True)
+        whole = await read_database(db.connection, grantees, (), anywhere, lambda _: True)
         names = ("t", "last", "fn", "late")
         by_name, answer = await read_named_acls_and(asked, db.connection, grantees, (), names, 0, columns=True)
         recent, same = await read_recent_acls(asked, db.connection, grantees, 3, anywhere, (), database=True)
@@ -625,9 +645,8 @@ async def test_a_database_of_ordinary_size_takes_one_answer_per_query(db: AclDat
         asked.clear()
         with db.connection.query_logger(lambda one: asked.append(one.query)):
             await read_database(db.connection, db.grantees("reader", "writer"), (), anywhere, lambda _: True)
-    assert len([query for query in asked if not query.startswith(("BEGIN", "COMMIT"))]) == 9, (
-        "schemas, portions, privileges on columns, objects, arguments, members of extensions, facts, defaults, "
-        "names of columns"
+    assert len([query for query in asked if not query.startswith(("BEGIN", "COMMIT"))]) == 8, (
+        "schemas, privileges on columns, objects, arguments, members of extensions, facts, defaults, names of columns"
     )
 
 
@@ -744,7 +763,7 @@ async def test_content_larger_than_one_answer_is_read_in_several(db: AclDatabase
     await db.run("CREATE SCHEMA m; GRANT SELECT ON app.t TO {reader}")
     await db.run(script)
     grantees = db.grantees("reader", "writer", "heir", "delegate")
-    _, observed = await read_database(db.connection, grantees, (), anywhere, lambda _: True)
+    observed = await read_database(db.connection, grantees, (), anywhere, lambda _: True)
     assert held(named(observed.acls, "t"), db.oids["reader"]) == {("", "SELECT")}
     assert sum(one.object.schema == "m" and one.object.name != "m" for one in observed.acls) == objects
     match shape:

@@ -272,7 +272,7 @@ def _grantee(db: AclDatabase, role: str, database: str, declared: DatabasePrivil
 
 async def _observe(db: AclDatabase) -> ObservedDatabase:
     creators = [db.name("owner")]
-    return (await read_database(db.connection, db.grantees(*MANAGED), creators, anywhere, lambda _: True))[1]
+    return await read_database(db.connection, db.grantees(*MANAGED), creators, anywhere, lambda _: True)
 
 
 async def _apply(db: AclDatabase, observed: ObservedDatabase, decisions: Iterable[PrivilegeDecision]) -> None:

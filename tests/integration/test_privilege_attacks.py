@@ -68,7 +68,7 @@ class Settled:
 async def decide(db: AclDatabase, one: Grantee) -> tuple[ObservedDatabase, PrivilegeDecision]:
     (name,) = one.declared
     reach = PrivilegeReach.of(name, [one])
-    _, observed = await read_database(db.connection, [one.oid], reach.creators, reach.touches, reach.has_columns)
+    observed = await read_database(db.connection, [one.oid], reach.creators, reach.touches, reach.has_columns)
     return observed, decide_privileges(one, observed, "", new_objects=frozenset())
 
 

@@ -2,7 +2,7 @@
 
 Every read works on distinct ACLs: PostgreSQL groups the objects by schema, kind, owner and ACL, and parses each ACL
 once. So few rows arrive, whatever the number of objects, and those that concern no declaration and no grantee never do.
-A row has the names of its objects, though: a read of a large database is answered in portions, in one snapshot.
+A row has the names of its objects, though: if these do not fit, the database is read in portions, in one snapshot.
 
 Names are sent as bytes: in a database of encoding SQL_ASCII they need not be UTF-8 (`rows.Row.text`).
 """
@@ -33,6 +33,7 @@ from pgrole_controller.postgres.privileges.acl_rows import (
     LAST_OID,
     MEMBER,
     SchemaFilter,
+    TooManyObjects,
     is_touched,
     numbers,
     observed_acls,
@@ -67,48 +68,59 @@ async def read_database(
     creators: Collection[str],
     touched: SchemaFilter,
     with_columns: Callable[[DatabaseObject], bool],
-) -> tuple[str, ObservedDatabase]:
-    """Reads everything that is decided about, in one snapshot; returns that snapshot's text, too.
+) -> ObservedDatabase:
+    """Reads everything that is decided about, in one snapshot.
 
     `creators`: roles that declarations name. `with_columns`: whether declarations name columns of this table.
     """
     async with _one_snapshot(connection):
         schemas = await read_schemas(connection)
-        portions, acls = await _read_acls(connection, grantees, schemas, touched)
+        acls, largest_acl = await _read_acls(connection, grantees, schemas, touched)
         facts, roles = await read_facts(connection, creators)
         tables = [one.object.id.oid for one in acls if one.object.id.catalog == "pg_class" and with_columns(one.object)]
-        observed = ObservedDatabase(
+        return ObservedDatabase(
             facts=facts,
             acls=acls,
             defaults=await read_defaults(connection, grantees),
             roles=roles,
             schemas=frozenset(schemas.values()),
             columns=await read_columns(connection, tables),
-            largest_acl=portions.get("largest_acl", int),
+            largest_acl=largest_acl,
         )
-    return portions.get("snapshot", str), observed
 
 
 async def _read_acls(
     connection: Connection, grantees: Collection[int], schemas: Mapping[int, str], touched: SchemaFilter
-) -> tuple[Row, list[ObservedAcl]]:
+) -> tuple[list[ObservedAcl], int]:
     """Reads every object that a declaration may match, or on which a grantee that does not own it holds something;
-    returns the answer to sql/privileges/portions.sql, too.
+    returns also the number of entries in the largest ACL.
 
     These are all objects in touched schemas, every schema, the database, and objects in other schemas with entries of a
-    grantee, but not objects of PostgreSQL itself. They are read in portions, so that no answer becomes too large.
+    grantee, but not objects of PostgreSQL itself.
     """
-    size = max(1, PORTION_OBJECTS // expansion(connection) ** 2)  # with the ACL, names of several bytes a character fit
-    row = await fetch_row(connection, "", queries.privileges("portions"), size)
     relations = [oid for oid, name in schemas.items() if touched(name, ObjectKind.TABLE)]
     routines = [oid for oid, name in schemas.items() if touched(name, ObjectKind.ROUTINE)]
     query = _query(connection, "objects", "every_object")
-    found: list[ObservedAcl] = []
-    for after, end in itertools.pairwise([0, *row.some("ends", int), LAST_OID]):
+
+    async def read(after: int, end: int) -> tuple[list[ObservedAcl], int]:
         columns = await read_column_entries(connection, _query(connection, "columns"), grantees, after=after, end=end)
         arguments = (list(grantees), relations, routines, list(columns), after, end)
-        found += (await _read_objects(connection, query, arguments, grantees, columns=columns))[0]
-    return row, found
+        acls, row = await _read_objects(connection, query, arguments, grantees, columns=columns)
+        return acls, row.get("largest_acl", int) if acls else 0
+
+    try:
+        return await read(0, LAST_OID)
+    except TooManyObjects:
+        pass
+    size = max(1, PORTION_OBJECTS // expansion(connection) ** 2)  # with the ACL, names of several bytes a character fit
+    row = await fetch_row(connection, "", queries.privileges("portions"), size)
+    found: list[ObservedAcl] = []
+    largest = 0
+    for after, end in itertools.pairwise([0, *row.some("ends", int), LAST_OID]):
+        acls, entries = await read(after, end)
+        found += acls
+        largest = max(largest, entries)
+    return found, largest
 
 
 async def read_recent_acls(

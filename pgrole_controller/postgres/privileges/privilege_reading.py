@@ -97,6 +97,6 @@ class PrivilegeReader:
     async def _read_everything(
         self, connection: Connection, grantees: Sequence[int], reach: PrivilegeReach
     ) -> tuple[ObservedDatabase, StoredState]:
-        _, observed = await read_database(connection, grantees, reach.creators, reach.touches, reach.has_columns)
+        observed = await read_database(connection, grantees, reach.creators, reach.touches, reach.has_columns)
         async with trusting(connection, guarded=self.guarded):
             return observed, await read_state(connection, grantees, self.home, stores=self.stores)
