@@ -93,7 +93,7 @@ class ReadingConnections:
 
     @asynccontextmanager
     async def _connect(self) -> AsyncIterator[Connection]:
-        settings = {"default_transaction_read_only": "on", "plan_cache_mode": "force_generic_plan"}
+        settings = {"default_transaction_read_only": "on", "plan_cache_mode": "auto"}  # most questions are asked once
         async with connect_to(self.endpoint, self.database, "database", **settings) as connection:
             with forgetting():
                 identity = await identify(connection)
