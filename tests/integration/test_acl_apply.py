@@ -668,6 +668,7 @@ async def test_parts_that_failed_come_last_and_in_turn(db: AclDatabase) -> None:
     assert failures.separate_parts(table, parts) == [[0, 1, 2], [3]]
 
 
+@pytest.mark.slow
 async def test_a_full_acl_is_an_error_of_its_object_only(db: AclDatabase) -> None:
     acls = await read(db)
     sequence, table = named(acls, "s"), named(acls, "t")

@@ -509,6 +509,7 @@ async def test_a_long_setting_is_not_read_and_may_name_any_schema(db: AclDatabas
     assert await count_pages_of_facts(db) <= before + FEW_PAGES
 
 
+@pytest.mark.slow
 async def test_functions_in_temporary_schemas_of_other_sessions_do_not_count(db: AclDatabase) -> None:
     before = await count_pages_of_facts(db)
     async with tenant_with_a_long_search_path(db) as tenant:
@@ -757,7 +758,11 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("shape", LARGE)
+#: One of each kind of question is enough before a commit.
+_FEW = ("lists of arguments", "privileges on the columns of one table")
+
+
+@pytest.mark.parametrize("shape", [one if one in _FEW else pytest.param(one, marks=pytest.mark.slow) for one in LARGE])
 async def test_content_larger_than_one_answer_is_read_in_several(db: AclDatabase, shape: str) -> None:
     script, objects = LARGE[shape]
     await db.run("CREATE SCHEMA m; GRANT SELECT ON app.t TO {reader}")

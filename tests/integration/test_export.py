@@ -377,6 +377,7 @@ _CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
 )
+@pytest.mark.slow
 async def test_an_export_of_a_random_server_recreates_it(
     pair: tuple[ObservedServer, ObservedServer], events: list[str], exact: bool
 ) -> None:

@@ -195,6 +195,7 @@ async def work(session: Session) -> None:
     await session.read_drop_states([(10, "")])
 
 
+@pytest.mark.slow
 async def test_a_session_raises_only_its_own_errors(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, unknown_types: list[int]
 ) -> None:

@@ -323,6 +323,7 @@ async def test_a_superuser_can_log_in_whatever_a_login_event_trigger_does(
         assert await home.fetchval("SHOW event_triggers") == "on"
 
 
+@pytest.mark.slow
 @LOGIN
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("role", ["postgres", CONTROLLER])
@@ -355,6 +356,7 @@ async def test_a_blocking_login_event_trigger_is_reported_and_leaves_no_sessions
         pass
 
 
+@pytest.mark.slow
 @LOGIN
 @pytest.mark.parametrize("body", ["fails", "hangs"])
 async def test_emptying_a_role_reports_a_blocking_login_event_trigger_of_a_tenants_database(

@@ -385,6 +385,7 @@ FLOODS = {
 SLOW = ("tables", "schemas")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FLOODS if name not in SLOW])
 async def test_a_flood_of_events_stops_no_other_repair(world: DatabaseWorkerWorld, tenant: Tenant, name: str) -> None:
     await attack(world, tenant, FLOODS[name])
@@ -436,6 +437,7 @@ GIANT_SETTINGS = """
 """
 
 
+@pytest.mark.slow
 async def test_giant_settings_of_roles_stop_no_repair(
     world: DatabaseWorkerWorld, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -478,6 +478,7 @@ async def test_an_object_given_to_the_role_repeatedly_is_reported_and_never_drop
     assert await superuser.fetchval("SELECT n FROM kept") == 1
 
 
+@pytest.mark.slow
 async def test_more_objects_than_the_server_can_lock_at_once_are_reassigned_in_pieces(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     superuser = await trial.enter(name)

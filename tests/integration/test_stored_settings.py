@@ -261,6 +261,7 @@ async def test_settings_that_compress_well_are_read_and_corrected_like_others(
     await check_drift_of_one(estate, before)
 
 
+@pytest.mark.slow
 async def test_giant_settings_in_many_databases_are_read_within_bounds_and_removed(
     server: PostgresServer, estate: SettingsEstate, hand: Connection
 ) -> None:

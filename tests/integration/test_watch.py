@@ -404,6 +404,7 @@ async def observe_over_and_over(server: PostgresServer) -> None:
         connection.terminate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 async def test_after_a_storm_of_role_ddl_everything_is_observed_and_each_change_was_notified(
     server: PostgresServer, home: Connection, watcher: Connection, listener: NotificationListener, seed: int

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,7 @@ def test_every_reason_has_a_documented_cause_and_remedy(reason: Reason) -> None:
     assert all(cell.strip() for cell in row.strip("|").split("|"))
 
 
+@cache
 def literals() -> str:
     """Returns every text in the code, one per line, without inserted values."""
     found = []
