@@ -142,8 +142,7 @@ async def compare_privileges(
     wanted = {one for one in owners if not _is_ignored(one, ignored)}
     allowed = {one for one in wanted if rules.allow(database, one, owners[one])}
     held = {HeldPrivilege(*row) for row in await connection.fetch(_HELD, role)}
-    kept = wanted | {one._replace(privilege=f"{one.privilege}*") for one in wanted - allowed}
-    kept -= {one for one in kept - allowed if one.kind == "Default"}  # these would extend to new objects
+    kept = wanted - {one for one in wanted - allowed if one.kind == "Default"}  # these would extend to new objects
     return PrivilegeComparison(
         sorted(one for one in held - kept if not _is_ignored(one, ignored) and not _is_covered(one, wanted)),
         sorted(one for one in allowed - held if not _is_covered(one, allowed)),

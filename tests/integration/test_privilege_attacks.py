@@ -324,6 +324,31 @@ async def test_default_privileges_of_a_creator_that_leaves_the_namespace_extend_
     assert (await decide(db, left))[1].default_changes == ()
 
 
+async def test_a_role_cannot_pass_on_a_declared_privilege_that_the_policy_denies(db: AclDatabase) -> None:
+    await db.run(
+        """
+        CREATE TABLE app.t (id int, name text); GRANT USAGE ON SCHEMA app TO {reader};
+        GRANT SELECT, UPDATE (id) ON app.t TO {reader} WITH GRANT OPTION;
+        SET ROLE {reader}; GRANT SELECT, UPDATE (id) ON app.t TO {stranger}; RESET ROLE
+        """
+    )
+    parts = on(TABLES, "app", "t", "SELECT"), on(TABLES, "app", "t", "UPDATE", columns=("id",))
+    declared = DatabasePrivileges("", objects=tuple(one for part in parts for one in part.objects))
+    denied = grantee(db, declared, rules=())
+    settled = await settle(db, denied)
+    assert "the server's policy does not allow SELECT on table app.t" in settled.said
+    may = "has_table_privilege('{%s}', 'app.t', 'SELECT%s'), has_column_privilege('{%s}', 'app.t', 'id', 'UPDATE%s')"
+    for role, option, expected in (
+        ("reader", "", True),
+        ("reader", " WITH GRANT OPTION", False),
+        ("stranger", "", False),
+    ):
+        found = await db.beside.fetchrow("SELECT " + db.fill(may % (role, option, role, option)))
+        assert found is not None
+        assert tuple(found) == (expected, expected), (role, option)
+    assert not (await decide(db, denied))[1].changes
+
+
 #: Ways to grant `reader` what it does not declare: SELECT on app.t. Each grant is revoked, whoever made it and
 #: whatever became of the grantor.
 GIVEN = {

@@ -226,9 +226,18 @@ class TestOneObject:
 
     def test_privileges_that_the_policy_denies_are_neither_granted_nor_revoked(self) -> None:
         foreign = make(owner=STRANGER)
-        for held in ((), (entry("SELECT", grantor=STRANGER, grantable=True),)):
+        option = "REVOKE GRANT OPTION FOR SELECT ON TABLE app.orders FROM reader"  # which is not declared
+        for held, revoked in (
+            ((), []),
+            ((entry("SELECT", grantor=STRANGER),), []),
+            ((entry("SELECT", grantor=STRANGER, grantable=True),), [option]),
+        ):
             decision = decide(grantee(), observe((foreign, held), (make("own", oid=20001), ())))
-            assert texts(decision) == ["GRANT SELECT ON TABLE app.own TO reader"]
+            assert texts(decision) == [*revoked, "GRANT SELECT ON TABLE app.own TO reader"]
+            assert [one.what for one in decision.drift] == [
+                *("grant option for SELECT on table app.orders" for _ in revoked),
+                "SELECT on table app.own",
+            ]
             (refused,) = decision.pending
             assert refused.reason is Reason.NOT_ALLOWED
             assert 'SELECT on table app.orders (owner "stranger")' in refused.message

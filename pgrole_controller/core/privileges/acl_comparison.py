@@ -36,9 +36,6 @@ class _Denied:
     privileges: frozenset[str] = frozenset()
     columns: frozenset[tuple[str, str]] = frozenset()
 
-    def has(self, privilege: str, column: str) -> bool:
-        return (privilege, column) in self.columns if column else privilege in self.privileges
-
 
 _NOTHING_DENIED = _Denied()
 
@@ -89,7 +86,7 @@ class AclComparison:
         denied = _NOTHING_DENIED if wanted is NOTHING_WANTED else self._denied(obj, wanted)
         if plain == wanted.privileges and not wanted.columns and denied is _NOTHING_DENIED:
             return
-        kept = self._compare_held(obj, entries, wanted, denied) if entries else _NOTHING_KEPT
+        kept = self._compare_held(obj, entries, wanted) if entries else _NOTHING_KEPT
         self._compare_missing(obj, kept, wanted, denied)
 
     def find_exact(self, obj: DatabaseObject) -> frozenset[str] | None:
@@ -130,8 +127,8 @@ class AclComparison:
         literal = wanted.has_literal(privilege, column)
         return why_not_granted(self._grantee, obj, privilege, self._observed.facts, column=column, literal=literal)
 
-    def _compare_held(self, obj: DatabaseObject, entries: Sequence[AclEntry], wanted: Wanted, denied: _Denied) -> _Kept:
-        """Decides about the entries that exist."""
+    def _compare_held(self, obj: DatabaseObject, entries: Sequence[AclEntry], wanted: Wanted) -> _Kept:
+        """Decides about the entries that exist. What policy denies stays, but its grant option is never declared."""
         kept: list[AclEntry] = []
         revoked: list[AclEntry] = []
         disarmed: list[AclEntry] = []
@@ -140,7 +137,7 @@ class AclComparison:
                 (revoked if self._is_revoked(obj, entry) else kept).append(entry)
                 continue
             kept.append(entry)
-            undeclared = entry.grantable and not denied.has(entry.privilege, entry.column) and self._is_exact(obj)
+            undeclared = entry.grantable and self._is_exact(obj)
             if undeclared and self._classifier.note_held(_difference(obj, entry, option=True)):
                 disarmed.append(entry)
         if not revoked and not disarmed:
