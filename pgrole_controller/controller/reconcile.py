@@ -33,7 +33,7 @@ from pgrole_controller.core.plan import Plan, ReassignResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import Verifier
 from pgrole_controller.core.state import Observed, Server
-from pgrole_controller.core.status import of_read_back
+from pgrole_controller.core.status import of_error, of_read_back
 from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.apply import PartlyApplied
 from pgrole_controller.postgres.session import Session
@@ -268,9 +268,8 @@ def _with_verifier(result: Result, stored: Mapping[int, Verifier | PgRoleError |
     if result.password_task is None or result.password_task.oid is None:
         return result
     verifier = stored[result.password_task.oid]
-    if isinstance(verifier, PgRoleError):
-        refused = replace(refuse(result.target, verifier), released=result.released)
-        return replace(refused, changed_at=result.changed_at, corrected=result.corrected)
+    if isinstance(verifier, PgRoleError):  # what was done before is reported all the same
+        return replace(result, outcome=of_error(verifier), password_task=None, offer=None, decided=False)
     return replace(result, password_task=replace(result.password_task, stored=verifier))
 
 

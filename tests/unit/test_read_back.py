@@ -16,7 +16,7 @@ from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.claim import Claim, Generations
 from pgrole_controller.core.connection_secret import Address
-from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.password import PasswordResult
 from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.policy import ServerPolicy
@@ -104,7 +104,7 @@ class ReadBackWorld:
         metadata = {"name": "shop", "uid": "n1", "resourceVersion": str(version), "labels": labels}
         self.namespaces.put(pack({"metadata": metadata}))
 
-    def put(self, name: str, version: int = 1, generation: int = 1, status: Any = None) -> None:
+    def put(self, name: str, version: int = 1, generation: int = 1, status: Any = None, **spec: Any) -> None:
         metadata = {
             "namespace": "shop",
             "name": name,
@@ -113,7 +113,7 @@ class ReadBackWorld:
             "generation": generation,
             "creationTimestamp": "2027-01-01T00:00:00Z",
         }
-        spec = {"name": "app", "login": True}
+        spec = {"name": "app", "login": True, **spec}
         obj = {"apiVersion": "pgrole.dev/v1alpha1", "kind": "PgRole", "metadata": metadata, "spec": spec}
         self.objects.store.put(pack({**obj, "status": status} if status else obj))
 
@@ -245,3 +245,33 @@ async def test_the_state_to_compare_with_is_kept_only_briefly() -> None:
     await anyio.sleep(KEPT_SECONDS + 1.0)
     await world.reconcile()
     assert (world.session.looks, world.session.again) == (1, 0)
+
+
+async def test_what_was_done_is_reported_although_the_stored_verifier_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = ReadBackWorld()
+    session = world.session
+
+    async def read_verifiers(oids: Sequence[int]) -> list[PgRoleError]:
+        return [Transient(Reason.DATABASE_ERROR, "unreadable")] * len(oids)
+
+    async def repair(plans: Sequence[Plan], **_: bool) -> list[None]:
+        session.store(Role("app", login=True))
+        return [None] * len(plans)
+
+    monkeypatch.setattr(session, "read_verifiers", read_verifiers, raising=False)
+    world.objects._secrets.synced.set()
+    world.put(KEY.name, 2, password={"generate": {}}, connectionSecret={"name": "delivered"})
+    results = [await world.reconcile()]
+    monkeypatch.setattr(session, "apply_plans", repair)
+    session.store(Role("app"))
+    results.append(await world.reconcile(drifted=True))
+    for result in results:
+        assert result.outcome is not None
+        assert (result.outcome.reason, result.outcome.message) == (Reason.DATABASE_ERROR, "unreadable")
+        assert not result.prepares_next
+    created, corrected = results
+    assert created.action is Action.CREATED
+    assert (corrected.action, corrected.fields, corrected.corrected) == (Action.CORRECTED, ("login",), ("login",))
+    assert corrected.drift is not None
