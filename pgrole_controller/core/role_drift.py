@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor
-from pgrole_controller.core.role import FIELD_NAMES, Role, to_moment
+from pgrole_controller.core.role import FIELD_NAMES, Membership, Role, to_moment
 
 #: Maximum number of characters of one value, and of all values of one drift.
 LONGEST_VALUE = 60
@@ -47,9 +47,10 @@ def compare_values(fields: Iterable[str], declared: Role, observed: Role | None)
     for attribute, name in FIELD_NAMES.items():
         if name not in fields or name in _SILENT or observed is None:
             continue
+        sides = getattr(declared, attribute), getattr(observed, attribute)
         pair = {
-            "declared": _describe(attribute, getattr(declared, attribute)),
-            "observed": _describe(attribute, getattr(observed, attribute)),
+            "declared": _describe(attribute, _differing_first(*sides)),
+            "observed": _describe(attribute, _differing_first(*reversed(sides))),
         }
         left -= len(name) + sum(len(text.encode(errors="surrogateescape")) for text in pair.values())
         if left < 0:
@@ -58,12 +59,20 @@ def compare_values(fields: Iterable[str], declared: Role, observed: Role | None)
     return values
 
 
+def _differing_first(value: Any, other: Any) -> Any:  # noqa: ANN401 -- of any field
+    """Returns a list with what the other one lacks first, since long ones are cut."""
+    if not isinstance(value, tuple):
+        return value
+    known = frozenset(other)
+    return sorted(value, key=known.__contains__)
+
+
 def _describe(attribute: str, value: Any) -> str:  # noqa: ANN401 -- of any field
     match attribute:
         case "valid_until":
             text = _describe_moment(value)
         case "member_of":
-            text = ", ".join(held.role for held in value)
+            text = ", ".join(map(_describe_membership, value))
         case "parameters":
             text = _describe_parameters(value)
         case "database_parameters":
@@ -71,6 +80,12 @@ def _describe(attribute: str, value: Any) -> str:  # noqa: ANN401 -- of any fiel
         case _:
             text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + "..."
+
+
+def _describe_membership(held: Membership) -> str:
+    named = ((held.admin, "ADMIN"), (not held.inherit, "INHERIT false"), (not held.set, "SET false"))
+    options = ", ".join(words for present, words in named if present)
+    return f"{held.role} ({options})" if options else held.role
 
 
 def _describe_moment(value: int | None) -> str:

@@ -18,6 +18,18 @@ def test_values_are_those_of_the_fields_that_drifted() -> None:
     assert compare_values(("role",), declared, None) == {}
 
 
+def test_values_of_memberships_tell_their_options_and_begin_with_what_differs() -> None:
+    groups = tuple(Membership(f"group_{n:02}") for n in range(20))
+    declared = Role("app", member_of=(*groups, Membership("readers"), Membership("writers")))
+    observed = Role(
+        "app", member_of=(*groups, Membership("readers", admin=True, inherit=False), Membership("x", set=False))
+    )
+    values = compare_values(("memberOf",), declared, observed)["memberOf"]
+    assert values["declared"].startswith("readers, writers, group_00, ")
+    assert values["observed"].startswith("readers (ADMIN, INHERIT false), x (SET false), group_00")
+    assert max(map(len, values.values())) <= LONGEST_VALUE
+
+
 def test_values_never_include_passwords_and_parameters_are_cut() -> None:
     password = Password("sha256:geheim", Verifier(SECRET))
     declared = Role("app", password=password)
