@@ -56,7 +56,8 @@ _DRIFT_SECONDS = 10.0
 _PAUSE_SECONDS = 0.01
 _RETRY = Backoff(1.0, 60.0)
 
-#: What shares one row: object, role, fields, whether corrected; the minute or, of a reported drift, values and rows.
+#: What shares one row: object, role, fields, whether corrected; the minute and, unless they are its first, the
+#: values; or, of a reported drift, values and rows.
 _Identity = tuple[str, str, str, bool, str]
 
 Name = TypeVar("Name")
@@ -76,7 +77,7 @@ class Attributor:
         self._found: OrderedDict[Key, FoundCause] = OrderedDict()
         self._reported: dict[Key, RoleDrift] = {}  # reported, and not yet undone
         self._noted: OrderedDict[str, datetime] = OrderedDict()  # the last drift of each role
-        self._counts: OrderedDict[_Identity, int] = OrderedDict()
+        self._recent: OrderedDict[_Identity, RecordedDrift] = OrderedDict()
         self._rows: OrderedDict[_Identity, RecordedDrift] = OrderedDict()  # not yet written
         self._changed = Signal()
 
@@ -225,24 +226,28 @@ class Attributor:
 
     def _add_row(self, drift: RoleDrift, by: DriftAuthor, xmins: tuple[int, ...] = ()) -> None:
         """Adds a row to write. Equal drifts of one minute share a row; so does a reported drift with itself after a
-        restart.
+        restart. A drift that only a claim tells has no values: it shares the first row of its minute.
         """
-        told_apart_by = f"{drift.at:%Y-%m-%dT%H:%M}" if drift.corrected else repr((sorted(drift.values.items()), xmins))
+        values = repr(sorted(drift.values.items()))
+        told_apart_by = f"{drift.at:%Y-%m-%dT%H:%M}" if drift.corrected else f"({values}, {xmins})"
         identity = drift.uid, drift.role_name, ",".join(drift.fields), drift.corrected, told_apart_by
-        count = self._counts.pop(identity, 0) + 1 if drift.corrected else 1
-        _keep(self._counts, identity, count)
+        known = self._recent.get(identity) if drift.corrected else None
+        if known is not None and drift.values and known.values != drift.values:
+            identity = *identity[:-1], f"{told_apart_by} {values}"
+            known = self._recent.get(identity)
         before = self._rows.pop(identity, None)
         row = RecordedDrift(
             drift.role_name,
             drift.fields,
             drift.corrected,
             at=drift.at,
-            count=count,
+            count=1 if known is None else known.count + 1,
             by=before.by if before is not None and before.by.proof is not Evidence.NONE else by,
             cluster=self._cluster,
             key="\0".join(map(str, identity)),
             values=drift.values,
         )
+        _keep(self._recent, identity, row)
         _keep(self._rows, identity, row)
 
     def _keep_cause(self, key: Key, drift: RoleDrift, by: DriftAuthor) -> None:

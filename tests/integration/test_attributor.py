@@ -81,6 +81,26 @@ async def test_equal_drifts_within_a_minute_share_one_counted_row(home: HistoryH
         assert "observed" in details
 
 
+async def test_different_drifts_of_one_field_within_a_minute_have_a_row_each(home: HistoryHome) -> None:
+    minute = datetime.now(UTC).replace(second=0, microsecond=0)
+    joined = [{"memberOf": {"declared": "", "observed": group}} for group in ("dba", "payroll")]
+    times = [minute + timedelta(seconds=seconds) for seconds in range(4)]
+    rows = [("app", ["memberOf"], 2, True)] * 2
+    async with home.running():
+        for place, at in enumerate(times):
+            home.attributor.note(KEY, replace(DRIFT, fields=("memberOf",), at=at, values=joined[place % 2]))
+        await home.wait_rows(lambda found: found == rows)
+    said = await home.hand.fetch("SELECT details -> 'memberOf' ->> 'observed' FROM pgrole.history ORDER BY 1")
+    assert [tuple(row) for row in said] == [("dba",), ("payroll",)]
+    owner = Owner("c1", "shop", "n1", "app", "uid-1")
+    claim = Claim("app", 20_000, 7, owner, applied="x", last_drift_at=times[-1], last_drift_fields=("memberOf",))
+    home.attributor = Attributor(lambda: home.config, "c1", home.found.append)
+    async with home.running():
+        home.attributor.note_claim(claim)
+        await anyio.sleep(0.3)
+    assert await home.rows() == rows, "a restarted controller knows only the claim"
+
+
 async def test_a_reported_drift_is_recorded_once_until_it_disappears(home: HistoryHome) -> None:
     reported = replace(DRIFT, corrected=False, oid=0)
     async with home.running():
