@@ -2,7 +2,7 @@
 -- owner or a name was written. `objects`: of rows that decide about their own object alone; `others`: of the rest. Both are NULL if
 -- no transaction with an id has ended since the last round: then nothing has changed.
 -- It hashes the versions of the rows and no values, since any role can store values of any length.
--- $1 text the snapshot of the last round   $2 bigint the key of the hash
+-- $1 text the snapshot of the last round   $2 bigint the key of the hash   $3 oid[] tables with declared columns
 SELECT
     now.snapshot, pg_catalog.pg_postmaster_start_time() AS started_at, pg_catalog.pg_is_in_recovery() AS in_recovery,
     every.computed, every.objects, every.others
@@ -33,6 +33,11 @@ LEFT JOIN LATERAL (
         JOIN pg_catalog.pg_attribute AS a ON a.attrelid = s.objid AND a.attnum = s.objsubid
         WHERE s.dbid = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = pg_catalog.current_database())
           AND s.classid = 'pg_catalog.pg_class'::regclass AND s.objsubid <> 0 AND s.deptype = 'a'
+        UNION ALL
+        -- a renamed column may be, or have been, a declared one
+        SELECT true, a.tableoid, a.attrelid, a.xmin, a.attnum::bigint
+        FROM pg_catalog.pg_attribute AS a
+        WHERE a.attrelid = ANY ($3::oid[]) AND a.attnum > 0
         UNION ALL
         -- names of types are in signatures of routines; of row types and arrays, those of the rows above tell
         SELECT false, t.tableoid, t.oid, t.xmin, 0

@@ -55,6 +55,19 @@ async def test_the_fingerprint_differs_after_every_change_of_a_privilege(db: Acl
         assert not (await fingerprints.compare()).is_needed, change
 
 
+async def test_the_fingerprint_differs_after_a_column_was_renamed_in_a_table_with_declared_columns(
+    db: AclDatabase,
+) -> None:
+    fingerprints = Fingerprints(db.connection, await identify(db.connection), guarded=False)
+    oid = await db.beside.fetchval("SELECT 'app.t'::regclass::oid::bigint")
+    for tables, expected in ((frozenset[int](), False), (frozenset({oid}), True)):
+        fingerprints.tables = tables
+        await fingerprints.compare()
+        for old, new in (("name", "title"), ("title", "name")):
+            await db.run(f"ALTER TABLE app.t RENAME {old} TO {new}")
+            assert (await fingerprints.compare()).is_needed is expected, (tables, old)
+
+
 async def test_the_fingerprint_is_not_computed_while_no_transaction_ends(own_postgres: PostgresServer) -> None:
     async with acl_database(own_postgres) as db:
         snapshot, first = await ask(db, None)
@@ -66,6 +79,6 @@ async def test_the_fingerprint_is_not_computed_while_no_transaction_ends(own_pos
 
 
 async def ask(db: AclDatabase, since: str | None) -> tuple[str, int | None]:
-    row = await db.connection.fetchrow(resources.text("sql", "events", "fingerprint.sql"), since, 1)
+    row = await db.connection.fetchrow(resources.text("sql", "events", "fingerprint.sql"), since, 1, [])
     assert row is not None
     return row["snapshot"], row["objects"]

@@ -680,6 +680,26 @@ async def test_the_worker_polls_where_it_may_not_install(world: DatabaseWorkerWo
     assert drift.key
 
 
+async def test_a_column_that_gets_a_declared_name_is_noticed_by_polling(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the column's row shows it, which has no ACL."""
+    monkeypatch.setattr(database_worker, "_RETRY", Backoff(300.0, 300.0))
+    world.config = replace(world.config, interval=0.1, databases=DatabasesConfig(("*",), detection=DatabaseMode.POLL))
+    column = ObjectPrivileges(ObjectKind.TABLE, "app", ("orders",), frozenset({"SELECT"}), ("name",))
+    declared = DatabasePrivileges(world.database, objects=(column,))
+    world.grantees.publish(SERVER, replace(world.declare(), declared={world.database: declared}))
+    async with world.working():
+        result = await world.wait(lambda result: result.error is not None)
+        assert result.error is not None
+        assert "waiting for column app.orders.name" in result.error.message
+        await anyio.sleep(1.0)  # nothing is left to notice
+        await world.hand.execute("ALTER TABLE app.orders RENAME total TO name")
+        await world.wait_settled()
+        query = "SELECT has_column_privilege($1, 'app.orders', 'name', 'SELECT')"
+        assert await world.hand.fetchval(query, world.role)
+
+
 async def test_a_long_round_does_not_delay_the_next_poll(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -191,11 +191,11 @@ class PrivilegeReconcile:
         complete = observed.complete and len(some) == self._everyone
         new_objects = self._memory.note_objects(observed, complete=complete)
         self._memory.note_columns(observed, complete=complete)
+        self._session.note_columns(self._memory.with_columns)
         changes, number = 0, 0
         while number < len(some) and changes < most_changes:
             one = some[number]
-            new = one.role.new_for(new_objects)
-            await self._decide_beside(one, observed, new)
+            await self._decide_beside(one, observed, one.role.new_for(new_objects))
             changes += len(one.changes)
             number += 1
             self._note_applied(one)

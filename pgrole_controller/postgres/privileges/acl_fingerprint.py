@@ -31,12 +31,13 @@ _DROPPED = WITH_PRIVILEGES - {SCHEMA}
 
 
 class Fingerprints:
-    """Compares each fingerprint of all privileges with the last one. `events`: events announce changes. `snapshot`: of
-    the last one. `guarded`: as in EventReader.
+    """Compares each fingerprint of all privileges with the last one. `events`: events announce changes. `tables`: oids
+    of those with declared columns, whose names count. `snapshot`: of the last one. `guarded`: as in EventReader.
     """
 
     def __init__(self, connection: Connection, identity: Identity, *, guarded: bool) -> None:
         self.events = False
+        self.tables = frozenset[int]()
         self._connection = connection
         self._guarded = guarded
         self._started_at = identity.started_at
@@ -59,6 +60,7 @@ class Fingerprints:
                 resources.text("sql", "events", "fingerprint.sql"),
                 self.snapshot,
                 self._key,
+                list(self.tables),
                 seconds=_SECONDS,
                 reason=Reason.SERVER_NOT_READY,
             )

@@ -162,6 +162,11 @@ class DatabaseSession:
         if self._unread.is_needed:
             self.on_notice()
 
+    def note_columns(self, tables: frozenset[int]) -> None:
+        """Has changes of these tables' columns noticed: oids of those with declared columns."""
+        if self._fingerprints is not None:
+            self._fingerprints.tables = tables
+
     async def check_database(self) -> None:
         """Call it after the database changed its name, owner or ACL. Raises PgRoleError if it accepts no new
         connections, since its administrator wants exclusive access, or if the session relies on what has changed.
