@@ -214,6 +214,11 @@ def is_passing(error: PgRoleError) -> bool:
     return isinstance(error, Transient) and error.reason in (Reason.PROGRESSING, Reason.SERVER_NOT_READY)
 
 
+def is_timed_out(error: PgRoleError) -> bool:
+    """Whether a lock was not available in time, or a statement had no answer in time."""
+    return sqlstate_of(error) in _TIMED_OUT or isinstance(error.__cause__, TimeoutError)
+
+
 def is_without_schema(error: BaseException | None) -> bool:
     """Whether the database has no schema pgrole (invalid_schema_name)."""
     return error is not None and isinstance(error.__cause__, asyncpg.InvalidSchemaNameError)

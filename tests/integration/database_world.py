@@ -57,6 +57,7 @@ class DatabaseWorkerWorld:
             databases=DatabasesConfig(("*",)),
         )
         self.suspended = False
+        self.leadership = Leadership()
         self.oid = 0
         self.other, self.other_oid = role.replace("reader", "second"), 0
 
@@ -83,7 +84,7 @@ class DatabaseWorkerWorld:
         context = DatabaseContext(
             lambda: self.config,
             self.grantees,
-            Leadership(),
+            self.leadership,
             "c1",
             identity,
             "postgres",

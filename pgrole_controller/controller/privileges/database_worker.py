@@ -302,7 +302,8 @@ class DatabaseWorker:
                 tasks.start_soon(session.run)
                 await self._work(session)
         except BaseExceptionGroup as group:
-            raise first_error(group) from group
+            error = first_error(group)
+            raise error from error.__cause__
 
     async def _work(self, session: DatabaseSession) -> None:
         rest, prepared, resync_at = 0.0, False, -math.inf
@@ -313,7 +314,7 @@ class DatabaseWorker:
                 self._everything = True
                 resync_at = now + self._context.config().resync_seconds
             to_read, keys, since = await self._collect(session, now)
-            if to_read.is_needed or keys:
+            if to_read.is_needed or keys or now >= self.memory.record_at:
                 rest = 0.0
                 await self._round(session, to_read, keys, since)
                 self._full_reads.note(began, anyio.current_time())

@@ -116,9 +116,10 @@ class FurtherReads:
 class PrivilegeMemory:
     """`applied`: by oid of the role, where the database stores nothing. `repaired_at`: when the last correction of a
     drift was committed, on the loop's clock. `recorded`: drifts were written that the home database lacks.
-    `unrecorded`: reported drifts that are not yet written. `unstored`: drifts that the home database is to record,
-    since this one stores nothing. `with_columns`: oids of tables with declared columns. `absent_creators`: roles that
-    declarations name and that do not exist. `adoptees`: reads for these. `largest_acl`: at the last complete read.
+    `unrecorded`: drifts that are not yet written. `record_at`: when to try that again, on the loop's clock; inf: at the
+    end of the round. `unstored`: drifts that the home database is to record, since this one stores nothing.
+    `with_columns`: oids of tables with declared columns. `absent_creators`: roles that declarations name and that do
+    not exist. `adoptees`: reads for these. `largest_acl`: at the last complete read.
     """
 
     applied: dict[int, AppliedState] = field(default_factory=dict)
@@ -127,6 +128,7 @@ class PrivilegeMemory:
     repaired_at: float = -math.inf
     recorded: bool = False
     unrecorded: list[RecordedDrift] = field(default_factory=list)
+    record_at: float = math.inf
     unstored: list[RecordedDrift] = field(default_factory=list)
     with_columns: frozenset[int] = frozenset()
     absent_creators: frozenset[str] = frozenset()
@@ -160,6 +162,16 @@ class PrivilegeMemory:
             self.unrecorded = [*self.unrecorded, drift][-MOST_RECORDED:]
         else:
             self.note_unstored([drift])
+
+    @property
+    def waits_to_record(self) -> bool:
+        """Whether the last attempt to record drifts failed."""
+        return self.record_at < math.inf
+
+    def note_unrecorded(self, drifts: Iterable[RecordedDrift], record_at: float) -> None:
+        """Adds repaired drifts to `unrecorded`. Of more than MOST_RECORDED, the oldest are lost."""
+        some = [*self.unrecorded, *(replace(one, key=one.key or uuid.uuid4().hex) for one in drifts)]
+        self.unrecorded, self.record_at = some[-MOST_RECORDED:], min(self.record_at, record_at)
 
     def note_unstored(self, drifts: Iterable[RecordedDrift]) -> None:
         """Adds to `unstored`. Of more than MOST_RECORDED, the oldest are lost."""
@@ -353,7 +365,7 @@ class PrivilegeMemory:
     def next_check(self) -> float:
         """When a contested role, or a read that was put off, is due, on the loop's clock."""
         contested = min((due for one in self._roles.values() for due in _due(one)), default=math.inf)
-        return min(contested, self.further.next, self.adoptees.next)
+        return min(contested, self.further.next, self.adoptees.next, self.record_at)
 
     def due(self, now: float) -> frozenset[Key]:
         contested = frozenset(key for key, one in self._roles.items() if any(due <= now for due in _due(one)))

@@ -1,8 +1,8 @@
 """Reconciles the privileges of some roles in one database: read, decide for each role, apply, read back.
 
-Guarantees: an error of one role or object delays no other; the digest of what was applied, the count of drifts and
-their history are written by the transaction of the last repair; a role is reported without an error only after
-everything was read back, by the transaction that changed it or after it.
+Guarantees: an error of one role or object delays no other; the digest of what was applied, the count of drifts and,
+unless its table is locked, their history are written by the transaction of the last repair; a role is reported without
+an error only after everything was read back, by the transaction that changed it or after it.
 """
 
 import logging
@@ -33,7 +33,12 @@ from pgrole_controller.controller.privileges.privilege_progress import (
     restore_applied,
     where_changed,
 )
-from pgrole_controller.controller.privileges.privilege_records import RoundRecords
+from pgrole_controller.controller.privileges.privilege_records import (
+    RECORD_SECONDS,
+    RoundRecords,
+    apply_and_record,
+    record_waiting,
+)
 from pgrole_controller.controller.privileges.privilege_restart import find_new_objects
 from pgrole_controller.controller.privileges.privilege_screening import RoundScreening
 from pgrole_controller.controller.server_config import ServerConfig
@@ -48,8 +53,6 @@ from pgrole_controller.core.privileges.privilege_news import announce_drift, ann
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, PrivilegeDrift, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.event_loop import run_aside
-from pgrole_controller.postgres.drift_history import MOST_RECORDED, build_record_statement
-from pgrole_controller.postgres.fence import is_another_leading
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
 from pgrole_controller.postgres.privileges.acl_refusal import OutdatedAcl
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
@@ -146,23 +149,12 @@ class PrivilegeReconcile:
             self._memory.settle(one.grantee.key, self.read, unfinished, self._now)
         return [self._result(one, complete=complete) for one in every if complete or one.touched]
 
-    async def record_reported(self) -> None:
-        """Records drifts that are only reported, each once, however many resyncs find it."""
-        some = self._memory.unrecorded[:MOST_RECORDED]
-        if not (some and self._session.stores) or self._why_not(()) is not None:
-            return
-        statement = build_record_statement(some, self._config.history)
-        try:
-            applied = await self._session.apply([], [], [], [(statement, ())])
-        except PgRoleError as error:
-            if self._session.connection.is_closed() or is_another_leading(error):
-                raise
-            extra = {"database": self._session.database, "error": error.message}
-            log.warning("drifts that are only reported could not be recorded", extra=extra)
-            return
-        if applied.stored:
-            del self._memory.unrecorded[: len(some)]
-            self._memory.recorded = True
+    async def record(self) -> None:
+        """As `record_waiting`, unless nothing may be written now."""
+        if self._why_not(()) is None:
+            await record_waiting(self._session, self._memory, self._config.history)
+        elif self._memory.waits_to_record:
+            self._memory.record_at = anyio.current_time() + RECORD_SECONDS
 
     def _begin(self, grantee: Grantee) -> PrivilegeProgress:
         digest = grantee.digest_of(self._session.database)
@@ -314,20 +306,13 @@ class PrivilegeReconcile:
             observed.size, large_rounds.MANY_COMPARISONS, large_rounds.group_changes, some, observed
         )
         defaults = [change for one in some for change in one.default_changes]
-        session = self._session
         for one in some:
             one.error = None if one.has_changes else one.error
-        applied = await session.apply(
-            repairs,
-            defaults,
-            self._read_oids,
-            self._records.build(some),
-            whole=self._whole,
-            give_way=self._interruptions.give_way,
-        )
+        apply = partial(apply_and_record, self._session, self._records, self._memory, some)
+        give_way = self._interruptions.give_way
+        applied = await apply(repairs, defaults, self._read_oids, whole=self._whole, give_way=give_way)
         if applied.stored and any(one.told for one in some):
             self._memory.repaired_at = anyio.current_time()
-            self._memory.recorded |= session.stores
         for one in some:
             found = (applied.find_error(change.object.id, one.grantee.oid) for change in one.changes)
             errors = [error for error in found if error is not None]
@@ -336,10 +321,8 @@ class PrivilegeReconcile:
         if applied.errors or applied.default_errors:
             for one in some:
                 one.told = tuple(self._keep_succeeded(one, applied))
-            records = [] if applied.stored else self._records.build(some)
-            if records:
-                recorded = await session.apply([], [], [], records)
-                self._memory.recorded |= recorded.stored and any(one.told for one in some)
+            if not applied.stored:
+                await apply()
         for one in some:
             self._conclude(one, applied)
 

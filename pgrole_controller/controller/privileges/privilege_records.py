@@ -1,16 +1,33 @@
 """What a round in one database records there: digests, counts, last drifts, history, approvals that were acted on."""
 
-from collections.abc import Iterable
+import logging
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+import anyio
+
 from pgrole_controller.controller.privileges.privilege_approval import build_approval_statements
+from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
 from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress, shorten_drift
 from pgrole_controller.core.database_options import HistoryConfig
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.privileges.acl import DefaultAclChange
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, PrivilegeDrift
-from pgrole_controller.postgres.drift_history import RecordedDrift, build_record_statement
+from pgrole_controller.postgres.drift_history import MOST_RECORDED, RecordedDrift, build_record_statement
+from pgrole_controller.postgres.fence import is_another_leading
+from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
+from pgrole_controller.postgres.privileges.acl_batches import GiveWay
 from pgrole_controller.postgres.privileges.acl_transaction import Statement
+from pgrole_controller.postgres.privileges.acl_verification import AclRepair
+from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.stored_state import build_applied_statement
+
+log = logging.getLogger(__name__)
+
+#: Seconds until drifts that could not be recorded are tried again.
+RECORD_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +42,14 @@ class RoundRecords:
     stores: bool
 
     def build(self, some: Iterable[PrivilegeProgress]) -> list[Statement]:
-        """What these roles' repairs corrected; of those without an error also that everything is applied."""
+        """Counts what these roles' repairs corrected; of those without an error also that everything is applied."""
         statements: list[str] = []
-        history: list[RecordedDrift] = []
         for one in some if self.stores else ():
             if one.error is None and not (one.needs_storing or one.told or one.approval):
                 continue
             if one.error is None or one.told:
                 statements.append(_store(one))
             statements += build_approval_statements([one])
-            history += self.record_told(one)
-        if history:
-            statements.append(build_record_statement(history, self.history))
         return [(";\n".join(statements), ())] if statements else []
 
     def record_told(self, one: PrivilegeProgress) -> list[RecordedDrift]:
@@ -61,3 +74,58 @@ def _store(one: PrivilegeProgress) -> str:
     applied = one.declaration if one.error is None else one.applied.declaration
     drift = shorten_drift(one.told[-1][0]) if one.told else None
     return build_applied_statement(grantee.oid, grantee.role_name, grantee.uid, applied, drift)
+
+
+async def apply_and_record(
+    session: DatabaseSession,
+    records: RoundRecords,
+    memory: PrivilegeMemory,
+    some: Iterable[PrivilegeProgress],
+    repairs: Sequence[AclRepair] = (),
+    defaults: Sequence[DefaultAclChange] = (),
+    grantees: Collection[int] = (),
+    *,
+    whole: bool = False,
+    give_way: GiveWay = anyio.lowlevel.checkpoint,
+) -> AppliedAcls:
+    """As `DatabaseSession.apply`, with what these roles' repairs have to record. If others have locked the table of the
+    history, it is recorded later. Raises PgRoleError.
+    """
+    told = [record for one in some for record in records.record_told(one)] if records.stores else []
+    history = build_record_statement(told, records.history) if told and not memory.waits_to_record else ""
+    applied = await session.apply(
+        repairs, defaults, grantees, records.build(some), history=history, whole=whole, give_way=give_way
+    )
+    if told and applied.stored:
+        memory.recorded = True
+        if applied.unrecorded is not None:
+            extra = {"database": session.database, "error": applied.unrecorded.message}
+            log.warning("drifts are recorded later", extra=extra)
+        if applied.unrecorded is not None or not history:
+            memory.note_unrecorded(told, anyio.current_time() + RECORD_SECONDS)
+    return applied
+
+
+async def record_waiting(session: DatabaseSession, memory: PrivilegeMemory, config: HistoryConfig) -> None:
+    """Records drifts that are only reported, each once, however many resyncs find it, and those that could not be
+    recorded with their repair. Raises PgRoleError if the session fails.
+    """
+    now, again = anyio.current_time(), memory.waits_to_record
+    some = memory.unrecorded[:MOST_RECORDED]
+    if again and now < memory.record_at:
+        return
+    memory.record_at = now + RECORD_SECONDS if some and session.stores else math.inf
+    if memory.record_at == math.inf:
+        return
+    try:
+        applied = await session.apply([], [], [], [(build_record_statement(some, config), ())])
+    except PgRoleError as error:
+        if session.connection.is_closed() or is_another_leading(error):
+            raise
+        extra = {"database": session.database, "error": error.message}
+        log.log(logging.DEBUG if again else logging.WARNING, "drifts are recorded later", extra=extra)
+        return
+    if applied.stored:
+        del memory.unrecorded[: len(some)]
+        memory.record_at = now if memory.unrecorded else math.inf
+        memory.recorded = True

@@ -68,7 +68,7 @@ async def run_round(
         memory.further.finish(complete)
         if complete | partial >= everyone:
             memory.settle_everyone(read)
-        await reconcile.record_reported()
+        await reconcile.record()
         note(await compare_adoptees(session, adoptees, to_read, due, memory.adoptees, small), since)
         small.finish()
     return results

@@ -128,7 +128,8 @@ class SmallRounds:
                     await anyio.sleep(max(self._begins - anyio.current_time(), 0.0))
                     await self.give_way()
         except BaseExceptionGroup as group:
-            raise first_error(group) from group
+            error = first_error(group)
+            raise error from error.__cause__
         finally:
             self._busy -= own
         return answer[0]

@@ -38,6 +38,7 @@ from pgrole_controller.postgres.privileges.acl_refusal import (
 )
 from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AclTransactions, Statement
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
+from pgrole_controller.postgres.privileges.own_locks import HISTORY, tell_locked_table
 
 #: Pauses in seconds before another attempt for an object that another transaction changed at the same time.
 _PAUSES = (0.01, 0.05)
@@ -48,13 +49,14 @@ class AppliedAcls:
     """`errors`: of the objects that were not changed. `grantee_errors`: some of these objects were changed for all
     grantees except these (oid, and whether it is about what someone other than the owner granted). `default_errors`: of
     the default privileges that were not changed. `stored`: the transaction of the last change ran the `extra`
-    statements, which it does only without errors.
+    statements, which it does only without errors. `unrecorded`: why without `history`, whose table others have locked.
     """
 
     errors: Mapping[ObjectId, PgRoleError] = field(default_factory=dict)
     grantee_errors: Mapping[ObjectId, Mapping[Part, PgRoleError]] = field(default_factory=dict)
     default_errors: Mapping[DefaultAclChange, PgRoleError] = field(default_factory=dict)
     stored: bool = False
+    unrecorded: PgRoleError | None = None
 
     def find_error(self, identity: ObjectId, grantee: int, parts: Sequence[bool] = (False, True)) -> PgRoleError | None:
         """Returns why the object was not changed for this grantee; None if it was. `parts`: as in `grantee_errors`."""
@@ -72,11 +74,14 @@ async def apply_acls(
     dialect: AclDialect,
     extra: Sequence[Statement] = (),
     give_way: GiveWay = anyio.lowlevel.checkpoint,
+    *,
+    history: str = "",
 ) -> AppliedAcls:
     """Applies the changes; nothing is sent if there are none. `grantees`: whose entries were read.
 
     `extra` runs in the transaction of the last change, if there was no error: pass what records that everything is
-    applied. Without changes, it gets a transaction of its own. Raises PgRoleError if the connection is lost, another
+    applied. Without changes, it gets a transaction of its own. `history` belongs to it: the statement that records what
+    was corrected. Raises PgRoleError if the connection is lost, another
     process leads, changes are suspended, or an event trigger of others would run; what was committed before stays.
     """
     due = sorted(
@@ -86,6 +91,7 @@ async def apply_acls(
         return AppliedAcls()
     await prepare_checks(connection)
     transactions = AclTransactions(connection, grantees, dialect, extra)
+    transactions.history = history
     waits, failed, deadlines = waits_of(connection), failed_changes_of(connection), Deadlines()
     objects = Batches(connection, _ObjectSteps(connection, transactions, dialect.version), waits, deadlines, give_way)
     parts = split_large(failed.separate(due, OBJECTS))
@@ -95,15 +101,21 @@ async def apply_acls(
     if defaults:
         steps = _DefaultSteps(connection, transactions, dialect.version)
         # Objects that always fail must not take all the time for dividing.
-        batches = Batches(connection, steps, waits, Deadlines(locks_end=deadlines.locks_end), give_way)
+        later = Deadlines(locks_end=deadlines.locks_end, locked=deadlines.locked)
+        batches = Batches(connection, steps, waits, later, give_way)
         in_turn = failed.separate(defaults, OBJECTS)
         for place, some in enumerate(in_turn):
             await batches.change(some, last=place == len(in_turn) - 1)
         await batches.change_busy(last=True)
     elif not due:
         await _store(connection, transactions)
+    left_out = transactions.stored and transactions.history != history
     return AppliedAcls(
-        transactions.errors, transactions.grantee_errors, transactions.default_errors, transactions.stored
+        transactions.errors,
+        transactions.grantee_errors,
+        transactions.default_errors,
+        transactions.stored,
+        await tell_locked_table(connection, HISTORY) if left_out else None,
     )
 
 

@@ -26,6 +26,7 @@ from pgrole_controller.postgres.privileges.acl_locks import (
 )
 from pgrole_controller.postgres.privileges.acl_refusal import postpone, tell_locked
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
+from pgrole_controller.postgres.privileges.own_locks import find_locked_table, tell_locked_table
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +46,13 @@ T_contra = TypeVar("T_contra", bound=AclRepair | DefaultAclChange, contravariant
 
 @dataclass(slots=True)
 class Deadlines:
-    """When transactions that fail are no longer divided: `ends`, and `locks_end` if they fail because of locks."""
+    """When transactions that fail are no longer divided: `ends`, and `locks_end` if they fail because of locks.
+    `locked`: why no transaction can succeed, if others have locked a table of schema pgrole.
+    """
 
     ends: float = float("inf")
     locks_end: float = float("inf")
+    locked: PgRoleError | None = None
 
     def begin(self) -> None:
         self.ends = min(self.ends, anyio.current_time() + DIVIDING_SECONDS)
@@ -94,10 +98,13 @@ class Batches(Generic[T]):
             some = await self._set_aside(some, doubt=True)
         while some:
             await self._give_way()
+            if self._deadlines.locked is not None:
+                self._postpone(some)
+                return
             try:
                 await self._change_all(some, last=last and not self._left, seconds=self._waits.seconds)
             except PgRoleError as error:
-                if sqlstate_of(error) == LOCK_NOT_FREE:
+                if sqlstate_of(error) == LOCK_NOT_FREE and self._deadlines.locked is None:
                     free = await self._set_aside(some)
                     if len(free) < len(some):
                         some = free
@@ -113,10 +120,10 @@ class Batches(Generic[T]):
             await self._change_doubtful(some, last=last and not self._busy and place == len(pieces) - 1)
         in_turn = sorted(self._busy, key=lambda one: self._waits.failed_at(key_of(one)))
         for place, one in enumerate(in_turn):
-            if self._waits.may_wait_for(key_of(one)):
+            if self._deadlines.locked is None and self._waits.may_wait_for(key_of(one)):
                 await self._try_one(one, last=last and place == len(in_turn) - 1, seconds=self._waits.seconds)
             else:
-                self._steps.report(one, tell_locked(one))
+                self._report_locked(one)
 
     @property
     def _left(self) -> bool:
@@ -140,24 +147,29 @@ class Batches(Generic[T]):
         try:
             await self._steps.change_all(some, last=last, seconds=seconds)
         except PgRoleError as error:
-            self._note(error, some)
+            await self._note(error, some)
             raise
         self._waits.forget(map(key_of, some))
         self._failures.forget(some)
 
-    def _note(self, error: PgRoleError, some: Sequence[T]) -> None:
+    async def _note(self, error: PgRoleError, some: Sequence[T]) -> None:
         raise_if_common(self._connection, error)
-        if sqlstate_of(error) == LOCK_NOT_FREE:
+        if table := find_locked_table(error):
+            self._deadlines.locked = await tell_locked_table(self._connection, table)
+        elif sqlstate_of(error) == LOCK_NOT_FREE:
             self._waits.note(map(key_of, some) if len(some) == 1 else ())
             self._deadlines.note_lock()
 
     async def _change_doubtful(self, some: Sequence[T], *, last: bool) -> None:
+        if self._deadlines.locked is not None:
+            self._postpone(some)
+            return
         try:
             await self._change_all(some, last=last, seconds=PROBE_SECONDS)
         except PgRoleError as error:
             if sqlstate_of(error) == LOCK_NOT_FREE and self._waits.rests:
                 for one in some:
-                    self._steps.report(one, tell_locked(one))
+                    self._report_locked(one)
             else:
                 await self._divide(some, error, last=last)
 
@@ -168,7 +180,7 @@ class Batches(Generic[T]):
         pieces = _halves(some)
         while pieces:
             piece = pieces.pop()
-            if anyio.current_time() >= self._deadlines.ends:
+            if self._deadlines.locked is not None or anyio.current_time() >= self._deadlines.ends:
                 self._postpone(piece)
             elif len(piece) == 1:
                 await self._try_one(piece[0], last=last and not pieces, seconds=PROBE_SECONDS)
@@ -191,8 +203,8 @@ class Batches(Generic[T]):
         try:
             error = await self._steps.change_one(one, last=last, seconds=seconds)
         except PgRoleError as raised:
-            self._note(raised, [one])
-            self._steps.report(one, tell_locked(one))
+            await self._note(raised, [one])
+            self._report_locked(one)
             return
         if error is not None:
             self._failures.note(one)
@@ -203,7 +215,10 @@ class Batches(Generic[T]):
 
     def _postpone(self, some: Iterable[T]) -> None:
         for one in some:
-            self._steps.report(one, postpone())
+            self._steps.report(one, self._deadlines.locked or postpone())
+
+    def _report_locked(self, one: T) -> None:
+        self._steps.report(one, self._deadlines.locked or tell_locked(one))
 
 
 def raise_if_common(connection: Connection, error: PgRoleError) -> None:

@@ -13,6 +13,7 @@ from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import LOCK_NOT_FREE, is_lacking, shorten, sqlstate_of
 from pgrole_controller.postgres.missing_privileges import explain_own_schema
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
+from pgrole_controller.postgres.privileges.own_locks import find_locked_table, tell_locked_table
 from pgrole_controller.postgres.rows import Row, fetch
 
 #: Another transaction changed the same rows.
@@ -116,6 +117,8 @@ async def explain_default(
 
 async def explain_storing(connection: Connection, error: PgRoleError) -> PgRoleError:
     """Likewise, of what records that everything is applied."""
+    if table := find_locked_table(error):
+        return await tell_locked_table(connection, table)
     if not is_lacking(error) or connection.is_closed():
         return error
     return await explain_own_schema(connection, error, _said(error)) or error

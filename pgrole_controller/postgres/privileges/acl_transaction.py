@@ -54,6 +54,7 @@ from pgrole_controller.postgres.privileges.acl_verification import (
     grant_again,
     identity_of,
 )
+from pgrole_controller.postgres.privileges.own_locks import HISTORY, find_locked_table
 from pgrole_controller.postgres.privileges.own_transactions import NOTE_OWN_TRANSACTION
 from pgrole_controller.postgres.rows import fetch
 from pgrole_controller.postgres.trusted_schema import guard_of
@@ -100,7 +101,8 @@ class AclDialect:
 class AclTransactions:
     """The transactions of one call of `apply_acls`.
 
-    `errors`, `grantee_errors`, `default_errors`: as in AppliedAcls. `stored`: the `extra` statements ran.
+    `errors`, `grantee_errors`, `default_errors`: as in AppliedAcls. `stored`: the `extra` statements ran. `history`:
+    another one, which is left out if others have locked the table of the history; it is empty then.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class AclTransactions:
         self._grantees = frozenset(grantees)
         self._dialect = dialect
         self._extra = tuple(extra)
+        self.history = ""
         self.errors: dict[ObjectId, PgRoleError] = {}
         self.grantee_errors: dict[ObjectId, dict[Part, PgRoleError]] = {}
         self.default_errors: dict[DefaultAclChange, PgRoleError] = {}
@@ -131,8 +134,25 @@ class AclTransactions:
         """
         if self._dialect.fence is not None:
             self._dialect.fence.check_clock(enforcing=self._dialect.enforcing)
-        if not (defaults or cascade) and await self._transact_at_once(repairs, extra=extra, seconds=seconds):
-            return
+        try:
+            at_once = not (defaults or cascade)
+            if not (at_once and await self._transact_at_once(repairs, extra=extra, seconds=seconds)):
+                await self._transact(repairs, defaults, extra=extra, cascade=cascade, seconds=seconds)
+        except PgRoleError as error:
+            if not self.history or find_locked_table(error) != HISTORY:
+                raise
+            self.history = ""
+            await self.run(repairs, defaults, extra=extra, cascade=cascade, seconds=seconds)
+
+    async def _transact(
+        self,
+        repairs: Sequence[AclRepair],
+        defaults: Sequence[DefaultAclChange],
+        *,
+        extra: bool,
+        cascade: bool,
+        seconds: float,
+    ) -> None:
         async with self._transaction(repairs, seconds):
             stale = await self._find_stale(repairs)
             fresh = [one for one in repairs if one.observed.object.id not in stale]
@@ -141,9 +161,8 @@ class AclTransactions:
             await self._verify(fresh, refused)
             await self._verify_defaults(defaults)
             storing = extra and not (self.errors or self.default_errors or stale)
-            if storing:
-                for statement, arguments in self._extra:
-                    await self._connection.execute(statement, *arguments)
+            for statement, arguments in self._ending if storing else ():
+                await self._connection.execute(statement, *arguments)
         self.errors.update(stale)
         self.stored = self.stored or storing
 
@@ -207,7 +226,7 @@ class AclTransactions:
         more than one message, or because the failed object must be found.
         """
         storing = extra and not (self.errors or self.default_errors)
-        ending = self._extra if storing else ()
+        ending = self._ending if storing else ()
         if any(arguments for _, arguments in ending):
             return False
         last = [statement for statement, _ in ending]
@@ -225,6 +244,10 @@ class AclTransactions:
             return False
         self.stored = self.stored or storing
         return True
+
+    @property
+    def _ending(self) -> Sequence[Statement]:
+        return (*self._extra, (self.history, ())) if self.history else self._extra
 
     def _opening(self, repairs: Sequence[AclRepair], seconds: float) -> list[str]:
         """Returns settings and locks of a transaction."""

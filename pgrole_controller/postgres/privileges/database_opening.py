@@ -16,6 +16,7 @@ from pgrole_controller.postgres.missing_privileges import explain_database_acces
 from pgrole_controller.postgres.privileges.acl_locks import LOCK_SECONDS
 from pgrole_controller.postgres.privileges.database_schema import DatabaseInstallation, install_database
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
+from pgrole_controller.postgres.privileges.own_locks import explain_session
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
 from pgrole_controller.postgres.rows import fetch_row
 from pgrole_controller.postgres.unnamed_statements import forgetting
@@ -42,35 +43,38 @@ async def open_database(
     with the database itself is Waiting or names the remedy.
     """
     with convert_unexpected():
-        # PostgreSQL would plan the large questions of each round again: that takes longer than to answer them
-        generic_plans = connect_to(endpoint, database, "database", plan_cache_mode="force_generic_plan")
-        async with generic_plans as connection, AsyncExitStack() as closing:
-            async with explaining(connection, explain_database_access):
-                with forgetting():
-                    identity = await _identify(connection, database)
-                    if not identity.is_same_server(server):
-                        raise Transient(Reason.SERVER_NOT_READY, f'database "{database}" is on a different server')
-                    await _silence_triggers(connection, identity)
-                    await _interrupt_autovacuum(connection)
-                    installation = await install_database(connection, allowed=may_install)
-                    fence = await _lead(connection, candidate, installation, known)
-                    place = await fetch_row(connection, "", resources.text("sql", "events", "place.sql"))
-                    reading = ReadingConnections(endpoint, database, server)
-                    closing.push_async_callback(reading.close)
-                    session = DatabaseSession(
-                        database,
-                        home,
-                        connection,
-                        identity,
-                        installation,
-                        fence,
-                        place.get("oid", int),
-                        reading,
-                        on_notice,
-                        interval=interval,
-                    )
-                    await session.detect(detection)
-            yield session
+        try:
+            # PostgreSQL would plan the large questions of each round again: that takes longer than to answer them
+            generic_plans = connect_to(endpoint, database, "database", plan_cache_mode="force_generic_plan")
+            async with generic_plans as connection, AsyncExitStack() as closing:
+                async with explaining(connection, explain_database_access):
+                    with forgetting():
+                        identity = await _identify(connection, database)
+                        if not identity.is_same_server(server):
+                            raise Transient(Reason.SERVER_NOT_READY, f'database "{database}" is on a different server')
+                        await _silence_triggers(connection, identity)
+                        await _interrupt_autovacuum(connection)
+                        installation = await install_database(connection, allowed=may_install)
+                        fence = await _lead(connection, candidate, installation, known)
+                        place = await fetch_row(connection, "", resources.text("sql", "events", "place.sql"))
+                        reading = ReadingConnections(endpoint, database, server)
+                        closing.push_async_callback(reading.close)
+                        session = DatabaseSession(
+                            database,
+                            home,
+                            connection,
+                            identity,
+                            installation,
+                            fence,
+                            place.get("oid", int),
+                            reading,
+                            on_notice,
+                            interval=interval,
+                        )
+                        await session.detect(detection)
+                yield session
+        except PgRoleError as error:
+            raise await explain_session(error, endpoint, database) from error.__cause__
 
 
 async def _identify(connection: Connection, database: str) -> Identity:

@@ -243,12 +243,13 @@ class DatabaseSession:
         grantees: Collection[int],
         extra: Sequence[Statement],
         *,
+        history: str = "",
         whole: bool = False,
         give_way: GiveWay = anyio.lowlevel.checkpoint,
     ) -> AppliedAcls:
         """As `apply_acls`. `whole`: as in AclDialect."""
         dialect = AclDialect(self.identity.version_number, self.fence, self.enforcing, self.installation.spared, whole)
-        return await apply_acls(self.connection, repairs, defaults, grantees, dialect, extra, give_way)
+        return await apply_acls(self.connection, repairs, defaults, grantees, dialect, extra, give_way, history=history)
 
     async def detect(self, detection: DatabaseMode) -> None:
         """Begins the best possible mode. Raises PgRoleError, also if a requested mode is not possible."""
