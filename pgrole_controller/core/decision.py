@@ -150,7 +150,7 @@ def _add_reported(refusal: PgRoleError, fields: Sequence[str]) -> PgRoleError:
     if not fields:
         return refusal
     what = f"drift is detected but not corrected, since spec.drift.policy is Report: {', '.join(fields)}"
-    return type(refusal)(refusal.reason, f"{refusal.message}. In addition, {what}")
+    return refusal.extend(f"In addition, {what}")
 
 
 def _without_missing(desired_role: Role, references: References) -> tuple[Role, dict[str, PgRoleError]]:

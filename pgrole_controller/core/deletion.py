@@ -76,7 +76,7 @@ def add_way_out(error: PgRoleError) -> PgRoleError:
     """Adds the remedy to an error that keeps an object from being deleted."""
     if _WAY_OUT in error.message:
         return error
-    return type(error)(error.reason, f"{error.message}. {_WAY_OUT}")
+    return error.extend(_WAY_OUT)
 
 
 def _release(desired: Desired, observed: Observed, server: Server, claim: Claim | None) -> Plan:

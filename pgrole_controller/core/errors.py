@@ -12,6 +12,7 @@
 
 import re
 from enum import StrEnum
+from typing import Self
 
 #: Surrogates: they stand for bytes that are not UTF-8.
 NOT_UTF8 = re.compile("[\ud800-\udfff]")
@@ -49,6 +50,10 @@ class PgRoleError(Exception):
         self.message = make_legible(message)
         super().__init__(self.message)
         self.reason = reason
+
+    def extend(self, sentence: str) -> Self:
+        """Returns the same error with another sentence in its message."""
+        return type(self)(self.reason, f"{self.message}. {sentence}")
 
 
 _ILLEGIBLE = re.compile("[\ud800-\udfff\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")

@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import anyio
 import anyio.lowlevel
@@ -77,9 +78,12 @@ class Dialect:
 class PartlyApplied(Refused):
     """A privilege is missing for some of a plan's changes. `applied` has the others, which were committed."""
 
-    def __init__(self, reason: Reason, message: str, applied: Plan = Plan(role_name="")) -> None:  # noqa: B008 -- frozen
+    def __init__(self, reason: Reason, message: str, applied: Plan) -> None:
         super().__init__(reason, message)
         self.applied = applied
+
+    def extend(self, sentence: str) -> Self:
+        return type(self)(self.reason, f"{self.message}. {sentence}", self.applied)
 
 
 class LockedRoles:

@@ -253,11 +253,17 @@ class TestDecidingRetain:
         attempt.observe(replace(see(), former=former), Refused(Reason.NOT_ALLOWED, "no"), SERVER)
         assert attempt.left_behind.releases == (("former", "uid-of-an-earlier-object"),)
 
-    @pytest.mark.parametrize("kind", [Waiting, Refused, Transient, PartlyApplied])
+    @pytest.mark.parametrize("kind", [Waiting, Refused, Transient])
     def test_the_way_out_is_added_to_an_error_only_once(self, kind: type[PgRoleError]) -> None:
         error = add_way_out(kind(Reason.DATABASE_ERROR, "no"))
         assert type(error) is kind
         assert add_way_out(error) is error
+
+    def test_the_way_out_leaves_what_was_applied_beside_a_missing_privilege(self) -> None:
+        applied = Plan(role_name="app")
+        error = add_way_out(PartlyApplied(Reason.DATABASE_ERROR, "no", applied))
+        assert isinstance(error, PartlyApplied)
+        assert error.applied is applied
 
 
 class TestRoleToDrop:
