@@ -21,9 +21,9 @@ from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.deletion import decide_deletion
 from pgrole_controller.core.diff import Change, describe_cascades, diff, field_names
 from pgrole_controller.core.enforcement import check_enforceable, has_same_spec, keep_applied, note_generations
-from pgrole_controller.core.enumeration import name_some
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.excess import excess_changes
+from pgrole_controller.core.maintained import digest_maintained, without_ignored, without_missing
 from pgrole_controller.core.ownership import check_held, find_held, find_own_claim, find_target, had_role, proves
 from pgrole_controller.core.password import PasswordOrigin, PasswordRecord
 from pgrole_controller.core.password_rules import PasswordDecision, decide_password
@@ -31,6 +31,7 @@ from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.policy import (
     Policy,
     References,
+    check_admitted,
     check_desired,
     check_holds,
     check_memberships,
@@ -39,7 +40,7 @@ from pgrole_controller.core.policy import (
     limit_to_policy,
 )
 from pgrole_controller.core.privileges.kept_privileges import keep_privileges
-from pgrole_controller.core.role import FIELD_NAMES, ObservedRole, Role, digest
+from pgrole_controller.core.role import FIELD_NAMES, ObservedRole, Role
 from pgrole_controller.core.state import Desired, Observed, Rival, Server
 
 #: Maximum number of reads and decisions of one reconcile: others of a batch can join a role that was just created in
@@ -71,7 +72,7 @@ def _decide(desired: Desired, observed: Observed, server: Server, policy: Policy
     refusal = refusal or desired.refusal or _find_refusal(policy, desired.role, observed.references)
     if refusal is not None:
         return _revoke_excess(desired, observed, server, policy, refusal)
-    desired_role, pending = _without_missing(desired.role, observed.references)
+    desired_role, pending = without_missing(desired.role, observed.references)
     adjusted = desired if desired_role is desired.role else replace(desired, role=desired_role)
     claim = find_own_claim(adjusted, observed, server)
     target = find_target(claim, observed, server, policy) if claim else observed.named
@@ -120,11 +121,13 @@ def _revoke_excess(desired: Desired, observed: Observed, server: Server, policy:
     except Refused:
         claim = None  # another object's claim: touch nothing
     target = find_held(claim, observed, server)
+    if claim is not None and observed.claim is None:
+        target = _take_back(desired, claim, observed, server, policy, refusal)
     if claim is None or target is None:
         raise refusal
-    desired_role, _ = _without_missing(desired.role, observed.references)
-    drifted = claim.applied == _digest(replace(desired, role=desired_role))
-    left = _without_ignored(desired.ignore, desired_role, limit_to_policy(policy, target.role, observed.references))
+    desired_role, _ = without_missing(desired.role, observed.references)
+    drifted = claim.applied == digest_maintained(replace(desired, role=desired_role))
+    left = without_ignored(desired.ignore, desired_role, limit_to_policy(policy, target.role, observed.references))
     changes = excess_changes(
         policy, replace(left, name=target.role.name), target.role, observed.references, drifted=drifted
     )
@@ -135,7 +138,7 @@ def _revoke_excess(desired: Desired, observed: Observed, server: Server, policy:
         changes=changes,
         oid=target.oid,
         seen_as=target.role.name,
-        claim=claim,
+        claim=claim if server.claims == "Status" else observed.claim,
         owner=desired.owner if changes and target.role.name == desired.role.name else None,
         applied=claim.applied,
         drift=field_names(changes),
@@ -145,52 +148,28 @@ def _revoke_excess(desired: Desired, observed: Observed, server: Server, policy:
     )
 
 
+def _take_back(
+    desired: Desired, claim: Claim, observed: Observed, server: Server, policy: Policy, refusal: PgRoleError
+) -> ObservedRole | None:
+    """Returns the role that status proves, as an accepted object would take it back. Raises the refusal if it could
+    not.
+    """
+    try:
+        check_admitted(policy, desired.role.name)
+    except Refused:
+        raise refusal from None
+    try:
+        return find_target(claim, observed, server, policy)
+    except Refused as denial:
+        raise refusal.extend(f"In addition, {denial.message}") from denial
+
+
 def _add_reported(refusal: PgRoleError, fields: Sequence[str]) -> PgRoleError:
     """Adds the fields that hold what others gave the role; the refusal itself without any."""
     if not fields:
         return refusal
     what = f"drift is detected but not corrected, since spec.drift.policy is Report: {', '.join(fields)}"
     return refusal.extend(f"In addition, {what}")
-
-
-def _without_missing(desired_role: Role, references: References) -> tuple[Role, dict[str, PgRoleError]]:
-    """Splits off what must wait for missing roles and databases, with the error by field of Role. It is not part of
-    `applied`, so it never counts as drift.
-    """
-    missing = [held.role for held in desired_role.member_of if held.role not in references.groups]
-    absent = [database for database, _ in desired_role.database_parameters if database not in references.databases]
-    pending: dict[str, PgRoleError] = {}
-    if missing:
-        names = _quote_some(missing)
-        text = f"spec.memberOf: these roles do not exist yet: {names}; everything else is applied"
-        pending["member_of"] = Waiting(Reason.MEMBERSHIP_PENDING, text)
-    if absent:
-        names = _quote_some(absent)
-        text = f"spec.databaseParameters: these databases do not exist yet: {names}; everything else is applied"
-        pending["database_parameters"] = Waiting(Reason.DATABASE_ERROR, text)
-    if not pending:
-        return desired_role, pending
-    return replace(
-        desired_role,
-        member_of=tuple(held for held in desired_role.member_of if held.role not in missing),
-        database_parameters=tuple(item for item in desired_role.database_parameters if item[0] not in absent),
-    ), pending
-
-
-def _quote_some(names: Sequence[str]) -> str:
-    return name_some([f'"{name}"' for name in names])
-
-
-def _without_ignored(ignore: frozenset[str], desired_role: Role, existing: Role) -> Role:
-    """Returns the desired role, with ignored fields taken from the existing one."""
-    if not ignore:
-        return desired_role
-    left = {name: getattr(existing, name) for name in ignore}
-    return (
-        desired_role
-        if all(getattr(desired_role, name) == value for name, value in left.items())
-        else replace(desired_role, **left)
-    )
 
 
 def decide_absent(observed: Observed) -> Plan:
@@ -205,7 +184,7 @@ def _check_name(desired: Desired, observed: Observed, server: Server, policy: Po
 
 def _plan_new(desired: Desired, observed: Observed, server: Server, policy: Policy, decided: PasswordDecision) -> Plan:
     """Plans for an object without a claim: creates the role, or adopts it."""
-    applied = _digest(desired)
+    applied = digest_maintained(desired)
     if desired.report_only and had_role(desired, observed, server, applied):
         return Plan(role_name=desired.role.name, reported=("role",))
     older = next((rival for rival in desired.older_rivals if _blocks(rival, observed)), None)
@@ -224,7 +203,7 @@ def _plan_new(desired: Desired, observed: Observed, server: Server, policy: Poli
     desired_role = desired.role
     if named:
         left = limit_to_policy(policy, named.role, observed.references)
-        desired_role = _without_ignored(desired.ignore, desired_role, left)
+        desired_role = without_ignored(desired.ignore, desired_role, left)
     changes = diff(desired_role, named.role if named else None)
     if named:
         _check_adoption(desired, named, changes, decided, policy, observed)
@@ -280,11 +259,11 @@ def _plan_owned(
     decided: PasswordDecision,
 ) -> Plan:
     """Plans for an object that owns its role: applies the differences, and reports which of them are drift."""
-    applied = _digest(desired)
+    applied = digest_maintained(desired)
     # An ignored field is left alone only as far as the object could have declared its value.
     desired_role = desired.role
     if desired.ignore and target:
-        desired_role = _without_ignored(
+        desired_role = without_ignored(
             desired.ignore, desired_role, limit_to_policy(policy, target.role, observed.references)
         )
     changes = diff(desired_role, target.role if target else None)
@@ -375,11 +354,6 @@ def _offer(
     observed = {name: getattr(target.role, name) for name, field in FIELD_NAMES.items() if target and field in reported}
     made = [change for change in changes if change.field in reported]
     return digest_role_drift(place, made, observed, claim.record.digest)
-
-
-def _digest(desired: Desired) -> str:
-    """Digest of what the controller maintains; ignored fields are not part of it."""
-    return digest(_without_ignored(desired.ignore, desired.role, Role(desired.role.name)))
 
 
 def _action(

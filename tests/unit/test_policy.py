@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pgrole_controller.core.claim import Claim, Owner
+from pgrole_controller.core.claim import Claim, Owner, Proof
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.diff import RevokeMembership, RevokeOption, SetAttribute, SetParameter
@@ -13,7 +13,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.policy import Policy, Reached, References, matches, names_itself
 from pgrole_controller.core.role import POWERS, Grant, Membership, ObservedRole, Role, digest, membership_of
-from pgrole_controller.core.state import Desired, Observed, Rival, Server
+from pgrole_controller.core.state import Claims, Desired, Observed, Rival, Server
 from pgrole_controller.core.status import of_read_back
 
 ME = Owner("cluster", "team-a", "ns-uid", "app", "uid-1")
@@ -37,6 +37,10 @@ def desired(**values: object) -> Desired:
 
 def claimed(desired_role: Role = DESIRED) -> Claim:
     return Claim(desired_role.name, OID, SERVER.system_identifier, ME, applied=digest(desired_role))
+
+
+def proof_of(applied: Role) -> Proof:
+    return Proof(applied.name, OID, SERVER.system_identifier, digest(applied))
 
 
 def joins(*groups: str, admin: bool = False) -> Role:
@@ -423,3 +427,32 @@ class TestRefusedObjects:
             named=ObservedRole(OID, replace(DESIRED, superuser=True)), claim=claimed(), references=REFERENCES
         )
         assert refusal(desired(suspended=True), observed).reason is Reason.SUSPENDED
+
+    @pytest.mark.parametrize("claims", ["Database", "Status"])
+    @pytest.mark.parametrize("changed", [False, True], ids=["as applied", "changed since"])
+    def test_where_only_status_proves_its_role_what_others_granted_is_revoked_as_well(
+        self, claims: Claims, changed: bool
+    ) -> None:
+        asked = desired(role=joins("team-b_app"), proof=proof_of(DESIRED if changed else joins("team-b_app")))
+        groups = {**REFERENCES.groups, "team-c_app": ()}
+        held = ObservedRole(OID, joins("team-b_app", "team-c_app", "readers"))
+        observed = Observed(held, references=References(groups=groups))
+        server, policy = replace(SERVER, claims=claims), replace(POLICY, adopt=False)
+        plan = decide(asked, observed, server, policy)
+        revoked = [change.group for change in plan.changes if isinstance(change, RevokeMembership)]
+        assert revoked == (["team-c_app"] if changed else ["team-c_app", "readers"])
+        assert (plan.owner, plan.applied, plan.drift) == (ME, asked.proof and asked.proof.applied, ("memberOf",))
+        assert plan.pending[0].reason is Reason.NOT_ALLOWED
+        assert (plan.claim is None) == (claims == "Database")
+
+    def test_status_proves_no_role_that_the_object_could_not_take_back(self) -> None:
+        there = replace(joins("team-b_app"), createrole=True)
+        observed = Observed(ObservedRole(OID, there), references=REFERENCES)
+        error = refusal(desired(role=replace(DESIRED, bypassrls=True), proof=proof_of(DESIRED)), observed)
+        assert "bypassrls" in error.message
+        assert error.message.endswith("(createrole): ask an administrator to revoke them first")
+        other = replace(DESIRED, name="team-b_app")
+        observed = Observed(ObservedRole(OID, replace(other, member_of=there.member_of)), references=REFERENCES)
+        error = refusal(desired(role=other, proof=proof_of(other)), observed)
+        assert error.message.startswith("spec.name:")
+        assert "In addition" not in error.message

@@ -1,0 +1,55 @@
+"""What of a declared role the controller maintains: what can exist now, except what is left to others."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pgrole_controller.core.enumeration import name_some
+from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
+from pgrole_controller.core.policy import References
+from pgrole_controller.core.role import Role, digest
+from pgrole_controller.core.state import Desired
+
+
+def without_missing(desired_role: Role, references: References) -> tuple[Role, dict[str, PgRoleError]]:
+    """Splits off what must wait for missing roles and databases, with the error by field of Role. It is not part of
+    `applied`, so it never counts as drift.
+    """
+    missing = [held.role for held in desired_role.member_of if held.role not in references.groups]
+    absent = [database for database, _ in desired_role.database_parameters if database not in references.databases]
+    pending: dict[str, PgRoleError] = {}
+    if missing:
+        names = _quote_some(missing)
+        text = f"spec.memberOf: these roles do not exist yet: {names}; everything else is applied"
+        pending["member_of"] = Waiting(Reason.MEMBERSHIP_PENDING, text)
+    if absent:
+        names = _quote_some(absent)
+        text = f"spec.databaseParameters: these databases do not exist yet: {names}; everything else is applied"
+        pending["database_parameters"] = Waiting(Reason.DATABASE_ERROR, text)
+    if not pending:
+        return desired_role, pending
+    return replace(
+        desired_role,
+        member_of=tuple(held for held in desired_role.member_of if held.role not in missing),
+        database_parameters=tuple(item for item in desired_role.database_parameters if item[0] not in absent),
+    ), pending
+
+
+def _quote_some(names: Sequence[str]) -> str:
+    return name_some([f'"{name}"' for name in names])
+
+
+def without_ignored(ignore: frozenset[str], desired_role: Role, existing: Role) -> Role:
+    """Returns the desired role, with ignored fields taken from the existing one."""
+    if not ignore:
+        return desired_role
+    left = {name: getattr(existing, name) for name in ignore}
+    return (
+        desired_role
+        if all(getattr(desired_role, name) == value for name, value in left.items())
+        else replace(desired_role, **left)
+    )
+
+
+def digest_maintained(desired: Desired) -> str:
+    """Digest of what the controller maintains; ignored fields are not part of it."""
+    return digest(without_ignored(desired.ignore, desired.role, Role(desired.role.name)))
