@@ -44,7 +44,7 @@ from pgrole_controller.core.privileges.grantee import (
 )
 from pgrole_controller.core.privileges.privilege_news import combine_drifts
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
-from pgrole_controller.core.privileges.privilege_result import Evidence, News
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, News
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.held_databases import HeldQuestion, read_unheld
@@ -1676,13 +1676,20 @@ async def test_drift_is_corrected_even_if_attribution_times_out(
     assert len(sessions) == 1
 
 
-async def test_the_last_drift_is_still_reported_after_a_restart(world: DatabaseWorkerWorld) -> None:
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_the_last_drift_is_still_reported_after_a_restart(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
+        if not is_known:
+            monkeypatch.setattr(EventReader, "_find_authors", lambda _reader, _rows: {})
+            monkeypatch.setattr(acl_attribution, "ATTRIBUTION_SECONDS", 1e-6)
         await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
         before = (await world.wait(lambda result: result.drift_count == 1)).last_drift
     assert before is not None
+    assert (before.by == DriftAuthor()) != is_known
     world.grantees = Grantees()
     world.declare(READ)
     async with world.working():
@@ -1690,7 +1697,7 @@ async def test_the_last_drift_is_still_reported_after_a_restart(world: DatabaseW
     assert found.drift_count == 1
     assert found.last_drift is not None
     assert (found.last_drift.time, found.last_drift.words) == (before.time, before.words)
-    assert (found.last_drift.by.login, found.last_drift.by.proof) == (before.by.login, before.by.proof)
+    assert found.last_drift.by == DriftAuthor(before.by.proof, before.by.login)
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def _restore_drift(stored: Mapping[str, object] | None) -> tuple[PrivilegeDrift,
         case {"time": str(time), "words": [*words], "count": int(count), "login": str(login), "proof": str(proof)}:
             try:
                 at = datetime.fromisoformat(time)
-                by = DriftAuthor(Evidence(proof), login, time=at)
+                by = DriftAuthor(Evidence(proof), login)
             except ValueError:
                 return ()
             return (PrivilegeDrift(at, tuple(map(str, words)), count, corrected=True, by=by),)
