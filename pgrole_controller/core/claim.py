@@ -65,6 +65,5 @@ class Proof:
     role_oid: int
     system_identifier: int
     applied: str
-    drift_count: int = 0
     password_version: str = ""  # resourceVersion of the Secret whose password was last applied
     approve_handled: str = ""

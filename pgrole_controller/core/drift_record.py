@@ -110,6 +110,14 @@ def extend_history(previous: Sequence[Mapping[str, Any]], records: Iterable[Drif
     return sorted(history.values(), key=lambda entry: str(entry.get("time")), reverse=True)[:MOST]
 
 
+def count_new(history: Iterable[Mapping[str, Any]], records: Iterable[DriftRecord]) -> int:
+    """Returns how many of these drifts were corrected and are later than everything in `history`, of the previous
+    status. Without a history, none is known to be new.
+    """
+    newest = max((str(entry.get("time")) for entry in history), default=None)
+    return 0 if newest is None else sum(one.corrected and rfc3339(one.time) > newest for one in records)
+
+
 def keep_known(described: dict[str, Any], previous: Mapping[str, Any] | None, *, hides: bool) -> dict[str, Any]:
     """Returns status.lastDrift with what the previous status knows of the same drift: a restarted controller knows less
     of its cause and of what happened. `hides`: the server does not expose everything.

@@ -61,7 +61,6 @@ def _proven(desired: Desired, observed: Observed, server: Server) -> Claim | Non
         system_identifier=proof.system_identifier,
         owner=desired.owner,
         applied=proof.applied,
-        drift_count=proof.drift_count,
         # Only the Secret's version is known, so it is read once again.
         record=PasswordRecord(source=f"?/{proof.password_version}" if proof.password_version else ""),
         approve_handled=proof.approve_handled,

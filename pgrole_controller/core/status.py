@@ -10,6 +10,7 @@ from pgrole_controller.core.approval import UNFIT, RoleOffer
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.drift_record import (
     DriftRecord,
+    count_new,
     describe_last,
     extend_history,
     keep_known,
@@ -162,8 +163,6 @@ def build_status(
     if claim is not None:
         status["role"] = {"name": claim.role_name, "oid": claim.role_oid, "applied": claim.applied}
         status["server"] = {"name": server_name, "systemIdentifier": str(claim.system_identifier)}
-        in_databases = sum(one.drift_count for one in privileges.last_results) if privileges else 0
-        status["driftCount"] = max(claim.drift_count + in_databases, int(previous.get("driftCount", 0)))
         if version := version_of(claim.record.source):
             status["passwordSecretVersion"] = version
         if details.next_rotation is not None:
@@ -185,10 +184,13 @@ def _handled(previous: Mapping[str, Any], claim: Claim | None) -> str:
 
 
 def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: StatusDetails, now: datetime) -> None:
-    """Adds lastDrift and driftHistory. The previous status may know a later drift: one that was reported and undone or,
-    after a restart, one in a database.
+    """Adds lastDrift, driftHistory and driftCount. The previous status may know a later drift: one that was reported
+    and undone or, after a restart, one in a database. It may also have counted drifts that no database remembers,
+    because the claim, the role or a database was lost since.
     """
     claim, cause, records = details.claim, details.cause, []
+    results = details.privileges.last_results if details.privileges else ()
+    history = previous.get("driftHistory") or ()
     exposes_all = (details.privileges is not None and details.privileges.exposes_all) or (
         cause is not None and cause.exposes_all
     )
@@ -199,14 +201,12 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
         by = cause.by if cause and cause.drift.corrected and cause.drift.at == claim.last_drift_at else DriftAuthor()
         records.append(DriftRecord(claim.last_drift_at, fields, corrected=True, count=len(fields), by=by))
     latest = list(records)
-    if details.privileges is not None:
-        stands = any(one.get("type") == "DriftDetected" for one in previous.get("conditions") or ())
-        history = previous.get("driftHistory") or () if stands else ()
-        for one in details.privileges.last_results:
-            drifts = [keep_reported_time(one.database, drift, history) for drift in one.last_drifts]
-            records += [record_of(one.database, drift) for drift in drifts]
-            if drifts:
-                latest.append(record_of(one.database, combine_drifts(drifts)))
+    stands = any(one.get("type") == "DriftDetected" for one in previous.get("conditions") or ())
+    for result in results:
+        drifts = [keep_reported_time(result.database, drift, history if stands else ()) for drift in result.last_drifts]
+        records += [record_of(result.database, drift) for drift in drifts]
+        if drifts:
+            latest.append(record_of(result.database, combine_drifts(drifts)))
     if latest:
         last = describe_last(max(latest, key=lambda one: one.time), exposes_all=exposes_all)
         known = read_moment(before.get("time"))
@@ -223,8 +223,11 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
         record = DriftRecord(seen, details.reported, corrected=False, count=len(details.reported), by=by)
         status["lastDrift"] = keep_known(describe_last(record, exposes_all=exposes_all), before, hides=hides)
         records.append(record)
+    if claim is not None:
+        remembered = claim.drift_count + sum(result.drift_count for result in results)
+        status["driftCount"] = max(remembered, int(previous.get("driftCount", 0)) + count_new(history, latest))
     if records:
-        status["driftHistory"] = extend_history(previous.get("driftHistory") or (), records)
+        status["driftHistory"] = extend_history(history, records)
 
 
 def find_reported_time(previous: Mapping[str, Any], fields: Sequence[str]) -> datetime | None:

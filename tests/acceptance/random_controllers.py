@@ -50,7 +50,7 @@ class Circumstances:
             declared=dice.random() < 0.5,
             restricted=restricted,
             installs=installs,
-            restarts=installs and dice.random() < 0.3,  # a claim in status counts drift of privileges again
+            restarts=dice.random() < 0.3,
         )
 
 

@@ -43,6 +43,10 @@ def build(
     return build_status(previous or {}, outcome, StatusDetails(**details), "default", 3, now)
 
 
+def answered(result: PrivilegeResult) -> GrantedPrivileges:
+    return GrantedPrivileges(Grantee(result.key, result.uid, 1, "app", 20_000, {}), {result.database: result})
+
+
 @pytest.mark.parametrize(
     ("outcome", "expected"),
     [
@@ -122,6 +126,45 @@ def test_without_a_read_of_the_database_the_status_of_the_role_is_kept() -> None
 def test_a_rewritten_claim_does_not_reset_the_drift_count() -> None:
     before = build(RECONCILED, claim=CLAIM)
     assert build(RECONCILED, before, claim=replace(CLAIM, drift_count=0))["driftCount"] == 2
+
+
+def test_a_drift_after_the_claim_was_lost_is_counted() -> None:
+    before = build(RECONCILED, claim=CLAIM)
+    lost = replace(CLAIM, drift_count=0, last_drift_at=None, last_drift_fields=())
+    restored = build(RECONCILED, before, claim=lost)
+    assert restored["driftCount"] == 2
+    drifted = replace(lost, drift_count=1, last_drift_at=LATER, last_drift_fields=("createdb",))
+    counted = build(RECONCILED, restored, claim=drifted)
+    assert counted["driftCount"] == 3
+    assert build(RECONCILED, counted, claim=drifted)["driftCount"] == 3
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["counts are remembered", "a count was lost"])
+def test_drifts_of_the_role_and_in_databases_are_counted_once_each(lost: bool) -> None:
+    drift = PrivilegeDrift(NOW + timedelta(seconds=9), ("x",), 1, corrected=True)
+    by_another = replace(drift, time=NOW + timedelta(seconds=8), by=DriftAuthor(Evidence.SESSION, "bob"))
+    count = 1 if lost else 4
+    result = PrivilegeResult(Key("shop", "app"), "uid", "orders", "", drift_count=3)
+    before = build(RECONCILED, claim=CLAIM, privileges=answered(result))
+    assert before["driftCount"] == 5
+    drifted = replace(CLAIM, drift_count=3, last_drift_at=LATER)
+    now = answered(replace(result, drift_count=count, last_drifts=(by_another, drift)))
+    counted = build(RECONCILED, before, claim=drifted, privileges=now)
+    assert counted["driftCount"] == 7
+    # a restarted controller learns them again, one after the other
+    for known in (None, answered(replace(result, drift_count=0)), now):
+        counted = build(RECONCILED, counted, claim=drifted, privileges=known)
+        assert counted["driftCount"] == 7
+
+
+def test_a_definition_without_history_lets_no_drift_count_twice() -> None:
+    before = build(RECONCILED, claim=CLAIM)
+    del before["driftHistory"]
+    for _ in range(2):
+        later = build(RECONCILED, before, claim=replace(CLAIM, last_drift_at=LATER))
+        assert later["driftCount"] == 2
+        del later["driftHistory"]
+        before = later
 
 
 def test_reported_drift_keeps_the_time_of_its_first_report() -> None:
@@ -228,9 +271,7 @@ def test_the_last_drift_of_privileges_loses_nothing_in_a_restart() -> None:
     words = tuple(f"DELETE on table {'s' * 60}.{'t' * 60}{number} was granted" for number in range(8))
     by = replace(BY, role="owner", time=NOW)
     drift = PrivilegeDrift(NOW, words, 8, corrected=True, by=by)
-    restored = PrivilegeDrift(
-        NOW, tuple(one[:120] for one in words[:5]), 8, True, DriftAuthor(by.proof, by.login, time=NOW)
-    )
+    restored = PrivilegeDrift(NOW, tuple(one[:120] for one in words[:5]), 8, True, DriftAuthor(by.proof, by.login))
     grantee = Grantee(Key("shop", "app"), "uid", 1, "app", 20_000, {})
     claim = replace(CLAIM, last_drift_at=None, last_drift_fields=())
 
