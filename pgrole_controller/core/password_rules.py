@@ -23,9 +23,11 @@ from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.role import UNSEEN, ObservedRole, Password
 from pgrole_controller.core.state import Desired, Observed, Server
 
-#: Sources that are not Secrets.
+#: Sources that are not Secrets. UNSET: the controller creates the role and sets its first password, which is ignored
+#: from then on.
 NO_PASSWORD = "none"  # noqa: S105 -- a word
 LEFT = "left"
+UNSET = "unset"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,8 @@ def decide_password(
     policy: Policy,
 ) -> PasswordDecision:
     record = _record(desired, claim)
-    if existing is None and record != PasswordRecord():  # the password was dropped with the role
-        record = replace(record, source="", digest="")
+    if existing is None:  # the password was dropped with the role
+        record = replace(record, source=UNSET if "password" in desired.ignore else "", digest="")
     left = _is_left(desired, existing, observed.claim, record)
     if server.away:
         return _keep_known(desired, claim, existing, left=left)
@@ -106,13 +108,15 @@ def _is_left(desired: Desired, existing: ObservedRole | None, claim: Claim | Non
         return False
     # It is set once in a role that this object created, unless others did that before. Status does not tell who did.
     created = claim is not None and _is_own(desired, claim)
-    return not created or bool(record.source) or existing.role.password not in (None, UNSEEN)
+    if not created or record.source not in ("", UNSET):
+        return True
+    return existing.role.password not in ((None, UNSEEN) if record.source == UNSET else (None,))
 
 
 def _leave(desired: Desired, record: PasswordRecord) -> PasswordDecision:
     if desired.password.origin is PasswordOrigin.ELSEWHERE:
         return PasswordDecision(replace(record, source="", digest="") if record.source or record.digest else record)
-    return PasswordDecision(replace(record, source=record.source or LEFT))
+    return PasswordDecision(replace(record, source=LEFT if record.source in ("", UNSET) else record.source))
 
 
 def _disable(existing: ObservedRole | None, record: PasswordRecord) -> PasswordDecision:

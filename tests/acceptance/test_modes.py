@@ -534,6 +534,19 @@ class TestClaimsInStatus:
             await stage.kube.wait_for("app", drifts(1), "driftCount 1")
             await admin.wait_password("app", "theirs")
 
+    async def test_a_password_that_others_set_before_it_was_declared_and_ignored_stays(
+        self, stage: Stage, admin: Database
+    ) -> None:
+        await stage.kube.apply_secret("source", password="ours")
+        async with running(steward(stage)):
+            await stage.kube.apply("app", login=True)
+            await stage.kube.wait_ready("app")
+            await admin.execute("ALTER ROLE app PASSWORD 'theirs'")
+            ignored = {"password": {"secretRef": {"name": "source"}}, "drift": {"ignore": ["password"]}}
+            await stage.kube.apply("app", login=True, connectionLimit=3, **ignored)
+            await stage.kube.wait_ready("app")
+            await admin.wait_password("app", "theirs")
+
     async def test_an_ignored_password_of_an_adopted_role_stays_unchanged(self, stage: Stage, admin: Database) -> None:
         await admin.execute("CREATE ROLE app LOGIN PASSWORD 'theirs'")
         await admin.execute(f"GRANT app TO {CONTROLLER_ROLE} WITH ADMIN OPTION")

@@ -246,6 +246,20 @@ class TestIgnored:
             decided = run(desired(password, ignore=self.IGNORED), PasswordRecord(), THEIRS)
             assert decided == PasswordDecision(PasswordRecord(source=LEFT))
 
+    def test_an_ignored_password_that_cannot_be_read_is_set_at_creation_only(self) -> None:
+        asked = desired(ignore=self.IGNORED)
+        created = run(asked, None, None).record
+        assert run(asked, created, there(UNSEEN)).password_task is not None
+        assert run(asked, created, THEIRS) == PasswordDecision(PasswordRecord(source=LEFT))
+        for password in (FROM_SECRET, DISABLED):
+            later = run(desired(password, ignore=self.IGNORED), PasswordRecord(), there(UNSEEN))
+            assert later == PasswordDecision(PasswordRecord(source=LEFT))
+
+    def test_a_password_that_is_no_longer_ignored_is_set(self) -> None:
+        created = run(desired(ignore=self.IGNORED), None, None).record
+        assert run(desired(), created, there(UNSEEN)).password_task is not None
+        assert run(desired(DesiredPassword()), created, there(UNSEEN)) == PasswordDecision(PasswordRecord())
+
     def test_an_ignored_password_is_left_alone_once_it_was_set(self) -> None:
         assert run(desired(ignore=self.IGNORED), DECIDED, THEIRS) == PasswordDecision(DECIDED)
 
