@@ -38,7 +38,7 @@ from pgrole_controller.controller.passwords import PasswordTasks
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reporter import Reporter
-from pgrole_controller.controller.server_config import LiveServers, ServerConfig
+from pgrole_controller.controller.server_config import DEFAULT_SERVER, LiveServers, ServerConfig
 from pgrole_controller.controller.server_reporter import ServerReporter
 from pgrole_controller.controller.servers import ServerStores, ServerWorkers
 from pgrole_controller.controller.sources import NO_SERVER, NamespaceSource, PgRoleSource, SecretSource
@@ -347,7 +347,8 @@ class _RunningController:
     async def _decline_unknown(self) -> None:
         """Declines objects whose PgServer does not exist, or is not known."""
         await self._servers.settled.wait()
-        await decline(self._context, NO_SERVER, self._servers.explain_absence)
+        names = self._context.objects.server_name
+        await decline(self._context, NO_SERVER, lambda key: self._servers.explain_absence(names(key) or DEFAULT_SERVER))
 
     def _stop_reconciles(self, workers: TaskGroup) -> None:
         """Lets current reconciles finish until the deadline; None: does not wait for them."""

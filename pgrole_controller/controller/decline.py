@@ -24,7 +24,7 @@ OUTAGE_REPORT_PAUSE = 0.01
 
 
 async def decline(
-    context: WorkerContext, server: str, find_error: Callable[[], PgRoleError], changed: set[Key] | None = None
+    context: WorkerContext, server: str, find_error: Callable[[Key], PgRoleError], changed: set[Key] | None = None
 ) -> None:
     """Reports an error on the objects of `server` that are due, until cancelled or the queue is closed.
 
@@ -38,7 +38,7 @@ async def decline(
         try:
             with logs.tracing(begin_reconciles(server, items).batch):
                 context.background.take(item.key)  # what was prepared is old when the server is back
-                result = _declined(context.objects.read(item.key, None, ServerPolicy()), find_error())
+                result = _declined(context.objects.read(item.key, None, ServerPolicy()), find_error(item.key))
                 count_ending(server, result)
                 context.reporter.report(result)
         except Exception as unexpected:  # noqa: BLE001 -- this object's error

@@ -112,14 +112,14 @@ class ServerWorkers:
             return False
         return self._observed.pgservers.count_index(index_secret(secret.name)) > 0
 
-    def explain_absence(self) -> PgRoleError:
-        """Returns the error of an object whose server has no worker."""
+    def explain_absence(self, name: str) -> PgRoleError:
+        """Returns the error of an object whose server of this name has no worker."""
         pgservers = self._observed.pgservers
         if pgservers.refused is not None and not pgservers.synced.is_set():
             return Transient(Reason.SERVER_NOT_READY, f"the controller cannot list PgServers: {pgservers.refused}")
         return Refused(
             Reason.SERVER_GONE,
-            "spec.serverRef.name: this PgServer does not exist: create it, or name another one in a new object",
+            f'spec.serverRef.name: PgServer "{name}" does not exist: create it, or name another one in a new object',
         )
 
     def note_grantee(self, server: str, key: Key, databases: frozenset[str]) -> None:

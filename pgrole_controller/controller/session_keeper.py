@@ -245,4 +245,4 @@ class SessionKeeper:
         name = self.server.name
         reported = Transient(Reason.SERVER_NOT_READY, f'server "{name}": {self.trouble.message}')
         with anyio.move_on_after(delay):
-            await decline(self._context, name, lambda: reported, self.changed)
+            await decline(self._context, name, lambda _: reported, self.changed)

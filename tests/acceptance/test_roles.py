@@ -231,7 +231,7 @@ async def test_attributes_that_policy_does_not_allow_are_refused_by_name(
 async def test_an_object_for_an_undeclared_server_reports_it(kube: Kube, role_name: str) -> None:
     await kube.apply("lost", name=role_name, serverRef={"name": "elsewhere"})
     obj = await kube.wait_reason("lost", "ServerGone")
-    assert "serverRef" in condition(obj, "Ready")["message"]
+    assert 'PgServer "elsewhere" does not exist' in condition(obj, "Ready")["message"]
 
 
 async def test_an_existing_role_is_refused_without_adopt_and_taken_over_with_it(

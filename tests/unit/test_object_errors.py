@@ -339,7 +339,9 @@ async def test_an_outage_is_reported_on_other_objects_despite_an_object_that_fai
     with anyio.fail_after(DEADLINE):
         async with anyio.create_task_group() as tasks:
             error = Transient(Reason.SERVER_NOT_READY, "away")
-            await decline(make_context(queue, objects, cast("Reporter", CountingReporter())), "default", lambda: error)
+            await decline(
+                make_context(queue, objects, cast("Reporter", CountingReporter())), "default", lambda _: error
+            )
     assert set(reported) == set(WELL)
 
 
@@ -363,7 +365,7 @@ async def test_an_outage_is_reported_at_a_limited_rate_but_at_once_on_changed_ob
     async with anyio.create_task_group() as tasks:
         error = Transient(Reason.SERVER_NOT_READY, "away")
         context = make_context(queue, objects, cast("Reporter", TimingReporter()))
-        tasks.start_soon(decline, context, "default", lambda: error, changed)
+        tasks.start_soon(decline, context, "default", lambda _: error, changed)
         await anyio.sleep(1.0)
         assert 90 <= len(reported) <= 110
         assert not changed

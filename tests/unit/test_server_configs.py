@@ -399,15 +399,15 @@ def test_while_pgservers_cannot_be_listed_none_is_said_not_to_exist() -> None:
     """Objects of existing PgServers were told to create them, and with that their status was final."""
     world = ServerConfigWorld()
     world.observed.pgservers.refuse("403 Forbidden: pgservers.pgrole.dev is forbidden")
-    error = world.servers.explain_absence()
+    error = world.servers.explain_absence("main")
     assert isinstance(error, Transient)
     assert error.reason is Reason.SERVER_NOT_READY
     assert error.message == "the controller cannot list PgServers: 403 Forbidden: pgservers.pgrole.dev is forbidden"
     world.observed.pgservers.allow()
     world.observed.pgservers.synced.set()
-    assert world.servers.explain_absence().reason is Reason.SERVER_GONE
+    assert world.servers.explain_absence("main").reason is Reason.SERVER_GONE
     world.observed.pgservers.refuse("403 Forbidden")  # what was listed before is still known
-    assert world.servers.explain_absence().reason is Reason.SERVER_GONE
+    assert world.servers.explain_absence("main").reason is Reason.SERVER_GONE
 
 
 def test_listed_secrets_are_compared_with_the_names_in_many_pgservers_at_once() -> None:
