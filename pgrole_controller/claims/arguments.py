@@ -13,7 +13,7 @@ class ListArguments:
     namespace: str | None
     role: str | None
     released: bool
-    output: str  # table or json
+    output: str  # text or json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

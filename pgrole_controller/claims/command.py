@@ -1,6 +1,6 @@
 """Runs `claims`: lists claims, or shows a change, asks, and makes exactly that change.
 
-The list is a table for people or JSON for programs. Neither contains anything from a password.
+The list is text (a table) for people or JSON for programs. Neither contains anything from a password.
 """
 
 import json

@@ -45,13 +45,19 @@ def add_claims(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "list",
         help="list claims: which object owns which role",
         description=_LIST,
-        epilog=_epilog("pgrole-controller claims list --namespace shop -o json"),
+        epilog=_epilog("pgrole-controller claims list -n shop -o json"),
     )
-    for name, metavar in (("cluster", "ID"), ("namespace", "NS"), ("role", "NAME")):
-        listing.add_argument(f"--{name}", type=_text, metavar=metavar, help=f"only claims of this {name}")
+    listing.add_argument("--cluster", type=_text, metavar="ID", help="only claims of this cluster")
+    _add_namespace(listing, "only claims of this namespace")
+    listing.add_argument("--role", type=_text, metavar="NAME", help="only the claim of this role")
     listing.add_argument("--released", action="store_true", help="only released claims")
     listing.add_argument(
-        "--output", "-o", choices=("table", "json"), default="table", help="output format (default: table)"
+        "-o",
+        "--output",
+        type=_form,
+        choices=("text", "json"),
+        default="text",
+        help="output format (default: text)",
     )
     listing.set_defaults(command=_run, arguments=ListArguments)
 
@@ -59,13 +65,13 @@ def add_claims(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "release",
         help="release claims",
         description=_RELEASE,
-        epilog=_epilog("pgrole-controller claims release --cluster c3f1a9 --namespace shop"),
+        epilog=_epilog("pgrole-controller claims release --cluster c3f1a9 -n shop"),
     )
     which = release.add_mutually_exclusive_group(required=True)
     which.add_argument("--role", type=_text, metavar="NAME", help="the claim of this role")
     which.add_argument("--cluster", type=_text, metavar="ID", help="all claims of this cluster")
     which.add_argument("--all-released", action="store_true", help="with --forget: all released claims, of any cluster")
-    release.add_argument("--namespace", type=_text, metavar="NS", help="with --cluster: only claims of this namespace")
+    _add_namespace(release, "with --cluster: only claims of this namespace")
     release.add_argument("--forget", action="store_true", help="delete claims that are already released")
     _add_yes(release)
     release.set_defaults(command=_run, arguments=ReleaseArguments)
@@ -82,7 +88,7 @@ def add_claims(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     transfer.add_argument(
         "--to", dest="target", required=True, type=_text, metavar="ID", help="cluster that receives the claims"
     )
-    transfer.add_argument("--namespace", type=_text, metavar="NS", help="only claims of this namespace")
+    _add_namespace(transfer, "only claims of this namespace")
     transfer.add_argument(
         "--with-released",
         action="store_true",
@@ -96,6 +102,10 @@ def _epilog(*examples: str) -> str:
     return f"{_DATABASE}\n\n{show_examples(*examples)}"
 
 
+def _add_namespace(parser: argparse.ArgumentParser, meaning: str) -> None:
+    parser.add_argument("-n", "--namespace", type=_text, metavar="NAME", help=meaning)
+
+
 def _add_yes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
 
@@ -104,6 +114,10 @@ def _text(value: str) -> str:
     if not value or not value.isprintable():  # also rejects lone surrogates, from arguments that are not UTF-8
         raise argparse.ArgumentTypeError("it must be a non-empty, printable text")
     return value
+
+
+def _form(value: str) -> str:
+    return "text" if value == "table" else value  # its name in 0.2.0
 
 
 def _run(options: argparse.Namespace) -> int:

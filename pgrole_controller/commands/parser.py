@@ -103,7 +103,7 @@ def _add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "print existing roles of a server as PgRoles",
         "Prints PgRoles that declare existing roles as they are, with adopt: true and without passwords. Applying them "
         "changes nothing, and their plan is empty.",
-        "pgrole-controller export --roles 'shop_*' --namespace shop --output-dir roles/",
+        "pgrole-controller export --roles 'shop_*' -n shop --output-dir roles/",
     )
     parser.add_argument(
         "--roles",
@@ -134,6 +134,7 @@ def _add_access(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "Shows effective privileges and the path through which the role has each: granted directly, through "
         "memberships, to PUBLIC, as owner or as superuser.",
         "pgrole-controller access orders_app\npgrole-controller access --on app.orders --database orders",
+        namespaced=False,
     )
     parser.add_argument("role", nargs="?", type=_name, metavar="ROLE", help="what this role may do, in all databases")
     parser.add_argument(
@@ -200,6 +201,7 @@ def _add(
     example: str,  # one command per line, as `pgrole-controller COMMAND …`
     *,
     connects: bool = True,  # to a PostgreSQL server
+    namespaced: bool = True,  # looks at PgRoles
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         name,
@@ -213,7 +215,10 @@ def _add(
         where.add_argument("--server", type=_name, metavar="NAME", help="PgServer")
     else:
         where = parser.add_argument_group("cluster")
-    where.add_argument("-n", "--namespace", type=_namespace, metavar="NAME", help="namespace of the PgRoles")
+    if namespaced:
+        where.add_argument("-n", "--namespace", type=_namespace, metavar="NAME", help="namespace of the PgRoles")
+    else:
+        parser.set_defaults(namespace=None)
     where.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig file")
     where.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
     if connects:

@@ -43,6 +43,7 @@ def add_console(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument("--context", metavar="NAME", help="context of the kubeconfig (default: its current one)")
     parser.add_argument(
+        "-n",
         "--namespace",
         action="append",
         default=[],

@@ -135,6 +135,27 @@ def test_examples_in_the_help_of_each_command_parse_and_name_the_called_program(
         assert program == CONTROLLER or not re.search(r"pgrole-controller [a-z]", help_text)
 
 
+def test_all_commands_spell_output_and_namespace_alike() -> None:
+    options = [action for command in commands_of(make_parser()) for action in command._actions]
+    outputs = [one for one in options if "--output" in one.option_strings]
+    assert len(outputs) > 5
+    for one in outputs:
+        assert (one.option_strings, one.default) == (["-o", "--output"], "text")
+        assert list(one.choices or ())[:2] == ["text", "json"]
+    namespaces = [one for one in options if "--namespace" in one.option_strings and "PGROLE_" not in (one.help or "")]
+    assert len(namespaces) > 8
+    assert {(*one.option_strings, one.metavar) for one in namespaces} == {("-n", "--namespace", "NAME")}
+
+
+def test_the_former_name_of_the_text_of_claims_is_accepted() -> None:
+    assert make_parser().parse_args(["claims", "list", "-o", "table"]).output == "text"
+
+
+def test_access_offers_no_namespace_since_roles_have_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert end("access", "app", "-n", "shop") == MISUSED
+    assert "-n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--dsn", "--server", "--own-namespace"])
 def test_approve_offers_no_option_that_it_would_ignore(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert end("approve", "orders-app", option, "postgresql://localhost/postgres") == MISUSED
