@@ -164,7 +164,10 @@ def test_every_setting_of_the_program_is_a_value_of_the_chart() -> None:
         ({"settings": {"logLevel": "loud"}}, "logLevel"),
         ({"settings": {"pollInterval": 5}}, "pollInterval"),
         ({"settings": {"pollInterval": "0s"}}, "pollInterval"),
-        ({"settings": {"resyncInterval": "0h0.0m"}}, "resyncInterval"),
+        ({"settings": {"pollInterval": "99ms"}}, "pollInterval: from 100ms to 1h"),
+        ({"settings": {"pollInterval": "1h0.5s"}}, "pollInterval: from 100ms to 1h"),
+        ({"settings": {"resyncInterval": "0h0.0m"}}, "resyncInterval: from 1s"),
+        ({"settings": {"resyncInterval": "0.5s499ms"}}, "resyncInterval: from 1s"),
         ({"settings": {"healthPort": 80}}, "healthPort"),
         ({"settings": {"allow": ["login"]}}, "allow"),
         ({"leaderElection": False}, "leaderElection"),
@@ -183,6 +186,14 @@ async def test_an_invalid_value_is_refused_by_name(programs: Programs, values: J
     answer = await template(programs, values=values)
     assert answer.code != 0
     assert named in answer.err
+
+
+@pytest.mark.parametrize(("poll", "resync"), [("100ms", "1s"), ("59m60s", "1.5m"), ("0.1s", "9000h")])
+async def test_an_interval_may_have_any_value_that_the_program_accepts(
+    programs: Programs, poll: str, resync: str
+) -> None:
+    answer = await template(programs, values={"settings": {"pollInterval": poll, "resyncInterval": resync}})
+    assert answer.code == 0, answer.err
 
 
 def take_account(objects: dict[tuple[str, str, str], Json], expression: str) -> None:

@@ -57,6 +57,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{- /* The seconds of a duration such as 1h30m. */ -}}
+{{- define "pgrole-controller.seconds" -}}
+{{- $seconds := 0.0 -}}
+{{- range regexFindAll "[0-9.]+(ms|s|m|h)" . -1 -}}
+{{- $unit := regexFind "[a-z]+" . -}}
+{{- $factor := get (dict "ms" 0.001 "s" 1.0 "m" 60.0 "h" 3600.0) $unit -}}
+{{- $seconds = addf $seconds (mulf (trimSuffix $unit . | float64) $factor) -}}
+{{- end -}}
+{{- $seconds -}}
+{{- end -}}
+
 {{- /* Metadata of an object named with the full name and `suffix`; empty `namespace`: cluster-scoped. */ -}}
 {{- define "pgrole-controller.metadata" -}}
 metadata:
