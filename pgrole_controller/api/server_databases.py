@@ -7,7 +7,7 @@ from pydantic import Field, StrictBool
 from pgrole_controller.api.meta import NAME_BYTES, UNIQUE, Model, Pattern
 from pgrole_controller.api.validation import between, list_schema, read_retention, retention_schema
 
-_KEPT = "spec.history.retention must be a number of days or a duration, from 1d to 3650d, such as 90d"
+_KEPT = "spec.history.retention must be a number of days or a duration, from 1d to 424d, such as 90d"
 
 DatabasePattern = Annotated[str, Field(min_length=1, max_length=NAME_BYTES)]
 ObjectKindName = Literal[
@@ -139,11 +139,11 @@ class AttributionSpec(Model):
 class HistorySpec(Model):
     """What the controller records about drift in the databases, in table pgrole.drift_history."""
 
-    retention: Annotated[str, between("1d", "3650d", _KEPT, read_retention)] = Field(
+    retention: Annotated[str, between("1d", "424d", _KEPT, read_retention)] = Field(
         default="90d",
-        description="Time for which drifts are kept in the history, at most 14 months: days such as 90d, or a duration "
-        "such as 36h.",
-        json_schema_extra=retention_schema(1, 3650, _KEPT),
+        description="Time for which drifts are kept in the history, 1d to 424d: days such as 90d, or a duration such "
+        "as 36h.",
+        json_schema_extra=retention_schema(1, 424, _KEPT),
     )
     max_rows: int = Field(
         default=1_000_000,

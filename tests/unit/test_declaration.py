@@ -113,13 +113,13 @@ async def test_an_empty_list_of_rules_allows_nothing() -> None:
     assert privileges(await declare(allow={"privileges": []})).rules == ()
 
 
-@pytest.mark.parametrize(("text", "days"), [("90d", 90), ("1d", 1), ("3650d", 3650), ("36h", 1.5), ("87600h", 3650)])
+@pytest.mark.parametrize(("text", "days"), [("90d", 90), ("1d", 1), ("424d", 424), ("36h", 1.5), ("10176h", 424)])
 async def test_retention_is_in_days_or_a_duration(text: str, days: float) -> None:
     server = await declare(history={"retention": text, "maxRows": 5000, "addresses": False})
     assert server.history == HistoryConfig(days * 86400, 5000, addresses=False)
 
 
-@pytest.mark.parametrize("text", ["0d", "3651d", "1h", "87601h", "90", "1d12h", "-1d", "d", ""])
+@pytest.mark.parametrize("text", ["0d", "425d", "1h", "10177h", "90", "1d12h", "-1d", "d", ""])
 async def test_an_invalid_retention_is_refused_with_its_field(text: str) -> None:
     with pytest.raises(AssertionError, match=r"spec\.history\.retention must be a number of days or a duration"):
         await declare(history={"retention": text})
