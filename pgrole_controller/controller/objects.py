@@ -23,6 +23,7 @@ from pgrole_controller.core.plan import ReassignResult
 from pgrole_controller.core.policy import Policy, ServerPolicy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Desired
+from pgrole_controller.core.status import is_ready
 from pgrole_controller.kube.server_side_apply import FINALIZER
 from pgrole_controller.kube.store import Change, Store, Stored, mapping, sequence
 
@@ -56,7 +57,7 @@ def index_pgrole(obj: dict[str, Any]) -> Iterator[str]:
     """Indexes an object by server, role, former role, roles to join, and Secrets."""
     server = server_of(obj)
     yield _server_entry(server)
-    if _is_ready(obj):
+    if is_ready(obj.get("status")):
         yield _ready_entry(server)
     yield _role_entry(server, role_of(obj))
     if mapping(obj.get("status")).get("role"):
@@ -88,11 +89,6 @@ def names_secret(obj: dict[str, Any]) -> bool:
 
 def _secret_entry(key: Key) -> str:
     return f"secret/{key.namespace}/{key.name}"
-
-
-def _is_ready(obj: dict[str, Any]) -> bool:
-    conditions = [mapping(one) for one in sequence(mapping(obj.get("status")).get("conditions"))]
-    return any((one.get("type"), one.get("status")) == ("Ready", "True") for one in conditions)
 
 
 def _server_entry(server: str) -> str:

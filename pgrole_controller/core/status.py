@@ -236,11 +236,18 @@ def find_reported_time(previous: Mapping[str, Any], fields: Sequence[str]) -> da
 
     `previous`: the object's status.
     """
-    if any((one.get("type"), one.get("status")) == ("Ready", "True") for one in previous.get("conditions") or ()):
+    if is_ready(previous):
         return None
     last = previous.get("lastDrift") or {}
     same = last.get("fields") == list(fields) and not last.get("corrected") and not last.get("database")
     return read_moment(last.get("time")) if same else None
+
+
+def is_ready(status: object) -> bool:
+    """Tells whether a status has Ready=True. Accepts a value of any shape."""
+    conditions = status.get("conditions") if isinstance(status, dict) else None
+    some = [one for one in conditions if isinstance(one, dict)] if isinstance(conditions, list) else []
+    return any((one.get("type"), one.get("status")) == ("Ready", "True") for one in some)
 
 
 def build_conditions(
