@@ -69,6 +69,25 @@ async def test_what_it_holds_is_listed_then_denied_and_at_last_revoked(place: Pr
         await kube.wait_event("RoleAdopted", about="old")
 
 
+async def test_whoever_grants_a_role_something_does_not_decide_which_object_adopts_it(place: PrivilegePlace) -> None:
+    kube, hand, old = place.kube, place.hand, f"{place.name}_old"
+    for name in ("one", "two"):
+        await kube.apply(name, name=old, suspend=True)
+    objects = [obj["metadata"] for obj in await kube.objects() if obj["spec"].get("name") == old]
+    objects.sort(key=lambda metadata: (metadata["creationTimestamp"], metadata["uid"]))
+    older, younger = (metadata["name"] for metadata in objects)
+    async with running(place.controller()):
+        await place.declare(place.reads())
+        await hand.execute(f"GRANT TRIGGER ON hr.people TO {old}")
+        await kube.apply(older, name=old, adopt=True, privileges=[place.reads()])
+        await kube.wait_for(older, lambda obj: says(obj, "NotAllowed", "could not declare"), "denied")
+        await kube.apply(younger, name=old, adopt=True, login=True)
+        await kube.wait_reason(younger, "Conflict")
+        assert not await can_login(place)
+        await hand.execute(f"REVOKE TRIGGER ON hr.people FROM {old}")
+        await kube.wait_ready(older)
+
+
 async def test_a_listed_database_that_cannot_be_reached_is_waited_for_and_named(place: PrivilegePlace) -> None:
     kube, old, lake = place.kube, f"{place.name}_old", f"{place.name}_lake"
     home = await asyncpg.connect(place.postgres.dsn())
