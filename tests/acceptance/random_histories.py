@@ -311,7 +311,12 @@ class RandomHistory:
             await self.postgres.run(database, f"REASSIGN OWNED BY {role} TO {OWNERS[0]}", f"DROP OWNED BY {role}")
 
     async def restart(self) -> list[str]:
-        """Restarts the controllers, which have nothing to do; returns what they counted as drift."""
+        """Restarts the controllers, which have nothing to do; returns what they counted as drift.
+
+        The verdict does not wait until privileges of a refused object's role are repaired.
+        """
+        for one in self.controllers.running:
+            await one.rest()
         before = await self._count_drifts()
         await self.controllers.stop()
         self.controllers.ended += self.controllers.running
