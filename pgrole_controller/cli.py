@@ -100,8 +100,8 @@ def make_parser(*, only_run: bool = False) -> argparse.ArgumentParser:
 def _add_others(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the commands that the plugin has, too."""
     from pgrole_controller.claims.parser import add_claims
-    from pgrole_controller.commands.parser import add_commands
-    from pgrole_controller.console.parser import add_console
+    from pgrole_controller.commands.command_parser import add_commands
+    from pgrole_controller.console.console_parser import add_console
 
     _add_crds(commands)
     _add_sql(commands)

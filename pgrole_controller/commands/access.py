@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from pgrole_controller.commands.access_reading import ObjectReport, RoleReport, look_at_object, look_at_role
-from pgrole_controller.commands.arguments import DONE, server_choice
+from pgrole_controller.commands.command_arguments import DONE, server_choice
 from pgrole_controller.commands.output import finish, make_console, write_document
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import anyio
 
-from pgrole_controller.commands.arguments import ServerChoice
+from pgrole_controller.commands.command_arguments import ServerChoice
 from pgrole_controller.commands.output import spell_error
 from pgrole_controller.commands.server_reading import find_server, reading
 from pgrole_controller.core.access.access_origin import Changes, Declarations, LastChange

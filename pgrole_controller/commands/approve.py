@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from rich.console import Console
 
-from pgrole_controller.commands.arguments import DONE, FAILED, ServerChoice, cluster_choice
+from pgrole_controller.commands.command_arguments import DONE, FAILED, ServerChoice, cluster_choice
 from pgrole_controller.commands.output import finish, make_console, make_printable, spell_error
 from pgrole_controller.commands.plan_cluster import current_namespace
 from pgrole_controller.commands.server_reading import open_cluster

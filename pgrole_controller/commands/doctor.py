@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pgrole_controller.commands.arguments import DONE, FAILED, ServerChoice, server_choice
+from pgrole_controller.commands.command_arguments import DONE, FAILED, ServerChoice, server_choice
 from pgrole_controller.commands.doctor_cluster import ClusterChecks, ClusterKnowledge
 from pgrole_controller.commands.doctor_server import check_server
 from pgrole_controller.commands.output import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgrole_controller import __version__
 from pgrole_controller.api.crd import DEFINITIONS, crd
-from pgrole_controller.commands.arguments import ServerChoice
+from pgrole_controller.commands.command_arguments import ServerChoice
 from pgrole_controller.commands.doctor_checks import CheckList
 from pgrole_controller.controller.objects import server_of
 from pgrole_controller.core.drift_record import read_moment

@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from pgrole_controller.commands.arguments import DONE, FAILED, ServerChoice, server_choice
+from pgrole_controller.commands.command_arguments import DONE, FAILED, ServerChoice, server_choice
 from pgrole_controller.commands.export_objects import (
     ExportedObject,
     find_refusal,

@@ -10,7 +10,7 @@ import anyio
 from rich.table import Table
 from rich.text import Text
 
-from pgrole_controller.commands.arguments import DONE, ServerChoice, server_choice
+from pgrole_controller.commands.command_arguments import DONE, ServerChoice, server_choice
 from pgrole_controller.commands.output import (
     NARROWEST,
     finish,

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from rich.console import Console
 
-from pgrole_controller.commands.arguments import FAILED
+from pgrole_controller.commands.command_arguments import FAILED
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Transient, make_legible
 from pgrole_controller.ending import describe_unexpected, escape_unencodable, leaves, shows_tracebacks
 from pgrole_controller.ending import make_printable as make_printable

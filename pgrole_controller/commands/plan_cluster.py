@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from pgrole_controller.commands.arguments import ServerChoice
+from pgrole_controller.commands.command_arguments import ServerChoice
 from pgrole_controller.commands.server_reading import open_cluster
 from pgrole_controller.core.drift_record import read_moment
 from pgrole_controller.core.request import Key

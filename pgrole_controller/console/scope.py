@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pgrole_controller.api.validation import is_namespace_name
-from pgrole_controller.console.arguments import split_names
+from pgrole_controller.console.console_arguments import split_names
 from pgrole_controller.kube.client import NAMESPACES, PGROLES, PGSERVERS, Client
 from pgrole_controller.kube.errors import ApiError, BadStream
 from pgrole_controller.kube.nesting import read_json

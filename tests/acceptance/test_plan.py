@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pgrole_controller.commands.arguments import ServerChoice
-from pgrole_controller.commands.diff import diff_cluster
+from pgrole_controller.commands.command_arguments import ServerChoice
+from pgrole_controller.commands.diff_command import diff_cluster
 from pgrole_controller.commands.manifest_files import Manifests, parse_manifests
-from pgrole_controller.commands.plan import plan_files
+from pgrole_controller.commands.plan_command import plan_files
 from pgrole_controller.commands.plan_model import PlannedAction, PlanReport
 from pgrole_controller.core.errors import Refused
 from pgrole_controller.local.apiserver import ApiServer

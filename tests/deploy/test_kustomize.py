@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from pgrole_controller.cli import make_parser
-from pgrole_controller.console.parser import read_arguments
+from pgrole_controller.console.console_parser import read_arguments
 from tests.deploy.manifests import COMPONENTS, INSTALL, OVERLAYS, ROOT
 from tests.deploy.programs import Programs
 from tests.deploy.rendering import (

@@ -11,8 +11,8 @@ from typing import Any, Self
 import aiohttp
 import anyio
 
-from pgrole_controller.console.arguments import ConsoleArguments
-from pgrole_controller.console.command import serve
+from pgrole_controller.console.console_arguments import ConsoleArguments
+from pgrole_controller.console.console_command import serve
 from pgrole_controller.console.snapshot import PageQuestion, Snapshot
 from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 

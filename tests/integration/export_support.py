@@ -12,7 +12,7 @@ import yaml
 from rich.progress import Progress
 
 from pgrole_controller.api.reading import read_pgrole
-from pgrole_controller.commands.arguments import ServerChoice
+from pgrole_controller.commands.command_arguments import ServerChoice
 from pgrole_controller.commands.export import Export, ExportOptions, export_roles
 from pgrole_controller.commands.export_objects import ExportedObject
 from pgrole_controller.commands.export_yaml import to_yaml

@@ -19,7 +19,7 @@ from rich.console import Console
 from pgrole_controller.commands.access_json import describe_users
 from pgrole_controller.commands.access_reading import ObjectReport, RoleReport, look_at_object, look_at_role
 from pgrole_controller.commands.access_text import print_role, print_users
-from pgrole_controller.commands.arguments import ServerChoice
+from pgrole_controller.commands.command_arguments import ServerChoice
 from pgrole_controller.commands.output import make_console
 from pgrole_controller.core.access.access_report import NamedObjects, RoleAccess, who_can
 from pgrole_controller.core.access.effective_access import AccessJudge, every_privilege

@@ -15,7 +15,7 @@ import pytest
 import yarl
 
 from pgrole_controller.console import connections, sessions, viewer
-from pgrole_controller.console.command import serve
+from pgrole_controller.console.console_command import serve
 from pgrole_controller.console.snapshot import PageQuestion, Snapshot
 from pgrole_controller.local.apiserver import ApiServer
 from tests.integration.console_stand import (

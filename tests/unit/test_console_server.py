@@ -18,9 +18,9 @@ from multidict import CIMultiDict
 
 from pgrole_controller.cli import main
 from pgrole_controller.console import sessions
-from pgrole_controller.console.command import make_announce
+from pgrole_controller.console.console_command import make_announce
+from pgrole_controller.console.console_parser import add_console, read_arguments
 from pgrole_controller.console.live import MOST_FEEDS, Live, TooManyFeeds
-from pgrole_controller.console.parser import add_console, read_arguments
 from pgrole_controller.console.scope import MOST_TRIED, read_namespaces
 from pgrole_controller.console.security import LOOPBACK, RequestRules, client_of, read_networks
 from pgrole_controller.console.sessions import (

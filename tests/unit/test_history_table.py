@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pgrole_controller.commands.arguments import ServerChoice
+from pgrole_controller.commands.command_arguments import ServerChoice
 from pgrole_controller.commands.history import _read, as_table
 from pgrole_controller.commands.output import NARROWEST, make_console
 from pgrole_controller.core.errors import Refused

@@ -110,7 +110,7 @@ assert kubernetes_asyncio.config.openid.aiohttp is aiohttp
 
 
 def test_a_command_with_a_dsn_imports_no_http_client() -> None:
-    commands = ("plan", "export", "access", "history", "doctor")
+    commands = ("plan_command", "export", "access", "history", "doctor")
     imports = "; ".join(f"import pgrole_controller.commands.{one}" for one in commands)
     found = run(f"import sys; {imports}; print(sorted(sys.modules.keys() & {{'aiohttp', 'kubernetes_asyncio'}}))")
     assert found == "[]"

@@ -1,4 +1,4 @@
-"""commands/plan: which server an object belongs to."""
+"""commands/plan_command: which server an object belongs to."""
 
 import json
 from typing import Any, cast
@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from pgrole_controller.commands.manifest_files import parse_manifests
-from pgrole_controller.commands.plan import plan_files, plan_servers
 from pgrole_controller.commands.plan_case import Subject
+from pgrole_controller.commands.plan_command import plan_files, plan_servers
 from pgrole_controller.commands.plan_model import PlanReport
 from pgrole_controller.commands.server_reading import read_server
 from pgrole_controller.controller.server_config import ServerConfig
@@ -93,7 +93,7 @@ async def test_servers_are_read_at_the_same_time_and_reported_in_order(monkeypat
         await anyio.sleep(0.01 if config.name == "a" else 0)
         return PlanReport((), (config.name,))
 
-    monkeypatch.setattr("pgrole_controller.commands.plan.plan_server", wait_for_all)
+    monkeypatch.setattr("pgrole_controller.commands.plan_command.plan_server", wait_for_all)
     servers = [(ServerConfig(name, None, ServerPolicy(), Address("", 5432, "", "")), ()) for name in "abc"]
     with anyio.fail_after(30):
         reports = await plan_servers(servers)

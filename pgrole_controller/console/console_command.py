@@ -15,8 +15,8 @@ import anyio
 from aiohttp import web
 from anyio.abc import TaskStatus
 
-from pgrole_controller.console.arguments import ConsoleArguments
 from pgrole_controller.console.connections import LONGEST_HEADER, Connections, ConsoleProtocol
+from pgrole_controller.console.console_arguments import ConsoleArguments
 from pgrole_controller.console.pages import ConsolePages
 from pgrole_controller.console.scope import ask_name, read_namespaces
 from pgrole_controller.console.security import LOOPBACK, RequestRules, read_networks

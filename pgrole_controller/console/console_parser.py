@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from pgrole_controller.console.arguments import ConsoleArguments
+from pgrole_controller.console.console_arguments import ConsoleArguments
 from pgrole_controller.program import show_examples
 
 PORT = 8383
@@ -95,6 +95,6 @@ def read_arguments(options: argparse.Namespace) -> ConsoleArguments:
 
 def _console(options: argparse.Namespace) -> int:
     arguments = read_arguments(options)
-    from pgrole_controller.console.command import run_console
+    from pgrole_controller.console.console_command import run_console
 
     return run_console(arguments)

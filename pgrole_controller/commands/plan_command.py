@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from pgrole_controller.api.reading import Invalid, read_pgrole
-from pgrole_controller.commands.arguments import DIFFERENT, DONE, FAILED, ServerChoice, server_choice
+from pgrole_controller.commands.command_arguments import DIFFERENT, DONE, FAILED, ServerChoice, server_choice
 from pgrole_controller.commands.manifest_files import (
     DeclaredRole,
     DeclaredServer,

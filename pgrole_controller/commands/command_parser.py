@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pgrole_controller.api.validation import is_namespace_name, is_object_name, read_retention
-from pgrole_controller.commands.arguments import OWN_NAMESPACE
+from pgrole_controller.commands.command_arguments import OWN_NAMESPACE
 from pgrole_controller.dsn import read_dsn
 from pgrole_controller.program import show_examples
 from pgrole_controller.settings import DSN, WrongSetting
@@ -283,13 +283,13 @@ def _number(value: str) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from pgrole_controller.commands.plan import run
+    from pgrole_controller.commands.plan_command import run
 
     return run(options)
 
 
 def _diff(options: argparse.Namespace) -> int:
-    from pgrole_controller.commands.diff import run
+    from pgrole_controller.commands.diff_command import run
 
     return run(options)
 
