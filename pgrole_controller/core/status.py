@@ -119,6 +119,7 @@ def of_read_back(plan: Plan) -> Outcome:
 Condition = Mapping[str, Any]
 
 _MESSAGE_LIMIT = 2048
+_LARGEST_COUNT = 2**63 - 1  # format int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +226,8 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
         records.append(record)
     if claim is not None:
         remembered = claim.drift_count + sum(result.drift_count for result in results)
-        status["driftCount"] = max(remembered, int(previous.get("driftCount", 0)) + count_new(history, latest))
+        counted = int(previous.get("driftCount", 0)) + count_new(history, latest)
+        status["driftCount"] = min(max(remembered, counted), _LARGEST_COUNT)
     if records:
         status["driftHistory"] = extend_history(history, records)
 

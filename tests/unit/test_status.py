@@ -137,6 +137,8 @@ def test_a_drift_after_the_claim_was_lost_is_counted() -> None:
     counted = build(RECONCILED, restored, claim=drifted)
     assert counted["driftCount"] == 3
     assert build(RECONCILED, counted, claim=drifted)["driftCount"] == 3
+    largest = {**restored, "driftCount": 2**63 - 1}  # the API server accepts no more
+    assert build(RECONCILED, largest, claim=drifted)["driftCount"] == 2**63 - 1
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["counts are remembered", "a count was lost"])
