@@ -139,10 +139,7 @@ async def _plan_in(
 
 
 def _in(database: str, error: PgRoleError) -> PgRoleError:
-    return type(error)(error.reason, f'database "{database}": {error.message}') if type(error) in _PLAIN else error
-
-
-_PLAIN = frozenset(PgRoleError.__subclasses__())
+    return error.reword(f'database "{database}": {error.message}')
 
 
 def _decide(

@@ -103,7 +103,7 @@ async def _read_declaration(client: "Client", stored: Stored, own_namespace: str
     if problem is None or not problem.message.endswith(f" in namespace {own_namespace} does not exist"):
         return server
     message = f"{problem.message}. If the controller is in another namespace, name that with --own-namespace"
-    return replace(server, problem=type(problem)(problem.reason, message))
+    return replace(server, problem=problem.reword(message))
 
 
 def of_dsn(dsn: str) -> ServerConfig:

@@ -123,7 +123,7 @@ class PasswordTasks:
         try:
             password = await anyio.to_thread.run_sync(read_password, secret.data[asked.key], limiter=self._hashers)
         except PgRoleError as error:
-            raise type(error)(error.reason, f"{which} {error.message}; the role keeps its current password") from error
+            raise error.reword(f"{which} {error.message}; the role keeps its current password") from error
         return name_source(_version(secret), asked.key), password
 
     async def _deliver(

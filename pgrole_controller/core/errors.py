@@ -51,9 +51,17 @@ class PgRoleError(Exception):
         super().__init__(self.message)
         self.reason = reason
 
+    def reword(self, message: str) -> Self:
+        """Returns the same error, with its cause, with another message."""
+        reworded = type(self).__new__(type(self))  # some kinds make their message themselves
+        reworded.__dict__ |= self.__dict__
+        PgRoleError.__init__(reworded, self.reason, message)
+        reworded.__cause__ = self.__cause__
+        return reworded
+
     def extend(self, sentence: str) -> Self:
         """Returns the same error with another sentence in its message."""
-        return type(self)(self.reason, f"{self.message}. {sentence}")
+        return self.reword(f"{self.message}. {sentence}")
 
 
 _ILLEGIBLE = re.compile("[\ud800-\udfff\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")

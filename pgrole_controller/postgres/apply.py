@@ -16,7 +16,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
 
 import anyio
 import anyio.lowlevel
@@ -81,9 +80,6 @@ class PartlyApplied(Refused):
     def __init__(self, reason: Reason, message: str, applied: Plan) -> None:
         super().__init__(reason, message)
         self.applied = applied
-
-    def extend(self, sentence: str) -> Self:
-        return type(self)(self.reason, f"{self.message}. {sentence}", self.applied)
 
 
 class LockedRoles:

@@ -30,7 +30,8 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole, Role, digest
 from pgrole_controller.core.state import Dependents, Desired, Observed, Server
 from pgrole_controller.postgres.apply import PartlyApplied
-from pgrole_controller.postgres.rows import Deferred
+from pgrole_controller.postgres.fence import Unconfirmed
+from pgrole_controller.postgres.rows import Deferred, Unreadable
 
 ME = Owner("cluster-a", "shop", "ns-uid", "orders-app", "uid-1")
 OTHER = Owner("cluster-a", "shop", "ns-uid", "other", "uid-9")
@@ -253,11 +254,21 @@ class TestDecidingRetain:
         attempt.observe(replace(see(), former=former), Refused(Reason.NOT_ALLOWED, "no"), SERVER)
         assert attempt.left_behind.releases == (("former", "uid-of-an-earlier-object"),)
 
-    @pytest.mark.parametrize("kind", [Waiting, Refused, Transient])
-    def test_the_way_out_is_added_to_an_error_only_once(self, kind: type[PgRoleError]) -> None:
-        error = add_way_out(kind(Reason.DATABASE_ERROR, "no"))
-        assert type(error) is kind
-        assert add_way_out(error) is error
+    @pytest.mark.parametrize(
+        "error",
+        [
+            *(kind(Reason.DATABASE_ERROR, "no") for kind in (Waiting, Refused, Transient)),
+            Deferred(),
+            Unreadable("text", Reason.DATABASE_ERROR),
+            Unconfirmed(),
+        ],
+        ids=lambda error: type(error).__name__,
+    )
+    def test_the_way_out_is_added_to_any_error_only_once(self, error: PgRoleError) -> None:
+        added = add_way_out(error)
+        assert (type(added), added.reason) == (type(error), error.reason)
+        assert added.message.startswith(f"{error.message}. To keep the role")
+        assert add_way_out(added) is added
 
     def test_the_way_out_leaves_what_was_applied_beside_a_missing_privilege(self) -> None:
         applied = Plan(role_name="app")

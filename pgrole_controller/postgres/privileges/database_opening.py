@@ -83,7 +83,7 @@ async def _identify(connection: Connection, database: str) -> Identity:
     except PgRoleError as error:
         if connection.is_closed():
             raise
-        raise type(error)(error.reason, error.message.replace("the home database", f'database "{database}"')) from error
+        raise error.reword(error.message.replace("the home database", f'database "{database}"')) from error
 
 
 async def _silence_triggers(connection: Connection, identity: Identity) -> None:
