@@ -39,7 +39,8 @@ class Generations:
 class Claim:
     """What the database records about a role's owner; `role_oid` means nothing without `system_identifier`.
 
-    `privileges`: by database, what the spec declares, and what earlier ones declared and is not revoked yet.
+    `privileges`: by database, what the spec declares, and what earlier ones declared and is not revoked yet. `counted`:
+    the drifts that status had counted, of the role and in databases, when it proved the claim.
     """
 
     role_name: str
@@ -55,6 +56,7 @@ class Claim:
     generations: Generations = field(default_factory=Generations)
     privileges: Mapping[str, tuple[DatabasePrivileges, ...]] = field(default_factory=dict)
     approve_handled: str = ""  # the approval by which drift was corrected last
+    counted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,5 +67,6 @@ class Proof:
     role_oid: int
     system_identifier: int
     applied: str
+    drift_count: int = 0
     password_version: str = ""  # resourceVersion of the Secret whose password was last applied
     approve_handled: str = ""

@@ -190,6 +190,7 @@ def proof_of(status: Mapping[str, Any], server_name: str) -> Proof | None:
             int(role["oid"]),
             int(server["systemIdentifier"]),
             role.get("applied", ""),
+            int(status.get("driftCount") or 0),
             str(status.get("passwordSecretVersion") or ""),
             str((status.get("approval") or {}).get("handled") or ""),
         )

@@ -64,6 +64,7 @@ def _proven(desired: Desired, observed: Observed, server: Server) -> Claim | Non
         # Only the Secret's version is known, so it is read once again.
         record=PasswordRecord(source=f"?/{proof.password_version}" if proof.password_version else ""),
         approve_handled=proof.approve_handled,
+        counted=proof.drift_count,
     )
 
 

@@ -225,7 +225,8 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
         status["lastDrift"] = keep_known(describe_last(record, exposes_all=exposes_all), before, hides=hides)
         records.append(record)
     if claim is not None:
-        remembered = claim.drift_count + sum(result.drift_count for result in results)
+        in_databases = sum(result.drift_count for result in results)
+        remembered = claim.drift_count + max(in_databases, claim.counted)
         counted = int(previous.get("driftCount", 0)) + count_new(history, latest)
         status["driftCount"] = min(max(remembered, counted), _LARGEST_COUNT)
     if records:

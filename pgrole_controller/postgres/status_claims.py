@@ -242,6 +242,7 @@ class StatusClaims:
             # the sources of another object's password and Secret are not this object's
             record=record if ours else replace(record, source="", connection=""),
             approve_handled=before.approve_handled if before and ours else "",
+            counted=before.counted if before and ours else 0,
         )
         if plan.drift:
             claim = replace(claim, last_drift_at=datetime.now(UTC), last_drift_fields=plan.drift)

@@ -43,6 +43,10 @@ def build(
     return build_status(previous or {}, outcome, StatusDetails(**details), "default", 3, now)
 
 
+def result_of(drift_count: int) -> PrivilegeResult:
+    return PrivilegeResult(Key("shop", "app"), "uid", "orders", "", drift_count=drift_count)
+
+
 def answered(result: PrivilegeResult) -> GrantedPrivileges:
     return GrantedPrivileges(Grantee(result.key, result.uid, 1, "app", 20_000, {}), {result.database: result})
 
@@ -146,7 +150,7 @@ def test_drifts_of_the_role_and_in_databases_are_counted_once_each(lost: bool) -
     drift = PrivilegeDrift(NOW + timedelta(seconds=9), ("x",), 1, corrected=True)
     by_another = replace(drift, time=NOW + timedelta(seconds=8), by=DriftAuthor(Evidence.SESSION, "bob"))
     count = 1 if lost else 4
-    result = PrivilegeResult(Key("shop", "app"), "uid", "orders", "", drift_count=3)
+    result = result_of(3)
     before = build(RECONCILED, claim=CLAIM, privileges=answered(result))
     assert before["driftCount"] == 5
     drifted = replace(CLAIM, drift_count=3, last_drift_at=LATER)
@@ -157,6 +161,14 @@ def test_drifts_of_the_role_and_in_databases_are_counted_once_each(lost: bool) -
     for known in (None, answered(replace(result, drift_count=0)), now):
         counted = build(RECONCILED, counted, claim=drifted, privileges=known)
         assert counted["driftCount"] == 7
+
+
+def test_where_status_proved_the_claim_its_count_goes_on_and_includes_those_of_the_databases() -> None:
+    before = build(RECONCILED, claim=CLAIM, privileges=answered(result_of(3)))
+    proven = replace(CLAIM, drift_count=0, last_drift_at=None, counted=5)
+    assert build(RECONCILED, before, claim=proven, privileges=answered(result_of(3)))["driftCount"] == 5
+    at_once = replace(proven, drift_count=1, last_drift_at=NOW)  # within the second of the last one
+    assert build(RECONCILED, before, claim=at_once, privileges=answered(result_of(3)))["driftCount"] == 6
 
 
 def test_a_definition_without_history_lets_no_drift_count_twice() -> None:
