@@ -210,3 +210,20 @@ def test_the_search_ends_on_a_long_chain_and_on_a_cycle() -> None:
         assert (len(chain.roles), chain.switch, total) == (length, switch, 1)
     cycle = RoleGraph(roles[:3], [GroupEdge(1, 2), GroupEdge(2, 3), GroupEdge(3, 1)])
     assert ChainSearch(cycle, 3).chains(1, after_set_role=False, most=5)[0][0].roles == (1, 2, 3)
+
+
+def test_a_privilege_is_useful_by_a_way_that_is_not_shown() -> None:
+    """Ways after SET ROLE are not shown if there is one without it, and neither are any beyond MOST_ROUTES."""
+    groups = tuple(AccessRole(17_000 + number, f"group{number}") for number in range(MOST_ROUTES + 3))
+    edges = [GroupEdge(ALICE, group.oid, inherit=False) for group in groups]
+    graph = RoleGraph([*ROLES, *groups], [*edges, GroupEdge(ALICE, READERS, inherit=False)])
+    for entries, useful in (
+        ([(ALICE, "SELECT"), (READERS, "SELECT")], READERS),
+        ([(group.oid, "SELECT") for group in groups], groups[-1].oid),
+    ):
+        table = acl(*entries)
+        for user, expected in ((useful, ()), (TEAM, ("USAGE on schema app",))):
+            around = EnclosingObjects(schema=acl((user, "USAGE"), kind=ObjectKind.SCHEMA, name="app"))
+            users = who_can(AccessJudge(graph, VERSION), table, around, 100).users
+            (alice,) = [one for one in users if one.role == ALICE]
+            assert alice.lacks == (expected,), (useful, user)

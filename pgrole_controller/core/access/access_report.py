@@ -129,10 +129,19 @@ class Obstacles:
         self._database = database
         self._connecting = None if database is None else judge.holders(database, "CONNECT")
         self._using: dict[int, set[int]] = {}
+        self._looked_at: AccessObject | None = None
+        self._holding: dict[tuple[str, str], set[int]] = {}
 
-    def of(self, one: EffectivePrivilege, subject: int, schema: AccessObject | None) -> tuple[str, ...]:
-        """Returns what a role lacks to use a privilege by the route on which it lacks least, in words."""
-        acting = dict.fromkeys(route.chain.acting for route in one.routes)
+    def of(
+        self, one: EffectivePrivilege, subject: int, target: AccessObject, schema: AccessObject | None
+    ) -> tuple[str, ...]:
+        """Returns what a role lacks to use a privilege on `target`, in words, by the way on which it lacks least:
+        also one that is not among the routes.
+        """
+        acting = {route.chain.acting for route in one.routes}
+        if schema is not None and not self._use(schema) & {PUBLIC, *acting}:
+            reached, holding = self._use(schema) & self._judge.graph.settable(subject), self._hold(target, one)
+            acting |= reached if PUBLIC in holding else reached & holding
         return min((self.lacking(oid, subject, schema) for oid in acting), key=len)
 
     def lacking(self, acting: int, subject: int, schema: AccessObject | None) -> tuple[str, ...]:
@@ -142,13 +151,23 @@ class Obstacles:
         if self._database is not None and self._connecting is not None and (role is None or role.login):  # noqa: SIM102
             if not self._connecting & {subject, PUBLIC}:
                 lacking.append(f"CONNECT on database {self._database.object.name}")
-        if schema is not None:
-            using = self._using.get(schema.object.id.oid)
-            if using is None:
-                using = self._using[schema.object.id.oid] = self._judge.holders(schema, "USAGE")
-            if not using & {acting, PUBLIC}:
-                lacking.append(f"USAGE on schema {schema.object.name}")
+        if schema is not None and not self._use(schema) & {acting, PUBLIC}:
+            lacking.append(f"USAGE on schema {schema.object.name}")
         return tuple(lacking)
+
+    def _use(self, schema: AccessObject) -> set[int]:
+        using = self._using.get(schema.object.id.oid)
+        if using is None:
+            using = self._using[schema.object.id.oid] = self._judge.holders(schema, "USAGE")
+        return using
+
+    def _hold(self, target: AccessObject, one: EffectivePrivilege) -> set[int]:
+        if self._looked_at is not target:
+            self._looked_at, self._holding = target, {}
+        place = (one.privilege, one.column)
+        if place not in self._holding:
+            self._holding[place] = self._judge.holders(target, *place)
+        return self._holding[place]
 
 
 def who_can(judge: AccessJudge, of: AccessObject, around: EnclosingObjects, most: int) -> ObjectUsers:
@@ -168,7 +187,7 @@ def who_can(judge: AccessJudge, of: AccessObject, around: EnclosingObjects, most
         privileges = SubjectJudge(judge, oid).privileges(of)
         own = tuple(one for one in privileges if any(route.source is not Source.PUBLIC for route in one.routes))
         if own and not _is_predefined(own):
-            users.append(RoleAccess(oid, own, tuple(obstacles.of(one, oid, around.schema) for one in own)))
+            users.append(RoleAccess(oid, own, tuple(obstacles.of(one, oid, of, around.schema) for one in own)))
     return ObjectUsers(
         object=of.object,
         public=tuple(_public(of)),
@@ -232,7 +251,7 @@ def what_can(
     for group in groups if origins is None else origins.split(groups):
         obj = group.acl.object
         within = schemas.get(obj.schema) if obj.kind is not ObjectKind.SCHEMA else None
-        found = [(each, obstacles.of(each, subject, within)) for each in one.privileges(group.acl)]
+        found = [(each, obstacles.of(each, subject, group.acl, within)) for each in one.privileges(group.acl)]
         for lacking, privileges in _by_route(found):
             if _comes_too_late(obj, privileges):
                 lacking = (LOGIN_FIRST,)

@@ -136,11 +136,15 @@ class AccessJudge:
         """Returns what a role may do with an object, in PostgreSQL's order, columns last."""
         return SubjectJudge(self, subject).privileges(of)
 
-    def holders(self, of: AccessObject, privilege: str = "") -> set[int]:
+    def holders(self, of: AccessObject, privilege: str = "", column: str | None = None) -> set[int]:
         """Returns the roles that have this privilege without SET ROLE; includes PUBLIC if every role has it. Empty
-        privilege: any.
+        privilege: any. `column`: on this one, empty: on the whole object; None: on anything.
         """
-        named = {one.holder for one in _holdings(of, self.version) if not privilege or one.privilege == privilege}
+        named = {
+            one.holder
+            for one in _holdings(of, self.version)
+            if not privilege or (one.privilege == privilege and (column is None or one.column in ("", column)))
+        }
         return self.graph.inheriting(named) | self.superusers
 
 
