@@ -28,7 +28,7 @@ from pgrole_controller.core.state import Claims, Mode
 from pgrole_controller.core.status import CONNECTED, Outcome, Phase, build_conditions, of_error
 from pgrole_controller.kube.client import PGSERVERS, Client
 from pgrole_controller.kube.errors import ApiError, KubeError
-from pgrole_controller.kube.server_side_apply import apply_finalizer, apply_status, unchanged
+from pgrole_controller.kube.server_side_apply import FINALIZER_MANAGER, apply_finalizer, apply_status, unchanged
 from pgrole_controller.kube.store import Store, Stored, mapping, sequence
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,14 @@ _NOT_DECLARED = "not declared in schema"
 MOST_DATABASES = 500
 
 FINALIZER = "pgrole.dev/in-use"
+
+
+def name_finalizer(namespace: str | None) -> str:
+    """An installation that serves one namespace has a finalizer of its own, since it does not know whether PgRoles of
+    other installations reference the PgServer.
+    """
+    return FINALIZER if namespace is None else f"{namespace}.{FINALIZER}"
+
 
 #: Minimum interval between writes of the role counts, in seconds. All other changes are written within a second.
 COUNT_SECONDS = 10.0
@@ -150,19 +158,29 @@ class ServerReporter:
 
     async def _hold(self, stored: Stored) -> bool:
         """Sets the finalizer. Removes it, and returns False, if no PgRole references a PgServer that is being
-        deleted.
+        deleted. The one of a namespace's installation is there only while a PgRole references the PgServer, since that
+        installation may be removed long before the PgServer.
         """
-        metadata = stored.object()["metadata"]
+        metadata, namespace = stored.object()["metadata"], self._objects.namespace
         terminating = metadata.get("deletionTimestamp") is not None
-        held = FINALIZER in (metadata.get("finalizers") or ())
+        present = metadata.get("finalizers") or ()
         named, _ = self._objects.count(stored.key.name)
-        wanted = not terminating or named > 0
-        if held == wanted or (terminating and not held):
-            return True
-        written = await apply_finalizer(self._client, PGSERVERS, stored, wanted, finalizer=FINALIZER)
+        wanted = named > 0 or (namespace is None and not terminating)
+        finalizer = name_finalizer(namespace)
+        if (finalizer in present) != wanted and not (wanted and terminating):
+            await self._apply_finalizer(stored, finalizer, present=wanted)
+            return wanted or not terminating
+        if terminating and not wanted and FINALIZER in present:  # of an earlier release
+            await self._apply_finalizer(stored, FINALIZER, present=False)
+            return False
+        return True
+
+    async def _apply_finalizer(self, stored: Stored, finalizer: str, *, present: bool) -> None:
+        namespace = self._objects.namespace
+        manager = FINALIZER_MANAGER if finalizer == FINALIZER else f"{FINALIZER_MANAGER}-{namespace}"
+        written = await apply_finalizer(self._client, PGSERVERS, stored, present, finalizer=finalizer, manager=manager)
         if written is not None:
             self._store.put(written, by=stored.key)
-        return wanted
 
     async def _write(self, worker: ServerWorker, stored: Stored) -> None:
         obj = stored.object()

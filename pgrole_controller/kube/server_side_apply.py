@@ -93,9 +93,16 @@ FINALIZER_MANAGER = "pgrole-controller-finalizer"
 
 
 async def apply_finalizer(
-    client: "Client", resource: Resource, stored: Stored, present: bool, *, finalizer: str = FINALIZER
+    client: "Client",
+    resource: Resource,
+    stored: Stored,
+    present: bool,
+    *,
+    finalizer: str = FINALIZER,
+    manager: str = FINALIZER_MANAGER,
 ) -> Stored | None:
     """Sets or removes the finalizer; returns the resulting object, or None if that object (by uid) no longer exists.
+    Each finalizer of an object needs a field manager of its own.
 
     Applying to a deleted object would create it again without a spec; sending the uid prevents this. Raises BadStream,
     and ApiError, among others if a terminating object is to get a finalizer, which Kubernetes rejects.
@@ -115,7 +122,7 @@ async def apply_finalizer(
         answer = await client.request(
             "PATCH",
             path,
-            query={"fieldManager": FINALIZER_MANAGER, "force": "true"},
+            query={"fieldManager": manager, "force": "true"},
             body=body,
             content_type=APPLY,
         )

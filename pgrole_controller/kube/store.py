@@ -129,7 +129,7 @@ def _drop_unread(metadata: dict[str, Any]) -> None:
     for name in ("labels", "ownerReferences"):
         metadata.pop(name, None)
     if finalizers := sequence(metadata.get("finalizers")):
-        metadata["finalizers"] = [name for name in finalizers if str(name).startswith(OWN_PREFIX)]
+        metadata["finalizers"] = [name for name in finalizers if f".{OWN_PREFIX}" in f".{name}"]
 
 
 def pack_metadata(obj: dict[str, Any]) -> Stored:

@@ -105,6 +105,19 @@ async def test_a_finalizer_is_set_and_removed_beside_those_of_others(client: Cli
     assert released.object()["spec"] == {"size": 1}
 
 
+async def test_each_installation_sets_and_removes_a_finalizer_of_its_own(client: Client, namespace: str) -> None:
+    names = [f"{one}.pgrole.dev/in-use" for one in ("team-a", "x" * 63)]
+    held = await make(client, namespace)
+    for name in names:
+        written = await apply_finalizer(client, WIDGETS, held, True, finalizer=name, manager=name.split(".")[0])
+        assert written is not None
+        held = written
+    assert sorted(held.object()["metadata"]["finalizers"]) == names
+    released = await apply_finalizer(client, WIDGETS, held, False, finalizer=names[0], manager="team-a")
+    assert released is not None
+    assert released.object()["metadata"]["finalizers"] == names[1:]
+
+
 async def test_removing_the_finalizer_of_a_terminating_object_deletes_it(client: Client, namespace: str) -> None:
     held = await apply_finalizer(client, WIDGETS, await make(client, namespace), True)
     assert held is not None

@@ -22,6 +22,7 @@ from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason, Waiting
 from pgrole_controller.core.policy import ServerPolicy
+from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import build_conditions
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError
@@ -452,3 +453,65 @@ async def test_what_is_known_of_a_server_stays_while_it_is_not_connected() -> No
             await world.api.asked.wait()
     (written,) = world.api.statuses
     assert {name: written.get(name) for name in known} == known
+
+
+class FinalizerApi:
+    """A PgServer whose finalizers are applied, each by a field manager of its own. Deleted, it goes with the last."""
+
+    def __init__(self) -> None:
+        self.owned: dict[str, list[str]] = {}
+        self.deleted = False
+        self.version = 2
+
+    @property
+    def finalizers(self) -> list[str]:
+        return sorted({one for some in self.owned.values() for one in some})
+
+    def read(self) -> Stored:
+        about = metadata(2, "second") | {"finalizers": self.finalizers, "resourceVersion": str(self.version)}
+        if self.deleted:
+            about["deletionTimestamp"] = "2027-01-01T00:00:00Z"
+        return pack({"kind": "PgServer", "metadata": about, "spec": {}})
+
+    async def request(
+        self, method: str, path: str, *, body: Any = None, query: dict[str, str] | None = None, **_: object
+    ) -> bytes:
+        self.version += 1
+        if method == "PATCH" and not path.endswith("/status") and query is not None:
+            wanted = body["metadata"].get("finalizers", [])
+            assert not (self.deleted and set(wanted) - set(self.finalizers)), "Kubernetes refuses this"
+            self.owned[query["fieldManager"]] = wanted
+        return json.dumps(self.read().object()).encode()
+
+
+@in_timelapse
+async def test_a_pgserver_stays_while_any_of_several_installations_has_pgroles_for_it() -> None:
+    api = FinalizerApi()
+    one, other = ServerReporterWorld("team-a"), ServerReporterWorld("team-b")
+    worlds = (one, other)
+    for world, name in zip(worlds, ("team-a", "team-b"), strict=True):
+        world.reporter._client = cast("Client", api)
+        about = {"name": "app", "namespace": name, "uid": name, "resourceVersion": "1", "generation": 1}
+        world.objects.store.put(pack({"kind": "PgRole", "metadata": about, "spec": {"serverRef": {"name": "main"}}}))
+
+    async def watch() -> None:
+        for world in worlds:
+            world.store.put(api.read())
+        await anyio.sleep(1.0)
+        for world in worlds:
+            world.store.put(api.read())
+
+    async with running(one), running(other):
+        await watch()
+        await watch()
+        assert api.finalizers == ["team-a.pgrole.dev/in-use", "team-b.pgrole.dev/in-use"]
+        one.objects.store.remove(Key("team-a", "app"), "team-a")
+        await watch()
+        assert api.finalizers == ["team-b.pgrole.dev/in-use"]
+        api.owned["pgrole-controller-finalizer"] = [FINALIZER]  # by an earlier release
+        api.deleted, api.version = True, api.version + 1
+        await watch()
+        assert api.finalizers == ["team-b.pgrole.dev/in-use"]
+        other.objects.store.remove(Key("team-b", "app"), "team-b")
+        await watch()
+        assert api.finalizers == []
