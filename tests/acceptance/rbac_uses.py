@@ -150,7 +150,9 @@ async def declare_role_that_goes(place: RbacPlace, name: str) -> None:
 
 
 async def declare_server(place: RbacPlace, name: str) -> None:
-    """Declares the same server a second time, a second later: within one second, the uid decides which is older."""
+    """Declares the same server a second time, a second later: within one second, the uid decides which is older. A
+    PgRole names it, since only then an installation for one namespace sets its finalizer.
+    """
     declared = await place.servers.get(SERVER)
     assert declared is not None
     first = datetime.fromisoformat(declared["metadata"]["creationTimestamp"])
@@ -159,6 +161,7 @@ async def declare_server(place: RbacPlace, name: str) -> None:
         return (datetime.now(UTC) - first).total_seconds() > 1.0
 
     assert await reached(is_later, PATIENCE)
+    await place.kube.apply(name, name=name, serverRef={"name": name})
     await place.servers.apply(name, place.postgres)
 
 
