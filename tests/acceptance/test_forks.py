@@ -9,6 +9,8 @@ import pytest
 from pgrole_controller.local.process import Process
 from tests.acceptance.world import Controller, ExecutedController, Stage
 
+pytestmark = pytest.mark.slow
+
 KINDS = (Controller, ExecutedController)
 
 

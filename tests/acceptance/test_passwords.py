@@ -590,6 +590,7 @@ async def test_no_password_appears_in_any_log_statement_status_or_event(stage: S
                 assert form not in text, f"{word!r} is in {place}"
 
 
+@pytest.mark.slow
 async def test_a_secret_with_tens_of_thousands_of_keys_is_not_read_until_some_are_deleted(
     kube: Kube, database: Database, role: str
 ) -> None:

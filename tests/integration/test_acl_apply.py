@@ -355,7 +355,9 @@ OTHERS_DDL = {
 }
 
 
-@pytest.mark.parametrize("kind", OTHERS_DDL)
+@pytest.mark.parametrize(
+    "kind", [one if one == "table" else pytest.param(one, marks=pytest.mark.slow) for one in OTHERS_DDL]
+)
 async def test_another_sessions_ddl_waits_instead_of_failing(db: AclDatabase, kind: str) -> None:
     """Without the lock, it may fail with XX000 if it meets an open GRANT; on tables up to PostgreSQL 17."""
     setup, statements = OTHERS_DDL[kind]
@@ -620,6 +622,7 @@ async def test_many_objects_that_cannot_be_changed_keep_no_other_from_being_chan
     assert held(named(await read(db), "free"), db.oids["reader"]) == {("", "SELECT")}
 
 
+@pytest.mark.slow
 async def test_many_irrevocable_entries_of_one_object_keep_no_other_from_being_revoked_for_ever(
     db: AclDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:

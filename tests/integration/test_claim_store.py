@@ -97,6 +97,7 @@ async def test_claims_are_read_in_the_order_of_their_role_names(scene: ClaimScen
     assert await scene.claims.read_held(scene.home, "second") == ([], None)
 
 
+@pytest.mark.slow
 async def test_any_number_of_claims_with_the_longest_names_can_be_read(scene: ClaimScene) -> None:
     if isinstance(scene.claims, StatusClaims):
         pytest.skip("status holds as many claims as there are objects")

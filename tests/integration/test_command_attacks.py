@@ -204,7 +204,7 @@ async def test_an_administrator_who_runs_a_printed_script_runs_no_code_of_the_da
     await admin.close()
 
 
-@pytest.mark.parametrize("reader", ["superuser", "looker"])
+@pytest.mark.parametrize("reader", [pytest.param("superuser", marks=pytest.mark.slow), "looker"])
 @pytest.mark.parametrize("added", ADDED)
 async def test_commands_run_no_code_of_the_owner_of_the_tables_that_they_read(
     added: str, reader: str, own_postgres: PostgresServer, tmp_path: Path

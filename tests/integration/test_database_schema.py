@@ -589,6 +589,7 @@ async def test_equal_drifts_within_a_minute_share_one_row(connection: Connection
     assert [row["count"] for row in counts] == [5, 1, 1, 1, 1]
 
 
+@pytest.mark.slow
 async def test_the_size_of_a_history_row_is_bounded(connection: Connection) -> None:
     await install_database(connection, allowed=True)
     long = "é" * 100_000

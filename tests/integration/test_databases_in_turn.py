@@ -54,6 +54,7 @@ def is_placed(served: Databases, name: str) -> bool:
     return state_of(served, name).mode is DatabaseMode.EVENTS
 
 
+@pytest.mark.slow
 async def test_all_are_served_though_one_has_a_connection(
     three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +195,7 @@ async def test_a_changed_declaration_and_an_altered_database_do_not_wait_for_the
         assert await three.may(last, "TRUNCATE"), "a turn that nothing asked for"
 
 
+@pytest.mark.slow
 async def test_databases_that_cannot_be_reached_delay_no_other(server: PostgresServer) -> None:
     async with make_databases(server, 6) as some:
         placed, closed, dropped, hanging, stuck, last = some.names
@@ -234,6 +236,7 @@ async def test_databases_that_cannot_be_reached_delay_no_other(server: PostgresS
             assert state_of(served, placed).mode is DatabaseMode.EVENTS
 
 
+@pytest.mark.slow
 async def test_a_new_session_with_the_home_database_begins_with_what_changed_last(three: DatabasesWorld) -> None:
     three.declare(*three.names)
     last = three.names[-1]
@@ -265,6 +268,7 @@ async def test_a_database_that_cannot_be_reached_leaves_its_connection_to_anothe
         await three.home.execute(f"ALTER DATABASE {first} ALLOW_CONNECTIONS true")
 
 
+@pytest.mark.slow
 async def test_what_is_given_up_is_revoked_and_the_database_left(
     three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,6 +337,7 @@ async def test_what_failed_is_tried_again_in_a_turn_of_its_own(
         await three.wait_settled(last)
 
 
+@pytest.mark.slow
 async def test_old_events_are_deleted(three: DatabasesWorld) -> None:
     three.declare(*three.names)
     async with three.serving():
@@ -373,6 +378,7 @@ async def test_nothing_is_detected_between_resyncs_where_resync_is_requested(
         assert await three.may(last, "DELETE")
 
 
+@pytest.mark.slow
 async def test_the_lead_is_taken_once_in_each_and_again_after_another_process(
     three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -414,6 +420,7 @@ async def test_the_lead_is_taken_once_in_each_and_again_after_another_process(
         tasks.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_a_turn_with_nothing_to_do_writes_nothing(three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     three.declare(*three.names)
     async with three.serving():
@@ -428,6 +435,7 @@ async def test_a_turn_with_nothing_to_do_writes_nothing(three: DatabasesWorld, m
     assert after == before + 1
 
 
+@pytest.mark.slow
 async def test_a_creator_that_is_created_ends_the_wait_for_it_at_once(
     three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,7 @@ async def _start(stack: AsyncExitStack, servers: Servers, steps: Iterable[Step])
 
 
 @pytest.mark.parametrize("name", ["supabase", "zalando", "gitlab"])
+@pytest.mark.slow
 async def test_an_export_changes_nothing_and_recreates_an_equal_server(
     servers: Servers, name: str, api_server: ApiServer, namespace: str
 ) -> None:

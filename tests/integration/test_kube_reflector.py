@@ -580,6 +580,7 @@ async def test_only_the_ownership_metadata_of_secrets_is_read_and_kept(
         tasks.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_a_restart_of_the_api_server_loses_and_repeats_no_secret(own_server: ApiServer, real: Path) -> None:
     async with Client.connect(str(real)) as client, anyio.create_task_group() as tasks:
         namespace = await make_namespace(client)

@@ -224,6 +224,7 @@ async def select(server: PostgresServer, query: str) -> object:
         await connection.close()
 
 
+@pytest.mark.slow
 async def test_postgresql_keeps_its_data_port_and_password_from_run_to_run(tmp_path: Path) -> None:
     async with postgres(tmp_path) as server:
         await select(server, "CREATE ROLE kept")
@@ -235,6 +236,7 @@ async def test_postgresql_keeps_its_data_port_and_password_from_run_to_run(tmp_p
         assert await select(server, "SELECT count(*) FROM pg_roles WHERE rolname = 'kept'") == 1
 
 
+@pytest.mark.slow
 async def test_postgresql_comes_back_with_committed_data_after_restart_kill_and_pause() -> None:
     async with postgres(settings={"work_mem": "7MB"}) as server:
         assert await select(server, "SHOW work_mem") == "7MB"
@@ -269,6 +271,7 @@ async def test_psql_of_the_embedded_postgresql_connects(postgres_server: Postgre
     assert done.stdout == b"42\n"
 
 
+@pytest.mark.slow
 async def test_postgresql_16_runs_too_and_18_refuses_its_data(tmp_path: Path) -> None:
     async with postgres(tmp_path, version=16) as server:
         assert str(await select(server, "SHOW server_version")).startswith("16.")

@@ -75,6 +75,7 @@ async def count_events(server: PostgresServer, database: str) -> int:
         await connection.close()
 
 
+@pytest.mark.slow
 async def test_events_are_pruned_where_no_role_declares_privileges(server: PostgresServer) -> None:
     left = await make_database(server)
     bare = await make_database(server, installed=False)
@@ -103,6 +104,7 @@ async def test_maintenance_does_not_prune_a_database_that_the_server_does_not_ad
         assert await count_events(server, left) == 125_000
 
 
+@pytest.mark.slow
 async def test_events_are_pruned_in_a_database_that_was_served_for_less_than_an_hour(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

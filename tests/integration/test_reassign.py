@@ -414,6 +414,7 @@ async def test_a_table_that_is_committed_right_before_drop_owned_is_reassigned(t
     await trial.drop()
 
 
+@pytest.mark.slow
 async def test_a_session_that_creates_tables_as_the_role_in_a_loop_loses_no_row(trial: ReassignTrial) -> None:
     made: dict[str, int] = {}
     for _ in range(2):

@@ -181,6 +181,7 @@ async def test_our_verifier_and_the_servers_are_identical(connection: Connection
     assert make_verifier(password, theirs.scram.salt, theirs.scram.iterations) == theirs
 
 
+@pytest.mark.slow
 async def test_every_border_of_the_saslprep_tables_is_where_the_server_has_it(connection: Connection) -> None:
     # ª is left-to-right and becomes a, ² has no direction and becomes 2: that shows the class of the other.
     characters = sorted(set(at_borders()))

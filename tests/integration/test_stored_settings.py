@@ -294,6 +294,7 @@ async def test_a_giant_comment_is_drift_of_its_role_only_and_is_corrected(
     await check_drift_of_one(estate, before)
 
 
+@pytest.mark.slow
 async def test_thousands_of_memberships_are_drift_of_their_role_only_and_are_revoked(
     estate: SettingsEstate, hand: Connection
 ) -> None:

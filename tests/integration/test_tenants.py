@@ -139,6 +139,7 @@ async def test_a_tenants_giant_setting_does_not_prevent_observing_other_roles(
     assert await home.fetchval("SELECT count(*) FROM pgrole.role_state WHERE digest = 'undigested'") == 0
 
 
+@pytest.mark.slow
 async def test_observing_and_polling_read_nothing_long_that_a_role_stored(home: Connection, tenant: Connection) -> None:
     """Values that compress well: a few pages on disk, and a second to hash."""
 

@@ -368,6 +368,7 @@ def test_large_annotations_and_owner_references_of_a_secret_are_not_kept() -> No
     assert pack_metadata({"metadata": given}).object() == {"metadata": {}}
 
 
+@pytest.mark.slow
 def test_ten_thousand_secrets_of_others_take_less_than_six_mebibytes() -> None:
     store = Store()
     tracemalloc.start()

@@ -270,6 +270,7 @@ def test_records_below_warning_are_always_written() -> None:
     assert all(repetition.admit(record("role reconciled", server="one")) for _ in range(500))
 
 
+@pytest.mark.slow
 def test_counts_of_omitted_warnings_are_not_kept_forever() -> None:
     now = 0.0
     repetition = RepeatFilter(lambda: now)

@@ -609,6 +609,7 @@ TestInterleavings.settings = settings(max_examples=200, stateful_step_count=40, 
 
 
 @pytest.mark.parametrize("batch", [1, 100])
+@pytest.mark.slow
 def test_a_key_requested_repeatedly_comes_after_all_that_were_requested_before(batch: int) -> None:
     """Anyone may announce every declared role at any rate: each is queued once, and waits behind all others."""
     schedule, now = without_jitter(), 0.0
