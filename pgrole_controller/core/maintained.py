@@ -1,4 +1,4 @@
-"""What of a declared role the controller maintains: what can exist now, except what is left to others."""
+"""The part of a declared role that the controller maintains: what can exist now and is not left to others."""
 
 from collections.abc import Sequence
 from dataclasses import replace

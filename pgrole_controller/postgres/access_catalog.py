@@ -17,7 +17,7 @@ from pgrole_controller.core.errors import NOT_UTF8, Reason, Refused
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.privileges.routine_signature import normalize_arguments
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.connection import Connection, has_raw_names
 from pgrole_controller.postgres.privileges.acl_rows import CATALOGS, kind_of, pair, read_entries
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row
 
@@ -325,4 +325,4 @@ def _kind(row: Row) -> ObjectKind:
 
 def access_query(connection: Connection, name: str) -> str:
     """The text of a question in sql/access, as this database can answer it."""
-    return queries.access(name, raw=connection.get_settings().server_encoding == "SQL_ASCII")
+    return queries.access(name, raw=has_raw_names(connection))

@@ -325,6 +325,11 @@ def _naming(what: str) -> Iterator[None]:
         ) from None
 
 
+def has_raw_names(connection: Connection) -> bool:
+    """Whether the database has encoding SQL_ASCII, where names need not be UTF-8: `raw` of postgres/queries.py."""
+    return bool(connection.get_settings().server_encoding == "SQL_ASCII")
+
+
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The first PgRoleError of a group that holds nothing else; otherwise the group itself."""
     failures, rest = group.split(PgRoleError)

@@ -13,7 +13,8 @@ SELECT
     textsend(pg_catalog.pg_get_userbyid(g.owner)::text) AS owner_name, g.security_definer,
     g.extension, g.with_columns, g.apart, coalesce(e.held, false) AS held,
     CASE WHEN l.fits THEN g.oids END AS oids, CASE WHEN l.fits THEN g.names END AS names,
-    CASE WHEN l.fits THEN g.versions END AS versions, g.seen, e.grantees, e.grantors, e.grantor_names, e.privileges, e.grantable, coalesce(g.largest_acl, 0) AS largest_acl,
+    CASE WHEN l.fits THEN g.versions END AS versions, g.seen, e.grantees, e.grantors, e.grantor_names, e.privileges, e.grantable,
+    coalesce(g.largest_acl, 0) AS largest_acl,
     (g.catalog::bigint << 32) + g.first AS page_key,
     1200 + CASE WHEN l.fits THEN l.bytes ELSE 0 END + 110 * coalesce(cardinality(e.grantees), 0) AS page_size
 FROM (

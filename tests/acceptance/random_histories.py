@@ -311,7 +311,7 @@ class RandomHistory:
             await self.postgres.run(database, f"REASSIGN OWNED BY {role} TO {OWNERS[0]}", f"DROP OWNED BY {role}")
 
     async def restart(self) -> list[str]:
-        """Restarts the controllers, which have nothing to do; returns what they counted as drift.
+        """Restarts the controllers while nothing is left to do; returns the drifts that they counted meanwhile.
 
         The verdict does not wait until privileges of a refused object's role are repaired.
         """

@@ -81,8 +81,8 @@ async def apply_acls(
 
     `extra` runs in the transaction of the last change, if there was no error: pass what records that everything is
     applied. Without changes, it gets a transaction of its own. `history` belongs to it: the statement that records what
-    was corrected. Raises PgRoleError if the connection is lost, another
-    process leads, changes are suspended, or an event trigger of others would run; what was committed before stays.
+    was corrected. Raises PgRoleError if the connection is lost, another process leads, changes are suspended, or an
+    event trigger of others would run; what was committed before stays.
     """
     due = sorted(
         (one for one in repairs if one.changes), key=lambda one: (one.observed.object.id.oid, one.observed.object.id)

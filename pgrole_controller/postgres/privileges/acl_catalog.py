@@ -25,7 +25,7 @@ from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.answer_pages import expansion, fetch_pages
-from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.connection import Connection, has_raw_names
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.privileges.acl_columns import ColumnEntries, read_column_entries, with_column_entries
 from pgrole_controller.postgres.privileges.acl_rows import (
@@ -288,8 +288,7 @@ def _portions(oids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
 
 
 def _query(connection: Connection, name: str, objects: str = "") -> str:
-    raw = connection.get_settings().server_encoding == "SQL_ASCII"
-    return queries.privileges(name, objects=objects, raw=raw)
+    return queries.privileges(name, objects=objects, raw=has_raw_names(connection))
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ import anyio
 
 from pgrole_controller.core.privileges.acl import DefaultAclChange, ObjectId
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.connection import Connection, has_raw_names
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.rows import Row, fetch
 
@@ -96,10 +96,9 @@ def key_of(one: AclRepair | DefaultAclChange) -> Hashable:
 
 async def find_busy(connection: Connection, some: Collection[AclRepair | DefaultAclChange]) -> set[Hashable]:
     """Returns the keys of what other transactions keep from being changed. Raises PgRoleError."""
-    raw = connection.get_settings().server_encoding == "SQL_ASCII"
     objects = [one.observed.object.id.oid for one in some if isinstance(one, AclRepair)]
     creators = list({one.creator for one in some if isinstance(one, DefaultAclChange)})
-    rows = await fetch(connection, "", queries.privileges("busy", raw=raw), objects, creators)
+    rows = await fetch(connection, "", queries.privileges("busy", raw=has_raw_names(connection)), objects, creators)
     return {_read_key(row) for row in rows}
 
 

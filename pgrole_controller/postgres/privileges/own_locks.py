@@ -9,7 +9,7 @@ import anyio
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient, make_legible
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.connection import Connection, Endpoint
+from pgrole_controller.postgres.connection import Connection, Endpoint, has_raw_names
 from pgrole_controller.postgres.database_connection import connect_to
 from pgrole_controller.postgres.errors import LOCK_NOT_FREE, is_timed_out, sqlstate_of
 from pgrole_controller.postgres.rows import Row, fetch
@@ -65,8 +65,7 @@ async def explain_session(error: PgRoleError, endpoint: Endpoint, database: str)
 
 
 async def _read(connection: Connection) -> list[Row]:
-    raw = connection.get_settings().server_encoding == "SQL_ASCII"
-    return await fetch(connection, "", queries.privileges("own_locks", raw=raw))
+    return await fetch(connection, "", queries.privileges("own_locks", raw=has_raw_names(connection)))
 
 
 def _tell(table: str, rows: list[Row]) -> PgRoleError:
