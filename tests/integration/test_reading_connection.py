@@ -29,9 +29,9 @@ async def connections(server: PostgresServer) -> AsyncIterator[ReadingConnection
     await made.close()
 
 
-async def use(connections: ReadingConnections, size: int = LARGE, *, keep: bool = False) -> Connection | None:
+async def use(connections: ReadingConnections, size: int = LARGE) -> Connection | None:
     """Opens one, uses it, and returns it."""
-    async with connections.open(size, keep=keep) as connection:
+    async with connections.open(size) as connection:
         if connection is not None:
             assert await connection.fetchval("SHOW transaction_read_only") == "on"
         return connection
@@ -44,30 +44,34 @@ async def wait_closed(connection: Connection) -> None:
     assert await reached(is_closed, DEADLINE)
 
 
-async def test_a_kept_connection_is_used_again_and_ends_with_the_first_use_that_does_not_keep_it(
-    connections: ReadingConnections,
-) -> None:
-    first = await use(connections, keep=True)
+async def test_one_connection_is_kept_and_used_again(connections: ReadingConnections) -> None:
+    first = await use(connections)
     assert first is not None
-    assert await use(connections, LARGE_CATALOGS, keep=True) is None, "not for a small database"
-    assert await use(connections, keep=True) is first
-    async with connections.open(LARGE) as one, connections.open(LARGE, keep=True) as other:
+    assert await use(connections, LARGE_CATALOGS) is None, "not for a small database"
+    assert await use(connections) is first
+    async with connections.open(LARGE) as one, connections.open(LARGE) as other:
         assert one is first
         assert other is not None
         assert other is not first
     assert first.is_closed()
     assert await use(connections) is other
-    assert other.is_closed()
-    last = await use(connections, keep=True)
     await connections.close()
-    assert last is not None
-    assert last.is_closed()
+    assert other.is_closed()
+
+
+async def test_an_old_connection_is_not_kept(connections: ReadingConnections, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = await use(connections)
+    assert first is not None
+    monkeypatch.setattr(reading_connection, "_OLD_SECONDS", 0.0)
+    assert await use(connections) is first
+    assert first.is_closed()
+    assert await use(connections) is not first
 
 
 async def test_a_kept_connection_can_be_used_any_number_of_times(connections: ReadingConnections) -> None:
-    first = await use(connections, keep=True)
+    first = await use(connections)
     for _ in range(5_000):
-        async with connections.open(LARGE, keep=True) as connection:
+        async with connections.open(LARGE) as connection:
             assert connection is first
     await connections.close()
     assert first is not None
@@ -75,11 +79,11 @@ async def test_a_kept_connection_can_be_used_any_number_of_times(connections: Re
 
 
 async def test_an_error_ends_the_connection(connections: ReadingConnections) -> None:
-    first = await use(connections, keep=True)
+    first = await use(connections)
     assert first is not None
 
     async def fail() -> None:
-        async with connections.open(LARGE, keep=True) as connection:
+        async with connections.open(LARGE) as connection:
             assert connection is first
             await connection.execute("SELECT FROM absent")
 
@@ -90,7 +94,7 @@ async def test_an_error_ends_the_connection(connections: ReadingConnections) -> 
 
 
 async def test_a_terminated_connection_is_replaced(connections: ReadingConnections, server: PostgresServer) -> None:
-    first = await use(connections, keep=True)
+    first = await use(connections)
     assert first is not None
     async with connect(Endpoint(server.dsn()), "test") as administrator:
         await administrator.execute("SELECT pg_terminate_backend($1)", first.get_server_pid())
@@ -100,7 +104,7 @@ async def test_a_terminated_connection_is_replaced(connections: ReadingConnectio
 
 async def test_an_unused_connection_ends(connections: ReadingConnections, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading_connection, "UNUSED_SECONDS", 0.05)
-    first = await use(connections, keep=True)
+    first = await use(connections)
     assert first is not None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(connections.close_unused)
@@ -119,7 +123,7 @@ async def test_a_server_that_accepts_no_second_connection_is_asked_once_a_minute
 
     with monkeypatch.context() as patched:
         patched.setattr(ReadingConnections, "_connect", refuse)
-        assert [await use(connections, keep=True) for _ in range(3)] == [None] * 3
+        assert [await use(connections) for _ in range(3)] == [None] * 3
     assert len(tried) == 1
     monkeypatch.setattr(reading_connection, "_REFUSED_SECONDS", 0.0)
     assert await use(connections) is not None

@@ -1,7 +1,7 @@
 """A second connection to a large database, for what reads whole catalogs: complete reads, and searches for changes.
 
-Meanwhile the session's own connection serves events. The one of a search is kept for the next, because connecting takes
-longer than most searches; the memory that a complete read takes ends with its connection.
+Meanwhile the session's own connection serves events. One is kept for the next use, because connecting and filling
+PostgreSQL's caches takes longer than most searches; the memory that a complete read took ends with the connection.
 """
 
 import logging
@@ -24,14 +24,17 @@ log = logging.getLogger(__name__)
 #: Bytes of pg_class and pg_proc from which on a complete read takes longer than to connect: of about 2,000 tables.
 LARGE_CATALOGS = 2_500_000
 
-#: How long a kept connection may be unused, and how long after a failure to connect none is tried, in seconds.
+#: How long a kept connection may be unused, from which age on it is not kept again, and how long after a failure to
+#: connect none is tried, in seconds.
 UNUSED_SECONDS = 15.0
+_OLD_SECONDS = 300.0
 _REFUSED_SECONDS = 60.0
 
 
 class _OpenConnection(NamedTuple):
     connection: Connection
     closing: AsyncExitStack
+    opened: float
 
 
 @dataclass(slots=True)
@@ -46,9 +49,9 @@ class ReadingConnections:
     _refused: float = -math.inf
 
     @asynccontextmanager
-    async def open(self, size: int, *, keep: bool = False) -> AsyncIterator[Connection | None]:
+    async def open(self, size: int) -> AsyncIterator[Connection | None]:
         """Yields None if the database is small, or accepts no second connection. `size`: of pg_class and pg_proc, in
-        bytes. `keep`: for the next call, until `close`.
+        bytes. Afterwards the connection is kept, if no other is, unless it is old or its user raised.
         """
         another = await self._take() if size > LARGE_CATALOGS else None
         if another is None:
@@ -57,9 +60,10 @@ class ReadingConnections:
         async with AsyncExitStack() as ending:
             ending.push_async_callback(another.closing.aclose)
             yield another.connection
-            if keep and self._kept is None:
+            now = anyio.current_time()
+            if self._kept is None and now - another.opened < _OLD_SECONDS:
                 ending.pop_all()
-                self._kept, self._used = another, anyio.current_time()
+                self._kept, self._used = another, now
 
     async def close_unused(self) -> NoReturn:
         """Closes a kept connection that was not used for UNUSED_SECONDS, until cancelled."""
@@ -84,7 +88,8 @@ class ReadingConnections:
             return None
         closing = AsyncExitStack()
         try:
-            return _OpenConnection(await closing.enter_async_context(self._connect()), closing)
+            connection = await closing.enter_async_context(self._connect())
+            return _OpenConnection(connection, closing, anyio.current_time())
         except PgRoleError as error:
             self._refused = anyio.current_time()
             extra = {"database": self.database, "error": error.message}

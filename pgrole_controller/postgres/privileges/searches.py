@@ -43,7 +43,7 @@ class Searches:
                 return PrivilegeRead(), 0.0
             if own.bytes <= LARGE_CATALOGS:
                 return await _time(search())
-        async with self.reading.open(own.bytes, keep=True) as another:
+        async with self.reading.open(own.bytes) as another:
             if another is not None:
                 return await _time(search(another, own))
         async with self.lock:
