@@ -273,6 +273,15 @@ class TestFormerDatabases:
         await scene.reconcile(target(ORDERS, LAKE), see(self.KEPT))
         assert "lake" not in self.results(scene)
 
+    async def test_a_late_result_of_an_earlier_declaration_is_not_used(self, scene: GranteeScene) -> None:
+        """A worker reports what it did for the declaration with which it began."""
+        await scene.reconcile(target(ORDERS), see(self.KEPT))
+        published = scene.grantees.get("main", KEY)
+        assert published is not None
+        await scene.reconcile(target(ORDERS, LAKE), see(self.KEPT))
+        scene.report("lake", digest=published.digest_of("lake"))
+        assert "lake" not in self.results(scene)
+
     def results(self, scene: GranteeScene) -> Mapping[str, PrivilegeResult]:
         asked = add_results(target(ORDERS), scene.grantees, "main").desired
         assert asked is not None
