@@ -48,7 +48,7 @@ from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evid
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.held_databases import HeldQuestion, read_unheld
-from pgrole_controller.postgres.privileges import acl_attribution
+from pgrole_controller.postgres.privileges import acl_attribution, searches
 from pgrole_controller.postgres.privileges.acl_refusal import Ineffective
 from pgrole_controller.postgres.privileges.acl_transaction import AclTransactions
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
@@ -1094,7 +1094,21 @@ async def test_a_contest_delays_only_repairs_with_the_same_grantor(
     await world.hand.execute("DROP OWNED BY {one}, {two}; DROP ROLE {one}, {two}".format(**names))
 
 
-async def test_the_worker_needs_no_notification_where_transactions_can_be_prepared(servers: Servers) -> None:
+async def test_a_notification_is_enough_to_notice_a_drift(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searches, "UNEXPLAINED_SECONDS", 3600.0)
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        await world.wait_may("UPDATE", "app.orders", expected=False)
+
+
+async def test_the_worker_needs_no_notification_where_transactions_can_be_prepared(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searches, "UNEXPLAINED_SECONDS", 3600.0)
     async with servers.run({"max_prepared_transactions": "5"}) as own, make_world(own) as world:
         world.declare(READ)
         async with world.working() as worker:
@@ -1644,11 +1658,11 @@ async def test_a_correction_is_recorded_even_if_another_repair_of_the_role_fails
         await holder.execute(f"REVOKE SELECT ON app.held FROM {world.role}")
         await world.wait_may("SELECT", "app.held")
         await world.wait(lambda result: result.drift_count == 1)
-        # a GRANT locks the object's row, but not the table
+        # one round for both; a GRANT locks the object's row, but not the table
         await holder.execute(
-            f"BEGIN; REVOKE SELECT ON app.held FROM {world.role}; COMMIT; BEGIN; GRANT SELECT ON app.held TO pg_monitor"
+            f"BEGIN; REVOKE SELECT ON app.held FROM {world.role}; GRANT DELETE ON app.orders TO {world.role}; COMMIT;"
+            "BEGIN; GRANT SELECT ON app.held TO pg_monitor"
         )
-        await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
         await world.wait_may("DELETE", "app.orders", expected=False)
         assert await reached(is_recorded, DEADLINE)
         await holder.execute("ROLLBACK")
