@@ -26,7 +26,8 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls, apply_acls
 from pgrole_controller.postgres.privileges.acl_catalog import read_database
-from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AclTransactions
+from pgrole_controller.postgres.privileges.acl_read_back import AclReadBack
+from pgrole_controller.postgres.privileges.acl_transaction import AclDialect
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from tests.integration.acl_support import AclDatabase, acl_database
 from tests.servers import Servers
@@ -480,15 +481,15 @@ async def test_nothing_is_granted_on_an_object_that_took_the_name_meanwhile(
         ),
     )
     one = grantee(db, declared, "owner", rules=None)
-    verify = AclTransactions._find_stale
+    verify = AclReadBack.find_stale
 
-    async def verify_and_swap(self: AclTransactions, repairs: Sequence[AclRepair]) -> object:
+    async def verify_and_swap(self: AclReadBack, repairs: Sequence[AclRepair]) -> object:
         stale = await verify(self, repairs)
-        monkeypatch.setattr(AclTransactions, "_find_stale", verify)
+        monkeypatch.setattr(AclReadBack, "find_stale", verify)
         await db.run(SWAPS[name])
         return stale
 
-    monkeypatch.setattr(AclTransactions, "_find_stale", verify_and_swap)
+    monkeypatch.setattr(AclReadBack, "find_stale", verify_and_swap)
     await settle(db, one)
     rows = await db.beside.fetch("""
         SELECT format('%s of %s for %s', x.name, x.owner::regrole, a.grantee::regrole) AS found

@@ -1,36 +1,21 @@
 """One transaction that changes privileges: it locks the tables among its objects, verifies that every object still has
-the owner and the ACL that were read, runs the statements, and reads the ACLs back before it commits: PostgreSQL only
-warns when a REVOKE does nothing. Usually all of that is one message.
+the owner and the ACL that were read, runs the statements, and reads the ACLs back before it commits. Usually all of
+that is one message.
 """
 
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import anyio
-import anyio.lowlevel
-import asyncpg
 
-from pgrole_controller.core.ddl import seen_name
-from pgrole_controller.core.errors import PgRoleError, Reason, Transient
-from pgrole_controller.core.privileges import grant_ddl
-from pgrole_controller.core.privileges.acl import (
-    AclChange,
-    AclEntry,
-    DatabaseObject,
-    DefaultAclChange,
-    ObjectId,
-    ObjectKind,
-    ObservedAcl,
-)
-from pgrole_controller.core.privileges.grant_ddl import GrantStatement
-from pgrole_controller.postgres import queries
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.privileges.acl import AclChange, DefaultAclChange, ObjectId
 from pgrole_controller.postgres.claim_store import limited_transaction
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import DEPENDENT, LOCK_NOT_FREE, sqlstate_of, translate_errors
 from pgrole_controller.postgres.fence import Fence
-from pgrole_controller.postgres.privileges.acl_catalog import read_defaults, read_named_acls
 from pgrole_controller.postgres.privileges.acl_checks import (
     CHECK_SUSPENDED,
     CHECK_TRIGGERS,
@@ -38,34 +23,19 @@ from pgrole_controller.postgres.privileges.acl_checks import (
     NOT_AS_EXPECTED,
 )
 from pgrole_controller.postgres.privileges.acl_locks import LOCK_SECONDS
-from pgrole_controller.postgres.privileges.acl_refusal import (
-    RETRIED,
-    Ineffective,
-    OutdatedAcl,
-    Part,
-    as_owner,
-    postpone,
-)
+from pgrole_controller.postgres.privileges.acl_read_back import AclReadBack
+from pgrole_controller.postgres.privileges.acl_refusal import RETRIED, Ineffective, Part, as_owner, postpone
 from pgrole_controller.postgres.privileges.acl_script import render_repairs
-from pgrole_controller.postgres.privileges.acl_verification import (
-    AclRepair,
-    find_lost,
-    find_wrong,
-    grant_again,
-    identity_of,
-)
+from pgrole_controller.postgres.privileges.acl_verification import AclRepair
+from pgrole_controller.postgres.privileges.grant_execution import execute_changes
 from pgrole_controller.postgres.privileges.own_locks import HISTORY, find_locked_table
 from pgrole_controller.postgres.privileges.own_transactions import NOTE_OWN_TRANSACTION
-from pgrole_controller.postgres.rows import fetch
 from pgrole_controller.postgres.trusted_schema import guard_of
 
 _STATEMENT_TIMEOUT = "3500ms"
 _CHANGE_LOCK_TIMEOUT = "2s"
 #: Time limit in seconds for dividing the changes of one object, well below that of a transaction.
 _PARTS_SECONDS = 1.0
-
-#: Number of entries of one object that take more than about a millisecond to compare.
-_MANY_ENTRIES = 1000
 
 #: A statement and its arguments.
 Statement: TypeAlias = tuple[str, Sequence[object]]
@@ -109,7 +79,7 @@ class AclTransactions:
         self, connection: Connection, grantees: Collection[int], dialect: AclDialect, extra: Sequence[Statement]
     ) -> None:
         self._connection = connection
-        self._grantees = frozenset(grantees)
+        self._read_back = AclReadBack(connection, grantees, dialect.version)
         self._dialect = dialect
         self._extra = tuple(extra)
         self.history = ""
@@ -154,12 +124,14 @@ class AclTransactions:
         seconds: float,
     ) -> None:
         async with self._transaction(repairs, seconds):
-            stale = await self._find_stale(repairs)
+            stale = await self._read_back.find_stale(repairs)
             fresh = [one for one in repairs if one.observed.object.id not in stale]
             changes = [change for one in fresh for change in one.changes]
-            refused = await self._run(changes, defaults, cascade=cascade)
-            await self._verify(fresh, refused)
-            await self._verify_defaults(defaults)
+            refused = await execute_changes(
+                self._connection, self._dialect.version, changes, defaults, cascade=cascade
+            )
+            await self._read_back.verify(fresh, refused)
+            await self._read_back.verify_defaults(defaults)
             storing = extra and not (self.errors or self.default_errors or stale)
             for statement, arguments in self._ending if storing else ():
                 await self._connection.execute(statement, *arguments)
@@ -181,7 +153,7 @@ class AclTransactions:
         errors: list[PgRoleError | None] = [None] * len(parts)
         ends = anyio.current_time() + _PARTS_SECONDS
         async with self._transaction([repair], seconds):
-            if stale := await self._find_stale([repair]):
+            if stale := await self._read_back.find_stale([repair]):
                 return [*stale.values()] * len(parts)
             pieces, dependent = list(order), list[int]()
             while pieces:
@@ -204,13 +176,13 @@ class AclTransactions:
         self, repair: AclRepair, changes: Sequence[AclChange], *, cascade: bool = False
     ) -> PgRoleError | None:
         """Makes all of these changes to one object or none, within a transaction. Returns why not."""
-        now = (await self._read([repair])).get(repair.observed.object.id)
+        now = (await self._read_back.read([repair])).get(repair.observed.object.id)
         current = AclRepair(repair.observed if now is None else now, tuple(changes))
         await self._connection.execute("SAVEPOINT part")
         try:
             with translate_errors():
-                refused = await self._run(changes, cascade=cascade)
-                await self._verify([current], refused)
+                refused = await execute_changes(self._connection, self._dialect.version, changes, cascade=cascade)
+                await self._read_back.verify([current], refused)
         except PgRoleError as error:
             if self._connection.is_closed() or sqlstate_of(error) in (LOCK_NOT_FREE, *RETRIED):
                 raise
@@ -277,124 +249,3 @@ class AclTransactions:
                 if not self._connection.is_closed() and self._connection.is_in_transaction():
                     await self._connection.execute("ROLLBACK")
                 raise
-
-    async def _find_stale(self, repairs: Sequence[AclRepair]) -> dict[ObjectId, PgRoleError]:
-        now = await self._read(repairs)
-        stale: dict[ObjectId, PgRoleError] = {}
-        for one in repairs:
-            before = one.observed
-            found = now.get(before.object.id)
-            if found is None or found.seen != before.seen or identity_of(found) != identity_of(before):
-                text = f"{before.object.label} changed while the controller read it"
-                stale[before.object.id] = OutdatedAcl(Reason.PROGRESSING, text)
-        return stale
-
-    async def _run(
-        self, changes: Sequence[AclChange], defaults: Sequence[DefaultAclChange] = (), *, cascade: bool = False
-    ) -> asyncpg.InsufficientPrivilegeError | None:
-        """Returns an error of a statement that may have had nothing left to do: with `cascade`, an earlier one may have
-        taken everything from a grantor, who then may not even revoke.
-        """
-        refused = None
-        try:
-            statements = grant_ddl.statements(changes, defaults, self._dialect.version, cascade=cascade)
-        except ValueError as error:  # for one object: the others are changed without it
-            raise Transient(Reason.DATABASE_ERROR, str(error)) from error
-        for one in statements:
-            if not one.acting_as:
-                await self._connection.execute(one.text)
-            elif not cascade:
-                await self._run_as_grantor(one)
-            else:
-                await self._connection.execute("SAVEPOINT grantor")
-                try:
-                    await self._run_as_grantor(one)
-                except asyncpg.InsufficientPrivilegeError as error:
-                    refused = error
-                    await self._connection.execute("ROLLBACK TO SAVEPOINT grantor")
-                await self._connection.execute("RELEASE SAVEPOINT grantor")
-        return refused
-
-    async def _run_as_grantor(self, statement: GrantStatement) -> None:
-        """A grantor without USAGE on a schema could not name the object or its types, so it gets that meanwhile."""
-        acting = f"SELECT pg_catalog.set_config('role', {seen_name(statement.acting_as)}, true)"
-        closed = await self._find_closed_schemas(statement)
-        opening = [AclChange(one, 0, statement.acting_as, ("USAGE",)) for one in closed]
-        texts = [
-            *(one.text for one in grant_ddl.statements(opening)),
-            acting,
-            statement.text,
-            "RESET ROLE",
-            *(one.text for one in grant_ddl.statements(replace(one, revoke=True) for one in opening)),
-        ]
-        await self._connection.execute(";\n".join(texts))
-
-    async def _find_closed_schemas(self, statement: GrantStatement) -> list[DatabaseObject]:
-        relations, routines = (
-            [one.oid for one in statement.objects if one.catalog == catalog] for catalog in ("pg_class", "pg_proc")
-        )
-        rows = await fetch(
-            self._connection,
-            "",
-            queries.privileges("closed_schemas"),
-            statement.acting_as.encode(errors="surrogateescape"),
-            relations,
-            routines,
-        )
-        found = [(ObjectId("pg_namespace", row.get("oid", int)), row.text("name")) for row in rows]
-        return [DatabaseObject(schema, ObjectKind.SCHEMA, name, name, 0, "") for schema, name in found]
-
-    async def _verify(self, repairs: Sequence[AclRepair], refused: asyncpg.PostgresError | None) -> None:
-        """Reads the ACLs back. Grants again what a revoke took along, e.g. by CASCADE. Raises PgRoleError, or
-        `refused`, if an object does not have the privileges that it should.
-        """
-        if not repairs:
-            return
-        after = await self._read(repairs)
-        lost: list[tuple[AclRepair, AclEntry]] = []
-        for one in repairs:
-            await _share_turn(one)
-            lost += [(one, entry) for entry in find_lost(one, after.get(one.observed.object.id))]
-        if lost:
-            names = await _read_role_names(self._connection, {entry.grantee for _, entry in lost})
-            await self._run([grant_again(one, entry, names) for one, entry in lost if entry.grantee in names])
-            after = await self._read(repairs)
-        for one in repairs:
-            await _share_turn(one)
-            if text := find_wrong(one, after.get(one.observed.object.id)):
-                raise refused or Ineffective(Reason.DATABASE_ERROR, text)
-
-    async def _verify_defaults(self, changes: Sequence[DefaultAclChange]) -> None:
-        if not changes:
-            return
-        held = {
-            (one.creator, one.schema, one.object_type, entry.grantee, entry.privilege)
-            for one in await read_defaults(
-                self._connection, {change.grantee for change in changes}, {change.schema for change in changes}
-            )
-            for entry in one.entries
-        }
-        for change in changes:
-            for privilege in () if change.option_only else change.privileges:
-                key = (change.creator, change.schema, change.object_type, change.grantee, privilege)
-                if (key in held) == change.revoke:
-                    word = "revoke" if change.revoke else "grant"
-                    text = f'PostgreSQL did not {word} the default {privilege} of creator "{change.creator_name}"'
-                    raise Transient(Reason.DATABASE_ERROR, text)
-
-    async def _read(self, repairs: Sequence[AclRepair]) -> dict[ObjectId, ObservedAcl]:
-        oids = [one.observed.object.id.oid for one in repairs]
-        tables = [one.observed.object.id.oid for one in repairs if any(entry.column for entry in one.observed.entries)]
-        found = await read_named_acls(self._connection, self._grantees, oids, tables)
-        return {one.object.id: one for one in found}
-
-
-async def _share_turn(repair: AclRepair) -> None:
-    """Lets other tasks run before much is compared."""
-    if len(repair.observed.entries) >= _MANY_ENTRIES:
-        await anyio.lowlevel.checkpoint()
-
-
-async def _read_role_names(connection: Connection, oids: Collection[int]) -> dict[int, str]:
-    rows = await fetch(connection, "", queries.privileges("role_names"), list(oids))
-    return {row.get("oid", int): row.text("name") for row in rows}
