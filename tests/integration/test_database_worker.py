@@ -19,9 +19,9 @@ from pgrole_controller import metrics
 from pgrole_controller.controller.privileges import (
     database_worker,
     full_reads,
+    further_reads,
     large_rounds,
     privilege_attribution,
-    privilege_memory,
     privilege_reconcile,
     privilege_round,
 )
@@ -673,8 +673,8 @@ async def test_the_worker_polls_where_it_may_not_install(world: DatabaseWorkerWo
         await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
         await world.wait_may("UPDATE", "app.orders", expected=False)
         await world.wait(lambda result: result.drift_count == 1)
-        assert not worker.memory.take_recorded()
-        (drift,) = worker.memory.take_unstored()
+        assert not worker.memory.drifts.take_recorded()
+        (drift,) = worker.memory.drifts.take_unstored()
     assert (drift.role, drift.database, drift.corrected) == (world.role, world.database, True)
     assert drift.words == ("UPDATE on table app.orders was granted",)
     assert drift.key
@@ -791,7 +791,7 @@ async def test_a_role_that_is_not_as_declared_causes_no_full_read_for_unrelated_
     for name in ("_RETRY", "_LOCK_RETRY"):
         monkeypatch.setattr(database_worker, name, Backoff(3600.0, 3600.0))
     for name in ("_REST_TIMES", "_LONGEST_REST"):
-        monkeypatch.setattr(privilege_memory, name, 1e9)
+        monkeypatch.setattr(further_reads, name, 1e9)
     monkeypatch.setattr(contests, "FIRST_DELAY", 3600.0)
     await world.hand.execute("CREATE SCHEMA elsewhere")
     world.declare(READ, report_only=cause == "reported")
@@ -1239,8 +1239,8 @@ async def test_a_reported_drift_is_recorded_once_even_after_a_restart(world: Dat
         await world.wait_settled()
         await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
         assert await reached(is_recorded, DEADLINE)
-        assert worker.memory.take_recorded()
-        assert not worker.memory.take_recorded()
+        assert worker.memory.drifts.take_recorded()
+        assert not worker.memory.drifts.take_recorded()
         worker.note_everything()
         await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
         await world.wait(lambda result: len(result.reported) == 2)
@@ -1249,7 +1249,7 @@ async def test_a_reported_drift_is_recorded_once_even_after_a_restart(world: Dat
     async with world.working() as worker:
 
         async def is_repeated() -> bool:
-            return worker.memory.take_recorded()
+            return worker.memory.drifts.take_recorded()
 
         assert await reached(is_repeated, DEADLINE)
         assert await is_recorded()

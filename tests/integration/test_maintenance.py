@@ -15,7 +15,7 @@ from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.maintenance import Maintenance
 from pgrole_controller.controller.privileges.databases import Databases
 from pgrole_controller.controller.privileges.grantees import Grantees
-from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
+from pgrole_controller.controller.privileges.unrecorded_drifts import UnrecordedDrifts
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import DatabasesConfig
@@ -130,11 +130,11 @@ async def test_events_are_pruned_in_a_database_that_was_served_for_less_than_an_
 async def test_drifts_of_databases_that_store_nothing_are_recorded_at_home(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory = PrivilegeMemory()
-    memory.note_unstored([RecordedDrift("reader", ("privileges",), True, "bare") for _ in range(2)])
-    memory.note_reported(RecordedDrift("reader", ("privileges",), False, "bare", key="1"), stores=False)
-    drifts = memory.take_unstored()
-    assert memory.take_unstored() == []
+    unrecorded = UnrecordedDrifts()
+    unrecorded.note_unstored([RecordedDrift("reader", ("privileges",), True, "bare") for _ in range(2)])
+    unrecorded.note_unstored([RecordedDrift("reader", ("privileges",), False, "bare", key="1")])
+    drifts = unrecorded.take_unstored()
+    assert unrecorded.take_unstored() == []
 
     async def fail(*_: object) -> None:
         raise Transient(Reason.SERVER_NOT_READY, "no connection")

@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import pytest
 
-from pgrole_controller.controller.privileges import database_worker, privilege_memory, small_rounds
+from pgrole_controller.controller.privileges import database_worker, further_reads, small_rounds
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.privileges.grantee import Access, SchemaAccess
 from pgrole_controller.core.privileges.privilege_result import News
@@ -98,7 +98,7 @@ async def test_a_table_that_could_not_be_granted_stays_new_while_others_change(
     monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
     monkeypatch.setattr(database_worker, "_RETRY", Backoff(3600.0, 3600.0))
     for name in ("_REST_TIMES", "_LONGEST_REST"):
-        monkeypatch.setattr(privilege_memory, name, 1e9)
+        monkeypatch.setattr(further_reads, name, 1e9)
     world.declare(READ)
     async with world.working() as worker:
         await world.wait_settled()
@@ -133,7 +133,7 @@ async def test_a_table_made_before_everything_is_read_for_one_role_stays_new_to_
 ) -> None:
     monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
     for name in ("_REST_TIMES", "_LONGEST_REST"):
-        monkeypatch.setattr(privilege_memory, name, 0.0)
+        monkeypatch.setattr(further_reads, name, 0.0)
     monkeypatch.setattr(small_rounds, "_SHORT_SECONDS", 3600.0)
     world.declare(READ, report_only=True)
     other = world.declare_other(READ)

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from pgrole_controller.controller.privileges.privilege_approval import build_approval_statements, consider_approval
-from pgrole_controller.controller.privileges.privilege_memory import AppliedState, RoleMemory
+from pgrole_controller.controller.privileges.role_memory import AppliedState, RoleMemory
 from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress
 from pgrole_controller.core.approval import Approval, read_approval
 from pgrole_controller.core.privileges.acl_decision import decide_privileges

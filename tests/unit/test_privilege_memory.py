@@ -1,16 +1,12 @@
-"""controller/privileges/privilege_memory: which objects are new to which role, and when further reads are due."""
+"""What the worker of one database remembers: new objects, contests, and when further reads are due."""
 
 import math
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from pgrole_controller.controller.privileges.privilege_memory import (
-    FurtherReads,
-    PrivilegeMemory,
-    RoleMemory,
-    hold,
-    note_repair,
-)
+from pgrole_controller.controller.privileges.further_reads import FurtherReads
+from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
+from pgrole_controller.controller.privileges.role_memory import RoleMemory
 from pgrole_controller.core.contest import LIMIT, Moment
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObservedAcl
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
@@ -171,10 +167,10 @@ def test_a_role_is_contested_only_while_its_repairs_are_held_back() -> None:
     memory, role = begin()
     now = Moment(100.0, datetime(2026, 1, 1, tzinfo=UTC))
     for _ in range(LIMIT):
-        note_repair(role, now, ["alice"])
-        hold(role, now, (), complete=False)
+        role.note_repair(now, ["alice"])
+        role.hold(now, (), complete=False)
     assert not memory.is_contested(READER.key)
-    assert hold(role, now, ("alice",), complete=False) == {"alice"}
+    assert role.hold(now, ("alice",), complete=False) == {"alice"}
     assert memory.is_contested(READER.key)
     assert not memory.is_contested(OTHER.key)
 
@@ -184,8 +180,8 @@ def test_any_changed_spec_ends_a_contest() -> None:
     now = Moment(100.0, datetime(2026, 1, 1, tzinfo=UTC))
     for generation, digest in ((2, "digest"), (2, "another")):
         for _ in range(LIMIT):
-            note_repair(role, now, ["alice"])
-        assert hold(role, now, ("alice",), complete=False) == {"alice"}
+            role.note_repair(now, ["alice"])
+        assert role.hold(now, ("alice",), complete=False) == {"alice"}
         assert memory.role(READER.key, READER.uid, digest, generation) is role
         assert not memory.is_contested(READER.key)
         assert memory.role(READER.key, READER.uid, digest, generation).contests == {}

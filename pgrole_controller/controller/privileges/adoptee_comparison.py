@@ -11,8 +11,8 @@ import anyio
 
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.privileges import large_rounds
+from pgrole_controller.controller.privileges.further_reads import FurtherReads
 from pgrole_controller.controller.privileges.interruptions import Interruptions, read_beside
-from pgrole_controller.controller.privileges.privilege_memory import FurtherReads
 from pgrole_controller.core.privileges.acl_screening import PrivilegeTerms
 from pgrole_controller.core.privileges.adoption_findings import answer_for, is_cut
 from pgrole_controller.core.privileges.grantee import Grantee

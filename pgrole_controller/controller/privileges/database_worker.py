@@ -314,7 +314,7 @@ class DatabaseWorker:
                 self._everything = True
                 resync_at = now + self._context.config().resync_seconds
             to_read, keys, since = await self._collect(session, now)
-            if to_read.is_needed or keys or now >= self.memory.record_at:
+            if to_read.is_needed or keys or now >= self.memory.drifts.record_at:
                 rest = 0.0
                 await self._round(session, to_read, keys, since)
                 self._full_reads.note(began, anyio.current_time())

@@ -151,13 +151,13 @@ class Databases:
 
     def take_recorded(self) -> set[str]:
         """Returns the databases in which drifts were recorded since the last call."""
-        return {name for name, served in self._served.items() if served.worker.memory.take_recorded()}
+        return {name for name, served in self._served.items() if served.worker.memory.drifts.take_recorded()}
 
     def take_unstored(self) -> list[RecordedDrift]:
         """Returns drifts since the last call in databases that store nothing: the home database is to record them."""
         taken, self._unstored = self._unstored, []
         for served in self._served.values():
-            taken += served.worker.memory.take_unstored()
+            taken += served.worker.memory.drifts.take_unstored()
         return taken
 
     def keep_unstored(self, drifts: Sequence[RecordedDrift]) -> None:
@@ -236,7 +236,7 @@ class Databases:
 
     def _forget(self, name: str) -> None:
         served = self._served.pop(name)
-        self.keep_unstored(served.worker.memory.take_unstored())
+        self.keep_unstored(served.worker.memory.drifts.take_unstored())
         self._left.add(name)
         if served.busy.locked():
             self._ending[name] = served.busy

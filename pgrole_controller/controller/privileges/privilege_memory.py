@@ -4,132 +4,35 @@ Losing it with the process only makes it less exact which difference counts as d
 """
 
 import math
-import uuid
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
-from pgrole_controller.core.approval import PrivilegeOffer
-from pgrole_controller.core.contest import FieldContest, Moment, notice, postpone, repair
-from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.controller.privileges.further_reads import FurtherReads
+from pgrole_controller.controller.privileges.role_memory import AppliedState, RoleMemory
+from pgrole_controller.controller.privileges.unrecorded_drifts import UnrecordedDrifts
+from pgrole_controller.core.contest import Moment, postpone
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId
 from pgrole_controller.core.privileges.acl_screening import PrivilegeTerms
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.grantee_index import GranteeIndex
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
-from pgrole_controller.core.privileges.privilege_result import PrivilegeDrift
 from pgrole_controller.core.request import Key
-from pgrole_controller.postgres.drift_history import MOST_RECORDED, RecordedDrift
-
-#: The pause after a further read, as a multiple of the time it took, and at most this many seconds.
-_REST_TIMES = 9.0
-_LONGEST_REST = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class AppliedState:
-    """What was last applied for one role. `declaration`: the text of an AppliedDeclaration, empty if nothing was."""
-
-    declaration: str = ""
-    drift_count: int = 0
-    approve_handled: str = ""
-
-
-@dataclass(slots=True)
-class RoleMemory:
-    """What is known of one role. `generation`: of the spec. `contests`: by the role in whose name privileges are
-    granted (`PrivilegeDifference.granted_by`), so that a role that keeps reverting repairs delays no other repair.
-    `pending`, `reported`, `declarable` (some of `reported` is), `confirmed`: from the last complete read. `failure`:
-    the last other error, until a complete read ends without one. `told`: what was announced as reported; None: not
-    known, as before the first complete read. `last_drifts`: as in PrivilegeResult. `offer`: what can be approved.
-
-    `missed`: objects that were new when the role was granted nothing on them: it was suspended or ignored, or the grant
-    failed. None: not known, as before the role's first complete read.
-    """
-
-    uid: str
-    digest: str = ""
-    generation: int = 0
-    contests: dict[str, FieldContest] = field(default_factory=dict)
-    pending: tuple[PgRoleError, ...] = ()
-    reported: tuple[str, ...] = ()
-    declarable: bool = True
-    confirmed: bool = False
-    failure: PgRoleError | None = None
-    told: frozenset[str] | None = None
-    last_drifts: tuple[PrivilegeDrift, ...] = ()
-    offer: PrivilegeOffer | None = None
-    missed: frozenset[ObjectId] | None = None
-
-    def new_for(self, fresh: frozenset[ObjectId] | None) -> frozenset[ObjectId] | None:
-        """Objects that are new to this role. `fresh`: to the database. None: not known."""
-        return None if fresh is None or self.missed is None else fresh | self.missed
-
-
-@dataclass(slots=True)
-class FurtherReads:
-    """Complete reads for roles for which the read after an event does not suffice.
-
-    They take at most a tenth of the time, and wait their turn beyond that: whoever keeps one role from being as
-    declared would otherwise make every change in the database expensive.
-    """
-
-    _due: float = -math.inf  # on the loop's clock
-    _put_off: frozenset[Key] = frozenset()
-
-    def may_begin(self, now: float) -> bool:
-        return now >= self._due
-
-    def admit(self, keys: frozenset[Key], now: float) -> frozenset[Key]:
-        """Returns these roles if a read may begin; otherwise none, and they wait for the next one."""
-        if self.may_begin(now):
-            return keys
-        self._put_off |= keys
-        return frozenset()
-
-    def note(self, began: float, ended: float) -> None:
-        """There was one."""
-        self._due = ended + min(_REST_TIMES * (ended - began), _LONGEST_REST)
-
-    def finish(self, keys: frozenset[Key]) -> None:
-        """Everything was read for these."""
-        self._put_off -= keys
-
-    def put_off(self, keys: frozenset[Key]) -> None:
-        """These wait for the next one."""
-        self._put_off |= keys
-
-    def keep_only(self, keys: frozenset[Key]) -> None:
-        """Everything was read for the others, or they are no longer published."""
-        self._put_off &= keys
-
-    @property
-    def next(self) -> float:
-        """When one that was put off is due, on the loop's clock."""
-        return self._due if self._put_off else math.inf
-
-    def due(self, now: float) -> frozenset[Key]:
-        return self._put_off if now >= self.next else frozenset()
 
 
 @dataclass(slots=True)
 class PrivilegeMemory:
     """`applied`: by oid of the role, where the database stores nothing. `repaired_at`: when the last correction of a
-    drift was committed, on the loop's clock. `recorded`: drifts were written that the home database lacks.
-    `unrecorded`: drifts that are not yet written. `record_at`: when to try that again, on the loop's clock; inf: at the
-    end of the round. `unstored`: drifts that the home database is to record, since this one stores nothing.
-    `with_columns`: oids of tables with declared columns. `absent_creators`: roles that declarations name and that do
-    not exist. `adoptees`: reads for these. `largest_acl`: at the last complete read.
+    drift was committed, on the loop's clock. `with_columns`: oids of tables with declared columns. `absent_creators`:
+    roles that declarations name and that do not exist. `adoptees`: reads for these. `largest_acl`: at the last complete
+    read.
     """
 
     applied: dict[int, AppliedState] = field(default_factory=dict)
     further: FurtherReads = field(default_factory=FurtherReads)
     adoptees: FurtherReads = field(default_factory=FurtherReads)
+    drifts: UnrecordedDrifts = field(default_factory=UnrecordedDrifts)
     repaired_at: float = -math.inf
-    recorded: bool = False
-    unrecorded: list[RecordedDrift] = field(default_factory=list)
-    record_at: float = math.inf
-    unstored: list[RecordedDrift] = field(default_factory=list)
     with_columns: frozenset[int] = frozenset()
     absent_creators: frozenset[str] = frozenset()
     largest_acl: int = 0
@@ -146,54 +49,17 @@ class PrivilegeMemory:
     _meanwhile: dict[ObjectId, int] | None = None  # noted since a complete read began; None: outside of one
     _columns_meanwhile: frozenset[int] = frozenset()
 
-    def take_recorded(self) -> bool:
-        """Whether drifts were recorded since the last call."""
-        recorded, self.recorded = self.recorded, False
-        return recorded
-
-    def take_unstored(self) -> list[RecordedDrift]:
-        """Returns `unstored`, and forgets it."""
-        taken, self.unstored = self.unstored, []
-        return taken
-
-    def note_reported(self, drift: RecordedDrift, *, stores: bool) -> None:
-        """Notes a drift that is only reported. `stores`: this database records it."""
-        if stores:
-            self.unrecorded = [*self.unrecorded, drift][-MOST_RECORDED:]
-        else:
-            self.note_unstored([drift])
-
-    @property
-    def waits_to_record(self) -> bool:
-        """Whether the last attempt to record drifts failed."""
-        return self.record_at < math.inf
-
-    def note_unrecorded(self, drifts: Iterable[RecordedDrift], record_at: float) -> None:
-        """Adds repaired drifts to `unrecorded`. Of more than MOST_RECORDED, the oldest are lost."""
-        some = [*self.unrecorded, *(replace(one, key=one.key or uuid.uuid4().hex) for one in drifts)]
-        self.unrecorded, self.record_at = some[-MOST_RECORDED:], min(self.record_at, record_at)
-
-    def note_unstored(self, drifts: Iterable[RecordedDrift]) -> None:
-        """Adds to `unstored`. Of more than MOST_RECORDED, the oldest are lost."""
-        self.unstored += [replace(one, key=one.key or uuid.uuid4().hex) for one in drifts]
-        del self.unstored[:-MOST_RECORDED]
-
     def take_repaired(self) -> float:
         """Returns `repaired_at`, and forgets it."""
         at, self.repaired_at = self.repaired_at, -math.inf
         return at
 
     def role(self, key: Key, uid: str, digest: str, generation: int = 0) -> RoleMemory:
-        """Returns the memory of a role. Any changed spec ends its contests, as it does for those of the role itself."""
+        """Returns the memory of a role, with what it now declares."""
         known = self._roles.get(key)
         if known is None or known.uid != uid:
             known = self._roles[key] = RoleMemory(uid)
-        if (known.digest, known.generation) != (digest, generation):
-            known.generation, known.contests = generation, {}
-        if known.digest != digest:
-            known.digest = digest
-            known.pending, known.reported, known.confirmed, known.offer = (), (), False, None
-            known.failure = None
+        known.note_spec(digest, generation)
         return known
 
     def keep_only(self, grantees: Iterable[Grantee]) -> None:
@@ -239,7 +105,7 @@ class PrivilegeMemory:
 
     def is_contested(self, key: Key) -> bool:
         known = self._roles.get(key)
-        return known is not None and any(contest.contested for contest in known.contests.values())
+        return known is not None and known.is_contested
 
     def is_applied(self, grantee: Grantee, database: str) -> bool:
         """Whether the role's declaration is applied, as far as this process knows, and what is new to it is known."""
@@ -251,7 +117,7 @@ class PrivilegeMemory:
     def unsettled(self) -> frozenset[Key]:
         """Returns the roles for which a partial read does not suffice."""
         return frozenset(
-            key for key, one in self._roles.items() if one.reported or one.failure is not None or self.is_contested(key)
+            key for key, one in self._roles.items() if one.reported or one.failure is not None or one.is_contested
         )
 
     def waiting(self) -> frozenset[Key]:
@@ -364,37 +230,14 @@ class PrivilegeMemory:
 
     def next_check(self) -> float:
         """When a contested role, or a read that was put off, is due, on the loop's clock."""
-        contested = min((due for one in self._roles.values() for due in _due(one)), default=math.inf)
-        return min(contested, self.further.next, self.adoptees.next, self.record_at)
+        contested = min((due for one in self._roles.values() for due in one.next_checks), default=math.inf)
+        return min(contested, self.further.next, self.adoptees.next, self.drifts.record_at)
 
     def due(self, now: float) -> frozenset[Key]:
-        contested = frozenset(key for key, one in self._roles.items() if any(due <= now for due in _due(one)))
+        contested = frozenset(key for key, one in self._roles.items() if any(due <= now for due in one.next_checks))
         return contested | self.further.due(now) | self.adoptees.due(now)
 
 
 def _identify(obj: DatabaseObject) -> int:
     """Whoever owned an object held everything on it, and another owner may be one whose objects policy denied."""
     return hash((obj.schema, obj.name, obj.arguments, obj.owner))
-
-
-def _due(role: RoleMemory) -> Iterator[float]:
-    return (contest.next_check.seconds for contest in role.contests.values() if contest.contested)
-
-
-def hold(role: RoleMemory, now: Moment, drifting: Collection[str], *, complete: bool) -> frozenset[str]:
-    """Returns the grantors whose changes are not repaired now, since they recur. `drifting`: the grantors with drift.
-    `complete`: no other grantor has any.
-    """
-    for name, contest in list(role.contests.items()):
-        if complete or name in drifting:
-            noticed = notice(contest, now, drifts=name in drifting)
-            if noticed is None:
-                del role.contests[name]
-            else:
-                role.contests[name] = noticed
-    return frozenset(name for name, contest in role.contests.items() if contest.holds(now))
-
-
-def note_repair(role: RoleMemory, now: Moment, drifted: Iterable[str]) -> None:
-    for name in drifted:
-        role.contests[name] = repair(role.contests.get(name), now)

@@ -20,7 +20,7 @@ from pgrole_controller.controller.privileges import large_rounds
 from pgrole_controller.controller.privileges.interruptions import Interruptions, Uninterrupted, read_beside
 from pgrole_controller.controller.privileges.privilege_approval import consider_approval, mention_approval
 from pgrole_controller.controller.privileges.privilege_attribution import find_authors
-from pgrole_controller.controller.privileges.privilege_memory import AppliedState, PrivilegeMemory, hold, note_repair
+from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
 from pgrole_controller.controller.privileges.privilege_progress import (
     AuthorDrift,
     PrivilegeProgress,
@@ -41,6 +41,7 @@ from pgrole_controller.controller.privileges.privilege_records import (
 )
 from pgrole_controller.controller.privileges.privilege_restart import find_new_objects
 from pgrole_controller.controller.privileges.privilege_screening import RoundScreening
+from pgrole_controller.controller.privileges.role_memory import AppliedState
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.contest import Moment
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
@@ -152,9 +153,9 @@ class PrivilegeReconcile:
     async def record(self) -> None:
         """As `record_waiting`, unless nothing may be written now."""
         if self._why_not(()) is None:
-            await record_waiting(self._session, self._memory, self._config.history)
-        elif self._memory.waits_to_record:
-            self._memory.record_at = anyio.current_time() + RECORD_SECONDS
+            await record_waiting(self._session, self._memory.drifts, self._config.history)
+        elif self._memory.drifts.failed:
+            self._memory.drifts.record_at = anyio.current_time() + RECORD_SECONDS
 
     def _begin(self, grantee: Grantee) -> PrivilegeProgress:
         digest = grantee.digest_of(self._session.database)
@@ -255,7 +256,7 @@ class PrivilegeReconcile:
         decision = one.decision
         # A correction that a person approved is never contested.
         drifting = set() if one.approval else {difference.granted_by for difference in decision.drift}
-        one.held = hold(one.role, self._now, drifting, complete=complete)
+        one.held = one.role.hold(self._now, drifting, complete=complete)
         one.held_places = frozenset(place_of(each) for each in decision.drift if each.granted_by in one.held)
         one.changes = tuple(each for each in decision.changes if place_of_change(each) not in one.held_places)
         one.default_changes = tuple(
@@ -308,7 +309,7 @@ class PrivilegeReconcile:
         defaults = [change for one in some for change in one.default_changes]
         for one in some:
             one.error = None if one.has_changes else one.error
-        apply = partial(apply_and_record, self._session, self._records, self._memory, some)
+        apply = partial(apply_and_record, self._session, self._records, self._memory.drifts, some)
         give_way = self._interruptions.give_way
         applied = await apply(repairs, defaults, self._read_oids, whole=self._whole, give_way=give_way)
         if applied.stored and any(one.told for one in some):
@@ -346,7 +347,7 @@ class PrivilegeReconcile:
         if extended:
             one.news.append(announce_extension(database, extended))
         if one.approval is None:
-            note_repair(one.role, self._now, corrected)
+            one.role.note_repair(self._now, corrected)
         elif len(one.news) > announced:
             one.news[announced:] = [mention_approval(news, one.approval) for news in one.news[announced:]]
         declaration = one.declaration if one.error is None else one.applied.declaration
@@ -355,7 +356,7 @@ class PrivilegeReconcile:
         one.applied = AppliedState(declaration, count, handled)
         if not self._session.stores:
             self._memory.applied[one.grantee.oid] = one.applied
-            self._memory.note_unstored(self._records.record_told(one))
+            self._memory.drifts.note_unstored(self._records.record_told(one))
         one.told = ()
 
     def _result(self, one: PrivilegeProgress, *, complete: bool) -> PrivilegeResult:
@@ -370,6 +371,8 @@ class PrivilegeReconcile:
 
     def _announce_reported(self, one: PrivilegeProgress) -> None:
         """Drift that is left as it is, once."""
+        unrecorded = self._memory.drifts
+        note_record = unrecorded.note_waiting if self._session.stores else unrecorded.note_unstored
         drifts: list[PrivilegeDrift] = []
         for by, differences in one.reported:
             drift = self._describe(by, differences, corrected=False)
@@ -377,7 +380,7 @@ class PrivilegeReconcile:
             one.news.append(announce_drift(self._session.database, drift, differences, first=one.role.told is None))
             key = "\0".join((one.grantee.uid, *sorted(difference.words for difference in differences)))
             record = replace(self._records.record(one.grantee, drift, by), key=key)
-            self._memory.note_reported(record, stores=self._session.stores)
+            note_record([record])
         one.role.told = frozenset(difference.words for difference in one.decision.reported)
         if drifts:
             one.role.last_drifts = tuple(drifts)

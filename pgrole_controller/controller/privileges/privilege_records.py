@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import anyio
 
 from pgrole_controller.controller.privileges.privilege_approval import build_approval_statements
-from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
 from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress, shorten_drift
+from pgrole_controller.controller.privileges.unrecorded_drifts import UnrecordedDrifts
 from pgrole_controller.core.database_options import HistoryConfig
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl import DefaultAclChange
@@ -79,7 +79,7 @@ def _store(one: PrivilegeProgress) -> str:
 async def apply_and_record(
     session: DatabaseSession,
     records: RoundRecords,
-    memory: PrivilegeMemory,
+    drifts: UnrecordedDrifts,
     some: Iterable[PrivilegeProgress],
     repairs: Sequence[AclRepair] = (),
     defaults: Sequence[DefaultAclChange] = (),
@@ -92,30 +92,30 @@ async def apply_and_record(
     history, it is recorded later. Raises PgRoleError.
     """
     told = [record for one in some for record in records.record_told(one)] if records.stores else []
-    history = build_record_statement(told, records.history) if told and not memory.waits_to_record else ""
+    history = build_record_statement(told, records.history) if told and not drifts.failed else ""
     applied = await session.apply(
         repairs, defaults, grantees, records.build(some), history=history, whole=whole, give_way=give_way
     )
     if told and applied.stored:
-        memory.recorded = True
+        drifts.recorded = True
         if applied.unrecorded is not None:
             extra = {"database": session.database, "error": applied.unrecorded.message}
             log.warning("drifts are recorded later", extra=extra)
         if applied.unrecorded is not None or not history:
-            memory.note_unrecorded(told, anyio.current_time() + RECORD_SECONDS)
+            drifts.note_waiting(told, anyio.current_time() + RECORD_SECONDS)
     return applied
 
 
-async def record_waiting(session: DatabaseSession, memory: PrivilegeMemory, config: HistoryConfig) -> None:
+async def record_waiting(session: DatabaseSession, drifts: UnrecordedDrifts, config: HistoryConfig) -> None:
     """Records drifts that are only reported, each once, however many resyncs find it, and those that could not be
     recorded with their repair. Raises PgRoleError if the session fails.
     """
-    now, again = anyio.current_time(), memory.waits_to_record
-    some = memory.unrecorded[:MOST_RECORDED]
-    if again and now < memory.record_at:
+    now, again = anyio.current_time(), drifts.failed
+    some = drifts.waiting[:MOST_RECORDED]
+    if again and now < drifts.record_at:
         return
-    memory.record_at = now + RECORD_SECONDS if some and session.stores else math.inf
-    if memory.record_at == math.inf:
+    drifts.record_at = now + RECORD_SECONDS if some and session.stores else math.inf
+    if drifts.record_at == math.inf:
         return
     try:
         applied = await session.apply([], [], [], [(build_record_statement(some, config), ())])
@@ -126,6 +126,6 @@ async def record_waiting(session: DatabaseSession, memory: PrivilegeMemory, conf
         log.log(logging.DEBUG if again else logging.WARNING, "drifts are recorded later", extra=extra)
         return
     if applied.stored:
-        del memory.unrecorded[: len(some)]
-        memory.record_at = now if memory.unrecorded else math.inf
-        memory.recorded = True
+        del drifts.waiting[: len(some)]
+        drifts.record_at = now if drifts.waiting else math.inf
+        drifts.recorded = True

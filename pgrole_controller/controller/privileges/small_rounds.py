@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import anyio
 
-from pgrole_controller.controller.privileges.privilege_memory import FurtherReads
+from pgrole_controller.controller.privileges.further_reads import FurtherReads
 from pgrole_controller.controller.privileges.privilege_reconcile import PrivilegeReconcile, RoundContext
 from pgrole_controller.core.privileges.acl import ObjectId
 from pgrole_controller.core.privileges.grantee import Grantee

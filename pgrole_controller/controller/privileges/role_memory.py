@@ -1,0 +1,88 @@
+"""What one database's worker remembers of one role between rounds."""
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from pgrole_controller.core.approval import PrivilegeOffer
+from pgrole_controller.core.contest import FieldContest, Moment, notice, repair
+from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.privileges.acl import ObjectId
+from pgrole_controller.core.privileges.privilege_result import PrivilegeDrift
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedState:
+    """What was last applied for one role. `declaration`: the text of an AppliedDeclaration, empty if nothing was."""
+
+    declaration: str = ""
+    drift_count: int = 0
+    approve_handled: str = ""
+
+
+@dataclass(slots=True)
+class RoleMemory:
+    """What is known of one role. `generation`: of the spec. `contests`: by the role in whose name privileges are
+    granted (`PrivilegeDifference.granted_by`), so that a role that keeps reverting repairs delays no other repair.
+    `pending`, `reported`, `declarable` (some of `reported` is), `confirmed`: from the last complete read. `failure`:
+    the last other error, until a complete read ends without one. `told`: what was announced as reported; None: not
+    known, as before the first complete read. `last_drifts`: as in PrivilegeResult. `offer`: what can be approved.
+
+    `missed`: objects that were new when the role was granted nothing on them: it was suspended or ignored, or the grant
+    failed. None: not known, as before the role's first complete read.
+    """
+
+    uid: str
+    digest: str = ""
+    generation: int = 0
+    contests: dict[str, FieldContest] = field(default_factory=dict)
+    pending: tuple[PgRoleError, ...] = ()
+    reported: tuple[str, ...] = ()
+    declarable: bool = True
+    confirmed: bool = False
+    failure: PgRoleError | None = None
+    told: frozenset[str] | None = None
+    last_drifts: tuple[PrivilegeDrift, ...] = ()
+    offer: PrivilegeOffer | None = None
+    missed: frozenset[ObjectId] | None = None
+
+    def new_for(self, fresh: frozenset[ObjectId] | None) -> frozenset[ObjectId] | None:
+        """Objects that are new to this role. `fresh`: to the database. None: not known."""
+        return None if fresh is None or self.missed is None else fresh | self.missed
+
+    def note_spec(self, digest: str, generation: int) -> None:
+        """Any changed spec ends the role's contests, as it does for those of its fields. `digest`: of what it declares
+        for this database.
+        """
+        if (self.digest, self.generation) != (digest, generation):
+            self.generation, self.contests = generation, {}
+        if self.digest != digest:
+            self.digest = digest
+            self.pending, self.reported, self.confirmed, self.offer = (), (), False, None
+            self.failure = None
+
+    @property
+    def is_contested(self) -> bool:
+        return any(contest.contested for contest in self.contests.values())
+
+    @property
+    def next_checks(self) -> Iterator[float]:
+        """When each contest is due, on the loop's clock."""
+        return (contest.next_check.seconds for contest in self.contests.values() if contest.contested)
+
+    def hold(self, now: Moment, drifting: Collection[str], *, complete: bool) -> frozenset[str]:
+        """Returns the grantors whose changes are not repaired now, since they recur. `drifting`: the grantors with
+        drift. `complete`: no other grantor has any.
+        """
+        for name, contest in list(self.contests.items()):
+            if complete or name in drifting:
+                noticed = notice(contest, now, drifts=name in drifting)
+                if noticed is None:
+                    del self.contests[name]
+                else:
+                    self.contests[name] = noticed
+        return frozenset(name for name, contest in self.contests.items() if contest.holds(now))
+
+    def note_repair(self, now: Moment, drifted: Iterable[str]) -> None:
+        """`drifted`: the grantors whose drift was repaired."""
+        for name in drifted:
+            self.contests[name] = repair(self.contests.get(name), now)
