@@ -55,7 +55,7 @@ async def apply(
     repairs: Sequence[AclRepair],
     defaults: Sequence[DefaultAclChange] = (),
     *,
-    extra: Sequence[tuple[str, Sequence[object]]] = (),
+    extra: str = "",
     fence: Fence | None = None,
 ) -> AppliedAcls:
     version = int(await db.connection.fetchval("SELECT current_setting('server_version_num')::int"))
@@ -216,7 +216,7 @@ async def test_an_object_that_changed_since_it_was_read_is_left_alone(db: AclDat
         AclRepair(table, (change(db, table, "reader", "SELECT"),)),
         AclRepair(sequence, (change(db, sequence, "reader", "USAGE"),)),
     ]
-    applied = await apply(db, repairs, extra=[("CREATE TABLE public.stored ()", ())])
+    applied = await apply(db, repairs, extra="CREATE TABLE public.stored ()")
     assert applied.errors[table.object.id].reason is Reason.PROGRESSING
     assert not applied.stored
     assert await db.beside.fetchval("SELECT to_regclass('public.stored')") is None
@@ -478,7 +478,7 @@ async def test_default_privileges_are_granted_and_revoked(db: AclDatabase) -> No
         DefaultAclChange(*owner, "app", "r", *reader, ("SELECT",)),
         DefaultAclChange(*owner, "", "f", *reader, ("EXECUTE",)),
     ]
-    applied = await apply(db, (), grants, extra=[("CREATE TABLE public.stored ()", ())])
+    applied = await apply(db, (), grants, extra="CREATE TABLE public.stored ()")
     assert not applied.default_errors
     assert applied.stored
     assert await db.beside.fetchval("SELECT to_regclass('public.stored')") == "stored"
@@ -497,7 +497,7 @@ async def test_300_default_privileges_are_changed_in_transactions_of_100(db: Acl
     await db.run("DO $$ BEGIN FOR i IN 1..300 LOOP EXECUTE format('CREATE SCHEMA d%s', i); END LOOP; END $$")
     creator, reader = (db.oids["owner"], db.name("owner")), (db.oids["reader"], db.name("reader"))
     changes = [DefaultAclChange(*creator, f"d{place}", "r", *reader, ("SELECT",)) for place in range(1, 301)]
-    applied = await apply(db, (), changes, extra=[("CREATE TABLE public.stored ()", ())])
+    applied = await apply(db, (), changes, extra="CREATE TABLE public.stored ()")
     assert not applied.default_errors
     assert applied.stored
     sizes = await db.beside.fetch("SELECT count(*) FROM pg_default_acl GROUP BY xmin::text")
@@ -554,7 +554,7 @@ async def test_an_irrevocable_entry_is_an_error_of_its_grantee_only(db: AclDatab
         ),
         AclRepair(sequence, (change(db, sequence, "reader", "USAGE"),)),
     ]
-    applied = await apply(db, repairs, extra=[("CREATE TABLE public.stored ()", ())])
+    applied = await apply(db, repairs, extra="CREATE TABLE public.stored ()")
     assert set(applied.errors) == {table.object.id}
     errors = {role: applied.find_error(table.object.id, db.oids[role]) for role in ("reader", "writer", "heir")}
     assert [role for role, error in errors.items() if error is not None] == ["reader"]
@@ -733,7 +733,7 @@ async def sent_while(db: AclDatabase, *repairs: AclRepair) -> tuple[AppliedAcls,
         sent.append(query.query)
 
     with db.connection.query_logger(note):
-        applied = await apply(db, repairs, extra=[("SELECT 1", ())])
+        applied = await apply(db, repairs, extra="SELECT 1")
         await anyio.wait_all_tasks_blocked()  # loggers are called later
     return applied, [query for query in sent if "server_version_num" not in query]
 

@@ -6,10 +6,12 @@ from typing import cast
 
 import pytest
 
-from pgrole_controller.controller.privileges.privilege_approval import build_approval_statements, consider_approval
-from pgrole_controller.controller.privileges.role_memory import AppliedState, RoleMemory
+from pgrole_controller.controller.privileges.privilege_approval import consider_approval
 from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress
+from pgrole_controller.controller.privileges.privilege_records import RoundRecords
+from pgrole_controller.controller.privileges.role_memory import AppliedState, RoleMemory
 from pgrole_controller.core.approval import Approval, read_approval
+from pgrole_controller.core.database_options import HistoryConfig
 from pgrole_controller.core.privileges.acl_decision import decide_privileges
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
@@ -56,7 +58,8 @@ def test_reported_drift_is_offered_and_an_approval_corrects_it() -> None:
     assert one.approval == approval
     assert [change.privileges for change in one.decision.changes] == [("DELETE",)]
     assert one.role.offer is None
-    assert build_approval_statements([one]) == [f"SELECT pgrole.store_approval(16400, 'uid', '{approval.value}')"]
+    *_, last = RoundRecords("orders", "c1", HistoryConfig(), stores=True).build([one]).split(";\n")
+    assert last == f"SELECT pgrole.store_approval(16400, 'uid', '{approval.value}')"
 
 
 @pytest.mark.parametrize(

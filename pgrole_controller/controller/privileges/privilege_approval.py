@@ -3,7 +3,6 @@
 Where the database stores nothing, no approval is offered: it could act again after a restart.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress
@@ -15,7 +14,6 @@ from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import phrases
 from pgrole_controller.core.privileges.privilege_result import PrivilegeNews
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
-from pgrole_controller.postgres.privileges.stored_state import build_approval_statement
 
 #: Characters of an Event's note that are left for what was corrected.
 _NOTE = 800
@@ -56,15 +54,6 @@ def consider_approval(
     one.role.offer = PrivilegeOffer(digest, phrases(corrected))
     if not session.enforcing and grantee.approval.covers(digest, one.applied.approve_handled):
         one.decision, one.approval, one.role.offer = correction, grantee.approval, None
-
-
-def build_approval_statements(some: Iterable[PrivilegeProgress]) -> list[str]:
-    """Statements that record these roles' approvals as handled; after `store_applied`, without which no row exists."""
-    return [
-        build_approval_statement(one.grantee.oid, one.grantee.uid, one.approval.value)
-        for one in some
-        if one.approval is not None
-    ]
 
 
 def mention_approval(news: PrivilegeNews, approval: Approval) -> PrivilegeNews:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import anyio
 
-from pgrole_controller.controller.privileges.privilege_approval import build_approval_statements
 from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress, shorten_drift
 from pgrole_controller.controller.privileges.unrecorded_drifts import UnrecordedDrifts
 from pgrole_controller.core.database_options import HistoryConfig
@@ -19,10 +18,9 @@ from pgrole_controller.postgres.drift_history import MOST_RECORDED, RecordedDrif
 from pgrole_controller.postgres.fence import is_another_leading
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
 from pgrole_controller.postgres.privileges.acl_batches import GiveWay
-from pgrole_controller.postgres.privileges.acl_transaction import Statement
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
-from pgrole_controller.postgres.privileges.stored_state import build_applied_statement
+from pgrole_controller.postgres.privileges.stored_state import build_applied_statement, build_approval_statement
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +39,7 @@ class RoundRecords:
     history: HistoryConfig
     stores: bool
 
-    def build(self, some: Iterable[PrivilegeProgress]) -> list[Statement]:
+    def build(self, some: Iterable[PrivilegeProgress]) -> str:
         """Counts what these roles' repairs corrected; of those without an error also that everything is applied."""
         statements: list[str] = []
         for one in some if self.stores else ():
@@ -49,8 +47,9 @@ class RoundRecords:
                 continue
             if one.error is None or one.told:
                 statements.append(_store(one))
-            statements += build_approval_statements([one])
-        return [(";\n".join(statements), ())] if statements else []
+            if one.approval is not None:
+                statements.append(build_approval_statement(one.grantee.oid, one.grantee.uid, one.approval.value))
+        return ";\n".join(statements)
 
     def record_told(self, one: PrivilegeProgress) -> list[RecordedDrift]:
         """What this role's repairs corrected."""
@@ -118,7 +117,7 @@ async def record_waiting(session: DatabaseSession, drifts: UnrecordedDrifts, con
     if drifts.record_at == math.inf:
         return
     try:
-        applied = await session.apply([], [], [], [(build_record_statement(some, config), ())])
+        applied = await session.apply([], [], [], build_record_statement(some, config))
     except PgRoleError as error:
         if session.connection.is_closed() or is_another_leading(error):
             raise

@@ -36,7 +36,7 @@ from pgrole_controller.postgres.privileges.acl_refusal import (
     explain_default,
     explain_storing,
 )
-from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AclTransactions, Statement
+from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AclTransactions
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.own_locks import HISTORY, tell_locked_table
 
@@ -72,17 +72,17 @@ async def apply_acls(
     defaults: Sequence[DefaultAclChange],
     grantees: Collection[int],
     dialect: AclDialect,
-    extra: Sequence[Statement] = (),
+    extra: str = "",
     give_way: GiveWay = anyio.lowlevel.checkpoint,
     *,
     history: str = "",
 ) -> AppliedAcls:
     """Applies the changes; nothing is sent if there are none. `grantees`: whose entries were read.
 
-    `extra` runs in the transaction of the last change, if there was no error: pass what records that everything is
-    applied. Without changes, it gets a transaction of its own. `history` belongs to it: the statement that records what
-    was corrected. Raises PgRoleError if the connection is lost, another process leads, changes are suspended, or an
-    event trigger of others would run; what was committed before stays.
+    `extra` (SQL) runs in the transaction of the last change, if there was no error: pass what records that everything
+    is applied. Without changes, it gets a transaction of its own. `history` belongs to it: the statement that records
+    what was corrected. Raises PgRoleError if the connection is lost, another process leads, changes are suspended, or
+    an event trigger of others would run; what was committed before stays.
     """
     due = sorted(
         (one for one in repairs if one.changes), key=lambda one: (one.observed.object.id.oid, one.observed.object.id)
@@ -90,8 +90,7 @@ async def apply_acls(
     if not (due or defaults or extra):
         return AppliedAcls()
     await prepare_checks(connection)
-    transactions = AclTransactions(connection, grantees, dialect, extra)
-    transactions.history = history
+    transactions = AclTransactions(connection, grantees, dialect, extra, history)
     waits, failed, deadlines = waits_of(connection), failed_changes_of(connection), Deadlines()
     objects = Batches(connection, _ObjectSteps(connection, transactions, dialect.version), waits, deadlines, give_way)
     parts = split_large(failed.separate(due, OBJECTS))
@@ -109,13 +108,12 @@ async def apply_acls(
         await batches.change_busy(last=True)
     elif not due:
         await _store(connection, transactions)
-    left_out = transactions.stored and transactions.history != history
     return AppliedAcls(
         transactions.errors,
         transactions.grantee_errors,
         transactions.default_errors,
         transactions.stored,
-        await tell_locked_table(connection, HISTORY) if left_out else None,
+        await tell_locked_table(connection, HISTORY) if transactions.stored and transactions.unrecorded else None,
     )
 
 

@@ -6,7 +6,6 @@ that is one message.
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import anyio
 
@@ -36,9 +35,6 @@ _STATEMENT_TIMEOUT = "3500ms"
 _CHANGE_LOCK_TIMEOUT = "2s"
 #: Time limit in seconds for dividing the changes of one object, well below that of a transaction.
 _PARTS_SECONDS = 1.0
-
-#: A statement and its arguments.
-Statement: TypeAlias = tuple[str, Sequence[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +67,23 @@ class AclDialect:
 class AclTransactions:
     """The transactions of one call of `apply_acls`.
 
-    `errors`, `grantee_errors`, `default_errors`: as in AppliedAcls. `stored`: the `extra` statements ran. `history`:
-    another one, which is left out if others have locked the table of the history; it is empty then.
+    `extra`, `history`: as in `apply_acls`. `errors`, `grantee_errors`, `default_errors`: as in AppliedAcls. `stored`:
+    the `extra` statements ran; `unrecorded`: without `history`, since others have locked its table.
     """
 
     def __init__(
-        self, connection: Connection, grantees: Collection[int], dialect: AclDialect, extra: Sequence[Statement]
+        self, connection: Connection, grantees: Collection[int], dialect: AclDialect, extra: str, history: str
     ) -> None:
         self._connection = connection
         self._read_back = AclReadBack(connection, grantees, dialect.version)
         self._dialect = dialect
-        self._extra = tuple(extra)
-        self.history = ""
+        self._extra = extra
+        self._history = history
         self.errors: dict[ObjectId, PgRoleError] = {}
         self.grantee_errors: dict[ObjectId, dict[Part, PgRoleError]] = {}
         self.default_errors: dict[DefaultAclChange, PgRoleError] = {}
         self.stored = False
+        self.unrecorded = False
 
     async def run(
         self,
@@ -109,9 +106,9 @@ class AclTransactions:
             if not (at_once and await self._transact_at_once(repairs, extra=extra, seconds=seconds)):
                 await self._transact(repairs, defaults, extra=extra, cascade=cascade, seconds=seconds)
         except PgRoleError as error:
-            if not self.history or find_locked_table(error) != HISTORY:
+            if self.unrecorded or not self._history or find_locked_table(error) != HISTORY:
                 raise
-            self.history = ""
+            self.unrecorded = True
             await self.run(repairs, defaults, extra=extra, cascade=cascade, seconds=seconds)
 
     async def _transact(
@@ -127,14 +124,12 @@ class AclTransactions:
             stale = await self._read_back.find_stale(repairs)
             fresh = [one for one in repairs if one.observed.object.id not in stale]
             changes = [change for one in fresh for change in one.changes]
-            refused = await execute_changes(
-                self._connection, self._dialect.version, changes, defaults, cascade=cascade
-            )
+            refused = await execute_changes(self._connection, self._dialect.version, changes, defaults, cascade=cascade)
             await self._read_back.verify(fresh, refused)
             await self._read_back.verify_defaults(defaults)
             storing = extra and not (self.errors or self.default_errors or stale)
-            for statement, arguments in self._ending if storing else ():
-                await self._connection.execute(statement, *arguments)
+            for statement in self._ending if storing else ():
+                await self._connection.execute(statement)
         self.errors.update(stale)
         self.stored = self.stored or storing
 
@@ -198,10 +193,7 @@ class AclTransactions:
         more than one message, or because the failed object must be found.
         """
         storing = extra and not (self.errors or self.default_errors)
-        ending = self._ending if storing else ()
-        if any(arguments for _, arguments in ending):
-            return False
-        last = [statement for statement, _ in ending]
+        last = self._ending if storing else []
         if repairs and self._dialect.whole:
             last.append(NOTE_OWN_TRANSACTION)
         text = render_repairs(repairs, self._dialect.version, self._opening(repairs, seconds), last)
@@ -218,8 +210,8 @@ class AclTransactions:
         return True
 
     @property
-    def _ending(self) -> Sequence[Statement]:
-        return (*self._extra, (self.history, ())) if self.history else self._extra
+    def _ending(self) -> list[str]:
+        return [one for one in (self._extra, "" if self.unrecorded else self._history) if one]
 
     def _opening(self, repairs: Sequence[AclRepair], seconds: float) -> list[str]:
         """Returns settings and locks of a transaction."""

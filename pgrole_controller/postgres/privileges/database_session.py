@@ -34,7 +34,7 @@ from pgrole_controller.postgres.privileges.acl_batches import GiveWay
 from pgrole_controller.postgres.privileges.acl_catalog import read_older
 from pgrole_controller.postgres.privileges.acl_checks import prepare_checks
 from pgrole_controller.postgres.privileges.acl_fingerprint import Fingerprints
-from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, Statement
+from pgrole_controller.postgres.privileges.acl_transaction import AclDialect
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.database_schema import DatabaseInstallation, inspect_database
 from pgrole_controller.postgres.privileges.ddl_events import (
@@ -241,7 +241,7 @@ class DatabaseSession:
         repairs: Sequence[AclRepair],
         defaults: Sequence[DefaultAclChange],
         grantees: Collection[int],
-        extra: Sequence[Statement],
+        extra: str,
         *,
         history: str = "",
         whole: bool = False,
