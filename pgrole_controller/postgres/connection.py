@@ -330,17 +330,6 @@ def has_raw_names(connection: Connection) -> bool:
     return bool(connection.get_settings().server_encoding == "SQL_ASCII")
 
 
-def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first PgRoleError of a group that holds nothing else; otherwise the group itself."""
-    failures, rest = group.split(PgRoleError)
-    if rest is not None or failures is None:
-        return group
-    failure: BaseException = failures
-    while isinstance(failure, BaseExceptionGroup):
-        failure = failure.exceptions[0]
-    return failure
-
-
 async def await_end(connections: Sequence[Connection]) -> NoReturn:
     """Waits until one of these connections ends; raises Transient with the reason."""
     ended = anyio.Event()
@@ -348,8 +337,11 @@ async def await_end(connections: Sequence[Connection]) -> NoReturn:
         connection.add_termination_listener(lambda _connection: ended.set())
     if not any(connection.is_closed() for connection in connections):
         await ended.wait()
-    reasons = [f": {shorten(str(reason))}" for connection in connections if (reason := reason_of(connection))]
-    raise Transient(Reason.SERVER_NOT_READY, f"a connection to PostgreSQL ended{''.join(reasons[:1])}")
+    reason = next((found for connection in connections if (found := reason_of(connection))), None)
+    text = "" if reason is None else f": {shorten(str(reason))}"
+    raise Transient(Reason.SERVER_NOT_READY, f"a connection to PostgreSQL ended{text}") from (
+        reason or ConnectionResetError()
+    )
 
 
 def _spell(host: str, port: int) -> str:

@@ -48,7 +48,7 @@ def explain(error: PgRoleError, database: str, login: str = "") -> PgRoleError:
     """Returns the error for the objects that declare privileges in a database to which the controller cannot
     connect. `login`: the role; empty if it is not known.
     """
-    codes = _codes(error, set())
+    codes = _codes(error)
     if NO_DATABASE in codes:
         return DatabaseMissing(database)
     if _NOT_ACCEPTING in codes:
@@ -71,12 +71,11 @@ class DatabaseMissing(Waiting):
         super().__init__(Reason.PRIVILEGE_PENDING, f'database "{database}" does not exist')
 
 
-def _codes(error: BaseException | None, within: set[int]) -> set[str]:
+def _codes(error: BaseException | None) -> set[str]:
     """SQLSTATEs of an error and its causes."""
-    if error is None or id(error) in within:
+    if error is None:
         return set()
-    within.add(id(error))
-    found = {str(getattr(error, "sqlstate", None) or "")}
+    found = {str(getattr(error, "sqlstate", None) or "")} | _codes(error.__cause__)
     if isinstance(error, BaseExceptionGroup):
-        found |= {code for one in error.exceptions for code in _codes(one, within)}
-    return (found | _codes(error.__cause__, within)) - {""}
+        found |= {code for one in error.exceptions for code in _codes(one)}
+    return found - {""}

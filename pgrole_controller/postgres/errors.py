@@ -18,6 +18,7 @@ import asyncpg
 from pgrole_controller import metrics
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, RefusedForNow, Transient, Waiting
 from pgrole_controller.core.reconnect import Cause
+from pgrole_controller.ending import leaves
 from pgrole_controller.postgres.authentication import Unacceptable
 
 #: Raised by functions of schema pgrole if the role or claim changed since it was read: read again; nothing was changed.
@@ -139,7 +140,16 @@ _SPARED = (Cause.REFUSED, Cause.STARTING, Cause.LOST, Cause.OVERTAKEN, Cause.OTH
 _REFUSED = {errno.ECONNREFUSED}
 #: The file of a Unix socket is removed with its server.
 _REFUSED_SOCKET = {errno.ECONNREFUSED, errno.ENOENT}
-_BROKEN = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError, EOFError, asyncpg.ConnectionDoesNotExistError)
+#: InterfaceError, InternalClientError: as in LOST.
+_BROKEN = (
+    ConnectionResetError,
+    ConnectionAbortedError,
+    BrokenPipeError,
+    EOFError,
+    asyncpg.ConnectionDoesNotExistError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
 
 #: asyncio joins the errors of a host's addresses in the text of one OSError.
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
@@ -151,22 +161,17 @@ class StandbyError(ConnectionError):
 
 def cause_of(error: PgRoleError) -> Cause:
     """Why a session could not be started, or why it ended."""
-    return _classify(error, frozenset())
+    return _classify(error)
 
 
-def _classify(error: BaseException | None, within: frozenset[int]) -> Cause:
-    """`within`: ids of the errors that contain this one, since an error can be in the group that is its cause."""
-    if id(error) in within:
-        return _SPARED[0]
-    within |= {id(error)}
+def _classify(error: BaseException | None) -> Cause:
     match error:
         case BaseExceptionGroup():
-            causes = [_classify(one, within) for one in error.exceptions]
-            return max(causes, key=_SPARED.index)
+            return max(map(_classify, error.exceptions), key=_SPARED.index)
         case PgRoleError(reason=Reason.PROGRESSING):
             return Cause.OVERTAKEN
         case PgRoleError():
-            return _classify(error.__cause__, within)
+            return _classify(error.__cause__)
         case asyncpg.CannotConnectNowError():
             return Cause.STARTING
         case Unacceptable():
@@ -300,6 +305,21 @@ def convert_unexpected() -> Iterator[None]:
         raise
     except Exception as error:
         raise UnexpectedError(error) from error
+
+
+@contextmanager
+def unwrap_group() -> Iterator[None]:
+    """Around a task group: raises the first error of a group of PgRoleErrors, with the cause that it has, by which
+    `cause_of` and others judge it. A group that holds anything else is raised as it is.
+    """
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        failures, others = group.split(PgRoleError)
+        if failures is None or others is not None:
+            raise
+        failure = next(leaves(failures))
+        raise failure from failure.__cause__
 
 
 def shorten(text: str, most: int = _LONGEST_TEXT) -> str:

@@ -38,10 +38,10 @@ from pgrole_controller.postgres.capabilities import (
 )
 from pgrole_controller.postgres.catalog import ReferencedNames, read_suspects
 from pgrole_controller.postgres.claim_store import ClaimStore, HeldClaims, HomeConnection
-from pgrole_controller.postgres.connection import Connection, Endpoint, await_end, connect, first_error
+from pgrole_controller.postgres.connection import Connection, Endpoint, await_end, connect
 from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.detection import POLL_SECONDS, Detector, OnChange, open_detector
-from pgrole_controller.postgres.errors import convert_unexpected, translate_errors
+from pgrole_controller.postgres.errors import convert_unexpected, translate_errors, unwrap_group
 from pgrole_controller.postgres.fence import Candidate, Fence, take_lead
 from pgrole_controller.postgres.held_databases import HeldQuestion, read_unheld
 from pgrole_controller.postgres.missing_privileges import PARAMETER_GRANTS_VERSION
@@ -281,7 +281,7 @@ async def run_session(
             detector.poller,
             fence,
         )
-        try:
+        with unwrap_group():
             async with anyio.create_task_group() as tasks:
                 for task in detector.tasks:
                     tasks.start_soon(task)
@@ -293,8 +293,6 @@ async def run_session(
                     tasks.start_soon(_await_upgrade, detector, found.schema_state, period, tasks.cancel_scope)
                 await work(session)
                 tasks.cancel_scope.cancel()
-        except BaseExceptionGroup as group:
-            raise first_error(group) from group
 
 
 def _open_claims(status_claims: StatusClaims, found: Capabilities) -> ClaimStore:

@@ -8,9 +8,9 @@ from typing import NoReturn
 import anyio
 
 from pgrole_controller.postgres.capabilities import Capabilities
-from pgrole_controller.postgres.connection import Connection, await_end, first_error
+from pgrole_controller.postgres.connection import Connection, await_end
 from pgrole_controller.postgres.detection import Detector
-from pgrole_controller.postgres.errors import translate_errors
+from pgrole_controller.postgres.errors import translate_errors, unwrap_group
 from pgrole_controller.postgres.fence import Candidate, Fence, lead_while_away
 from pgrole_controller.postgres.schema import is_current
 
@@ -35,14 +35,12 @@ async def stand_by(
     waiting = _FailedStandby(
         candidate, (writer, *(detector.connections if detector else ())), found if detector else None
     )
-    try:
+    with unwrap_group():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(await_end, waiting.connections)
             tasks.start_soon(waiting.keep_alive, tasks.cancel_scope)
             await candidate.stand_by()
             tasks.cancel_scope.cancel()
-    except BaseExceptionGroup as group:
-        raise first_error(group) from group
     return waiting.fence
 
 

@@ -1,6 +1,6 @@
 """Causes of a missing session, with real servers, sockets and host names."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +10,16 @@ import anyio.abc
 import asyncpg
 import pytest
 
-from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.reconnect import Cause
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.local.workspace import free_port
+from pgrole_controller.postgres import session as session_module
 from pgrole_controller.postgres.connection import Endpoint, connect
-from pgrole_controller.postgres.errors import cause_of
+from pgrole_controller.postgres.errors import cause_of, unwrap_group
+from pgrole_controller.postgres.fence import Candidate
+from pgrole_controller.postgres.session import Session, run_session
 from tests.servers import Servers
 
 SECONDS = 30.0
@@ -119,9 +122,91 @@ def test_unforeseen_errors_back_off_and_another_leader_counts_as_overtaken() -> 
     assert cause_of(mixed) is Cause.OTHER
 
 
-def test_an_error_raised_from_a_group_that_contains_it_has_a_cause() -> None:
-    error = Transient(Reason.SERVER_NOT_READY, "no answer in time")
-    error.__cause__ = ExceptionGroup("", [error])
-    assert cause_of(error) in Cause
-    error.__cause__ = ExceptionGroup("", [error, TimeoutError()])
+def test_the_first_error_of_a_group_keeps_its_own_cause() -> None:
+    error, another = (Transient(Reason.SERVER_NOT_READY, text) for text in ("no answer in time", "ended"))
+    error.__cause__, another.__cause__ = TimeoutError(), ConnectionResetError()
+    with pytest.raises(Transient) as caught, unwrap_group():
+        raise ExceptionGroup("", [ExceptionGroup("", [error]), another])
+    assert caught.value is error
     assert cause_of(error) is Cause.OTHER
+    for others in (BaseExceptionGroup("", [error, KeyboardInterrupt()]), ExceptionGroup("", [TimeoutError()])):
+        with pytest.raises(BaseExceptionGroup) as raised, unwrap_group():
+            raise others
+        assert raised.value is others
+
+
+async def end_session(
+    server: PostgresServer, work: Callable[[Session], Awaitable[None]], candidate: Candidate | None = None
+) -> Cause:
+    """Why the session ended while `work` ran in it."""
+    with pytest.raises(PgRoleError) as caught, anyio.fail_after(SECONDS):
+        await run_session(
+            Endpoint(server.dsn()),
+            "cluster",
+            may_install=True,
+            on_change=lambda _names: None,
+            work=work,
+            candidate=candidate,
+        )
+    return cause_of(caught.value)
+
+
+async def terminate(server: PostgresServer, purpose: str) -> None:
+    connection = await asyncpg.connect(server.dsn())
+    query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE $1"
+    await connection.execute(query, f"pgrole-controller {purpose}")
+    await connection.close()
+
+
+@pytest.mark.parametrize("purpose", ["work", "listen", "watch", "%"])
+async def test_a_session_whose_backend_is_terminated_is_lost(own_postgres: PostgresServer, purpose: str) -> None:
+    async def work(session: Session) -> None:
+        await terminate(own_postgres, purpose)
+        while True:
+            await session.read_database_name()
+            await anyio.sleep(0.01)
+
+    assert await end_session(own_postgres, work) is Cause.LOST
+
+
+async def test_a_standbys_session_whose_backend_is_terminated_is_lost(own_postgres: PostgresServer) -> None:
+    async def stand_by() -> None:
+        await terminate(own_postgres, "work")
+        await anyio.sleep_forever()
+
+    async def work(_: Session) -> None:
+        raise AssertionError("it never leads")
+
+    candidate = Candidate("here", "me", lambda: False, stand_by, stand_by)
+    assert await end_session(own_postgres, work, candidate) is Cause.LOST
+
+
+async def test_a_server_that_hangs_during_a_session_backs_off(
+    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "BEAT_PERIOD", 0.1)
+    monkeypatch.setattr(session_module, "_SUSPENDED_SECONDS", 0.2)
+
+    async def work(_: Session) -> None:
+        own_postgres.pause()
+        await anyio.sleep_forever()
+
+    try:
+        assert await end_session(own_postgres, work) is Cause.OTHER
+    finally:
+        own_postgres.resume()
+
+
+async def test_a_session_that_the_controller_refuses_backs_off(own_postgres: PostgresServer) -> None:
+    async def conflict(_: Session) -> None:
+        raise Refused(Reason.CONFLICT, "an older PgServer declares the same server")
+
+    async def overtaken(_: Session) -> None:
+        raise Transient(Reason.PROGRESSING, "another process leads")
+
+    assert await end_session(own_postgres, conflict) is Cause.OTHER
+    assert await end_session(own_postgres, overtaken) is Cause.OVERTAKEN
+
+
+async def test_a_missing_home_database_backs_off(own_postgres: PostgresServer) -> None:
+    assert await cause_at(Endpoint(own_postgres.dsn(database="missing"))) is Cause.OTHER

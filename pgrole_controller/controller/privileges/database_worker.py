@@ -34,9 +34,8 @@ from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.capabilities import Identity
-from pgrole_controller.postgres.connection import first_error
 from pgrole_controller.postgres.database_connection import DatabaseMissing
-from pgrole_controller.postgres.errors import UnexpectedError
+from pgrole_controller.postgres.errors import UnexpectedError, unwrap_group
 from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.privileges.database_opening import open_database
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
@@ -297,13 +296,10 @@ class DatabaseWorker:
         self.mode, self.trouble, self._everything = session.mode, None, True
         self.stores = session.stores
         self.why = "" if session.mode is DatabaseMode.EVENTS else session.why
-        try:
+        with unwrap_group():
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(session.run)
                 await self._work(session)
-        except BaseExceptionGroup as group:
-            error = first_error(group)
-            raise error from error.__cause__
 
     async def _work(self, session: DatabaseSession) -> None:
         rest, prepared, resync_at = 0.0, False, -math.inf

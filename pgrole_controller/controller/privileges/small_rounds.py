@@ -18,7 +18,7 @@ from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.event_loop import Turns
-from pgrole_controller.postgres.connection import first_error
+from pgrole_controller.postgres.errors import unwrap_group
 from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
 from pgrole_controller.signals import Signal
 
@@ -120,16 +120,14 @@ class SmallRounds:
         own = {key} - self._busy if key is not None else set[Key]()
         self._busy |= own
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._call, call, answer)
-                while not answer:
-                    with anyio.move_on_after(self._context.session.unannounced_seconds):
-                        await self._notice.wait()
-                    await anyio.sleep(max(self._begins - anyio.current_time(), 0.0))
-                    await self.give_way()
-        except BaseExceptionGroup as group:
-            error = first_error(group)
-            raise error from error.__cause__
+            with unwrap_group():
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._call, call, answer)
+                    while not answer:
+                        with anyio.move_on_after(self._context.session.unannounced_seconds):
+                            await self._notice.wait()
+                        await anyio.sleep(max(self._begins - anyio.current_time(), 0.0))
+                        await self.give_way()
         finally:
             self._busy -= own
         return answer[0]
