@@ -1,7 +1,8 @@
 """The checks of `doctor` on one PostgreSQL server."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 
 from pgrole_controller.commands.doctor_checks import CheckList
 from pgrole_controller.controller.server_config import ServerConfig
@@ -17,15 +18,6 @@ from pgrole_controller.postgres.schema import VERSION
 #: Maximum number of databases whose event triggers are read, one connection after the other.
 MOST_DATABASES = 50
 _HISTORY_UNREAD = "not readable: connect as the controller's role, or as a member of pg_monitor that is no superuser"
-
-
-@dataclass(slots=True)
-class _Basis:
-    """Facts that later checks build on; None: it could not be read."""
-
-    server: ServerFacts | None = None
-    role: RoleFacts | None = None
-    schema: SchemaFacts | None = None
 
 
 async def check_server(
@@ -44,146 +36,158 @@ async def check_server(
 
     async def connect() -> list[Finding]:
         async with connect_read_only(endpoint) as connection:
-            await _ask_all(checks, connection, config, endpoint, login, databases, cluster)
+            await ServerChecks(checks, connection, config, endpoint, login, databases, cluster).run()
         return []
 
     await checks.run("connection", connect, failed=FindingState.PROBLEM)
     return checks.findings
 
 
-async def _ask_all(
-    checks: CheckList,
-    connection: Connection,
-    config: ServerConfig,
-    endpoint: Endpoint,
-    login: str | None,
-    databases: tuple[str, ...] | None,
-    cluster: str | None,
-) -> None:
-    area, basis, now = checks.area, _Basis(), datetime.now(UTC)
+@dataclass(slots=True)
+class ServerChecks:
+    """The checks of one server, one method for each question. `login`, `databases`, `cluster`: as in `check_server`.
 
-    async def ask_server() -> list[Finding]:
-        basis.server = await diagnosis.read_server_facts(connection)
-        sslmode = endpoint.ssl or ""
+    Later questions build on `server`, `role` and `schema`; None: it could not be read.
+    """
+
+    checks: CheckList
+    connection: Connection
+    config: ServerConfig
+    endpoint: Endpoint
+    login: str | None
+    databases: tuple[str, ...] | None
+    cluster: str | None
+    server: ServerFacts | None = None
+    role: RoleFacts | None = None
+    schema: SchemaFacts | None = None
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    async def run(self) -> None:
+        """Adds to `checks`. A question that fails is a finding."""
+        if self.databases is None:
+            await self.checks.run("databases", self._ask_declared_databases)
+        for name, check in (
+            ("server", self._ask_server),
+            ("privileges", self._ask_role),
+            ("schema pgrole", self._ask_schema),
+            ("connections", self._ask_connections),
+            ("attribution", self._ask_attribution),
+            ("history", self._ask_history),
+            ("suspended", self._ask_suspension),
+            ("claims", self._ask_claims),
+            ("passwords", self._ask_passwords),
+            ("old transactions", self._ask_transactions),
+        ):
+            await self.checks.run(name, check)
+        await self._check_databases()
+
+    @property
+    def _area(self) -> str:
+        return self.checks.area
+
+    @property
+    def _server(self) -> ServerFacts:
+        if self.server is None:
+            raise Refused(Reason.SERVER_NOT_READY, "not checked: the server's version and settings could not be read")
+        return self.server
+
+    @property
+    def _role(self) -> RoleFacts:
+        if self.role is None:
+            text = "not checked: the privileges of the controller's role could not be read"
+            raise Refused(Reason.SERVER_NOT_READY, text)
+        return self.role
+
+    async def _ask_declared_databases(self) -> list[Finding]:
+        self.databases = await diagnosis.read_declared_databases(self.connection)
+        return []
+
+    async def _ask_server(self) -> list[Finding]:
+        server = self.server = await diagnosis.read_server_facts(self.connection)
         return [
-            server_findings.judge_version(area, basis.server),
-            server_findings.judge_clock(area, basis.server),
-            server_findings.judge_encryption(area, basis.server, sslmode, now),
-            *server_findings.judge_settings(area, basis.server),
+            server_findings.judge_version(self._area, server),
+            server_findings.judge_clock(self._area, server),
+            server_findings.judge_encryption(self._area, server, self.endpoint.ssl or "", self.now),
+            *server_findings.judge_settings(self._area, server),
         ]
 
-    async def ask_role() -> list[Finding]:
-        basis.role = await diagnosis.read_role_facts(connection, login)
-        return server_findings.judge_rights(area, basis.role)
+    async def _ask_role(self) -> list[Finding]:
+        self.role = await diagnosis.read_role_facts(self.connection, self.login)
+        return server_findings.judge_rights(self._area, self.role)
 
-    async def ask_schema() -> list[Finding]:
-        server, role = _server(basis), _role(basis)
-        basis.schema = await diagnosis.read_schema_facts(connection, role.name)
+    async def _ask_schema(self) -> list[Finding]:
+        server, role = self._server, self._role
+        schema = self.schema = await diagnosis.read_schema_facts(self.connection, role.name)
         return [
-            *schema_findings.judge_schema(area, basis.schema, role, server.database, VERSION),
-            *schema_findings.judge_detection(area, role, basis.schema, server.database),
+            *schema_findings.judge_schema(self._area, schema, role, server.database, VERSION),
+            *schema_findings.judge_detection(self._area, role, schema, server.database),
         ]
 
-    async def ask_connections() -> list[Finding]:
-        server, role = _server(basis), _role(basis)
-        sessions = await diagnosis.read_session_facts(connection, role.name)
-        return server_findings.judge_connections(area, server, role, sessions, len(databases or ()))
+    async def _ask_connections(self) -> list[Finding]:
+        server, role = self._server, self._role
+        sessions = await diagnosis.read_session_facts(self.connection, role.name)
+        return server_findings.judge_connections(self._area, server, role, sessions, len(self.databases or ()))
 
-    async def ask_attribution() -> list[Finding]:
-        return attribution_findings.judge_attribution(area, _server(basis), _role(basis), config.attribution.audit_log)
+    async def _ask_attribution(self) -> list[Finding]:
+        audit_log = self.config.attribution.audit_log
+        return attribution_findings.judge_attribution(self._area, self._server, self._role, audit_log)
 
-    async def ask_history() -> list[Finding]:
-        history = await diagnosis.read_history_facts(connection)
+    async def _ask_history(self) -> list[Finding]:
+        history = await diagnosis.read_history_facts(self.connection)
         if history is None:
-            kept = basis.schema is not None and basis.schema.keeps_history
+            kept = self.schema is not None and self.schema.keeps_history
             text = _HISTORY_UNREAD if kept else "no history is kept in this database"
-            return [Finding(area, "history", FindingState.UNKNOWN if kept else FindingState.OK, text)]
-        return [schema_findings.judge_history(area, history, config.history, now)]
+            return [Finding(self._area, "history", FindingState.UNKNOWN if kept else FindingState.OK, text)]
+        return [schema_findings.judge_history(self._area, history, self.config.history, self.now)]
 
-    async def ask_suspension() -> list[Finding]:
-        server, role = _server(basis), _role(basis)
-        found = await diagnosis.read_suspending_settings(connection, role.name)
-        return [schema_findings.judge_suspension(area, found, role, server.database)]
+    async def _ask_suspension(self) -> list[Finding]:
+        server, role = self._server, self._role
+        found = await diagnosis.read_suspending_settings(self.connection, role.name)
+        return [schema_findings.judge_suspension(self._area, found, role, server.database)]
 
-    async def ask_claims() -> list[Finding]:
-        counts = await diagnosis.read_claim_counts(connection)
+    async def _ask_claims(self) -> list[Finding]:
+        counts = await diagnosis.read_claim_counts(self.connection)
         if counts is None:
-            there = basis.schema is not None and basis.schema.home
+            there = self.schema is not None and self.schema.home
             text = "not readable by this login: use the controller's" if there else "none are kept in this database"
-            return [Finding(area, "claims", FindingState.UNKNOWN if there else FindingState.OK, text)]
-        return schema_findings.judge_claims(area, counts, cluster)
+            return [Finding(self._area, "claims", FindingState.UNKNOWN if there else FindingState.OK, text)]
+        return schema_findings.judge_claims(self._area, counts, self.cluster)
 
-    async def ask_passwords() -> list[Finding]:
-        own = await diagnosis.read_role_facts(connection, None)  # the login of this command
-        roles = await diagnosis.count_md5_roles(connection) if own.superuser else None
-        return server_findings.judge_passwords(area, _server(basis), roles)
+    async def _ask_passwords(self) -> list[Finding]:
+        own = await diagnosis.read_role_facts(self.connection, None)  # the login of this command
+        roles = await diagnosis.count_md5_roles(self.connection) if own.superuser else None
+        return server_findings.judge_passwords(self._area, self._server, roles)
 
-    async def ask_transactions() -> list[Finding]:
-        own = await diagnosis.read_role_facts(connection, None)
-        found = await diagnosis.read_old_transactions(connection)
-        return [server_findings.judge_old_transactions(area, found, sees_all=own.superuser or own.monitors)]
+    async def _ask_transactions(self) -> list[Finding]:
+        own = await diagnosis.read_role_facts(self.connection, None)
+        found = await diagnosis.read_old_transactions(self.connection)
+        sees_all = own.superuser or own.monitors
+        return [server_findings.judge_old_transactions(self._area, found, sees_all=sees_all)]
 
-    if databases is None:
+    async def _check_databases(self) -> None:
+        """Event triggers of each database with declared privileges."""
+        if self.databases is None:
+            text = "databases with declared privileges are unknown: use --server, or the controller's login"
+            self._add("event triggers", FindingState.UNKNOWN, text)
+            return
+        if not self.databases:
+            self._add("event triggers", FindingState.OK, "no PgRole declares privileges in a database")
+        failed = FindingState.UNKNOWN if self.role is None else FindingState.PROBLEM
+        for name in self.databases[:MOST_DATABASES]:
+            ask = partial(self._ask_event_triggers, name)
+            await self.checks.run(f'event triggers of "{name}"', ask, failed=failed)
+        if len(self.databases) > MOST_DATABASES:
+            text = f"{len(self.databases) - MOST_DATABASES} more databases are not checked"
+            self._add("event triggers", FindingState.UNKNOWN, text)
 
-        async def ask_databases() -> list[Finding]:
-            nonlocal databases
-            databases = await diagnosis.read_declared_databases(connection)
-            return []
+    async def _ask_event_triggers(self, database: str) -> list[Finding]:
+        role = self._role
+        try:
+            async with connect_read_only(self.endpoint, database) as connection:
+                triggers = await diagnosis.read_event_trigger_facts(connection, role.name)
+        except DatabaseMissing:
+            return [schema_findings.report_missing_database(self._area, database)]
+        return schema_findings.judge_event_triggers(self._area, triggers, role)
 
-        await checks.run("databases", ask_databases)
-    for name, check in (
-        ("server", ask_server),
-        ("privileges", ask_role),
-        ("schema pgrole", ask_schema),
-        ("connections", ask_connections),
-        ("attribution", ask_attribution),
-        ("history", ask_history),
-        ("suspended", ask_suspension),
-        ("claims", ask_claims),
-        ("passwords", ask_passwords),
-        ("old transactions", ask_transactions),
-    ):
-        await checks.run(name, check)
-    await _ask_databases(checks, endpoint, basis, databases)
-
-
-async def _ask_databases(
-    checks: CheckList, endpoint: Endpoint, basis: _Basis, databases: tuple[str, ...] | None
-) -> None:
-    """Event triggers of each database with declared privileges."""
-    area = checks.area
-    if databases is None:
-        text = "databases with declared privileges are unknown: use --server, or the controller's login"
-        checks.findings.append(Finding(area, "event triggers", FindingState.UNKNOWN, text))
-        return
-    if not databases:
-        text = "no PgRole declares privileges in a database"
-        checks.findings.append(Finding(area, "event triggers", FindingState.OK, text))
-    failed = FindingState.UNKNOWN if basis.role is None else FindingState.PROBLEM
-    for name in databases[:MOST_DATABASES]:
-
-        async def ask_event_triggers(name: str = name) -> list[Finding]:
-            role = _role(basis)
-            try:
-                async with connect_read_only(endpoint, name) as connection:
-                    triggers = await diagnosis.read_event_trigger_facts(connection, role.name)
-            except DatabaseMissing:
-                return [schema_findings.report_missing_database(area, name)]
-            return schema_findings.judge_event_triggers(area, triggers, role)
-
-        await checks.run(f'event triggers of "{name}"', ask_event_triggers, failed=failed)
-    if len(databases) > MOST_DATABASES:
-        text = f"{len(databases) - MOST_DATABASES} more databases are not checked"
-        checks.findings.append(Finding(area, "event triggers", FindingState.UNKNOWN, text))
-
-
-def _server(basis: _Basis) -> ServerFacts:
-    if basis.server is None:
-        raise Refused(Reason.SERVER_NOT_READY, "not checked: the server's version and settings could not be read")
-    return basis.server
-
-
-def _role(basis: _Basis) -> RoleFacts:
-    if basis.role is None:
-        raise Refused(Reason.SERVER_NOT_READY, "not checked: the privileges of the controller's role could not be read")
-    return basis.role
+    def _add(self, check: str, state: FindingState, text: str) -> None:
+        self.checks.findings.append(Finding(self._area, check, state, text))
