@@ -257,12 +257,7 @@ async def run_session(
             on_change=on_change,
             on_database=on_database,
         )
-        found = detector = fence = None
-        while candidate is not None and not candidate.is_leading() and fence is None:
-            async with explaining(writer):
-                found = await read_capabilities(writer)
-            detector = await open_chosen(found) if found else None
-            fence = await stand_by(candidate, writer, found, detector)
+        found, detector, fence = await _await_lead(candidate, writer, open_chosen)
         if found is None or fence is None:
             async with explaining(writer):
                 found = await prepare_schema(writer, detection, may_install, found)
@@ -293,6 +288,21 @@ async def run_session(
                     tasks.start_soon(_await_upgrade, detector, found.schema_state, period, tasks.cancel_scope)
                 await work(session)
                 tasks.cancel_scope.cancel()
+
+
+async def _await_lead(
+    candidate: Candidate | None, writer: Connection, open_chosen: Callable[[Capabilities], Awaitable[Detector]]
+) -> tuple[Capabilities | None, Detector | None, Fence | None]:
+    """Stands by until this process leads. Returns what it found and opened meanwhile, which the session uses, and the
+    fence if this process leads the database without the Lease. Raises PgRoleError.
+    """
+    found = detector = fence = None
+    while candidate is not None and not candidate.is_leading() and fence is None:
+        async with explaining(writer):
+            found = await read_capabilities(writer)
+        detector = await open_chosen(found) if found else None
+        fence = await stand_by(candidate, writer, found, detector)
+    return found, detector, fence
 
 
 def _open_claims(status_claims: StatusClaims, found: Capabilities) -> ClaimStore:

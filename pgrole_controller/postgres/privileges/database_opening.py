@@ -47,18 +47,14 @@ async def open_database(
             # PostgreSQL would plan the large questions of each round again: that takes longer than to answer them
             generic_plans = connect_to(endpoint, database, "database", plan_cache_mode="force_generic_plan")
             async with generic_plans as connection, AsyncExitStack() as closing:
+                reading = ReadingConnections(endpoint, database, server)
+                closing.push_async_callback(reading.close)
                 async with explaining(connection, explain_database_access):
                     with forgetting():
-                        identity = await _identify(connection, database)
-                        if not identity.is_same_server(server):
-                            raise Transient(Reason.SERVER_NOT_READY, f'database "{database}" is on a different server')
-                        await _silence_triggers(connection, identity)
-                        await _interrupt_autovacuum(connection)
+                        identity = await _prepare(connection, database, server)
                         installation = await install_database(connection, allowed=may_install)
                         fence = await _lead(connection, candidate, installation, known)
                         place = await fetch_row(connection, "", resources.text("sql", "events", "place.sql"))
-                        reading = ReadingConnections(endpoint, database, server)
-                        closing.push_async_callback(reading.close)
                         session = DatabaseSession(
                             database,
                             home,
@@ -75,6 +71,16 @@ async def open_database(
                 yield session
         except PgRoleError as error:
             raise await explain_session(error, endpoint, database) from error.__cause__
+
+
+async def _prepare(connection: Connection, database: str, server: Identity) -> Identity:
+    """Verifies which server it is, and sets what the controller's role may set. Raises PgRoleError."""
+    identity = await _identify(connection, database)
+    if not identity.is_same_server(server):
+        raise Transient(Reason.SERVER_NOT_READY, f'database "{database}" is on a different server')
+    await _silence_triggers(connection, identity)
+    await _interrupt_autovacuum(connection)
+    return identity
 
 
 async def _identify(connection: Connection, database: str) -> Identity:
