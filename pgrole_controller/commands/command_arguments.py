@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from pgrole_controller.settings import DSN, read_settings
 
-#: Exit codes. `plan` and `diff` end with DIFFERENT if something would change; MISUSED is argparse's own.
+#: Exit codes. `plan` and `diff` end with DIFFERENT if something would change; 2 is argparse's own.
 DONE = 0
 FAILED = 1
-MISUSED = 2
 DIFFERENT = 3
 
 #: Default of --own-namespace.

@@ -21,7 +21,6 @@ from pgrole_controller.program import CONTROLLER, PLUGIN_COMPLETER, PLUGIN_EXECU
 
 #: The first argument by which kubectl's completer asks for completions, as programs made with cobra have it.
 ASK = "__complete"
-SHELLS = ("bash", "zsh", "fish")
 
 _FOR_KUBECTL = f"""#!/bin/sh
 # Completion of `kubectl pgrole`. Save as {PLUGIN_COMPLETER}, executable, in a folder of the PATH.

@@ -18,7 +18,7 @@ METHODS: Final[tuple[Method, ...]] = get_args(Method)
 UNVERIFIED: Final = frozenset[str]({"scram-sha-256", "none"})
 ANYTHING: Final = frozenset[str](METHODS)
 
-_OK, _CLEAR, _MD5, _SASL, _CONTINUE, _FINAL = 0, 3, 5, 10, 11, 12
+_CLEAR, _MD5, _SASL, _CONTINUE, _FINAL = 3, 5, 10, 11, 12
 _SHOWN = {
     "password": "the password in clear text (password)",
     "md5": "an MD5 hash of the password (md5)",
@@ -53,7 +53,6 @@ class Login:
 
     def __init__(self, allowed: frozenset[str]) -> None:
         self._allowed = allowed
-        self._asked: str | None = None
         self._step: int | None = None  # the last code received
 
     def check(self, body: bytes) -> None:
@@ -92,7 +91,6 @@ class Login:
             self._require("md5" if code == _MD5 else "password")
 
     def _require(self, method: str) -> None:
-        self._asked = method
         if method not in self._allowed:
             raise MethodRefused(method, self._allowed)
 

@@ -27,14 +27,6 @@ SELECT
           AND (t.evtname, t.evtevent) IN (('pgrole_on_ddl', 'ddl_command_end'), ('pgrole_on_drop', 'sql_drop'))
     ) AS armed,
     current_setting('max_prepared_transactions')::int AS max_prepared_transactions,
-    (SELECT r.rolsuper FROM pg_catalog.pg_roles AS r WHERE r.rolname = session_user) AS superuser,
-    -- roles of providers whose members may create event triggers as well
-    EXISTS (
-        SELECT
-        FROM pg_catalog.pg_roles AS r
-        WHERE r.rolname IN ('rds_superuser', 'cloudsqlsuperuser', 'neon_superuser', 'azure_pg_admin', 'alloydbsuperuser')
-          AND pg_catalog.pg_has_role(session_user, r.oid, 'MEMBER')
-    ) AS administers,
     -- since 17: no event trigger fires in this session
     coalesce(current_setting('event_triggers', true) = 'off', false) AS spared,
     ARRAY(

@@ -11,7 +11,7 @@ from pgrole_controller.core.privileges.attribution import DEFAULTS, GRANTED, REV
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 from pgrole_controller.core.privileges.recorded_statement import ChangedPrivilege
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres.privileges.acl_attribution import MOST_ROWS, read_authors, read_authors_of
+from pgrole_controller.postgres.privileges.acl_attribution import MOST_ROWS, read_authors
 from tests.integration.event_support import PEOPLE, EventDatabase, event_database
 
 #: Ways in which alice changes table `a`, hiding the statement more or less. `%s`: GRANT … or REVOKE ….
@@ -42,7 +42,7 @@ async def database(postgres_server: PostgresServer) -> AsyncIterator[EventDataba
 
 
 async def author_of(database: EventDatabase, changed: ChangedRow) -> DriftAuthor:
-    return (await read_authors_of(database.reading, [changed]))[changed]
+    return (await read_authors(database.reading, [changed]))[changed]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -59,7 +59,7 @@ async def test_the_login_that_changes_a_table_is_named(database: EventDatabase, 
     assert found.address == "127.0.0.1"
     assert found.time is not None
     assert found.statement == (statement if way == "alone" else "")
-    assert (await read_authors(database.reading, {xmin}))[xmin].login == "alice"
+    assert (await author_of(database, ChangedRow(xmin))).login == "alice"
 
 
 async def test_the_matching_command_is_chosen_in_a_transaction_with_several(database: EventDatabase) -> None:
@@ -75,7 +75,7 @@ async def test_the_matching_command_is_chosen_in_a_transaction_with_several(data
     assert (await author_of(database, ChangedRow(xmin, GRANTED, ("c", "reader")))).statement.endswith("ON c TO reader")
     revoked = await author_of(database, ChangedRow(xmin, REVOKED, ("d", "reader")))
     assert revoked.statement == "REVOKE SELECT ON d FROM reader"
-    assert (await read_authors(database.reading, {xmin}))[xmin].proof is Evidence.TRANSACTION
+    assert (await author_of(database, ChangedRow(xmin))).proof is Evidence.TRANSACTION
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ async def test_concurrent_transactions_are_attributed_correctly(database: EventD
         for name, tables in owned.items()
         for table in tables
     }
-    found = await read_authors_of(database.reading, list(rows))
+    found = await read_authors(database.reading, list(rows))
     assert {row: (found[row].login, found[row].proof) for row in rows} == {
         row: (name, Evidence.TRANSACTION) for row, name in rows.items()
     }
@@ -204,17 +204,19 @@ async def test_a_grant_by_an_event_trigger_within_another_grant_is_attributed(da
 
 async def test_no_one_is_named_without_an_event(database: EventDatabase) -> None:
     unknown = await database.xmin("pg_database", "datname = 'template1'")
-    assert await read_authors(database.reading, {unknown, 0, 1, 2, 2**32 - 1}) == {}
-    assert await read_authors(database.reading, set()) == {}
+    rows = [ChangedRow(xmin) for xmin in (unknown, 0, 1, 2, 2**32 - 1)]
+    assert await read_authors(database.reading, rows) == {}
+    assert await read_authors(database.reading, []) == {}
 
 
 async def test_the_answer_is_bounded_for_any_number_of_rows_and_events(database: EventDatabase) -> None:
     bob = await database.person("bob")
     await bob.execute("BEGIN;" + "GRANT SELECT ON a TO reader; REVOKE SELECT ON a FROM reader;" * 200 + "COMMIT")
     xmin = await database.xmin_of_table("a")
-    found = await read_authors(database.reading, [xmin, *range(xmin + 1, xmin + 5 * MOST_ROWS)])
-    assert found.keys() <= set(range(xmin + 4 * MOST_ROWS, xmin + 5 * MOST_ROWS)), "the highest are asked about"
-    assert (await read_authors(database.reading, {xmin}))[xmin].login == "bob"
+    rows = [ChangedRow(one) for one in range(xmin + 5 * MOST_ROWS - 1, xmin - 1, -1)]
+    found = await read_authors(database.reading, rows)
+    assert found.keys() <= set(rows[:MOST_ROWS]), "the first are asked about"
+    assert (await author_of(database, ChangedRow(xmin))).login == "bob"
 
 
 HOSTILE = {
@@ -257,7 +259,6 @@ async def test_a_change_in_a_database_with_another_encoding_is_attributed(
             )
         finally:
             await alice.close()
-        found = await read_authors(database.reading, {await database.xmin_of_table("a2")})
-        (author,) = found.values()
+        author = await author_of(database, ChangedRow(await database.xmin_of_table("a2")))
     assert author.login == "alice"
     assert author.statement == ("GRANT \u00e9" if encoding == "LATIN1" else "GRANT \\xe9")

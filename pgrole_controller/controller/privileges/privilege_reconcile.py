@@ -5,7 +5,6 @@ unless its table is locked, their history are written by the transaction of the 
 an error only after everything was read back, by the transaction that changed it or after it.
 """
 
-import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -59,8 +58,6 @@ from pgrole_controller.postgres.privileges.acl_refusal import OutdatedAcl
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
 from pgrole_controller.postgres.privileges.stored_state import StoredState
-
-log = logging.getLogger(__name__)
 
 #: Maximum number of passes; what still differs then is left to a retry.
 PASSES = 3

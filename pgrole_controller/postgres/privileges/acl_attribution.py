@@ -46,20 +46,13 @@ MANY_ROWS = 500
 log = logging.getLogger(__name__)
 
 
-async def read_authors(connection: Connection, xmins: Collection[int]) -> dict[int, DriftAuthor]:
-    """By xmin of a changed row: who wrote it, with proof; rows that no event explains are left out.
-
-    Raises PgRoleError, also if schema pgrole has no events here. At most MOST_ROWS are looked up, the highest first.
-    """
-    found = await read_authors_of(connection, [ChangedRow(xmin) for xmin in sorted(set(xmins), reverse=True)])
-    return {changed.xmin: author for changed, author in found.items()}
-
-
-async def read_authors_of(connection: Connection, rows: Sequence[ChangedRow]) -> dict[ChangedRow, DriftAuthor]:
-    """As `read_authors`, for rows about which more is known: several rows can have one xmin and different commands.
+async def read_authors(connection: Connection, rows: Sequence[ChangedRow]) -> dict[ChangedRow, DriftAuthor]:
+    """Who wrote these rows; those that no event explains are left out. At most MOST_ROWS transactions are looked up,
+    those of the first rows. Several rows can have one xmin and different commands.
 
     Of rows that are gone (`xmin` 0), and of those that a transaction wrote that did not make the change, or whose
-    statements are not known, the last events are looked at.
+    statements are not known, the last events are looked at. Raises PgRoleError, also if schema pgrole has no events
+    here.
     """
     wanted = list(dict.fromkeys(changed.xmin for changed in rows if changed.xmin))[:MOST_ROWS]
     events = await read_events(connection, wanted) if wanted else {}
@@ -104,13 +97,13 @@ class PatientAttribution:
     async def ask(
         self, connection: Connection, database: str, rows: Sequence[ChangedRow]
     ) -> dict[ChangedRow, DriftAuthor]:
-        """As `read_authors_of`; without the answer if there is none in time. Raises PgRoleError if the connection is
+        """As `read_authors`; without the answer if there is none in time. Raises PgRoleError if the connection is
         lost.
         """
         if anyio.current_time() < self._asks_from:
             return {}
         try:
-            return await read_authors_of(connection, rows)
+            return await read_authors(connection, rows)
         except PgRoleError as error:
             if connection.is_closed():
                 raise

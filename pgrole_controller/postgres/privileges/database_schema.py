@@ -31,7 +31,7 @@ class DatabaseInstallation:
     """What of schema pgrole is in the connected database.
 
     - `database`: quoted, for people. `home`: it is the home database, too.
-    - `present`: complete, trusted and of a version this controller works with (`version`).
+    - `present`: complete, trusted and of a version this controller works with.
     - `current`: present, and of this version or a later one.
     - `armed`: both event triggers record what changes.
     - `foreign_parts`: parts of the schema that an untrusted role owns, for people; nothing in it may be called.
@@ -46,14 +46,11 @@ class DatabaseInstallation:
     home: bool
     present: bool
     current: bool
-    version: int | None
     armed: bool
     foreign_parts: str
     foreign_event_triggers: tuple[str, ...]
     spared: bool
     max_prepared_transactions: int
-    may_create: bool
-    may_create_event_triggers: bool
     others_may_create: bool
     remedy: str = ""
 
@@ -89,7 +86,6 @@ async def inspect_database(connection: Connection) -> DatabaseInstallation:
             home=parts.get("home", bool),
             present=version is not None,
             current=version is not None and version >= schema.VERSION,
-            version=version,
             armed=row.get("armed", bool) and version is not None,
             foreign_parts=_text(parts, "foreign_parts"),
             foreign_event_triggers=tuple(
@@ -97,8 +93,6 @@ async def inspect_database(connection: Connection) -> DatabaseInstallation:
             ),
             spared=row.get("spared", bool),
             max_prepared_transactions=row.get("max_prepared_transactions", int),
-            may_create=parts.get("may_create", bool),
-            may_create_event_triggers=row.get("superuser", bool) or row.get("administers", bool),
             others_may_create=parts.get("others_may_create", bool),
         )
 
