@@ -29,7 +29,6 @@ from pgrole_controller.core.access.effective_access import (
 from pgrole_controller.core.access.role_graph import PG_MAINTAIN, PG_READ_ALL_DATA, PG_WRITE_ALL_DATA, RoleGraph
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.postgres.access_catalog import (
-    INHERIT_BY_GRANT_SINCE,
     FoundObject,
     ReadObjects,
     SeenDatabase,
@@ -42,6 +41,7 @@ from pgrole_controller.postgres.access_catalog import (
     read_version,
 )
 from pgrole_controller.postgres.access_origins import find_origins, read_changes, read_declarations
+from pgrole_controller.postgres.catalog import MEMBERSHIP_OPTIONS_VERSION
 from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.settings import WrongSetting
 
@@ -150,7 +150,7 @@ def _current(databases: Sequence[SeenDatabase]) -> AccessObject:
 
 
 def _judge(graph: RoleGraph, database: AccessObject, version: int) -> AccessJudge:
-    here = graph.in_database(database.object.owner, by_role=version < INHERIT_BY_GRANT_SINCE)
+    here = graph.in_database(database.object.owner, by_role=version < MEMBERSHIP_OPTIONS_VERSION)
     return AccessJudge(here, version)
 
 

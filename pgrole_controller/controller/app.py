@@ -351,7 +351,7 @@ class _RunningController:
         await decline(self._context, NO_SERVER, lambda key: self._servers.explain_absence(names(key) or DEFAULT_SERVER))
 
     def _stop_reconciles(self, workers: TaskGroup) -> None:
-        """Lets current reconciles finish until the deadline; None: does not wait for them."""
+        """Lets current reconciles finish until the deadline. Servers without a session have none."""
         self._health.stopping = True
         self._queue.close()
         connected = [worker for worker in self._servers if worker.keeper.state.is_active]

@@ -31,6 +31,7 @@ from pgrole_controller.core.role_drift import FoundCause, RoleDrift
 from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.connection import Connection, connect
 from pgrole_controller.postgres.drift_history import MOST_RECORDED, RecordedDrift, record_at_home
+from pgrole_controller.postgres.errors import sqlstate_of
 from pgrole_controller.postgres.role_attribution import RoleAttribution, read_role_xmins
 from pgrole_controller.postgres.session import Session
 from pgrole_controller.signals import Signal
@@ -260,7 +261,7 @@ class Attributor:
 
 def _concerns_data(error: PgRoleError) -> bool:
     """Whether the server refused a value."""
-    return str(getattr(error.__cause__, "sqlstate", "") or "").startswith("22")
+    return sqlstate_of(error).startswith("22")
 
 
 def _keep(kept: OrderedDict[Name, Value], name: Name, value: Value, most: int = MOST_KEPT) -> None:

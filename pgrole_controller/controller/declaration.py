@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgrole_controller.api.reading import Invalid, read_pgserver
 from pgrole_controller.api.validation import read_duration, read_retention
+from pgrole_controller.controller.objects import age_of, generation_of
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import (
@@ -101,18 +102,10 @@ def unusable(stored: Stored, problem: PgRoleError) -> ServerConfig:
         None,
         ServerPolicy(),
         Address("", 5432, "", ""),
-        age=_age(stored),
-        generation=_generation(stored),
+        age=age_of(stored),
+        generation=generation_of(stored),
         problem=problem,
     )
-
-
-def _age(stored: Stored) -> tuple[str, str]:
-    return stored.created, stored.uid
-
-
-def _generation(stored: Stored) -> int:
-    return int(stored.object()["metadata"].get("generation") or 0)
 
 
 def declare(stored: Stored, server: "PgServer", forbidden_metadata: tuple[str, ...]) -> ServerConfig:
@@ -147,8 +140,8 @@ def declare(stored: Stored, server: "PgServer", forbidden_metadata: tuple[str, .
         databases=databases,
         attribution=_attribution(spec.attribution),
         history=_history(spec.history),
-        age=_age(stored),
-        generation=_generation(stored),
+        age=age_of(stored),
+        generation=generation_of(stored),
     )
 
 

@@ -193,12 +193,12 @@ class Objects:
         except Exception as error:  # noqa: BLE001 -- one object's error, whatever the object holds
             return _unread(key, stored, obj, contain(error, key))
 
-    def find_unchanged(self, request: Target, version: tuple[Any, ...], server_policy: ServerPolicy) -> Stored | None:
-        """The stored object of a target, if everything that the target was read from is unchanged except status.
+    def find_unchanged(self, target: Target, version: tuple[Any, ...], server_policy: ServerPolicy) -> Stored | None:
+        """The stored object of the target, if everything that it was read from is unchanged except status.
 
         `version`: its `declared_version` then. None also if other objects name its role, or if it owns Secrets.
         """
-        desired, stored = request.desired, self.store.get(request.key)
+        desired, stored = target.desired, self.store.get(target.key)
         if desired is None or stored is None or declared_version(stored) != version:
             return None
         try:
@@ -206,7 +206,7 @@ class Objects:
         except NamespaceUnknown:
             return None
         same = namespace.uid == desired.owner.namespace_uid
-        if not same or server_policy.policy(namespace.name, namespace.labels) != request.policy:
+        if not same or server_policy.policy(namespace.name, namespace.labels) != target.policy:
             return None
         others = self.sharing(server_of(stored.object()), desired.role.name) - {stored.key}
         return None if others or self._secrets.by_index(stored.uid) else stored
@@ -253,7 +253,7 @@ class Objects:
         obj = old.object()
         entry = _role_entry(server_of(obj), role_of(obj))
         oldest = self.store.oldest(entry, RIVALS + 1)
-        counts = len(oldest) <= RIVALS or _age(old) <= _age(oldest[-1]) or mapping(obj.get("status")).get("role")
+        counts = len(oldest) <= RIVALS or age_of(old) <= age_of(oldest[-1]) or mapping(obj.get("status")).get("role")
         return self.store.by_index(entry) - {old.key} if counts else set()
 
     def joining(self, server: str, role_name: str) -> set[Key]:
@@ -314,13 +314,14 @@ class Objects:
     def _find_rivals(self, stored: Stored, server: str, role_name: str) -> list[Stored]:
         """Among the objects that name the same role: the oldest ones older than this, and those that had the role."""
         oldest = self.store.oldest(_role_entry(server, role_name), RIVALS + 1)
-        older = [one for one in oldest if one.key != stored.key and _age(one) < _age(stored)]
+        older = [one for one in oldest if one.key != stored.key and age_of(one) < age_of(stored)]
         had = [self.store.get(key) for key in self.having(server, role_name) - {stored.key}]
         found = [*older[:RIVALS], *(one for one in had if one is not None)]
         return list({one.key: one for one in found}.values())
 
 
-def _age(stored: Stored) -> tuple[str, str]:
+def age_of(stored: Stored) -> tuple[str, str]:
+    """By which the oldest object sorts first."""
     return stored.created, stored.uid
 
 

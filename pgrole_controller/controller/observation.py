@@ -9,7 +9,7 @@ from pgrole_controller.controller.objects import Target
 from pgrole_controller.core.adoption import find_adoptee
 from pgrole_controller.core.ddl import NAME_BYTES
 from pgrole_controller.core.deletion import find_role_to_drop
-from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.errors import NOT_UTF8, PgRoleError
 from pgrole_controller.core.ownership import find_held
 from pgrole_controller.core.parameters import ALL
 from pgrole_controller.core.privileges.kept_privileges import find_former
@@ -56,34 +56,30 @@ async def _add(
 
 def _find_referenced(target: Target, observed: Observed) -> ReferencedNames | None:
     """Returns what the role refers to or holds; None if nothing."""
-    every = [target.desired] if target.desired else []
-    desired_role = [desired.role for desired in every] + [
-        rival.role for desired in every for rival in desired.older_rivals
-    ]
-    there = [one.role for one in (observed.named, observed.claimed) if one]
-    groups = {held.role for role in (*desired_role, *there) for held in role.member_of}
-    groups |= {desired.new_owner for desired in every if desired.terminating} - {""}
-    policies = [target.policy, *(rival.policy for desired in every for rival in desired.older_rivals)]
+    desired = target.desired
+    rivals = desired.older_rivals if desired else ()
+    declared = [desired.role, *(rival.role for rival in rivals)] if desired else []
+    held = [one.role for one in (observed.named, observed.claimed) if one]
+    groups = {membership.role for role in (*declared, *held) for membership in role.member_of}
+    if desired and desired.terminating and desired.new_owner:
+        groups.add(desired.new_owner)
     referenced = ReferencedNames(
-        groups=frozenset(name for name in groups if not _is_illegible(name)),
-        parameters=frozenset(name for role in desired_role for name in role.parameter_names)
-        | frozenset(name for role in there for name in role.parameter_names if _may_be_servers(name)),
-        databases=frozenset(database for role in desired_role for database, _ in role.database_parameters)
-        | frozenset(target.desired.privileges or () if target.desired else ())
+        groups=frozenset(name for name in groups if not NOT_UTF8.search(name)),
+        parameters=frozenset(name for role in declared for name in role.parameter_names)
+        | frozenset(name for role in held for name in role.parameter_names if _may_be_servers(name)),
+        databases=frozenset(database for role in declared for database, _ in role.database_parameters)
+        | frozenset(desired.privileges or () if desired else ())
         | frozenset(observed.claim.privileges if observed.claim else ()),
-        protected=frozenset(pattern for policy in policies for pattern in policy.protected),
+        protected=frozenset(
+            pattern for policy in (target.policy, *(rival.policy for rival in rivals)) for pattern in policy.protected
+        ),
     )
     return referenced if referenced.groups or referenced.parameters or referenced.databases else None
 
 
 def _may_be_servers(parameter: str) -> bool:
     """Whether a stored parameter may be one of the server's own or of its extensions; the longest name has 63 bytes."""
-    return len(parameter) <= NAME_BYTES and parameter != ALL and not _is_illegible(parameter)
-
-
-def _is_illegible(name: str) -> bool:
-    """Whether the name has another encoding, so that no query can contain it."""
-    return any("\ud800" <= letter <= "\udfff" for letter in name)
+    return len(parameter) <= NAME_BYTES and parameter != ALL and not NOT_UTF8.search(parameter)
 
 
 def _ask_held(server: Server, target: Target, observed: Observed) -> HeldQuestion | None:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import anyio
 
 from pgrole_controller.controller.errors import contain
-from pgrole_controller.controller.objects import Target
+from pgrole_controller.controller.objects import Target, generation_of
 from pgrole_controller.controller.read_back import ReadBackCache
 from pgrole_controller.core.approval import Approval, RoleOffer
 from pgrole_controller.core.claim import Claim
@@ -229,7 +229,7 @@ class Attempt:
 
     @property
     def _generation(self) -> int:
-        return int(self.target.stored.object()["metadata"]["generation"]) if self.target.stored else 0
+        return generation_of(self.target.stored) if self.target.stored else 0
 
     @property
     def left_behind(self) -> Plan:

@@ -21,9 +21,6 @@ from pgrole_controller.postgres.connection import Connection, has_raw_names
 from pgrole_controller.postgres.privileges.acl_rows import CATALOGS, kind_of, pair, read_entries
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row
 
-#: server_version_num of the first version in which each membership has its own INHERIT.
-INHERIT_BY_GRANT_SINCE = 160000
-
 #: Maximum number of distinct ACLs read in one database, and of names of objects with the same one.
 MOST_ACLS = 20_000
 MOST_NAMES = 10_000

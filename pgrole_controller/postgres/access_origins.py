@@ -11,7 +11,8 @@ from pgrole_controller.core.ddl import quote_identifier
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl import ObjectId
 from pgrole_controller.core.privileges.kept_privileges import read_kept
-from pgrole_controller.postgres.access_catalog import CATALOG_OIDS, INHERIT_BY_GRANT_SINCE, AclVersion, access_query
+from pgrole_controller.postgres.access_catalog import CATALOG_OIDS, AclVersion, access_query
+from pgrole_controller.postgres.catalog import MEMBERSHIP_OPTIONS_VERSION
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row
 from pgrole_controller.postgres.stored_table import StoredTable, explain_unsafe, find_tables, savepoint
@@ -103,7 +104,7 @@ async def read_changes(
     setting = await fetch_row(connection, "", access_query(connection, "login"))
     tracked = setting.get("tracked", bool)
     memberships: dict[tuple[int, int], datetime] = {}
-    if tracked and version >= INHERIT_BY_GRANT_SINCE:
+    if tracked and version >= MEMBERSHIP_OPTIONS_VERSION:
         for row in await fetch(connection, "", access_query(connection, "membership_changes")):
             memberships[row.get("member", int), row.get("group_role", int)] = row.get("changed_at", datetime)
     notes = []
@@ -112,7 +113,7 @@ async def read_changes(
             "SINCE: PostgreSQL stores no time of a grant. Set track_commit_timestamp = on and restart PostgreSQL to "
             "know it of later changes"
         )
-    elif version < INHERIT_BY_GRANT_SINCE:
+    elif version < MEMBERSHIP_OPTIONS_VERSION:
         notes.append("SINCE: paths through memberships have a time since PostgreSQL 16")
     database, login = setting.text("database"), setting.text("login")
     if events.unsafe:

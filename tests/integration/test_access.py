@@ -28,13 +28,13 @@ from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl import COLUMN_PRIVILEGES, ObjectKind
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.access_catalog import (
-    INHERIT_BY_GRANT_SINCE,
     find_object,
     read_databases,
     read_object_name,
     read_objects,
     read_role_graph,
 )
+from pgrole_controller.postgres.catalog import MEMBERSHIP_OPTIONS_VERSION
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from tests.commands import CommandAnswer, choose, run_command
 
@@ -110,7 +110,7 @@ class AccessTrial:
         return made
 
     def _options(self, choice: random.Random) -> str:
-        if self.version < INHERIT_BY_GRANT_SINCE:
+        if self.version < MEMBERSHIP_OPTIONS_VERSION:
             return choice.choice(["", " WITH ADMIN OPTION"])
         options = [f"{name} {choice.choice(['TRUE', 'FALSE'])}" for name in ("INHERIT", "SET", "ADMIN")]
         return f" WITH {', '.join(options)}"
@@ -192,7 +192,7 @@ class AccessTrial:
         return name.format(database=self.database)
 
     async def settable(self) -> dict[int, set[int]]:
-        how = "SET" if self.version >= INHERIT_BY_GRANT_SINCE else "MEMBER"
+        how = "SET" if self.version >= MEMBERSHIP_OPTIONS_VERSION else "MEMBER"
         rows = await self.connection.fetch(
             "SELECT a.oid AS subject, b.oid AS target FROM pg_roles AS a, pg_roles AS b "
             f"WHERE pg_has_role(a.oid, b.oid, '{how}')"
@@ -205,7 +205,7 @@ class AccessTrial:
     async def judge(self) -> tuple[AccessJudge, RoleGraph]:
         graph = await read_role_graph(self.connection)
         owner = next(one.acl.object.owner for one in await read_databases(self.connection) if one.current)
-        here = graph.in_database(owner, by_role=self.version < INHERIT_BY_GRANT_SINCE)
+        here = graph.in_database(owner, by_role=self.version < MEMBERSHIP_OPTIONS_VERSION)
         return AccessJudge(here, self.version), here
 
 

@@ -16,7 +16,7 @@ from pgrole_controller.core.privileges.acl import ObjectKind
 from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
 from pgrole_controller.core.privileges.kept_privileges import write_kept
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres.access_catalog import INHERIT_BY_GRANT_SINCE
+from pgrole_controller.postgres.catalog import MEMBERSHIP_OPTIONS_VERSION
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.schema import install
 from tests.commands import CommandAnswer, run_command
@@ -261,7 +261,7 @@ async def test_commit_timestamps_show_since_when_grants_and_memberships_are_unch
             at = {"time": rfc3339(granted), "by": None, "source": "CommitTimestamp"}
             assert await _since(server.dsn(), "t", "direct") == at
             through = await _since(server.dsn(), "t", "member")
-            if await admin.fetchval("SELECT current_setting('server_version_num')::int") < INHERIT_BY_GRANT_SINCE:
+            if await admin.fetchval("SELECT current_setting('server_version_num')::int") < MEMBERSHIP_OPTIONS_VERSION:
                 assert through is None  # ALTER ROLE … INHERIT leaves the membership's row as it was
             else:
                 assert through == {**at, "time": rfc3339(joined)}

@@ -234,9 +234,9 @@ async def read_older(
     """Of these pairs of a role and an object (`pg_authid`: a role), those whose object certainly existed when what the
     role declares was last applied. Schema pgrole must exist. Raises PgRoleError.
     """
-    numbers = {name: oid for oid, name in CATALOGS.items()} | {"pg_authid": _PG_AUTHID}
-    names = {oid: name for name, oid in numbers.items()}
-    pairs = [(role, numbers[one.catalog], one.oid) for role, one in asked]
+    names = {**CATALOGS, _PG_AUTHID: "pg_authid"}
+    catalogs = {name: oid for oid, name in names.items()}
+    pairs = [(role, catalogs[one.catalog], one.oid) for role, one in asked]
     columns = [[pair[place] for pair in pairs] for place in range(3)]
     rows = await fetch(connection, "read_objects", queries.privileges("older"), *columns)
     return frozenset(

@@ -9,6 +9,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.privileges import grant_ddl
 from pgrole_controller.core.privileges.acl import AclChange, DefaultAclChange
 from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.catalog import MEMBERSHIP_OPTIONS_VERSION
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import LOCK_NOT_FREE, is_lacking, shorten, sqlstate_of
 from pgrole_controller.postgres.missing_privileges import explain_own_schema
@@ -23,9 +24,6 @@ _ROW_TOO_BIG = "54000"
 _GONE = ("42P01", "42883", "3F000", "42704", "42703", "22023")
 #: Maximum number of characters of the statements in a message.
 _LONGEST_STATEMENTS = 600
-#: Since this version, a membership says whether it allows to act as the group.
-_MEMBERSHIP_OPTIONS_VERSION = 160_000
-
 
 #: A part of the changes of one object: the grantee, and whether someone other than the owner granted it.
 Part: TypeAlias = tuple[int, bool]
@@ -157,7 +155,7 @@ def _statements(changes: Iterable[AclChange], version: int) -> list[str]:
 
 
 def _allow(row: Row, version: int) -> str:
-    options = " WITH INHERIT TRUE, SET TRUE" if version >= _MEMBERSHIP_OPTIONS_VERSION else ""
+    options = " WITH INHERIT TRUE, SET TRUE" if version >= MEMBERSHIP_OPTIONS_VERSION else ""
     return f"GRANT {spell_identifier(row.text('name'))} TO {spell_identifier(row.text('own_role'))}{options}"
 
 
