@@ -27,7 +27,7 @@ async def db(postgres_server: PostgresServer) -> AsyncIterator[AclDatabase]:
 
 
 async def test_the_fingerprint_differs_after_every_change_of_a_privilege(db: AclDatabase) -> None:
-    fingerprints = Fingerprints(db.connection, await identify(db.connection), guarded=False)
+    fingerprints = Fingerprints(db.connection, await identify(db.connection), events=False, guarded=False)
     assert not (await fingerprints.compare()).is_needed
     database = await db.beside.fetchval("SELECT current_database()")
     for change in (
@@ -58,7 +58,7 @@ async def test_the_fingerprint_differs_after_every_change_of_a_privilege(db: Acl
 async def test_the_fingerprint_differs_after_a_column_was_renamed_in_a_table_with_declared_columns(
     db: AclDatabase,
 ) -> None:
-    fingerprints = Fingerprints(db.connection, await identify(db.connection), guarded=False)
+    fingerprints = Fingerprints(db.connection, await identify(db.connection), events=False, guarded=False)
     oid = await db.beside.fetchval("SELECT 'app.t'::regclass::oid::bigint")
     for tables, expected in ((frozenset[int](), False), (frozenset({oid}), True)):
         fingerprints.tables = tables

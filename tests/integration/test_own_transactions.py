@@ -166,8 +166,7 @@ async def test_the_backstop_reads_everything_only_if_events_do_not_explain_a_dif
     world: DatabaseWorkerWorld,
 ) -> None:
     async with connect(Endpoint(world.server.dsn(database=world.database)), "test") as connection:
-        fingerprints = Fingerprints(connection, await identify(connection), guarded=False)
-        fingerprints.events = True
+        fingerprints = Fingerprints(connection, await identify(connection), events=True, guarded=False)
         assert not (await fingerprints.compare()).is_needed
         for change, expected in (
             (f"GRANT DELETE ON app.orders TO {world.role}", Scope.RECENT),
@@ -221,8 +220,7 @@ async def test_the_backstop_notices_a_dropped_object_that_no_event_tells(
     """A catalog row that is gone leaves nothing recent to read."""
     asked.closed = True
     async with connect(Endpoint(world.server.dsn(database=world.database)), "test") as connection:
-        fingerprints = Fingerprints(connection, await identify(connection), guarded=False)
-        fingerprints.events = True
+        fingerprints = Fingerprints(connection, await identify(connection), events=True, guarded=False)
         await fingerprints.compare()
         await world.hand.execute(
             f"ALTER DEFAULT PRIVILEGES FOR ROLE {world.alice} GRANT SELECT ON TABLES TO {world.role}"

@@ -35,10 +35,10 @@ class Fingerprints:
     of those with declared columns, whose names count. `snapshot`: of the last one. `guarded`: as in EventReader.
     """
 
-    def __init__(self, connection: Connection, identity: Identity, *, guarded: bool) -> None:
-        self.events = False
+    def __init__(self, connection: Connection, identity: Identity, *, events: bool, guarded: bool) -> None:
         self.tables = frozenset[int]()
         self._connection = connection
+        self._events = events
         self._guarded = guarded
         self._started_at = identity.started_at
         self._key = secrets.randbits(64) - 2**63
@@ -53,7 +53,7 @@ class Fingerprints:
         With events: the recent rows, if events explain every row written since, and only relations, routines, columns,
         default privileges and the database differ. A row that was deleted leaves none.
         """
-        with forgetting() if self.events else nullcontext():
+        with forgetting() if self._events else nullcontext():
             rows = await fetch(
                 another or self._connection,
                 "fingerprint",
@@ -75,7 +75,7 @@ class Fingerprints:
         self._objects, self._others = row.find("objects", int), row.find("others", int)
         if snapshot is None or before == (self._objects, self._others):
             return PrivilegeRead()
-        if not self.events or before[1] != self._others:
+        if not self._events or before[1] != self._others:
             return EVERYTHING
         unexplained = await UnexplainedWrites(self._connection, snapshot, self._guarded).ask(another, own)
         if unexplained.scope is not Scope.NOTHING:

@@ -130,7 +130,7 @@ class DatabaseSession:
 
     @property
     def own_acl(self) -> PrivilegeRead:
-        """Returns the privileges on the database itself, about which there is no event."""
+        """What to read of the privileges on the database itself, about which there is no event."""
         return PrivilegeRead(Scope.NAMED, objects=frozenset({ObjectId("pg_database", self.oid)}))
 
     async def next_read(self) -> PrivilegeRead:
@@ -272,10 +272,10 @@ class DatabaseSession:
         if detection is DatabaseMode.EVENTS and self.mode is not detection:
             raise Refused(Reason.DATABASE_ERROR, f"PgServer.spec.databases.detection: Events is not possible: {why}")
         self.why = "" if detection is DatabaseMode.POLL or self.mode is DatabaseMode.EVENTS else why
-        self._fingerprints = Fingerprints(self.connection, self.identity, guarded=self.guarded)
-        self._fingerprints.events = self.mode is DatabaseMode.EVENTS
+        events = self.mode is DatabaseMode.EVENTS
+        self._fingerprints = Fingerprints(self.connection, self.identity, events=events, guarded=self.guarded)
         await self._fingerprints.compare()
-        if self.mode is not DatabaseMode.EVENTS:
+        if not events:
             self.mode = DatabaseMode.POLL
 
     async def run(self) -> None:
