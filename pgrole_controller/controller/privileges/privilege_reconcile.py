@@ -99,6 +99,9 @@ class PrivilegeReconcile:
         self.read: frozenset[ObjectId] | None = None  # by the last `settle`, as in PrivilegeMemory
 
     async def settle(self, grantees: Sequence[Grantee], to_read: PrivilegeRead) -> list[PrivilegeResult]:
+        """Returns a result for each role if `to_read` is everything, else for those on which something was found.
+        Raises PgRoleError if the session fails.
+        """
         self.left = []
         if not grantees:
             return []
@@ -117,26 +120,12 @@ class PrivilegeReconcile:
             if number < len(some):
                 self.left = [one.grantee for one in some[number:]]
                 every = some = some[:number]
-            if not any(one.has_changes or one.needs_storing for one in some):
+            some = await self._correct(some, observed, complete=complete, last=turn == PASSES)
+            if not some:
                 break
-            if turn == PASSES:
-                report_unfinished(some, self._session.database)
-            elif (error := self._why_not(some)) is not None:
-                for one in some:
-                    one.error = error if one.has_changes else None
-                break
-            else:
-                await self._apply(some, observed)
-                if not complete and is_verified(some):
-                    for one in some:
-                        one.changes = ()
-                    break
-                some = [one for one in some if one.has_changes]
-                if not some:
-                    break
-                if not complete:
-                    to_read = where_changed(some)
-                observed, stored = await self._read([one.grantee for one in some], to_read)
+            if not complete:
+                to_read = where_changed(some)
+            observed, stored = await self._read([one.grantee for one in some], to_read)
         if not complete:
             self.unclear |= {
                 one.grantee.key for one in every if one.role.pending or one.decision.reported or one.decision.pending
@@ -146,6 +135,26 @@ class PrivilegeReconcile:
             unfinished = frozenset(change.object.id for change in one.changes)
             self._memory.settle(one.grantee.key, self.read, unfinished, self._now)
         return [self._result(one, complete=complete) for one in every if complete or one.touched]
+
+    async def _correct(
+        self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase, *, complete: bool, last: bool
+    ) -> list[PrivilegeProgress]:
+        """Makes the changes, if that is allowed now. Returns the roles to be read back. `last`: of the passes."""
+        if not any(one.has_changes or one.needs_storing for one in some):
+            return []
+        if last:
+            report_unfinished(some, self._session.database)
+            return []
+        if (error := self._why_not(some)) is not None:
+            for one in some:
+                one.error = error if one.has_changes else None
+            return []
+        await self._apply(some, observed)
+        if not complete and is_verified(some):
+            for one in some:
+                one.changes = ()
+            return []
+        return [one for one in some if one.has_changes]
 
     async def record(self) -> None:
         """As `record_waiting`, unless nothing may be written now."""
