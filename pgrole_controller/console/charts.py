@@ -32,7 +32,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class DriftChart:
-    """Bars of hours with a scale: `ticks` are (y, number). `sources`: what the counts come from, in words."""
+    """Bars of hours with a scale: `ticks` are (y, number). `source`: what the counts come from, in words."""
 
     bars: tuple[Bar, ...]
     ticks: tuple[tuple[float, int], ...]

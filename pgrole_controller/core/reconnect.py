@@ -16,6 +16,8 @@ class Cause(Enum):
 
     ENDED: one that had lasted ended. REFUSED: nothing listens there, which costs the server nothing. STARTING: SQLSTATE
     57P03. LOST: the connection broke, or the server is in recovery. OVERTAKEN: another process of ours came first.
+    OTHER: among others a password that is wrong, a missing database, a server that hangs, and a session that the
+    controller itself refuses or that fails.
     """
 
     ENDED = "ended"
