@@ -1,22 +1,14 @@
-"""The controller as a whole: wires its parts together, runs until it is asked to stop, and stops in order.
-
-Each lookup of a host name has a thread of its own: the hosts of one server could otherwise occupy the event loop's few
-threads for as long as a resolver takes, and the process could not end before the resolver gives up.
-"""
+"""The controller as a whole: wires its parts together, runs until it is asked to stop, and stops in order."""
 
 import asyncio
-import errno
 import itertools
 import logging
 import secrets
 import signal
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from threading import Thread
-from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -32,6 +24,7 @@ from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.errors import CannotStart
 from pgrole_controller.controller.health import Health, Scraper
 from pgrole_controller.controller.leadership import Leadership
+from pgrole_controller.controller.lookup_threads import LookupThreads
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.passwords import PasswordTasks
@@ -362,29 +355,3 @@ class _RunningController:
         for worker in connected:
             await worker.ended.wait()
         workers.cancel()
-
-
-class LookupThreads(ThreadPoolExecutor):
-    """Runs name lookups in threads of their own; the loop accepts no other executor. The process does not wait for
-    them at its end.
-    """
-
-    def submit(self, call: Callable[..., Any], /, *arguments: object, **named: object) -> Future[Any]:
-        future: Future[Any] = Future()
-        thread = Thread(target=_run, args=(future, partial(call, *arguments, **named)), name="lookup", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:  # reported as a failed lookup
-            future.set_exception(OSError(errno.EAGAIN, f"no thread available for a name lookup: {error}"))
-        return future
-
-
-def _run(future: Future[Any], call: Callable[[], Any]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        result = call()
-    except BaseException as error:  # noqa: BLE001 -- whoever waits for the future is told
-        future.set_exception(error)
-    else:
-        future.set_result(result)

@@ -1,4 +1,4 @@
-"""controller/app, threads for name lookups: a hanging lookup delays neither others nor shutdown."""
+"""controller/lookup_threads: a hanging lookup delays neither others nor shutdown."""
 
 import asyncio
 import socket
@@ -8,7 +8,7 @@ from threading import Event, Thread
 import anyio
 import pytest
 
-from pgrole_controller.controller.app import LookupThreads
+from pgrole_controller.controller.lookup_threads import LookupThreads
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Endpoint, connect
