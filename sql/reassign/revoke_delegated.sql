@@ -2,8 +2,8 @@
 -- OWNED leaves them: it revokes as the owner. Setting of the session: pgrole.role, its oid.
 -- REVOKE acts for one grantor, so this becomes each of them; fails with PGR08 if it may not, and with PGR09 if the grantor is a
 -- superuser now, in whose name PostgreSQL revokes nothing. A grantor without USAGE on a schema gets that meanwhile.
--- A superuser locks the role's name first; other roles resolve it again at the end. If a name has changed meanwhile, this fails
--- with PGR03, and nothing is changed.
+-- A superuser locks the role's name first; other roles resolve it again at the end. If a name has changed meanwhile, that of a
+-- grantor included, this fails with PGR03, and nothing is changed.
 DO $revoke_delegated$
 DECLARE
     role_oid CONSTANT oid := current_setting('pgrole.role')::oid;
@@ -99,11 +99,19 @@ DECLARE
             JOIN pg_catalog.pg_parameter_acl AS p
                 ON h.classid = 'pg_catalog.pg_parameter_acl'::regclass AND p.oid = h.objid
     $parameters$;
+    -- by oid, whatever the roles are called
+    schema_acls CONSTANT text := $schema_acls$
+        SELECT string_agg(format('%s %s', n.oid, e), ' ' ORDER BY n.oid, e.grantor, e.grantee, e.privilege_type)
+        FROM pg_catalog.pg_namespace AS n CROSS JOIN LATERAL aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) AS e
+        WHERE n.oid = ANY ($1)
+    $schema_acls$;
     version CONSTANT int := current_setting('server_version_num')::int;
     query text := granted;
     role_name name;
     item record;
     closed text;
+    acls_before text;
+    acls_after text;
     is_left boolean;
 BEGIN
     IF has_table_privilege('pg_catalog.pg_authid', 'UPDATE') THEN
@@ -129,6 +137,7 @@ BEGIN
         FROM pg_catalog.pg_namespace AS n
         WHERE n.oid = ANY (item.schemas) AND NOT has_schema_privilege(item.grantor_oid, n.oid, 'USAGE');
         IF closed IS NOT NULL THEN
+            EXECUTE schema_acls INTO acls_before USING item.schemas;
             EXECUTE format('GRANT USAGE ON SCHEMA %s TO %I', closed, item.grantor);
         END IF;
         EXECUTE format('SET LOCAL ROLE %I', item.grantor);
@@ -136,6 +145,10 @@ BEGIN
         EXECUTE format('SET LOCAL ROLE %I', acting);
         IF closed IS NOT NULL THEN
             EXECUTE format('REVOKE USAGE ON SCHEMA %s FROM %I', closed, item.grantor);
+            EXECUTE schema_acls INTO acls_after USING item.schemas;
+            IF acls_after IS DISTINCT FROM acls_before THEN
+                RAISE EXCEPTION 'a role was renamed in the meantime' USING ERRCODE = 'PGR03';
+            END IF;
         END IF;
     END LOOP;
     EXECUTE format('SELECT EXISTS (%s)', query) INTO is_left USING role_oid;

@@ -24,6 +24,7 @@ from pgrole_controller.postgres.privileges.acl_transaction import AclDialect
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from tests.integration.acl_support import ROLES, AclDatabase, acl_database, anywhere, held, named, read_acls
 from tests.integration.test_acl_catalog import CREATED, OBJECTS, ODD_NAMES
+from tests.integration.test_reassign import reached
 from tests.servers import Servers
 
 
@@ -147,6 +148,37 @@ async def test_a_delegates_grant_is_revoked_after_the_delegate_lost_the_schema(d
     after = await read(db)
     assert not any(held(named(after, name), db.oids["reader"]) for name in privileges)
     assert named(after, "app").entries == named(acls, "app").entries
+
+
+async def test_a_delegate_that_is_renamed_while_it_may_use_the_schema_does_not_keep_that(db: AclDatabase) -> None:
+    """Nor does the role that gets its name lose what it had."""
+    await db.run("""
+        GRANT SELECT ON app.t TO {delegate} WITH GRANT OPTION; SET ROLE {delegate}; GRANT SELECT ON app.t TO {reader};
+        RESET ROLE; REVOKE USAGE ON SCHEMA app FROM {delegate}; GRANT USAGE ON SCHEMA app TO {heir}
+    """)
+    acls = await read(db)
+    table, schema = named(acls, "t"), named(acls, "app")
+    revoke = change(db, table, "reader", "SELECT", revoke=True, grantor=db.name("delegate"))
+    swap = db.fill(
+        "BEGIN; ALTER ROLE {delegate} RENAME TO swapping; ALTER ROLE {heir} RENAME TO {delegate};"
+        "ALTER ROLE swapping RENAME TO {heir}; COMMIT"
+    )
+    waits = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $1"
+    attacker = await asyncpg.connect(db.dsn)
+    try:
+        await db.run("BEGIN; GRANT SELECT ON app.t TO {stranger}")  # the revocation waits for its end
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(apply_one, db, table, revoke)
+            await reached(attacker, waits, db.connection.get_server_pid())
+            await attacker.execute(swap)
+            await db.run("ROLLBACK")
+        await attacker.execute(swap)
+    finally:
+        await attacker.close()
+    assert set(named(await read(db), "app").entries) == set(schema.entries)
+    assert await apply_one(db, table, revoke) is None
+    assert not held(named(await read(db), "t"), db.oids["reader"])
+    assert set(named(await read(db), "app").entries) == set(schema.entries)
 
 
 async def test_a_delegates_grant_is_revoked_although_it_cannot_name_the_types_of_the_arguments(db: AclDatabase) -> None:

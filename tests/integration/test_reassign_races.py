@@ -249,6 +249,36 @@ async def test_memberships_that_others_granted_are_not_revoked_when_grantors_swa
     await race.drop(race.members)
 
 
+@BOTH
+async def test_grantors_that_swap_names_while_one_may_use_a_schema_keep_what_they_had(
+    race: Race, superuser: bool
+) -> None:
+    """A grantor who lost the schema gets USAGE while its grant is revoked, and must not keep it."""
+    await race.prepare(superuser=superuser)
+    holder = await race.stage()
+    locked_out, user = f"out_{race.tag}", f"user_{race.tag}"
+    await holder.execute(
+        f"CREATE ROLE {locked_out}; CREATE ROLE {user}; GRANT USAGE ON SCHEMA theirs TO {locked_out}, {user};"
+        f"GRANT SELECT ON theirs.t TO {locked_out} WITH GRANT OPTION; SET ROLE {locked_out};"
+        f"GRANT SELECT ON theirs.t TO {race.q}; RESET ROLE; REVOKE USAGE ON SCHEMA theirs FROM {locked_out}"
+    )
+    if not superuser:
+        await holder.execute(f"GRANT {locked_out}, {user} TO controller_{race.tag}")
+    schema = "SELECT array_agg(a::text) FROM pg_namespace AS n, aclexplode(n.nspacl) AS a WHERE nspname = 'theirs'"
+    before = await holder.fetchval(schema)
+    await holder.execute(f"BEGIN; GRANT SELECT ON theirs.t TO {user}")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(race.attempt)
+        await reached(race.home, WAITS)
+        assert await race.swap(locked_out, user)
+        await holder.execute("ROLLBACK")
+    assert await race.swap(locked_out, user)
+    await race.converge()
+    assert await holder.fetchval(schema) == before
+    await race.drop(race.members)
+    await holder.execute(f"DROP OWNED BY {locked_out}, {user}; DROP ROLE {locked_out}, {user}")
+
+
 async def test_the_controller_does_not_run_a_tenants_function_by_an_event_trigger(race: Race) -> None:
     await race.prepare(superuser=True)
     superuser = await race.stage()

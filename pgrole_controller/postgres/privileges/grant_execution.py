@@ -1,18 +1,14 @@
 """Runs GRANT, REVOKE and ALTER DEFAULT PRIVILEGES within a transaction, where needed in the name of the grantor."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import asyncpg
 
-from pgrole_controller.core.ddl import seen_name
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.privileges import grant_ddl
-from pgrole_controller.core.privileges.acl import AclChange, DatabaseObject, DefaultAclChange, ObjectId, ObjectKind
-from pgrole_controller.core.privileges.grant_ddl import GrantStatement
-from pgrole_controller.postgres import queries
+from pgrole_controller.core.privileges.acl import AclChange, DefaultAclChange
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.rows import fetch
+from pgrole_controller.postgres.privileges.grantor_statements import run_as_grantor
 
 
 async def execute_changes(
@@ -37,44 +33,13 @@ async def execute_changes(
         if not one.acting_as:
             await connection.execute(one.text)
         elif not cascade:
-            await _execute_as_grantor(connection, one)
+            await run_as_grantor(connection, one)
         else:
             await connection.execute("SAVEPOINT grantor")
             try:
-                await _execute_as_grantor(connection, one)
+                await run_as_grantor(connection, one)
             except asyncpg.InsufficientPrivilegeError as error:
                 refused = error
                 await connection.execute("ROLLBACK TO SAVEPOINT grantor")
             await connection.execute("RELEASE SAVEPOINT grantor")
     return refused
-
-
-async def _execute_as_grantor(connection: Connection, statement: GrantStatement) -> None:
-    """A grantor without USAGE on a schema could not name the object or its types, so it gets that meanwhile."""
-    acting = f"SELECT pg_catalog.set_config('role', {seen_name(statement.acting_as)}, true)"
-    closed = await _find_closed_schemas(connection, statement)
-    opening = [AclChange(one, 0, statement.acting_as, ("USAGE",)) for one in closed]
-    texts = [
-        *(one.text for one in grant_ddl.statements(opening)),
-        acting,
-        statement.text,
-        "RESET ROLE",
-        *(one.text for one in grant_ddl.statements(replace(one, revoke=True) for one in opening)),
-    ]
-    await connection.execute(";\n".join(texts))
-
-
-async def _find_closed_schemas(connection: Connection, statement: GrantStatement) -> list[DatabaseObject]:
-    relations, routines = (
-        [one.oid for one in statement.objects if one.catalog == catalog] for catalog in ("pg_class", "pg_proc")
-    )
-    rows = await fetch(
-        connection,
-        "",
-        queries.privileges("closed_schemas"),
-        statement.acting_as.encode(errors="surrogateescape"),
-        relations,
-        routines,
-    )
-    found = [(ObjectId("pg_namespace", row.get("oid", int)), row.text("name")) for row in rows]
-    return [DatabaseObject(schema, ObjectKind.SCHEMA, name, name, 0, "") for schema, name in found]
