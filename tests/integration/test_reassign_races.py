@@ -298,6 +298,28 @@ async def test_the_controller_does_not_run_a_tenants_function_by_an_event_trigge
     await race.drop(race.members)
 
 
+@pytest.mark.parametrize("tag", ["ALTER TABLE", "DROP OWNED", "GRANT", "REVOKE"])
+async def test_no_statement_runs_a_tenants_function_by_an_event_trigger(race: Race, tag: str) -> None:
+    """Privileges that a role without USAGE on the schema granted take most statements: also GRANT and REVOKE."""
+    await race.prepare(superuser=True)
+    superuser = await race.stage()
+    await superuser.execute(
+        f"GRANT USAGE ON SCHEMA theirs TO {race.team}; ALTER TABLE theirs.t OWNER TO {race.new_owner};"
+        f"GRANT SELECT ON theirs.t TO {race.team} WITH GRANT OPTION;"
+        f"SET ROLE {race.team}; GRANT SELECT ON theirs.t TO {race.q}; RESET ROLE;"
+        f"ALTER SCHEMA theirs OWNER TO postgres; REVOKE ALL ON SCHEMA theirs FROM {race.team};"
+        "CREATE TABLE ran (); CREATE FUNCTION sneak() RETURNS event_trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN INSERT INTO public.ran DEFAULT VALUES; END $$;"
+        f"CREATE EVENT TRIGGER sneak ON ddl_command_end WHEN TAG IN ('{tag}') EXECUTE FUNCTION sneak();"
+        f"ALTER FUNCTION sneak() OWNER TO {race.team}"
+    )
+    assert "sneak" in await race.refused()
+    assert not await superuser.fetchval("SELECT count(*) FROM ran")
+    await superuser.execute("DROP EVENT TRIGGER sneak")
+    await race.converge()
+    await race.drop(race.members)
+
+
 async def test_blockers_are_reported_even_when_time_runs_out(race: Race) -> None:
     await race.prepare(superuser=True)
     blockers = [await race.stage() for _ in range(6)]
