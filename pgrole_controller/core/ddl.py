@@ -127,6 +127,11 @@ def seen_name(name: str) -> str:
     return f"({_look_up_role(_hex(name))})" if NOT_UTF8.search(name) else quote_literal(name)
 
 
+def storable(text: str) -> str:
+    """Returns what a column of text or jsonb can hold, which accept neither NUL nor a name that is not UTF-8."""
+    return text.replace("\0", " ").encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
 def _look_up_role(name: str) -> str:
     return f"SELECT r.rolname FROM pg_catalog.pg_roles AS r WHERE {_has_bytes('r.rolname', name)}"  # noqa: S608
 

@@ -21,7 +21,7 @@ import anyio
 
 from pgrole_controller import resources
 from pgrole_controller.core.database_options import HistoryConfig
-from pgrole_controller.core.ddl import quote_literal
+from pgrole_controller.core.ddl import quote_literal, storable
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
@@ -83,9 +83,9 @@ def _to_json(drift: RecordedDrift, config: HistoryConfig) -> dict[str, object]:
     of_role = not drift.database
     by = drift.by
     row: dict[str, object] = {
-        "role": _storable(drift.role),
+        "role": storable(drift.role),
         "kind": "role" if of_role else "privileges",
-        "fields": [_storable(field) for field in drift.fields],
+        "fields": [storable(field) for field in drift.fields],
         "corrected": drift.corrected,
         "count": drift.count,
     }
@@ -99,13 +99,13 @@ def _to_json(drift: RecordedDrift, config: HistoryConfig) -> dict[str, object]:
         "proof": "" if by.proof is Evidence.NONE else by.proof.value,
         "cluster": drift.cluster,
     }
-    row |= {name: _storable(value) for name, value in known.items() if value}
+    row |= {name: storable(value) for name, value in known.items() if value}
     if drift.values:
         row["details"] = {
-            name: {side: _storable(value) for side, value in pair.items()} for name, pair in drift.values.items()
+            name: {side: storable(value) for side, value in pair.items()} for name, pair in drift.values.items()
         }
     elif drift.words:
-        row["details"] = _shorten([_storable(words) for words in drift.words])
+        row["details"] = _shorten([storable(words) for words in drift.words])
     if drift.at is not None:
         row["at"] = drift.at.isoformat()
     if drift.key:
@@ -142,11 +142,6 @@ async def record_at_home(
     script = ";\n".join((*begin, *opening, *lead, build_record_statement(drifts, config)))
     with translate_errors("record_drifts"), anyio.fail_after(_SECONDS, shield=True):
         await connection.execute(script)
-
-
-def _storable(text: str) -> str:
-    """jsonb accepts neither NUL nor a lone surrogate."""
-    return text.replace("\0", " ").encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 async def prune_history(connection: Connection, config: HistoryConfig) -> bool:

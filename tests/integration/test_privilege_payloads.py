@@ -656,6 +656,59 @@ async def test_roles_for_which_very_much_is_stored_stop_no_other_repair(
     await world.hand.execute("; ".join(f"DROP OWNED BY {role}; DROP ROLE {role}" for role in roles))
 
 
+async def test_names_that_are_not_utf8_stop_no_other_repair(world: DatabaseWorkerWorld) -> None:
+    """A declared role that someone renamed, and the role that grants to all."""
+    latin, names = f"latin_{world.database}", [f"\xe9{world.database}", f"\xea{world.database}"]
+    await world.home.execute(f"CREATE DATABASE {latin} TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'")
+    there = await asyncpg.connect(world.server.dsn(database=latin))
+    oids = []
+    for name in names:
+        await there.execute(f'CREATE ROLE "{name}"')
+        oids.append(await there.fetchval("SELECT oid FROM pg_roles WHERE rolname = $1", name))
+    await there.close()
+    await world.hand.execute(f"DROP DATABASE {latin}")
+    role, giver = (f"(SELECT rolname FROM pg_roles WHERE oid = {oid})" for oid in oids)
+    renamed = names[0].encode("latin-1").decode(errors="surrogateescape")
+    declared = {world.database: DatabasePrivileges(world.database, schemas=(READ,))}
+    await world.hand.execute(f"""
+        DO $$ BEGIN
+            EXECUTE format('GRANT ALL ON SCHEMA app TO %I', {giver});
+            EXECUTE format('GRANT DELETE ON app.orders TO %I WITH GRANT OPTION', {giver});
+        END $$
+    """)
+    world.declare(READ)
+    world.grantees.publish(SERVER, Grantee(Key("mallory", "a"), "uid-2", 1, renamed, oids[0], declared, policy=POLICY))
+    async with world.working() as worker:
+        await world.wait_may("SELECT", "app.orders")
+        await world.wait_settled()
+        for to in (role, f"'{world.role}'"):
+            await world.hand.execute(f"""
+                DO $$ BEGIN
+                    EXECUTE format('SET LOCAL ROLE %I', {giver});
+                    EXECUTE format('GRANT DELETE ON app.orders TO %I', {to});
+                    CREATE TABLE IF NOT EXISTS app.mine ();
+                    EXECUTE format('GRANT UPDATE ON app.mine TO %I', {to});
+                    EXECUTE format('ALTER DEFAULT PRIVILEGES GRANT UPDATE ON TABLES TO %I', {to});
+                END $$
+            """)
+        held = f"""
+            SELECT count(*)
+            FROM (SELECT relacl FROM pg_class UNION ALL SELECT defaclacl FROM pg_default_acl) AS c (acl)
+            CROSS JOIN aclexplode(c.acl)
+            WHERE grantee IN ({oids[0]}, {world.oid}) AND privilege_type IN ('DELETE', 'UPDATE')
+        """
+
+        async def are_revoked() -> bool:
+            return not await world.hand.fetchval(held)
+
+        assert await reached(are_revoked, DEADLINE), worker.trouble
+        await world.wait_settled()
+        assert worker.trouble is None
+    assert await world.count_drifts(f"\\xe9{world.database}") > 0
+    drop = "DO $$ BEGIN EXECUTE format('DROP OWNED BY %I, %I; DROP ROLE %1$I, %2$I', {}, {}); END $$"
+    await world.hand.execute(drop.format(role, giver))
+
+
 async def test_what_is_stored_about_all_roles_is_read_in_parts(world: DatabaseWorkerWorld) -> None:
     stored = "INSERT INTO pgrole.applied (role_oid, role_name, holder, digest) SELECT i, i, 'uid', {} FROM {} AS s (i)"
     await world.hand.execute(stored.format("repeat('s', 900)", "generate_series(1, 2000)"))

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pgrole_controller import resources
-from pgrole_controller.core.ddl import literal
+from pgrole_controller.core.ddl import literal, storable
 from pgrole_controller.postgres.answer_pages import fetch_pages
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import Row, fetch_row, first
@@ -60,8 +60,12 @@ def ask_state(roles: Sequence[int], home: str, *, stores: bool) -> SingleRow:
 
 
 def build_applied_statement(role: int, name: str, holder: str, digest: str, drift: Mapping[str, object] | None) -> str:
-    """Stores what was applied for a role, and counts `drift` if it was corrected with it: at most 2 KiB of JSON."""
-    values = (role, name, holder, digest, int(drift is not None), None if drift is None else json.dumps(drift))
+    """Stores what was applied for a role, and counts `drift` if it was corrected with it: at most 2 KiB of JSON.
+
+    `name`: of the role, which need not be UTF-8.
+    """
+    counted = int(drift is not None)
+    values = (role, storable(name), holder, digest, counted, None if drift is None else json.dumps(drift))
     return f"SELECT pgrole.store_applied({', '.join(map(literal, values))})"
 
 
