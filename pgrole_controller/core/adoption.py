@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from pgrole_controller.core.claim import Claim
-from pgrole_controller.core.enumeration import name_some
+from pgrole_controller.core.enumeration import name_some, spell_name
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.ownership import find_own_claim
 from pgrole_controller.core.policy import Policy, check_admitted, check_holds, protection
@@ -99,8 +99,8 @@ def find_held(adoptee: Grantee, desired: Desired, observed: Observed) -> HeldInD
             unknown[name] = problems.get(name) or (result.error if result else None)
             continue
         found = result.adoption
-        revoked += [f"{words} (database {name})" for words in found.revoked]
-        beyond += [f"{words} (database {name})" for words in found.beyond]
+        revoked += [f"{words} (database {spell_name(name)})" for words in found.revoked]
+        beyond += [f"{words} (database {spell_name(name)})" for words in found.beyond]
         revoked_count, beyond_count = revoked_count + found.revoked_count, beyond_count + found.beyond_count
     kept = observed.claim.privileges if observed.claim else {}
     former = tuple(sorted(find_former(desired, kept) & observed.references.databases))

@@ -1,6 +1,16 @@
-"""How messages name several things: people read the first few, and the rest is only counted."""
+"""How messages name things. Of several, people read the first few, and the rest is only counted."""
 
+import re
 from collections.abc import Sequence
+
+_PLAIN = re.compile(r"[\w$-]+", re.ASCII)
+
+
+def spell_name(name: str) -> str:
+    """Returns a name that others chose as a part of a sentence: in quotes, as in SQL, if it could pass for more words
+    of the sentence. Anyone who can create a table can call it `t was granted by alice`.
+    """
+    return name if _PLAIN.fullmatch(name) else '"' + name.replace('"', '""') + '"'
 
 
 def name_some(names: Sequence[str], separator: str = ", ", *, most: int = 5, count: int | None = None) -> str:

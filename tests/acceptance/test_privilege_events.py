@@ -69,7 +69,7 @@ async def test_events_name_the_login_and_only_under_full_application_and_address
         await declared.delete(name)
     await hand.close()
     await home.close()
-    place = rf" \({APPLICATION}, 127\.0\.0\.1\)" if expose == "Full" else ""
+    place = rf' \("{APPLICATION}", 127\.0\.0\.1\)' if expose == "Full" else ""
     assert re.fullmatch(
         rf"DELETE on table app\.orders \(database {name}\) was granted by postgres{place}"
         r" at \d\d:\d\d:\d\d\.\d\d\d and revoked",

@@ -2,7 +2,9 @@
 
 from datetime import UTC, datetime
 
+from pgrole_controller.core.listed_drift import describe_author
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
+from pgrole_controller.core.privileges.default_acl_decision import label_place
 from pgrole_controller.core.privileges.privilege_difference import DifferenceClassifier, PrivilegeDifference
 from pgrole_controller.core.privileges.privilege_news import announce_drift, announce_extension, describe_drift
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, News
@@ -63,10 +65,29 @@ def test_a_note_distinguishes_undeclarable_privileges_from_drift_that_the_policy
 
 def test_names_that_are_not_utf8_are_legible() -> None:
     odd = difference("caf\udce9")
-    assert r"app.caf\xe9" in note(odd)
+    assert r'app."caf\xe9"' in note(odd)
     assert describe_drift([odd], ALICE, NOW, corrected=True, exposed=False).words == (
-        r"DELETE on table app.caf\xe9 was granted",
+        r'DELETE on table app."caf\xe9" was granted',
     )
+
+
+#: Anyone can choose the name of an own table, schema or database, and of an application.
+FORGED = 'orders was granted by "bob" at 09:00:00.000 and revoked'
+
+
+def test_a_name_cannot_pass_for_the_rest_of_the_sentence() -> None:
+    quoted = '"orders was granted by ""bob"" at 09:00:00.000 and revoked"'
+    table = DatabaseObject(ObjectId("pg_class", 20000), ObjectKind.TABLE, FORGED, FORGED, 10, "owner")
+    by = DriftAuthor(Evidence.TRANSACTION, FORGED, "x y", FORGED, "10.2.3.4", NOW)
+    for column, what in (("", f"table {quoted}.{quoted}"), (FORGED, f"column {quoted}.{quoted}.{quoted}")):
+        one = PrivilegeDifference("DELETE", table, column)
+        assert announce_drift(FORGED, describe_drift([one], by, NOW, corrected=True, exposed=True), [one]).note == (
+            f"DELETE on {what} (database {quoted}) was granted by {quoted} as "
+            f'"x y" ({quoted}, 10.2.3.4) at 16:04:09.113 and revoked'
+        )
+        assert announce_extension(FORGED, [one]).note.endswith(f"(database {quoted}): DELETE on {what}")
+    assert label_place(("a b", FORGED, "r")) == f'future tables in schema {quoted} created by "a b"'
+    assert describe_author(by) == f'{quoted} as "x y" ({quoted}, 10.2.3.4)'
 
 
 def test_a_note_is_never_too_long() -> None:

@@ -6,6 +6,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
+from pgrole_controller.core.enumeration import spell_name
+
 
 class ObjectKind(StrEnum):
     """A kind of object that has an ACL."""
@@ -71,10 +73,15 @@ class DatabaseObject:
 
     @property
     def label(self) -> str:
-        """For people, without quotes: `table app.orders`."""
-        qualified = self.name if self.kind is ObjectKind.SCHEMA or not self.schema else f"{self.schema}.{self.name}"
+        """For people: `table app.orders`."""
+        parts = (self.name,) if self.kind is ObjectKind.SCHEMA or not self.schema else (self.schema, self.name)
+        qualified = ".".join(map(spell_name, parts))
         ending = f"({self.arguments})" if self.kind is ObjectKind.ROUTINE else ""
         return f"{_WORDS.get(self.kind, self.kind.value.lower())} {qualified}{ending}"
+
+    def label_column(self, column: str) -> str:
+        """For people: `column hr.people.id`."""
+        return f"column {'.'.join(map(spell_name, (self.schema, self.name, column)))}"
 
 
 _WORDS = {

@@ -6,6 +6,7 @@ the declaration: for schemas that are named exactly, without exceptions.
 
 from collections.abc import Mapping, Sequence
 
+from pgrole_controller.core.enumeration import spell_name
 from pgrole_controller.core.policy import FIRST_NORMAL_OID
 from pgrole_controller.core.privileges.acl import DatabaseObject, DefaultAcl, DefaultAclChange, ObjectId, ObjectKind
 from pgrole_controller.core.privileges.awaited_privileges import mark_default, mark_schema
@@ -248,5 +249,5 @@ def label_default(acl: DefaultAcl) -> str:
 def label_place(place: _Place) -> str:
     """Returns a text for people, such as `future tables in schema app created by alice`."""
     creator_name, schema, object_type = place
-    where = f" in schema {schema}" if schema else ""
-    return f"future {_PLURALS.get(object_type, 'objects')}{where} created by {creator_name}"
+    where = f" in schema {spell_name(schema)}" if schema else ""
+    return f"future {_PLURALS.get(object_type, 'objects')}{where} created by {spell_name(creator_name)}"

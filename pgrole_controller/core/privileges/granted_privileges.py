@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pgrole_controller.core.approval import RoleOffer, join_parts
-from pgrole_controller.core.enumeration import name_some
+from pgrole_controller.core.enumeration import name_some, spell_name
 from pgrole_controller.core.errors import PgRoleError, Reason, make_legible
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.kept_privileges import explain_former
@@ -56,7 +56,9 @@ class GrantedPrivileges:
         """Differences that are not corrected, in words, with the database."""
         databases = sorted(self.grantee.databases) if self.grantee else ()
         some = [(database, self.current_result(database)) for database in databases]
-        return tuple(f"{words} (database {database})" for database, one in some if one for words in one.reported)
+        return tuple(
+            f"{words} (database {spell_name(database)})" for database, one in some if one for words in one.reported
+        )
 
     @property
     def unfit(self) -> bool:

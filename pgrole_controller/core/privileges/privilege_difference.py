@@ -55,7 +55,7 @@ class PrivilegeDifference:
 
     @property
     def what(self) -> str:
-        """For people, without quotes: `SELECT on column hr.people.id`."""
+        """For people: `SELECT on column hr.people.id`."""
         return f"{'grant option for ' if self.option else ''}{self.privilege} on {self._where}"
 
     @property
@@ -67,12 +67,7 @@ class PrivilegeDifference:
     def _where(self) -> str:
         if self.object is None:
             return self.place
-        return label_column(self.object, self.column) if self.column else self.object.label
-
-
-def label_column(obj: DatabaseObject, column: str) -> str:
-    """For people, without quotes: `column hr.people.id`."""
-    return f"column {obj.schema}.{obj.name}.{column}"
+        return self.object.label_column(self.column) if self.column else self.object.label
 
 
 def phrases(differences: Sequence[PrivilegeDifference], most: int = 10) -> tuple[str, ...]:
@@ -219,7 +214,7 @@ class PendingNames:
 
     def add_column(self, obj: DatabaseObject, column: str) -> None:
         """A column that does not exist."""
-        self.add_missing(label_column(obj, column), mark_column(obj, column), *_marks_of_absent(obj))
+        self.add_missing(obj.label_column(column), mark_column(obj, column), *_marks_of_absent(obj))
 
     def add_denied_on(self, obj: DatabaseObject, privilege: str, denial: Denial, *, literal: bool) -> None:
         self.add_denied(denial, mark_denied(obj, privilege, literal=literal), *_marks_of_absent(obj))

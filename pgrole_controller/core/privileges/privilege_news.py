@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from pgrole_controller.core.enumeration import spell_name
 from pgrole_controller.core.errors import make_legible
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference, phrases
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, News, PrivilegeDrift, PrivilegeNews
@@ -36,7 +37,7 @@ def combine_drifts(drifts: Sequence[PrivilegeDrift]) -> PrivilegeDrift:
         shown = list(one.words[:most])
         if one.count > len(shown) and shown:
             shown[-1] += f", and {one.count - len(shown)} more"
-        author = "" if one is latest else f" by {one.by.login or 'an unknown login'}"
+        author = "" if one is latest else f" by {spell_name(one.by.login) if one.by.login else 'an unknown login'}"
         words += [f"{phrase}{author}" for phrase in shown]
     return replace(latest, words=tuple(words), count=sum(one.count for one in drifts))
 
@@ -52,7 +53,7 @@ def announce_drift(
 
 
 def _sentence(database: str, drift: PrivilegeDrift, differences: Sequence[PrivilegeDifference]) -> str:
-    where, by = f"(database {database})", _name(drift)
+    where, by = f"(database {spell_name(database)})", _name(drift)
     if len(differences) == 1:
         (one,) = differences
         done, undone = ("granted", "revoked") if one.held else ("revoked", "granted again")
@@ -76,10 +77,10 @@ def _name(drift: PrivilegeDrift) -> str:
     by = drift.by
     if not by.login:
         return ""
-    role = f" as {by.role}" if by.role and by.role != by.login else ""
-    place = ", ".join(filter(None, (by.application, by.address)))
+    role = f" as {spell_name(by.role)}" if by.role and by.role != by.login else ""
+    place = ", ".join(filter(None, (by.application and spell_name(by.application), by.address)))
     at = f" at {by.time.astimezone(UTC).strftime('%H:%M:%S.%f')[:-3]}" if by.time else ""
-    return f" by {by.login}{role}{f' ({place})' if place else ''}{at}"
+    return f" by {spell_name(by.login)}{role}{f' ({place})' if place else ''}{at}"
 
 
 def announce_extension(database: str, differences: Sequence[PrivilegeDifference]) -> PrivilegeNews:
@@ -87,9 +88,8 @@ def announce_extension(database: str, differences: Sequence[PrivilegeDifference]
     words = [one.what for one in differences[:MOST_WORDS]]
     if len(differences) > MOST_WORDS:
         words.append(f"and {len(differences) - MOST_WORDS} more")
-    return PrivilegeNews(
-        News.PRIVILEGES_EXTENDED, _cut(f"granted declared privileges (database {database}): {'; '.join(words)}")
-    )
+    where = f"(database {spell_name(database)})"
+    return PrivilegeNews(News.PRIVILEGES_EXTENDED, _cut(f"granted declared privileges {where}: {'; '.join(words)}"))
 
 
 def _cut(note: str) -> str:

@@ -87,7 +87,7 @@ def why_not_granted(
     remedy = _remedy(grantee, obj, privilege, facts, literal=literal)
     if remedy is None:
         return None
-    where = f"column {obj.schema}.{obj.name}.{column}" if column else obj.label
+    where = obj.label_column(column) if column else obj.label
     return Denial(f'{privilege} on {where} (owner "{obj.owner_name}")', remedy)
 
 
