@@ -2,6 +2,8 @@
 -- Rows of schemas that are not asked for are left out, unless a grantee holds something there that it does not own.
 -- Within a row, object n has bytes 4n of `oids` and `versions`, and name n of `names`, which NUL separates. These are NULL if they
 -- are too long for one row, beside other answers; those of 50,000 objects are not.
+-- `elevated`: whether a routine can do more than its caller: it is SECURITY DEFINER, or in a language that is not trusted. Not in
+-- internal, in which PostgreSQL makes aggregates and the constructors of ranges for everyone.
 -- `extension`, `with_columns`: whether the objects belong to an extension, and whether columns of them have an ACL; NULL: unknown.
 -- An ACL has at most 10,000 entries of the grantees in an answer; of a longer one, postgres/privileges/long_acls.py reads the others.
 -- `largest_acl`: number of entries in the largest ACL of the relations that were looked at. It is limited, since pg_class has no
@@ -10,7 +12,7 @@
 -- $4 oid[] relations that get rows of their own and are asked for
 SELECT
     g.catalog, textsend(n.nspname::text) AS schema, g.kind::text AS kind, g.owner,
-    textsend(pg_catalog.pg_get_userbyid(g.owner)::text) AS owner_name, g.security_definer,
+    textsend(pg_catalog.pg_get_userbyid(g.owner)::text) AS owner_name, g.elevated,
     g.extension, g.with_columns, g.apart, coalesce(e.held, false) AS held,
     CASE WHEN l.fits THEN g.oids END AS oids, CASE WHEN l.fits THEN g.names END AS names,
     CASE WHEN l.fits THEN g.versions END AS versions, g.seen, e.grantees, e.grantors, e.grantor_names, e.privileges, e.grantable,
@@ -19,14 +21,14 @@ SELECT
     1200 + CASE WHEN l.fits THEN l.bytes ELSE 0 END + 110 * coalesce(cardinality(e.grantees), 0) AS page_size
 FROM (
     SELECT
-        o.catalog, o.schema, o.kind, o.owner, o.acl, o.initial, o.security_definer, o.apart, o.extension, o.with_columns,
+        o.catalog, o.schema, o.kind, o.owner, o.acl, o.initial, o.elevated, o.apart, o.extension, o.with_columns,
         string_agg(oidsend(o.oid), ''::bytea) AS oids, string_agg(textsend(o.name::text), '\x00'::bytea) AS names,
         string_agg(xidsend(o.version), ''::bytea) AS versions, min(o.oid::bigint) AS first,
         to_hex(hashtextextended(format('%s %s', o.owner, o.acl) COLLATE "C", 0)) AS seen,
         max(CASE WHEN o.catalog = 'pg_class'::regclass THEN cardinality(o.acl) END) OVER () AS largest_acl
     FROM object AS o
     GROUP BY
-        o.catalog, o.schema, o.kind, o.owner, o.acl, o.initial, o.security_definer, o.apart, o.extension, o.with_columns
+        o.catalog, o.schema, o.kind, o.owner, o.acl, o.initial, o.elevated, o.apart, o.extension, o.with_columns
 ) AS g
 LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid = g.schema
 CROSS JOIN LATERAL (

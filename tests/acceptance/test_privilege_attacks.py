@@ -94,7 +94,7 @@ BY_DEFAULT = {
         {"onDatabase": ["CREATE"]}, ("CREATE on database @db", "of another owner")
     ),
     "a superuser's SECURITY DEFINER routine in the team's schema": PrivilegeAttack(
-        access("ours", "Execute"), ("EXECUTE on routine ours.climb()", "runs with the privileges of its owner")
+        access("ours", "Execute"), ("EXECUTE on routine ours.climb()", "can do more than its caller")
     ),
     **{
         privilege: PrivilegeAttack(

@@ -193,11 +193,20 @@ async def test_system_and_temporary_objects_are_omitted(db: AclDatabase) -> None
     assert "fleeting" not in {one.object.name for one in found}
 
 
-async def test_extension_members_and_security_definer_routines_are_marked(db: AclDatabase) -> None:
-    await db.run("ALTER EXTENSION plpgsql ADD TABLE app.t; ALTER FUNCTION app.fn SECURITY DEFINER")
+async def test_extension_members_and_elevated_routines_are_marked(db: AclDatabase) -> None:
+    await db.run("""
+        ALTER EXTENSION plpgsql ADD TABLE app.t; ALTER FUNCTION app.fn SECURITY DEFINER;
+        CREATE LANGUAGE wild HANDLER plpgsql_call_handler; CREATE TYPE app.span AS RANGE (SUBTYPE = int);
+        CREATE FUNCTION app.untrusted(int) RETURNS int LANGUAGE wild AS 'BEGIN RETURN 1; END';
+        CREATE FUNCTION app.trusted(int, int) RETURNS int LANGUAGE sql AS 'SELECT 1';
+        CREATE AGGREGATE app.total(int) (SFUNC = app.trusted, STYPE = int)
+    """)
     found = await read_acls(db.connection, db.grantees("reader"), anywhere)
     assert {one.object.name for one in found if one.object.extension} == {"t"}
-    assert {one.object.name for one in found if one.object.security_definer} == {"fn"}
+    assert {one.object.name for one in found if one.object.elevated} == {"fn", "untrusted"}
+    oids = [one.object.id.oid for one in found if one.object.kind is ObjectKind.ROUTINE]
+    again = await read_named(db.connection, db.grantees("reader"), (), oids)
+    assert {one.object.name for one in again if one.object.elevated} == {"fn", "untrusted"}
 
 
 async def test_undeclarable_kinds_are_read_where_a_grantee_holds_a_privilege(db: AclDatabase) -> None:

@@ -173,6 +173,15 @@ CLIMBS = {
         rules=PATTERN,
         allowed=EXACT,
     ),
+    "a routine in an untrusted language, by a rule with a pattern": Climb(
+        "CREATE LANGUAGE wild HANDLER plpgsql_call_handler;"
+        "CREATE FUNCTION app.fn() RETURNS int LANGUAGE wild AS 'BEGIN RETURN 1; END';"
+        "REVOKE ALL ON FUNCTION app.fn FROM PUBLIC;",
+        on(ROUTINES, "app", "fn", "EXECUTE"),
+        "has_function_privilege('{reader}', 'app.fn()', 'EXECUTE')",
+        rules=PATTERN,
+        allowed=EXACT,
+    ),
     "TRIGGER": Climb(
         TABLE,
         on(TABLES, "app", "t", "TRIGGER"),

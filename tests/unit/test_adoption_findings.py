@@ -118,7 +118,7 @@ class TestBeyond:
         assert found.beyond == ("DELETE on table app.secrets",)
 
     def test_a_hard_rule_needs_the_exact_name_in_the_policy_only(self) -> None:
-        definer = replace(make("f", ObjectKind.ROUTINE, owner=STRANGER), security_definer=True)
+        definer = replace(make("f", ObjectKind.ROUTINE, owner=STRANGER), elevated=True)
         for obj, privilege in ((THEIRS, "TRIGGER"), (definer, "EXECUTE")):
             assert find(obj, entry(privilege), one=adoptee(policy=OPEN)).beyond_count == 1
             assert find(obj, entry(privilege), one=adoptee(policy=NAMED)).beyond_count == 0

@@ -30,7 +30,7 @@ def make(
     definer: bool = False,
 ) -> DatabaseObject:
     identity = ObjectId("c", oid)
-    return DatabaseObject(identity, kind, schema, name, owner, NAMES[owner], security_definer=definer)
+    return DatabaseObject(identity, kind, schema, name, owner, NAMES[owner], elevated=definer)
 
 
 def ruled(*rules: PrivilegeRule) -> Grantee:

@@ -145,7 +145,7 @@ class PrivilegeFolder:
         if obj.kind is ObjectKind.SCHEMA:
             contents.schema = acl
         else:
-            same = (obj.kind, obj.owner, obj.extension, obj.security_definer, id(acl.entries))
+            same = (obj.kind, obj.owner, obj.extension, obj.elevated, id(acl.entries))
             contents.groups.setdefault(same, []).append(acl)
             if obj.kind is ObjectKind.ROUTINE:
                 contents.overloads[obj.name] += 1

@@ -58,7 +58,8 @@ class DatabaseObject:
 
     `schema` is empty for objects without one; for a schema it is its own name. `arguments`: the types of a routine's
     input arguments as `pg_get_function_identity_arguments` spells them without names, e.g. `bigint, text`.
-    `extension`: it belongs to an extension.
+    `extension`: it belongs to an extension. `elevated`: a routine that can do more than its caller: it is SECURITY
+    DEFINER, or in a language that is not trusted, such as C.
     """
 
     id: ObjectId
@@ -69,7 +70,7 @@ class DatabaseObject:
     owner_name: str
     arguments: str = ""
     extension: bool = False
-    security_definer: bool = False
+    elevated: bool = False
 
     @property
     def label(self) -> str:

@@ -100,7 +100,7 @@ class AclComparison:
         return wanted.privileges if self._denied(obj, wanted) is _NOTHING_DENIED else None
 
     def _denied(self, obj: DatabaseObject, wanted: Wanted) -> _Denied:
-        guarded = (obj.security_definer, obj.extension, obj.id.oid < FIRST_NORMAL_OID)
+        guarded = (obj.elevated, obj.extension, obj.id.oid < FIRST_NORMAL_OID)
         kind = (obj.owner, obj.schema, obj.kind, guarded, wanted.privileges, wanted.literal)
         privileges = self._verdicts.get(kind)
         if privileges is None:

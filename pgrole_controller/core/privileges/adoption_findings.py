@@ -144,7 +144,7 @@ class _HeldEntries:
         if obj.kind in _CLOSED:
             return obj.owner not in self._grantee.owned
         of_postgresql = obj.id.oid < FIRST_NORMAL_OID
-        place = (obj.owner, obj.schema, obj.kind, obj.security_definer, obj.extension, of_postgresql, entry.privilege)
+        place = (obj.owner, obj.schema, obj.kind, obj.elevated, obj.extension, of_postgresql, entry.privilege)
         known = self._verdicts.get(place)
         if known is None:
             denial = why_not_granted(self._grantee, obj, entry.privilege, self._observed.facts, literal=True)

@@ -53,7 +53,7 @@ def digest_mark(mark: str) -> str:
 
 def mark_denied(obj: DatabaseObject, privilege: str, *, literal: bool) -> str:
     """Of everything on which the answer of `privilege_policy.why_not_granted` depends, except the policy."""
-    traits = (obj.owner, obj.security_definer, obj.extension, obj.id.oid < FIRST_NORMAL_OID, literal)
+    traits = (obj.owner, obj.elevated, obj.extension, obj.id.oid < FIRST_NORMAL_OID, literal)
     return f"denied {privilege} {obj.kind} {traits} {obj.schema}"
 
 

@@ -132,8 +132,9 @@ def _guard(grantee: Grantee, obj: DatabaseObject, privilege: str, facts: Databas
         return f"objects of PostgreSQL itself, and in its schemas, need exact names: {both}"
     if obj.owner in grantee.owned:
         return None
-    if obj.kind is ObjectKind.ROUTINE and obj.security_definer:
-        return f"a SECURITY DEFINER routine runs with the privileges of its owner: {both}"
+    if obj.kind is ObjectKind.ROUTINE and obj.elevated:
+        what = "a routine that is SECURITY DEFINER, or in an untrusted language such as C, can do more than its caller"
+        return f"{what}: {both}"
     if obj.kind in TABLE_KINDS and privilege in ("TRIGGER", "REFERENCES", "MAINTAIN"):
         return f"{privilege} on a table of another owner can run code as that owner, or block it: {both}"
     if obj.kind is ObjectKind.DATABASE and privilege == "CREATE":

@@ -118,7 +118,7 @@ def observed_acls(
     if kind is None:
         raise row.wrong("kind")
     schema, owner, owner_name = row.find_text("schema") or "", row.get("owner", int), row.text("owner_name")
-    security_definer, seen = row.get("security_definer", bool), row.get("seen", str)
+    elevated, seen = row.get("elevated", bool), row.get("seen", str)
     if entries is None:
         entries = tuple(read_entries(row))
     extension = row.find("extension", bool)
@@ -135,7 +135,7 @@ def observed_acls(
             owner_name=owner_name,
             arguments=signatures.get(oid, "") if kind is ObjectKind.ROUTINE else "",
             extension=identity in members if extension is None else extension,
-            security_definer=security_definer,
+            elevated=elevated,
         )
         yield ObservedAcl(found, entries, seen, version)
 

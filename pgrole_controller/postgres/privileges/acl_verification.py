@@ -22,7 +22,7 @@ class AclRepair:
 def identity_of(one: ObservedAcl) -> tuple[object, ...]:
     """Returns what statements refer to an object by, and what policies decide by."""
     found = one.object
-    return found.kind, found.schema, found.name, found.arguments, found.owner, found.security_definer
+    return found.kind, found.schema, found.name, found.arguments, found.owner, found.elevated
 
 
 def _held(one: ObservedAcl | None) -> set[tuple[int, str, str]]:

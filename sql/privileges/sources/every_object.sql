@@ -5,15 +5,17 @@ SELECT e.*
 FROM (
     SELECT
         'pg_class'::regclass::oid AS catalog, c.oid, c.relnamespace AS schema, c.relkind AS kind, c.relowner AS owner,
-        c.relacl AS acl, CASE c.relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END AS initial, false AS security_definer,
+        c.relacl AS acl, CASE c.relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END AS initial, false AS elevated,
         c.oid = ANY ($4::oid[]) AS apart, c.relname AS name, c.xmin AS version,
         NULL::boolean AS extension, NULL::boolean AS with_columns
     FROM pg_catalog.pg_class AS c
     WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND c.oid >= 16384 AND c.relpersistence <> 't'
     UNION ALL
     SELECT
-        'pg_proc'::regclass, p.oid, p.pronamespace, p.prokind, p.proowner, p.proacl, 'f', p.prosecdef, false, p.proname, p.xmin,
-        NULL, NULL
+        'pg_proc'::regclass, p.oid, p.pronamespace, p.prokind, p.proowner, p.proacl, 'f',
+        p.prosecdef OR p.prolang = ANY (ARRAY(
+            SELECT l.oid FROM pg_catalog.pg_language AS l WHERE NOT l.lanpltrusted AND l.lanname <> 'internal'
+        )), false, p.proname, p.xmin, NULL, NULL
     FROM pg_catalog.pg_proc AS p
     WHERE p.oid >= 16384
     UNION ALL

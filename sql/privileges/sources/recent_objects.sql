@@ -5,7 +5,7 @@
 WITH oldest AS (SELECT age($5::text::xid8::xid) AS age)
 SELECT
     'pg_class'::regclass::oid AS catalog, c.oid, c.relnamespace AS schema, c.relkind AS kind, c.relowner AS owner,
-    c.relacl AS acl, CASE c.relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END AS initial, false AS security_definer,
+    c.relacl AS acl, CASE c.relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END AS initial, false AS elevated,
     k.apart, c.relname AS name, c.xmin AS version,
     EXISTS (
         SELECT FROM pg_catalog.pg_depend AS m WHERE m.classid = 'pg_class'::regclass AND m.objid = c.oid AND m.deptype = 'e'
@@ -52,7 +52,10 @@ JOIN pg_catalog.pg_class AS c ON c.oid = k.oid
 WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND c.oid >= 16384 AND c.relpersistence <> 't'
 UNION ALL
 SELECT
-    'pg_proc'::regclass, p.oid, p.pronamespace, p.prokind, p.proowner, p.proacl, 'f', p.prosecdef, false, p.proname, p.xmin,
+    'pg_proc'::regclass, p.oid, p.pronamespace, p.prokind, p.proowner, p.proacl, 'f',
+    p.prosecdef OR p.prolang = ANY (ARRAY(
+        SELECT l.oid FROM pg_catalog.pg_language AS l WHERE NOT l.lanpltrusted AND l.lanname <> 'internal'
+    )), false, p.proname, p.xmin,
     EXISTS (
         SELECT FROM pg_catalog.pg_depend AS m WHERE m.classid = 'pg_proc'::regclass AND m.objid = p.oid AND m.deptype = 'e'
         OFFSET 0
