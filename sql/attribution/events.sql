@@ -2,7 +2,7 @@
 -- `exact`: the row has the id of the event's transaction, or that of the event's own row, so no other transaction can have
 -- written it. Otherwise a subtransaction may have: its id is above its transaction's and not above that of the event's own row, which is inserted after
 -- the command. Only the newest $3 events are searched for that, since no index can help.
--- Texts are sent as raw bytes in the encoding of the database, or of another one (names of roles).
+-- Texts are sent as raw bytes in the encoding of the database, or of another one: names of roles, which are cut as bytes.
 -- $1 bigint[] xmin (32 bits)   $2 integer   $3 integer
 WITH clock AS MATERIALIZED (
     SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next, getdatabaseencoding() AS encoding
@@ -42,7 +42,7 @@ SELECT
     f.xmin, f.exact, d.id, d.xid::text::bigint AS xid,
     c.next - f.xid - ((c.next - d.xmin::text::bigint) & 4294967295) AS distance, c.encoding, d.at,
     decode(replace(coalesce(l.rolname, d.session)::text, '\', '\\'), 'escape') AS login,
-    decode(replace(CASE d.acting WHEN 'none' THEN d.session::text ELSE left(d.acting, 63) END, '\', '\\'), 'escape') AS role,
+    substring(decode(replace(CASE d.acting WHEN 'none' THEN d.session::text ELSE d.acting END, '\', '\\'), 'escape') FOR 63) AS role,
     decode(replace(left(d.app, 63), '\', '\\'), 'escape') AS app,
     coalesce(host(d.addr), '') AS address,
     left(d.tag, 63) AS tag, coalesce(left(d.kind, 63), '') AS kind,

@@ -16,7 +16,7 @@ WITH stored AS MATERIALIZED (
 SELECT
     d.id, d.xid::text::bigint AS xid, false AS exact, 0 AS distance, getdatabaseencoding() AS encoding, d.at,
     decode(replace(coalesce(l.rolname, d.session)::text, '\', '\\'), 'escape') AS login,
-    decode(replace(CASE d.acting WHEN 'none' THEN d.session::text ELSE left(d.acting, 63) END, '\', '\\'), 'escape') AS role,
+    substring(decode(replace(CASE d.acting WHEN 'none' THEN d.session::text ELSE d.acting END, '\', '\\'), 'escape') FOR 63) AS role,
     decode(replace(left(d.app, 63), '\', '\\'), 'escape') AS app,
     coalesce(host(d.addr), '') AS address,
     left(d.tag, 63) AS tag, coalesce(left(d.kind, 63), '') AS kind,

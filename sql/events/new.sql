@@ -19,8 +19,8 @@ LEFT JOIN LATERAL (
         decode(replace(left(coalesce(d.said, ''), 1000), '\', '\\'), 'escape') AS said,
         left(d.tag, 63) AS tag,
         decode(replace(coalesce(l.rolname, d.session)::text, '\', '\\'), 'escape') AS login,
-        decode(
-            replace(CASE d.acting WHEN 'none' THEN d.session::text ELSE left(d.acting, 63) END, '\', '\\'), 'escape'
+        substring(
+            decode(replace(CASE d.acting WHEN 'none' THEN d.session::text ELSE d.acting END, '\', '\\'), 'escape') FOR 63
         ) AS role,
         decode(replace(left(d.app, 63), '\', '\\'), 'escape') AS app,
         coalesce(host(d.addr), '') AS address,

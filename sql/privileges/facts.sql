@@ -1,6 +1,7 @@
 -- What policies need to know of the database besides its objects. One row.
 -- Any role that can log in can store settings of any length. Those that are compressed or long are not read: decompressing them
--- could take longer than any timeout. `search_paths_cut`: not every value of search_path was read. Functions in another session's
+-- could take longer than any timeout. Values are cut as bytes: another database may have written them in its encoding, which no
+-- function for text accepts. `search_paths_cut`: not every value of search_path was read. Functions in another session's
 -- temporary schema do not count: that session alone can call them. Only a superuser can read the server's configuration files:
 -- then sql/privileges/configuration.sql takes the place of the comment.
 -- $1 text[] roles that declarations name as creators   $2 boolean whether to read the values of search_path
@@ -34,7 +35,7 @@ SELECT
         SELECT r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolname IN (current_user, session_user)
     ) AS own_roles,
     ARRAY(
-        SELECT DISTINCT substring(textsend(substring(c.setting FROM 13 FOR 2000)) FROM 1 FOR 2000)
+        SELECT DISTINCT substring(textsend(c.setting) FROM 13 FOR 2000)
         FROM config AS s
         CROSS JOIN LATERAL unnest(CASE WHEN s.is_read THEN s.items END) AS c (setting)
         WHERE c.setting LIKE 'search\_path=%'

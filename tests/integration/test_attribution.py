@@ -241,6 +241,32 @@ async def test_tenants_texts_are_made_printable_and_shortened(database: EventDat
     assert all(character.isprintable() for character in found.application + found.statement)
 
 
+async def test_who_acts_as_a_role_whose_name_is_not_utf8_is_named(
+    database: EventDatabase, postgres_server: PostgresServer
+) -> None:
+    """Another database created the role in its encoding. Its last byte begins a character of UTF-8."""
+    latin = f"latin_{database.name}"
+    await database.reading.execute(f"CREATE DATABASE {latin} ENCODING 'LATIN1' TEMPLATE template0 LOCALE 'C'")
+    there = await asyncpg.connect(postgres_server.dsn(database=latin))
+    await there.execute('CREATE ROLE "caf\xe9"; GRANT "caf\xe9" TO alice')
+    await there.close()
+    await database.reading.execute(f"DROP DATABASE {latin}")
+    cafe = "(SELECT rolname FROM pg_roles WHERE textsend(rolname::text) = 'caf\\351')"
+    await database.reading.execute(f"DO $$ BEGIN EXECUTE format('GRANT ALL ON SCHEMA public TO %I', {cafe}); END $$")
+    alice = await database.person("alice")
+    await alice.execute(f"""
+        DO $$ BEGIN
+            EXECUTE format('SET LOCAL ROLE %I', {cafe});
+            CREATE TABLE cafes (); GRANT SELECT ON cafes TO reader; REVOKE SELECT ON cafes FROM reader;
+        END $$
+    """)
+    named = await author_of(database, ChangedRow(await database.xmin_of_table("cafes"), GRANTED, ("cafes", "reader")))
+    gone = await author_of(database, ChangedRow(0, GRANTED, ("nothing", "reader")))
+    await database.reading.execute(f"DO $$ BEGIN EXECUTE format('DROP OWNED BY %I; DROP ROLE %1$I', {cafe}); END $$")
+    assert (named.login, named.role) == ("alice", "caf\\xe9")
+    assert gone.login in ("", "alice")
+
+
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
 async def test_a_change_in_a_database_with_another_encoding_is_attributed(
     postgres_server: PostgresServer, encoding: str
