@@ -1,14 +1,25 @@
 """Runs GRANT, REVOKE and ALTER DEFAULT PRIVILEGES within a transaction, where needed in the name of the grantor."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import asyncpg
 
+from pgrole_controller.core.ddl import seen_name
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.privileges import grant_ddl
-from pgrole_controller.core.privileges.acl import AclChange, DefaultAclChange
+from pgrole_controller.core.privileges.acl import AclChange, DatabaseObject, DefaultAclChange, ObjectId, ObjectKind
+from pgrole_controller.core.privileges.grant_ddl import GrantStatement
+from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.privileges.grantor_statements import run_as_grantor
+from pgrole_controller.postgres.rows import fetch
+
+_ACLS = queries.privileges("schema_acls")
+_NOTE_ACLS = f"SELECT pg_catalog.set_config('pgrole.schema_acls', ({_ACLS}), true)"
+_CHECK_ACLS = (
+    f"DO $check$ BEGIN IF ({_ACLS}) <> pg_catalog.current_setting('pgrole.schema_acls') THEN "
+    "RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = 'a role was renamed meanwhile'; END IF; END $check$"
+)
 
 
 async def execute_changes(
@@ -33,13 +44,49 @@ async def execute_changes(
         if not one.acting_as:
             await connection.execute(one.text)
         elif not cascade:
-            await run_as_grantor(connection, one)
+            await _execute_as_grantor(connection, one)
         else:
             await connection.execute("SAVEPOINT grantor")
             try:
-                await run_as_grantor(connection, one)
+                await _execute_as_grantor(connection, one)
             except asyncpg.InsufficientPrivilegeError as error:
                 refused = error
                 await connection.execute("ROLLBACK TO SAVEPOINT grantor")
             await connection.execute("RELEASE SAVEPOINT grantor")
     return refused
+
+
+async def _execute_as_grantor(connection: Connection, statement: GrantStatement) -> None:
+    """Raises asyncpg's errors; 40001 if roles were renamed meanwhile.
+
+    A grantor without USAGE on a schema, of the object or of the types of its arguments, could not name them, and gets
+    USAGE until the statement is done. The transaction fails unless every role then has on the schema what it had.
+    """
+    acting = f"SELECT pg_catalog.set_config('role', {seen_name(statement.acting_as)}, true)"
+    texts = [acting, statement.text, "RESET ROLE"]
+    if closed := await _find_closed_schemas(connection, statement):
+        oids = ",".join(str(one.id.oid) for one in closed)
+        opening = [AclChange(one, 0, statement.acting_as, ("USAGE",)) for one in closed]
+        texts = [
+            f"SELECT pg_catalog.set_config('pgrole.schemas', '{{{oids}}}', true)",
+            _NOTE_ACLS,
+            *_texts(opening),
+            *texts,
+            *_texts([replace(one, revoke=True) for one in opening]),
+            _CHECK_ACLS,
+        ]
+    await connection.execute(";\n".join(texts))
+
+
+def _texts(changes: Sequence[AclChange]) -> list[str]:
+    return [one.text for one in grant_ddl.statements(changes)]
+
+
+async def _find_closed_schemas(connection: Connection, statement: GrantStatement) -> list[DatabaseObject]:
+    relations, routines = (
+        [one.oid for one in statement.objects if one.catalog == catalog] for catalog in ("pg_class", "pg_proc")
+    )
+    grantor = statement.acting_as.encode(errors="surrogateescape")
+    rows = await fetch(connection, "", queries.privileges("closed_schemas"), grantor, relations, routines)
+    found = [(ObjectId("pg_namespace", row.get("oid", int)), row.text("name")) for row in rows]
+    return [DatabaseObject(schema, ObjectKind.SCHEMA, name, name, 0, "") for schema, name in found]
