@@ -43,6 +43,13 @@ async def test_the_cluster_overlay_contains_everything_needed(programs: Programs
         assert the(objects, kind)["metadata"]["namespace"] == NAMESPACE
 
 
+async def test_the_base_has_the_same_deployment_and_no_crd(programs: Programs) -> None:
+    """docs/upgrade.md: it rolls the controller back, and leaves the newer CRDs."""
+    base, cluster = [await render_kustomization(programs, at) for at in (OVERLAYS.parent / "base", CLUSTER)]
+    assert not of_kind(base, "CustomResourceDefinition")
+    assert the(base, "Deployment") == the(cluster, "Deployment")
+
+
 async def test_install_yaml_equals_the_rendered_cluster_overlay(programs: Programs) -> None:
     assert read_objects(INSTALL.read_text(encoding="utf-8")) == await render_kustomization(programs, CLUSTER), (
         "run `make manifests`"

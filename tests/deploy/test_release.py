@@ -144,6 +144,21 @@ async def test_a_rollback_restores_the_previous_crds_and_keeps_every_object(
     assert found["metadata"]["uid"] == role["metadata"]["uid"]
 
 
+async def test_a_downgrade_without_crds_keeps_the_new_ones_with_every_field(
+    programs: Programs, empty: ApiServer, older_chart: Path
+) -> None:
+    """docs/upgrade.md: under older CRDs, an object loses the fields that they lack with its next write."""
+    await helm_well(programs, empty, "install", RELEASE, CHART, "--create-namespace")
+    without = ("--reset-then-reuse-values", "--set", "crds.install=false")
+    await helm_well(programs, empty, "upgrade", RELEASE, older_chart, *without)
+    assert NEWER_FIELD in await fields_of_server(empty)
+    await helm_well(
+        programs, empty, "upgrade", RELEASE, CHART, "--reset-then-reuse-values", "--set", "crds.install=true"
+    )
+    crd = await empty.request("GET", DEFINITION.format("pgservers"))
+    assert crd["metadata"]["annotations"]["meta.helm.sh/release-name"] == RELEASE
+
+
 async def test_crds_applied_by_someone_else_are_left_or_taken_over_as_requested(
     programs: Programs, empty: ApiServer
 ) -> None:
