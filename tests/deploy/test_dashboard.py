@@ -11,6 +11,16 @@ from tests.deploy.programs import run
 from tests.deploy.prometheus import Exported, exported, named, panels, try_rules
 
 _TARGET = 'job="pgrole-controller", namespace="pgrole-system", pod="{pod}", instance="{pod}:8080"'
+#: Metrics of a server's work that a standby exports, too: it listens, and due objects wait in its queue.
+_ON_A_STANDBY = (
+    "pgrole_notifications_total",
+    "pgrole_last_notification_timestamp_seconds",
+    "pgrole_objects",
+    "pgrole_objects_ready",
+    "pgrole_queue_depth",
+    "pgrole_queue_oldest_seconds",
+    "pgrole_server_connected",
+)
 _RISING = re.compile(r"\b(?:rate|increase|last_over_time)\(\s*$")
 
 
@@ -19,10 +29,10 @@ def known() -> dict[str, Exported]:
     return exported()
 
 
-def series(known: dict[str, Exported]) -> list[dict[str, str]]:
-    """Returns ten minutes of everything that a leader and a standby export, and of another job's process."""
+def series(known: dict[str, Exported], pods: str = "ab") -> list[dict[str, str]]:
+    """Returns ten minutes of everything that a leader, a, and a standby, b, export, and of another job's process."""
     found = []
-    for pod, leads in (("a", "1"), ("b", "0")):
+    for pod, leads in ((pod, "1" if pod == "a" else "0") for pod in pods):
         for one in known.values():
             labels = ", ".join((_TARGET.format(pod=pod), *(f'{label}="main"' for label in one.labels if label != "le")))
             values = "0+3x20" if one.rises else f"{leads}x20" if one.name == "pgrole_leader" else "1x20"
@@ -57,6 +67,25 @@ async def test_every_query_returns_values_of_the_controller_only(
     case = {"interval": "30s", "input_series": [*series(known), {"series": 'up{job="other"}', "values": "1x20"}]}
     answer = await try_rules(promtool, {"tests": [{**case, "promql_expr_test": asks}]}, tmp_path)
     assert answer.code == 0, answer.out + answer.err
+
+
+async def test_a_standby_changes_nothing_that_is_shown_of_a_server(
+    promtool: Path, tmp_path: Path, known: dict[str, Exported]
+) -> None:
+    """It notices and counts much of what the leader does."""
+    expressions = [expr for _, expr in panels() if any(name in _ON_A_STANDBY for name, _ in named(expr))]
+    assert {name for expr in expressions for name, _ in named(expr)} >= set(_ON_A_STANDBY)
+    rules = [
+        {"record": "shown", "expr": expr, "labels": {"panel": str(number)}} for number, expr in enumerate(expressions)
+    ]
+    asks = [{"expr": "shown", "eval_time": "9m", "exp_samples": []}]
+    said = []
+    for pods in ("a", "ab"):
+        case = {"interval": "30s", "input_series": series(known, pods), "promql_expr_test": asks}
+        answer = await try_rules(promtool, {"tests": [case]}, tmp_path, {"groups": [{"name": "one", "rules": rules}]})
+        said.append(answer.err)
+    assert said[0].count('{__name__="shown"') == len(expressions)
+    assert said[1] == said[0]
 
 
 async def test_the_first_drift_of_a_field_is_shown(promtool: Path, tmp_path: Path, known: dict[str, Exported]) -> None:
