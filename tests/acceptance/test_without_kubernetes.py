@@ -15,6 +15,7 @@ from pgrole_controller.local.binaries import Binaries
 from pgrole_controller.local.manifests import apply_crds
 from pgrole_controller.local.process import reached
 from tests.acceptance.replicas import Replicas, Say, replicas, side_by_side
+from tests.acceptance.scraped_metrics import scrape
 from tests.acceptance.service_account import serving
 from tests.acceptance.wire import Wire, wire
 from tests.acceptance.world import PATIENCE, Controller, Json, Kube, Stage, make_kube, open_database, running, says
@@ -117,6 +118,7 @@ async def leader_stays(say: Say, how: How, own: Stage) -> None:
         await kube.apply("doomed", login=True, deletionPolicy="Drop")
         took = await repairs(pair, until - AWAY / 2)
         await unconfirmed(pair)
+        assert (await scrape(pair.first.controller)).get("pgrole_leader") == 0
         await pair.database.execute("ALTER ROLE secured PASSWORD 'guessed'")
         await pair.database.wait_password("secured", "first password")
         await pair.database.execute("DROP ROLE dropped")
