@@ -277,10 +277,36 @@ def test_an_installed_crd_is_compared_with_this_programs_crd() -> None:
     assert judge("x", expected, crd(PGROLE)).state is PROBLEM  # not established
     older = established(crd(PGROLE))
     del older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
-    assert judge("x", expected, older).state is WARNING
+    found = judge("x", expected, older)
+    assert (found.state, [one.command for one in found.remedies]) == (WARNING, [cluster_findings.APPLY_CRDS])
     unserved = established(crd(PGROLE))
     unserved["spec"]["versions"][0]["served"] = False
     assert judge("x", expected, unserved).state is PROBLEM
+
+
+def test_crds_of_a_newer_version_are_never_replaced_by_this_programs() -> None:
+    """Objects would lose the fields that this program's CRDs lack."""
+    newer = established(crd(PGROLE))
+    spec = newer["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    del spec["properties"]["comment"]
+    spec["properties"]["memberOf"]["items"]["properties"]["since"] = {"type": "string"}
+    found = cluster_findings.judge_definition("x", crd(PGROLE), newer)
+    assert (found.state, found.remedies) == (WARNING, ())
+    assert "use the program of the controller's version" in found.text
+
+
+def test_crds_of_a_helm_release_are_updated_with_it() -> None:
+    older = established(crd(PGROLE))
+    del older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["comment"]
+    older["metadata"]["annotations"] = {
+        "meta.helm.sh/release-name": "pgrole-controller",
+        "meta.helm.sh/release-namespace": "pgrole-system",
+    }
+    found = cluster_findings.judge_definition("x", crd(PGROLE), older)
+    assert [one.command for one in found.remedies] == [
+        "helm upgrade pgrole-controller deploy/helm/pgrole-controller --namespace pgrole-system "
+        "--reset-then-reuse-values --set crds.install=true"
+    ]
 
 
 @pytest.mark.parametrize("shape", [{}, {"status": 1}, {"status": {"conditions": [1, {"type": 2}]}}, {"metadata": []}])

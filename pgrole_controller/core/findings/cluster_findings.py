@@ -80,11 +80,37 @@ def judge_definition(name: str, expected: Mapping[str, Any], found: Mapping[str,
     versions = [one for one in _list(_map(found, "spec"), "versions") if isinstance(one, dict)]
     same = [one for one in versions if one.get("name") == wanted["name"]]
     if not same or same[0].get("served") is not True:
-        return Finding(CLUSTER, check, PROBLEM, f"version {wanted['name']} is not served", shell(APPLY_CRDS))
-    if same[0].get("schema") != wanted["schema"]:
-        text = "its schema differs from this program's: it belongs to another version, with other fields"
-        return Finding(CLUSTER, check, WARNING, text, shell(APPLY_CRDS))
-    return Finding(CLUSTER, check, OK, "installed, with this program's schema")
+        return Finding(CLUSTER, check, PROBLEM, f"version {wanted['name']} is not served", _update_crds(found))
+    schema = _map(same[0], "schema")
+    if schema == wanted["schema"]:
+        return Finding(CLUSTER, check, OK, "installed, with this program's schema")
+    if _has_more(_map(schema, "openAPIV3Schema"), wanted["schema"]["openAPIV3Schema"]):
+        text = "it has fields that this program does not know: use the program of the controller's version"
+        return Finding(CLUSTER, check, WARNING, text)
+    text = "its schema differs from this program's: it belongs to an older version"
+    return Finding(CLUSTER, check, WARNING, text, _update_crds(found))
+
+
+def _update_crds(found: Mapping[str, Any]) -> tuple[Remedy, ...]:
+    """Helm owns the fields of the CRDs that it installed: applying others fails."""
+    annotations = _map(_map(found, "metadata"), "annotations")
+    release, namespace = (_text(annotations, f"meta.helm.sh/release-{one}") for one in ("name", "namespace"))
+    if not release:
+        return shell(APPLY_CRDS)
+    return shell(
+        f"helm upgrade {quote(release)} deploy/helm/pgrole-controller --namespace {quote(namespace)} "
+        "--reset-then-reuse-values --set crds.install=true"
+    )
+
+
+def _has_more(schema: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+    """Whether a schema has a field that `known` lacks. Under `known`, the API server would drop it from objects."""
+    fields, known_fields = _map(schema, "properties"), _map(known, "properties")
+    return (
+        not fields.keys() <= known_fields.keys()
+        or any(_has_more(_map(fields, name), _map(known_fields, name)) for name in fields)
+        or any(_has_more(_map(schema, of), _map(known, of)) for of in ("items", "additionalProperties") if of in schema)
+    )
 
 
 def judge_caller(user: str, missing: Sequence[RequiredRight]) -> Finding:
