@@ -284,6 +284,37 @@ def test_an_installed_crd_is_compared_with_this_programs_crd() -> None:
     assert judge("x", expected, unserved).state is PROBLEM
 
 
+def deployment(image: str, replicas: int = 2, **environment: str) -> dict[str, Any]:
+    variables = [{"name": name, "value": value} for name, value in environment.items()]
+    pod = {"containers": [{"image": image, "env": variables}]}
+    spec = {"replicas": replicas, "template": {"spec": pod}}
+    return {"metadata": {"name": "c"}, "spec": spec, "status": {"readyReplicas": replicas}}
+
+
+@pytest.mark.parametrize(
+    ("image", "state"),
+    [
+        ("registry:5000/c:0.3.0", OK),
+        (f"registry/c:0.3.0@sha256:{'0' * 64}", OK),
+        (f"registry:5000/c@sha256:{'0' * 64}", OK),
+        (f"registry/c:0.2.0@sha256:{'0' * 64}", WARNING),
+        ("registry/c:0.2.0", WARNING),
+        ("registry:5000/c", WARNING),
+    ],
+)
+def test_an_image_of_another_version_is_reported_unless_only_its_digest_is_known(
+    image: str, state: FindingState
+) -> None:
+    [found] = cluster_findings.judge_deployment([deployment(image)], "n", "0.3.0")
+    assert found.state is state
+
+
+@pytest.mark.parametrize(("environment", "replicas"), [({}, 2), ({"PGROLE_LEADER_ELECTION": "false"}, 1)])
+def test_without_leader_election_one_replica_is_suggested(environment: dict[str, str], replicas: int) -> None:
+    [found] = cluster_findings.judge_deployment([deployment("c:0.3.0", 0, **environment)], "n", "0.3.0")
+    assert [one.command for one in found.remedies] == [f"kubectl -n n scale deployment c --replicas={replicas}"]
+
+
 def test_crds_of_a_newer_version_are_never_replaced_by_this_programs() -> None:
     """Objects would lose the fields that this program's CRDs lack."""
     newer = established(crd(PGROLE))

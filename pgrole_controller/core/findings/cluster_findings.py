@@ -170,15 +170,24 @@ def judge_deployment(deployments: Sequence[Mapping[str, Any]], namespace: str, v
         text = f"{name}: {ready} of {wanted} replicas ready, image {image or 'unknown'}"
         logs = f"kubectl -n {quote(namespace)} describe deployment {quote(name)}"
         if wanted == 0:
-            scale = f"kubectl -n {quote(namespace)} scale deployment {quote(name)} --replicas=2"
+            alone = find_environment(deployment)[0].get("PGROLE_LEADER_ELECTION") == "false"
+            replicas = 1 if alone else 2
+            scale = f"kubectl -n {quote(namespace)} scale deployment {quote(name)} --replicas={replicas}"
             findings.append(Finding(CLUSTER, check, PROBLEM, text, shell(scale)))
         elif ready < wanted:
             findings.append(Finding(CLUSTER, check, PROBLEM if ready == 0 else WARNING, text, shell(logs)))
-        elif image.rpartition(":")[2] != version:
+        elif not _may_be(image, version):
             findings.append(Finding(CLUSTER, check, WARNING, f"{text}; this program is {version}"))
         else:
             findings.append(Finding(CLUSTER, check, OK, text))
     return findings
+
+
+def _may_be(image: str, version: str) -> bool:
+    """Whether an image has this version as its tag, or only a digest, which tells no version."""
+    name, _, digest = image.partition("@")
+    tag = name.rpartition("/")[2].partition(":")[2]
+    return tag == version or bool(digest and not tag)
 
 
 def find_image(deployment: Mapping[str, Any]) -> str:
