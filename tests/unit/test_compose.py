@@ -13,7 +13,7 @@ from tests.compose.engine import ETCD
 from tests.compose.images import names
 
 ROOT = Path(__file__).parents[2]
-OURS = ("keys", "cluster", "controller", "guide")
+OURS = ("keys", "cluster", "controller", "console", "guide")
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,15 @@ def test_ports_are_published_only_on_loopback(services: dict[str, Any]) -> None:
     published = [port for service in services.values() for port in service.get("ports", [])]
     assert len(published) == 4
     assert all(port.startswith("127.0.0.1:") for port in published)
+
+
+def test_every_setting_and_published_port_is_documented() -> None:
+    settings = set(re.findall(r"\$\{(DEMO_\w+):-([^}]*)\}", (ROOT / "compose.yaml").read_text(encoding="utf-8")))
+    documented = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    assert len(settings) == 5
+    for name, default in settings:
+        assert f"`{name}`" in documented
+        assert default.removeprefix("./") in documented
 
 
 @pytest.mark.parametrize("name", OURS)
