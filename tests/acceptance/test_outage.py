@@ -6,7 +6,8 @@ import pytest
 
 from pgrole_controller.local.process import reached
 from tests.acceptance.scraped_metrics import scrape
-from tests.acceptance.world import PATIENCE, Controller, Stage, running
+from tests.acceptance.shell import blocks, make_shell
+from tests.acceptance.world import PATIENCE, Controller, Stage, condition, running
 
 pytestmark = pytest.mark.slow
 
@@ -48,3 +49,25 @@ async def test_an_outage_is_retried_often_reported_once_and_reconciled_after_rec
             await database.wait_role("drifts", lambda row: not row["rolcreaterole"], "NOCREATEROLE")
             await database.wait_role("altered", lambda row: row["rolcanlogin"], "LOGIN")
         await kube.wait_all_ready()
+
+
+async def test_a_lock_on_the_schema_is_reported_and_the_documented_query_names_its_holder(stage: Stage) -> None:
+    [query] = blocks("troubleshooting.md", "A lock on schema pgrole")
+    shell = await make_shell(stage.kube.server, stage.postgres, stage.folder / "shell")
+    async with running(stage.controller()), stage.database() as holder, stage.database() as database:
+        await stage.kube.apply("app", login=True)
+        await stage.kube.wait_ready("app")
+        await holder.execute("BEGIN; LOCK TABLE pgrole.role_state")
+        await database.execute("ALTER ROLE app CREATEDB")
+        obj = await stage.kube.wait_reason("app", "ServerNotReady")
+        assert "a lock was not available in time" in condition(obj, "Ready")["message"]
+        said = await shell.run(query)
+        assert re.search(
+            rf"^ *{await holder.fetchval('SELECT pg_backend_pid()')} \| pgrole\.role_state \| AccessExclusiveLock",
+            said,
+            re.MULTILINE,
+        )
+        assert "(1 row)" in said
+        await holder.execute("ROLLBACK")
+        await database.wait_role("app", lambda row: not row["rolcreatedb"], "NOCREATEDB")
+        await stage.kube.wait_ready("app")
