@@ -14,7 +14,7 @@ from pgrole_controller.controller.objects import server_of
 from pgrole_controller.core.drift_record import read_moment
 from pgrole_controller.core.findings import cluster_findings as judge
 from pgrole_controller.core.findings.cluster_findings import CLUSTER, RequiredRight, not_checked
-from pgrole_controller.core.findings.finding import Finding, FindingState, shell
+from pgrole_controller.core.findings.finding import Finding, FindingState, Remedy, shell
 from pgrole_controller.kube.errors import ApiError, BadStream
 from pgrole_controller.kube.listing import list_objects, list_pages
 from pgrole_controller.kube.resource import CONFIGMAPS, LEASES, NAMESPACES, PGROLES, PGSERVERS, Resource
@@ -60,6 +60,7 @@ class ClusterChecks:
     account: str = "pgrole-controller"
     watched: str = ""  # the only namespace that the controller serves; empty: all
     absent: bool = False  # no Deployment of the controller is in its namespace
+    release: tuple[Remedy, ...] = ()  # the command that applies the chart again, where Helm installed the Deployment
 
     async def run(self) -> None:
         """Adds to `known`. Never raises an error of the API server."""
@@ -151,6 +152,7 @@ class ClusterChecks:
         self.absent = not deployments
         for deployment in deployments[:1]:
             self.account = judge.find_account(deployment)
+            self.release = judge.upgrade_release(deployment)
             await self._read_environment(deployment)
         return judge.judge_deployment(deployments, namespace, __version__)
 
@@ -187,7 +189,7 @@ class ClusterChecks:
         if self.absent and len(missing) == len(judge.NEEDED):
             why = f"{account} has none, and no Deployment runs as it. Name the controller's namespace: --own-namespace"
             return [not_checked("the controller's permissions", why)]
-        return [judge.judge_controller_rights(account, self.watched, missing)]
+        return [judge.judge_controller_rights(account, self.watched, missing, self.release)]
 
     async def _may(self, right: RequiredRight, account: str | None) -> bool:
         """Whether RBAC allows it to `account`, or to the caller. Raises ApiError."""

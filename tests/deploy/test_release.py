@@ -1,7 +1,9 @@
 """A release of the chart on a real API server: installed, upgraded, rolled back, removed."""
 
+import json
 import re
 import shutil
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,11 +12,12 @@ import pytest_asyncio
 import yaml
 
 from pgrole_controller.api.pgserver import PgServer
+from pgrole_controller.core.findings.cluster_findings import APPLY_CRDS
 from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 from pgrole_controller.local.manifests import apply, apply_crds, create_namespace, path_of
 from tests.api_server_pool import ApiServerPool
 from tests.conftest import lent
-from tests.deploy.manifests import CHART
+from tests.deploy.manifests import CHART, ROOT
 from tests.deploy.programs import Answer, Programs, run
 from tests.deploy.rendering import NAMESPACE, RELEASE, Json, of_kind, render_chart
 from tests.deploy.test_chart import SERVER
@@ -157,6 +160,43 @@ async def test_a_downgrade_without_crds_keeps_the_new_ones_with_every_field(
     )
     crd = await empty.request("GET", DEFINITION.format("pgservers"))
     assert crd["metadata"]["annotations"]["meta.helm.sh/release-name"] == RELEASE
+
+
+async def test_the_commands_that_doctor_prints_mend_what_helm_installed(
+    programs: Programs, empty: ApiServer, older_chart: Path
+) -> None:
+    await helm_well(programs, empty, "install", RELEASE, older_chart, "--create-namespace")
+    kubectl = (programs.kubectl, "--kubeconfig", empty.kubeconfig)
+    roles = f"{RELEASE}-roles"
+    taken = await run(*kubectl, "patch", "clusterrole", roles, "--type=merge", "-p", '{"rules": []}')
+    assert taken.code == 0, taken.err
+    broken = await diagnose(empty)
+    assert {"CRD pgservers.pgrole.dev", "the controller's permissions"} <= broken.keys()
+    [_, by_kubectl] = APPLY_CRDS.split(" | ")
+    refused = await run(
+        *kubectl, *by_kubectl.split()[1:], stdin=(ROOT / "crds" / "pgrole.dev_pgservers.yaml").read_text("utf-8")
+    )
+    assert 'conflict with "helm"' in refused.err
+    for commands in broken.values():
+        for command in commands:
+            helm_arguments = command.replace("deploy/helm/pgrole-controller", str(CHART)).split()
+            assert helm_arguments.pop(0) == "helm"
+            await helm_well(programs, empty, *helm_arguments)
+    assert await diagnose(empty) == {}
+    assert NEWER_FIELD in await fields_of_server(empty)
+
+
+async def diagnose(server: ApiServer) -> dict[str, list[str]]:
+    """Returns the commands that doctor prints about CRDs and the controller's permissions, by check."""
+    answer = await run(
+        Path(sys.executable), "-m", "pgrole_controller", "doctor", "--kubeconfig", server.kubeconfig, "-o", "json"
+    )
+    findings = json.loads(answer.out)["findings"]
+    return {
+        one["check"]: [remedy["command"] for remedy in one["remedies"]]
+        for one in findings
+        if one["state"] != "ok" and ("CRD" in one["check"] or "permissions" in one["check"])
+    }
 
 
 async def test_crds_applied_by_someone_else_are_left_or_taken_over_as_requested(

@@ -340,6 +340,17 @@ def test_crds_of_a_helm_release_are_updated_with_it() -> None:
     ]
 
 
+def test_permissions_that_helm_granted_are_granted_again_with_helm() -> None:
+    account, missing = "system:serviceaccount:pgrole-system:pgrole-controller", cluster_findings.NEEDED[:1]
+    by_helm = {"meta.helm.sh/release-name": "roles", "meta.helm.sh/release-namespace": "pgrole-system"}
+    for annotations, begin in (({}, "kubectl apply --server-side -f"), (by_helm, "helm upgrade roles deploy/helm/")):
+        release = cluster_findings.upgrade_release({"metadata": {"annotations": annotations}})
+        found = cluster_findings.judge_controller_rights(account, "", missing, release)
+        assert found.state is PROBLEM
+        [remedy] = found.remedies
+        assert remedy.command.startswith(begin)
+
+
 @pytest.mark.parametrize("shape", [{}, {"status": 1}, {"status": {"conditions": [1, {"type": 2}]}}, {"metadata": []}])
 def test_objects_of_any_shape_are_judged(shape: dict[str, Any]) -> None:
     assert cluster_findings.judge_server(shape).state is WARNING

@@ -92,15 +92,19 @@ def judge_definition(name: str, expected: Mapping[str, Any], found: Mapping[str,
 
 
 def _update_crds(found: Mapping[str, Any]) -> tuple[Remedy, ...]:
-    """Helm owns the fields of the CRDs that it installed: applying others fails."""
-    annotations = _map(_map(found, "metadata"), "annotations")
+    return upgrade_release(found, " --set crds.install=true") or shell(APPLY_CRDS)
+
+
+def upgrade_release(obj: Mapping[str, Any], options: str = "") -> tuple[Remedy, ...]:
+    """The command that applies the chart again if Helm installed this object, else none. Helm owns the object's fields:
+    `kubectl apply --server-side` fails.
+    """
+    annotations = _map(_map(obj, "metadata"), "annotations")
     release, namespace = (_text(annotations, f"meta.helm.sh/release-{one}") for one in ("name", "namespace"))
     if not release:
-        return shell(APPLY_CRDS)
-    return shell(
-        f"helm upgrade {quote(release)} deploy/helm/pgrole-controller --namespace {quote(namespace)} "
-        "--reset-then-reuse-values --set crds.install=true"
-    )
+        return ()
+    command = f"helm upgrade {quote(release)} deploy/helm/pgrole-controller --namespace {quote(namespace)}"
+    return shell(f"{command} --reset-then-reuse-values{options}")
 
 
 def _has_more(schema: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
@@ -126,8 +130,12 @@ def judge_caller(user: str, missing: Sequence[RequiredRight]) -> Finding:
     return Finding(CLUSTER, "your permissions", WARNING, text, remedies)
 
 
-def judge_controller_rights(account: str, watched: str, missing: Sequence[RequiredRight]) -> Finding:
-    """`account`: system:serviceaccount:…; `watched`: its only namespace, or empty; `missing`: of NEEDED."""
+def judge_controller_rights(
+    account: str, watched: str, missing: Sequence[RequiredRight], release: tuple[Remedy, ...] = ()
+) -> Finding:
+    """`account`: system:serviceaccount:…; `watched`: its only namespace, or empty; `missing`: of NEEDED; `release`: the
+    command that applies the chart again, where Helm installed it.
+    """
     check = "the controller's permissions"
     where = f" in namespace {watched}" if watched else ""
     if not missing:
@@ -137,7 +145,7 @@ def judge_controller_rights(account: str, watched: str, missing: Sequence[Requir
         "your kustomize overlay"
     )
     is_default = account == _DEFAULT_ACCOUNT and not watched
-    return Finding(CLUSTER, check, PROBLEM, text, shell(_APPLY_RIGHTS) if is_default else ())
+    return Finding(CLUSTER, check, PROBLEM, text, release or (shell(_APPLY_RIGHTS) if is_default else ()))
 
 
 def judge_clock(server_time: datetime, now: datetime) -> Finding:
