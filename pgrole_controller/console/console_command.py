@@ -27,6 +27,7 @@ from pgrole_controller.ending import FAILED, describe_os_error, leaves, make_pri
 from pgrole_controller.kube.api_address import ApiAddress
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import KubeError, describe_error
+from pgrole_controller.listening import listen
 from pgrole_controller.logs import set_up
 from pgrole_controller.program import program_name, spell_commands
 
@@ -110,9 +111,7 @@ async def serve(
 
 def _listen(arguments: ConsoleArguments) -> socket.socket:
     try:
-        found = socket.getaddrinfo(arguments.host, arguments.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
-        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        return listen(arguments.host, arguments.port, BACKLOG)
     except (OSError, UnicodeError) as error:
         why = describe_os_error(error) if isinstance(error, OSError) else "no name of a host"
         raise CannotServe(f"cannot listen on {arguments.host}:{arguments.port}: {why}") from error

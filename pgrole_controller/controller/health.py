@@ -35,6 +35,7 @@ from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.state import Mode
 from pgrole_controller.ending import describe_os_error
 from pgrole_controller.kube.store import Store
+from pgrole_controller.listening import listen
 from pgrole_controller.metrics import UNDECLARED, Scrape, ServerFigures
 
 #: Time between two heartbeats, in seconds.
@@ -80,10 +81,7 @@ METRICS_REST = 1.0
 #: Minimum time between two log lines with the same message about the port, in seconds.
 SAID_AGAIN_SECONDS = 60.0
 
-#: Every address of this machine, IPv4 and IPv6.
-EVERY_ADDRESS = "::"
 _PORT_REFUSED = (errno.EADDRINUSE, errno.EACCES)
-_NO_IPV6 = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 _JSON = "application/json; charset=utf-8"
 
@@ -220,14 +218,7 @@ class Health:
 def _bind(host: str, port: int) -> socket.socket:
     """Binds the port. Raises CannotStart if it is taken, or if the address is not this machine's."""
     try:
-        if host != EVERY_ADDRESS:
-            return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        try:
-            return socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
-        except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno not in _NO_IPV6:
-                raise
-            return socket.create_server(("0.0.0.0", port))  # noqa: S104 -- every address that there is without IPv6
+        return listen(host, port)
     except OSError as error:
         if error.errno in _PORT_REFUSED:
             raise CannotStart(

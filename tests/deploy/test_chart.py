@@ -283,7 +283,7 @@ async def test_console_values_become_arguments(programs: Programs) -> None:
     }
     objects = await render_chart(programs, values={"console": given})
     [container] = the(objects, "Deployment", f"{RELEASE}-console")["spec"]["template"]["spec"]["containers"]
-    expected = {"--hostname=pgrole.example.com", "--trusted-proxy=10.1.0.0/16", "--namespace=shop"}
+    expected = {"--host=::", "--hostname=pgrole.example.com", "--trusted-proxy=10.1.0.0/16", "--namespace=shop"}
     assert expected <= set(container["args"])
     [rule] = the(objects, "NetworkPolicy", f"{RELEASE}-console")["spec"]["ingress"]
     assert rule["from"] == [{"podSelector": {}}]

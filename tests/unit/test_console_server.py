@@ -18,7 +18,7 @@ from multidict import CIMultiDict
 
 from pgrole_controller.cli import main
 from pgrole_controller.console import sessions
-from pgrole_controller.console.console_command import make_announce
+from pgrole_controller.console.console_command import BACKLOG, make_announce
 from pgrole_controller.console.console_parser import add_console, read_arguments
 from pgrole_controller.console.live import MOST_FEEDS, Live, TooManyFeeds
 from pgrole_controller.console.scope import MOST_TRIED, read_namespaces
@@ -39,6 +39,7 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.store import pack
+from pgrole_controller.listening import listen
 from pgrole_controller.settings import WrongSetting
 
 
@@ -97,6 +98,16 @@ def test_a_value_that_could_have_no_effect_is_misuse(
         main(["console", "--auth", "token", *given])
     assert ended.value.code == 2
     assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("has_ipv6", [True, False])
+def test_every_address_is_served_with_and_without_ipv6(monkeypatch: pytest.MonkeyPatch, has_ipv6: bool) -> None:
+    """A pod has addresses of one kind or of both."""
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: has_ipv6)
+    with listen("::", 0, BACKLOG) as listener:
+        port = listener.getsockname()[1]
+        for address in ("127.0.0.1", "::1") if has_ipv6 else ("127.0.0.1",):
+            socket.create_connection((address, port), timeout=5).close()
 
 
 def test_an_address_that_cannot_be_used_is_named_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:

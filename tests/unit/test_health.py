@@ -15,7 +15,6 @@ import pytest
 from pgrole_controller.controller.errors import CannotStart
 from pgrole_controller.controller.health import (
     BEAT_SECONDS,
-    EVERY_ADDRESS,
     REST_TIMES,
     STILL_SECONDS,
     Health,
@@ -23,6 +22,7 @@ from pgrole_controller.controller.health import (
     Shared,
 )
 from pgrole_controller.controller.health_port import AT_ONCE, CONNECTIONS, NoAnswer
+from pgrole_controller.listening import EVERY_ADDRESS
 from pgrole_controller.local.process import reached
 from pgrole_controller.local.workspace import free_port
 from pgrole_controller.metrics import Scrape
