@@ -35,6 +35,8 @@ _NAME_ONE = "you may not list them in all namespaces: name one with -n"
 
 #: Maximum number of PgRoles that are read and counted.
 MOST_ROLES = 20_000
+#: Maximum number of installations in one namespace that are told apart.
+MOST_INSTALLATIONS = 50
 
 
 @dataclass(slots=True)
@@ -150,16 +152,20 @@ class ClusterChecks:
                 raise
             return [not_checked("deployment", f"you may not list Deployments in namespace {namespace}")]
         self.absent = not deployments
-        for deployment in deployments[:1]:
-            self.account = judge.find_account(deployment)
-            self.release = judge.upgrade_release(deployment)
-            await self._read_environment(deployment)
+        for deployment in deployments[:MOST_INSTALLATIONS]:
+            variables = await self._read_environment(deployment)
+            watched = str(variables.get("PGROLE_NAMESPACE") or "")
+            if deployment is not deployments[0] and watched != self.choice.namespace:
+                continue  # of several installations, the checks are about the first, or the chosen namespace's own
+            self.lease, self.watched = str(variables.get("PGROLE_LEASE") or "pgrole-controller"), watched
+            self.account, self.release = judge.find_account(deployment), judge.upgrade_release(deployment)
         return judge.judge_deployment(deployments, namespace, __version__)
 
-    async def _read_environment(self, deployment: dict[str, Any]) -> None:
-        """Reads what decides where the controller needs its rights. Assumes that an unreadable ConfigMap sets
-        nothing.
+    async def _read_environment(self, deployment: dict[str, Any]) -> dict[str, Any]:
+        """Returns the variables that decide where the controller needs its rights. Assumes that an unreadable ConfigMap
+        sets nothing.
         """
+        variables: dict[str, Any]
         variables, config_maps = judge.find_environment(deployment)
         for name in config_maps[:5]:
             try:
@@ -169,8 +175,7 @@ class ClusterChecks:
                     raise
                 continue
             variables = {**mapping(config_map.get("data")), **variables}
-        self.lease = str(variables.get("PGROLE_LEASE") or self.lease)
-        self.watched = str(variables.get("PGROLE_NAMESPACE") or "")
+        return variables
 
     async def _ask_controller_rights(self) -> list[Finding]:
         account = f"system:serviceaccount:{self.choice.own_namespace}:{self.account}"

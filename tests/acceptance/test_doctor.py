@@ -189,6 +189,29 @@ async def test_rights_of_a_controller_for_one_namespace_are_checked_in_that_name
     assert "Lease quiet-controller does not exist" in found["lease"][0].text
 
 
+@pytest.mark.parametrize(("chosen", "name"), [(None, "a"), ("team-a", "a"), ("team-b", "b")])
+async def test_of_several_installations_the_one_of_the_chosen_namespace_is_checked(
+    cluster: ApiServer, chosen: str | None, name: str
+) -> None:
+    await apply_crds(cluster)
+    await create_namespace(cluster, "shared-system")
+    for one in ("a", "b"):
+        variables = {"PGROLE_LEASE": f"lease-{one}", "PGROLE_NAMESPACE": f"team-{one}"}
+        container = {
+            "name": "c",
+            "image": "x:0.1",
+            "env": [{"name": key, "value": variables[key]} for key in variables],
+        }
+        pods = {"serviceAccountName": one, "containers": [container]}
+        await apply(cluster, deployment(one, "shared-system", pods))
+    given = {"own_namespace": "shared-system", **({"namespace": chosen} if chosen else {})}
+    found = await look(cluster, None, **given)
+    assert f"Lease lease-{name} does not exist" in found["lease"][0].text
+    [rights] = found["the controller's permissions"]
+    assert f"system:serviceaccount:shared-system:{name} may not" in rights.text
+    assert f"in namespace team-{name}" in rights.text
+
+
 async def test_a_lease_without_a_recent_renewal_is_a_problem(cluster: ApiServer) -> None:
     await apply_crds(cluster)
     assert states((await look(cluster))["lease"]) == {WARNING}
