@@ -169,7 +169,7 @@ async def _reassign(key: Key, endpoint: Endpoint, task: ReassignOwned, fence: Fe
     try:
         await reassign_owned(endpoint, task, fence=fence)
     except PgRoleError as error:
-        return ReassignResult(error)
+        return ReassignResult(task, error)
     except Exception as error:  # noqa: BLE001 -- one object's error
-        return ReassignResult(contain(error, key))
-    return ReassignResult()
+        return ReassignResult(task, contain(error, key))
+    return ReassignResult(task)

@@ -204,8 +204,13 @@ def _empty(desired: Desired, observed: Observed, target: ObservedRole, server: S
         _check_new_owner(policy, desired, observed, server)
     if target.role.login:
         return _take_login(desired, observed, target)
-    if desired.reassign_result is not None:
-        raise desired.reassign_result.problem or Waiting(
+    new_owner = observed.new_owner.oid if observed.new_owner else None
+    reassign = ReassignOwned(
+        target.role.name, target.oid, desired.new_owner or None, desired.terminate_sessions, new_owner
+    )
+    result = desired.reassign_result
+    if result is not None and result.task == reassign:
+        raise result.problem or Waiting(
             Reason.DROP_BLOCKED, f'role "{desired.role.name}" is in use again: {_count(observed) or "sessions"}'
         )
     if not _dependents(desired, observed) and not desired.terminate_sessions:
@@ -215,10 +220,6 @@ def _empty(desired: Desired, observed: Observed, target: ObservedRole, server: S
             "they "
             f"end; to terminate them, set spec.terminateSessions: true",
         )
-    new_owner = observed.new_owner.oid if observed.new_owner else None
-    reassign = ReassignOwned(
-        target.role.name, target.oid, desired.new_owner or None, desired.terminate_sessions, new_owner
-    )
     return Plan(role_name=desired.role.name, reassign=reassign)
 
 

@@ -40,8 +40,9 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True)
 class ReassignResult:
-    """Result of emptying a role; `problem` is what blocked it."""
+    """Result of emptying a role; `problem` is what blocked it. It says nothing about another task."""
 
+    task: ReassignOwned
     problem: PgRoleError | None = None
 
 

@@ -105,6 +105,7 @@ class TestDecidingDropWithoutNewOwner:
 
 class TestDecidingNewOwner:
     asked = desired(new_owner="heir")
+    task = ReassignOwned("app", OID, "heir", terminate=False, new_owner_oid=NEW_OWNER.oid)
 
     def test_the_login_is_removed_before_owned_objects_are_reassigned(self) -> None:
         plan = end(self.asked, see(dependents=OWNS, new_owner=NEW_OWNER))
@@ -113,22 +114,40 @@ class TestDecidingNewOwner:
 
     def test_owned_objects_are_reassigned_to_the_new_owner(self) -> None:
         plan = end(self.asked, see(named=WITHOUT_LOGIN, dependents=OWNS, new_owner=NEW_OWNER))
-        assert plan.reassign == ReassignOwned("app", OID, "heir", terminate=False, new_owner_oid=NEW_OWNER.oid)
+        assert plan.reassign == self.task
 
     def test_the_problem_that_stopped_the_reassignment_is_reported(self) -> None:
         problem = Waiting(Reason.DROP_BLOCKED, 'in database "orders": it is locked')
-        asked = replace(self.asked, reassign_result=ReassignResult(problem))
+        asked = replace(self.asked, reassign_result=ReassignResult(self.task, problem))
         assert "it is locked" in blocked(asked, see(named=WITHOUT_LOGIN, dependents=OWNS, new_owner=NEW_OWNER)).message
 
+    @pytest.mark.parametrize(
+        "other",
+        [
+            {"role": "away"},
+            {"oid": OID + 1},
+            {"new_owner": "another"},
+            {"new_owner_oid": NEW_OWNER.oid + 1},
+            {"terminate": True},
+        ],
+    )
+    def test_a_problem_with_a_role_or_a_spec_that_changed_since_is_not_reported(self, other: dict[str, object]) -> None:
+        task = replace(self.task, **other)  # type: ignore[arg-type]
+        problem = Transient(Reason.PROGRESSING, "it changed since the controller read it")
+        asked = replace(self.asked, reassign_result=ReassignResult(task, problem))
+        plan = end(asked, see(named=WITHOUT_LOGIN, dependents=OWNS, new_owner=NEW_OWNER))
+        assert plan.reassign == self.task
+
     def test_dependents_that_remain_after_the_role_was_emptied_are_reported(self) -> None:
-        asked = replace(self.asked, reassign_result=ReassignResult())
+        asked = replace(self.asked, reassign_result=ReassignResult(self.task))
         assert (
             '3 in database "orders"'
             in blocked(asked, see(named=WITHOUT_LOGIN, dependents=OWNS, new_owner=NEW_OWNER)).message
         )
 
     def test_a_server_failure_during_the_reassignment_is_transient_and_names_the_way_out(self) -> None:
-        asked = replace(self.asked, reassign_result=ReassignResult(Transient(Reason.SERVER_NOT_READY, "it is gone")))
+        problem = Transient(Reason.SERVER_NOT_READY, "it is gone")
+        asked = replace(self.asked, reassign_result=ReassignResult(self.task, problem))
         with pytest.raises(Transient) as caught:
             end(asked, see(named=WITHOUT_LOGIN, dependents=OWNS, new_owner=NEW_OWNER))
         assert caught.value.reason is Reason.SERVER_NOT_READY
