@@ -6,6 +6,8 @@ Each attack has a counterpart that succeeds where it is allowed, so that a contr
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
+import anyio
+import asyncpg
 import pytest
 import pytest_asyncio
 
@@ -27,9 +29,10 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls, apply_acls
 from pgrole_controller.postgres.privileges.acl_catalog import read_database
 from pgrole_controller.postgres.privileges.acl_read_back import AclReadBack
-from pgrole_controller.postgres.privileges.acl_transaction import AclDialect
+from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AclTransactions
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from tests.integration.acl_support import AclDatabase, acl_database
+from tests.integration.test_reassign import reached
 from tests.servers import Servers
 
 TABLES, ROUTINES, SCHEMAS = ObjectKind.TABLE, ObjectKind.ROUTINE, ObjectKind.SCHEMA
@@ -512,3 +515,76 @@ async def test_nothing_is_granted_on_an_object_that_took_the_name_meanwhile(
     wrong = {text for text in found if not text.endswith(f"of {db.name('owner')} for {db.name('reader')}")}
     assert not (found if name == "the grantee" else wrong)
     assert name != "the routine's powers" or not any(text.startswith("fn ") for text in found)
+
+
+#: The attacker's schemas `app` and `evil` have objects of the same name, its own and one of another owner. What the
+#: attacker's role declares, and the statement with which the attacker grants the same on its own.
+TWINS = {
+    "a table": (on(TABLES, "app", "twin", "SELECT"), "GRANT SELECT ON app.twin TO {reader}"),
+    "a column": (on(TABLES, "app", "twin", "SELECT", columns=("id",)), "GRANT SELECT (id) ON app.twin TO {reader}"),
+    "a routine": (on(ROUTINES, "app", "fn", "EXECUTE"), "GRANT EXECUTE ON FUNCTION app.fn TO {reader}"),
+}
+MAKE_TWINS = """
+CREATE SCHEMA evil AUTHORIZATION {owner};
+CREATE TABLE app.twin (id int); ALTER TABLE app.twin OWNER TO {owner};
+CREATE TABLE evil.twin (id int); ALTER TABLE evil.twin OWNER TO {stranger};
+CREATE FUNCTION app.fn() RETURNS int LANGUAGE sql AS 'SELECT 1'; ALTER FUNCTION app.fn OWNER TO {owner};
+CREATE FUNCTION evil.fn() RETURNS int LANGUAGE sql AS 'SELECT 2'; ALTER FUNCTION evil.fn OWNER TO {stranger};
+REVOKE ALL ON FUNCTION app.fn, evil.fn FROM PUBLIC
+"""
+SWAP_SCHEMAS = "ALTER SCHEMA app RENAME TO away; ALTER SCHEMA evil RENAME TO app; ALTER SCHEMA away RENAME TO evil"
+ON_OTHERS = """
+SELECT has_any_column_privilege('{reader}', t.oid, 'SELECT') OR has_function_privilege('{reader}', f.oid, 'EXECUTE')
+FROM pg_class AS t, pg_proc AS f
+WHERE t.relname = 'twin' AND t.relowner = '{stranger}'::regrole
+  AND f.proname = 'fn' AND f.proowner = '{stranger}'::regrole
+"""
+
+
+@pytest.mark.parametrize("name", TWINS)
+async def test_nothing_is_granted_on_an_object_that_had_the_name_for_a_moment(
+    db: AclDatabase, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What should be granted is there afterwards, since the attacker granted it."""
+    declared, by_hand = TWINS[name]
+    await db.run(MAKE_TWINS)
+    find_stale, verify = AclReadBack.find_stale, AclReadBack.verify
+
+    async def find_stale_and_swap(self: AclReadBack, repairs: Sequence[AclRepair]) -> object:
+        stale = await find_stale(self, repairs)
+        await db.run(SWAP_SCHEMAS)
+        return stale
+
+    async def swap_back_and_verify(
+        self: AclReadBack, repairs: Sequence[AclRepair], refused: asyncpg.PostgresError | None
+    ) -> None:
+        await db.run(f"{SWAP_SCHEMAS}; {by_hand}")
+        await verify(self, repairs, refused)
+
+    async def never(*_arguments: object, **_options: object) -> bool:
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AclTransactions, "_transact_at_once", never)
+        patch.setattr(AclReadBack, "find_stale", find_stale_and_swap)
+        patch.setattr(AclReadBack, "verify", swap_back_and_verify)
+        await settle(db, grantee(db, declared, "owner", rules=None))
+    assert not await db.beside.fetchval(db.fill(ON_OTHERS))
+
+
+async def test_nothing_is_granted_on_a_table_that_has_the_name_while_one_message_waits(db: AclDatabase) -> None:
+    """The message revokes first. That waits for a transaction of the attacker, who can choose the moment."""
+    declared, by_hand = TWINS["a table"]
+    await db.run(f"{MAKE_TWINS}; {TABLE} GRANT DELETE ON app.t TO {{reader}}")
+    waits = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $1"
+    attacker = await asyncpg.connect(db.dsn)
+    try:
+        await db.run("BEGIN; GRANT INSERT ON app.t TO {writer}")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(settle, db, grantee(db, declared, "owner", rules=None))
+            await reached(attacker, waits, db.connection.get_server_pid())
+            await attacker.execute(db.fill(f"BEGIN; {by_hand}; {SWAP_SCHEMAS}; COMMIT"))
+            await db.run("ROLLBACK")
+    finally:
+        await attacker.close()
+    assert not await db.beside.fetchval(db.fill(ON_OTHERS))

@@ -63,12 +63,19 @@ def _checks() -> tuple[_Check, ...]:
             NOT_AS_EXPECTED,
             "the statements did not have the effect that they should have",
         ),
+        _Check(
+            "pgrole_unwritten",
+            queries.privileges("unwritten"),
+            "40001",
+            "an object was renamed while the controller changed its privileges",
+        ),
     )
 
 
 #: Statements that fail if changes are suspended, if an event trigger of others would run, if the objects of the setting
-#: pgrole.expected are not as they were read, and if their privileges are not as they should be afterwards.
-CHECK_SUSPENDED, CHECK_TRIGGERS, CHECK_EXPECTED, CHECK_EFFECT = (one.statement for one in _checks())
+#: pgrole.expected are not as they were read, if their privileges are not as they should be afterwards, and if the
+#: statements changed others than those of the setting pgrole.changed.
+CHECK_SUSPENDED, CHECK_TRIGGERS, CHECK_EXPECTED, CHECK_EFFECT, CHECK_WRITTEN = (one.statement for one in _checks())
 
 #: Locks the relations among the objects of the setting pgrole.objects. If that would remove a comment that someone made
 #: a moment ago, nothing is changed, and the objects are tried again.

@@ -7,11 +7,13 @@ from collections.abc import Collection, Sequence
 import anyio.lowlevel
 import asyncpg
 
+from pgrole_controller.core.ddl import literal
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.privileges.acl import AclEntry, DefaultAclChange, ObjectId, ObservedAcl
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.privileges.acl_catalog import read_defaults, read_named_acls
+from pgrole_controller.postgres.privileges.acl_checks import CHECK_WRITTEN
 from pgrole_controller.postgres.privileges.acl_refusal import Ineffective, OutdatedAcl
 from pgrole_controller.postgres.privileges.acl_verification import (
     AclRepair,
@@ -19,6 +21,7 @@ from pgrole_controller.postgres.privileges.acl_verification import (
     find_wrong,
     grant_again,
     identity_of,
+    written_rows,
 )
 from pgrole_controller.postgres.privileges.grant_execution import execute_changes
 from pgrole_controller.postgres.rows import fetch
@@ -56,7 +59,7 @@ class AclReadBack:
 
     async def verify(self, repairs: Sequence[AclRepair], refused: asyncpg.PostgresError | None) -> None:
         """Grants again what a revoke took along, e.g. by CASCADE. Raises PgRoleError, or `refused`, if an object does
-        not have the privileges that it should.
+        not have the privileges that it should; asyncpg's error with 40001 if other objects were changed instead.
         """
         if not repairs:
             return
@@ -74,6 +77,10 @@ class AclReadBack:
             await _share_turn(one)
             if text := find_wrong(one, after.get(one.observed.object.id)):
                 raise refused or Ineffective(Reason.DATABASE_ERROR, text)
+        changed = literal(written_rows(repairs))
+        await self._connection.execute(
+            f"SELECT pg_catalog.set_config('pgrole.changed', {changed}, true); {CHECK_WRITTEN}"
+        )
 
     async def verify_defaults(self, changes: Sequence[DefaultAclChange]) -> None:
         """Raises PgRoleError if default privileges are not as they should be."""

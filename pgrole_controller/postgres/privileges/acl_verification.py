@@ -1,5 +1,6 @@
 """Whether the changes to an object's privileges took effect, and nothing else was lost with them."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -23,6 +24,16 @@ def identity_of(one: ObservedAcl) -> tuple[object, ...]:
     """Returns what statements refer to an object by, and what policies decide by."""
     found = one.object
     return found.kind, found.schema, found.name, found.arguments, found.owner, found.elevated
+
+
+def written_rows(repairs: Iterable[AclRepair]) -> str:
+    """Returns the rows that the changes write, as sql/privileges/unwritten.sql takes them."""
+    rows = {
+        (change.object.id, column) for one in repairs for change in one.changes for column in change.columns or (None,)
+    }
+    return json.dumps(
+        [{"catalog": identity.catalog, "oid": identity.oid, "column": column} for identity, column in rows]
+    )
 
 
 def _held(one: ObservedAcl | None) -> set[tuple[int, str, str]]:
