@@ -1,7 +1,6 @@
 """A real API server accepts everything that is rendered, and the pods meet Pod Security level restricted."""
 
 import json
-import re
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import yaml
 from pgrole_controller.local.apiserver import ApiServer, LocalApiError
 from pgrole_controller.local.manifests import apply, apply_crds, create_namespace
 from tests.api_server_pool import ApiServerPool
-from tests.deploy.manifests import CHART, COMPONENTS, INSTALL, OVERLAYS, ROOT
+from tests.deploy.manifests import CHART, COMPONENTS, INSTALL, OVERLAYS
 from tests.deploy.monitoring import definitions
 from tests.deploy.programs import Answer, Programs, run
 from tests.deploy.rendering import (
@@ -30,17 +29,12 @@ from tests.deploy.test_chart import EVERYTHING, WATCHED
 from tests.releases import BEFORE
 
 WITH_SERVERS = ("--api-versions", "pgrole.dev/v1alpha1")
-PAGE = ROOT / "docs" / "install.md"
-#: Essentially as in docs/running.md of the previous release.
-BY_HAND: list[Json] = [
-    {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": kind,
-        "metadata": {"name": RELEASE} | ({"namespace": NAMESPACE} if kind == "Role" else {}),
-        "rules": [{"apiGroups": [""], "resources": [resource], "verbs": ["get", "list", "watch"]}],
-    }
-    for kind, resource in (("ClusterRole", "secrets"), ("Role", "configmaps"))
-]
+BY_HAND: Json = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "Role",
+    "metadata": {"name": RELEASE, "namespace": NAMESPACE},
+    "rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "list", "watch"]}],
+}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -235,7 +229,7 @@ async def test_install_yaml_can_be_applied_and_applied_again_in_either_way(
             assert answer.code == 0, answer.err
 
 
-async def test_install_yaml_replaces_objects_made_by_hand_for_the_previous_release(
+async def test_install_yaml_replaces_objects_of_the_same_names_that_were_made_by_hand(
     programs: Programs, api_servers: ApiServerPool
 ) -> None:
     async with api_servers.lend() as server:
@@ -247,14 +241,9 @@ async def test_install_yaml_replaces_objects_made_by_hand_for_the_previous_relea
 
         await kubectl("apply", "-f", BEFORE.crds)
         await kubectl("create", "namespace", NAMESPACE)
-        await kubectl("apply", "-f", "-", stdin=dump(BY_HAND))
-        for kind in ("clusterrolebinding", "rolebinding"):
-            role = "--clusterrole" if kind == "clusterrolebinding" else "--role"
-            account = f"--serviceaccount={NAMESPACE}:{RELEASE}"
-            await kubectl("create", kind, RELEASE, "-n", NAMESPACE, role, RELEASE, account)
-
+        await kubectl("apply", "-f", "-", stdin=dump([BY_HAND]))
+        account = f"--serviceaccount={NAMESPACE}:{RELEASE}"
+        await kubectl("create", "rolebinding", RELEASE, "-n", NAMESPACE, "--role", RELEASE, account)
         await kubectl("apply", "--server-side", "-f", INSTALL)
-        [command] = re.findall(r"^kubectl (delete .*clusterrole,.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-        assert len((await kubectl(*command.split())).splitlines()) == 2
         rules = json.loads(await kubectl("get", "role", RELEASE, "-n", NAMESPACE, "-o", "json"))["rules"]
         assert rules == the(read_objects(INSTALL.read_text(encoding="utf-8")), "Role")["rules"]
