@@ -162,7 +162,7 @@ LISTS: Final = Counter(
 )
 WATCH_ENDS: Final = Counter(
     "pgrole_watch_ends",
-    "Total watches and lists that ended, by cause (in time, expired, refused or failed).",
+    "Total watches and lists that ended, by cause (in time, silent, expired, refused or failed).",
     ["resource", "cause"],
     registry=REGISTRY,
 )

@@ -12,7 +12,7 @@ import anyio
 from pgrole_controller import __version__
 from pgrole_controller.kube import credentials
 from pgrole_controller.kube.credentials import ConfigException
-from pgrole_controller.kube.errors import AnswerTooLong, ApiError, BadStream, NotConfigured, Unreachable
+from pgrole_controller.kube.errors import AnswerTooLong, ApiError, BadStream, NotConfigured, Silent, Unreachable
 from pgrole_controller.kube.http_connection import HttpAnswer, Limits
 from pgrole_controller.kube.nesting import limit_depth, read_json
 from pgrole_controller.kube.resource import (
@@ -115,10 +115,12 @@ class Lines:
         return self
 
     async def __anext__(self) -> bytes:
-        """Raises Unreachable (connection reset, or silence for too long) and LineTooLong."""
+        """Raises Unreachable (connection reset), Silent and LineTooLong."""
         while not self._ready:
             try:
                 chunk = await self._answer.read_chunk()
+            except TimeoutError as error:
+                raise Silent(str(_unreachable("WATCH", self._path, error))) from error
             except _TRANSPORT as error:
                 raise _unreachable("WATCH", self._path, error) from error
             if not chunk:
@@ -215,8 +217,8 @@ class Client:
         line_limit: int = LIMIT,
         accept: str = JSON,
     ) -> AsyncIterator[Lines]:
-        """Opens a watch and yields its lines. Silence for `inactivity` seconds, before or after the headers, is
-        Unreachable.
+        """Opens a watch and yields its lines. Silence for `inactivity` seconds is Unreachable before the headers, and
+        Silent after them.
 
         Raises ApiError for any status but 200, and Unreachable.
         """

@@ -5,7 +5,8 @@
     KubeError
      ├─ NotConfigured    no API server is configured, or the configuration is unusable; the message lists the choices
      ├─ Unreachable      no (complete) answer: refused, reset, timed out, TLS, no credentials
-     │   └─ AnswerTooLong   more bytes than the request accepts
+     │   ├─ AnswerTooLong   more bytes than the request accepts
+     │   └─ Silent          a watch began, and nothing more came for as long as it waits
      ├─ ApiError         an answer that is not a success: status, reason, message, retry_after
      └─ BadStream        a watch sent something that is not an event
          └─ TooManyFields  a Secret has more fields than are read; the message says so
@@ -25,6 +26,10 @@ class Unreachable(KubeError):
 
 
 class AnswerTooLong(Unreachable):
+    pass
+
+
+class Silent(Unreachable):
     pass
 
 

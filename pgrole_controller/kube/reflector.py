@@ -25,7 +25,7 @@ from pgrole_controller import metrics
 from pgrole_controller.core.backoff import Backoff, Streak
 from pgrole_controller.event_loop import Turns
 from pgrole_controller.kube.client import LIMIT, Client, LineTooLong, read_status
-from pgrole_controller.kube.errors import AnswerTooLong, ApiError, BadStream, Unreachable
+from pgrole_controller.kube.errors import AnswerTooLong, ApiError, BadStream, Silent, Unreachable
 from pgrole_controller.kube.listing import PAGE
 from pgrole_controller.kube.nesting import read_json
 from pgrole_controller.kube.resource import JSON, Resource
@@ -50,7 +50,7 @@ class WatchTiming:
     page_target: int = 2 * 2**20  # takes the event loop 20 ms to parse
     watch_least: float = 300.0
     watch_most: float = 600.0
-    inactivity: float = 70.0  # the server sends a bookmark each minute
+    inactivity: float = 70.0  # the server sends a bookmark each minute, once it has seen any change since its start
     backoff_first: float = 0.8
     backoff_most: float = 30.0
     healthy: float = 120.0
@@ -152,6 +152,9 @@ class _Reflection:
             self._count("failed")
             self._version = None
             await self._rest(error)
+        except Silent as error:  # half-open, or nothing happens: the next watch shows which
+            self._count("silent")
+            log.debug("watch was silent", extra={"resource": self._resource.plural, "error": str(error)})
         except (BadStream, Unreachable, _Ended) as error:
             self._count("failed")
             await self._rest(error)

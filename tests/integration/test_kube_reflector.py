@@ -1,6 +1,7 @@
 """The reflector against the real API server and the fake (one contract), then what only the fake can do."""
 
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import anyio.lowlevel
 import pytest
 from aiohttp import web
 
-from pgrole_controller import event_loop
+from pgrole_controller import event_loop, metrics
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube import listing
 from pgrole_controller.kube.client import ApiError, Client, Unreachable
@@ -392,12 +393,20 @@ async def test_after_an_invalid_answer_the_watch_continues_from_the_last_version
         tasks.cancel_scope.cancel()
 
 
+def ends(cause: str) -> float:
+    """How many watches on WIDGETS ended so."""
+    labels = {"resource": WIDGETS.plural, "cause": cause}
+    return metrics.REGISTRY.get_sample_value("pgrole_watch_ends_total", labels) or 0.0
+
+
 @pytest.mark.parametrize("headers", [False, True])
 async def test_a_half_open_connection_is_abandoned_after_the_inactivity_limit(
-    fake: FakeApiServer, faked: Client, headers: bool
+    fake: FakeApiServer, faked: Client, caplog: pytest.LogCaptureFixture, headers: bool
 ) -> None:
+    """Before the headers, that is a failure. After them, it may be a quiet resource, which is no news."""
     fake.faults["watch"].append(freeze(headers=headers))
     timing = WatchTiming(inactivity=0.3, backoff_first=0.02, backoff_most=0.05)
+    before = ends("silent" if headers else "failed")
     async with anyio.create_task_group() as tasks:
         followed = Followed(tasks, faked, timing=timing)
         await until(lambda: fake.count("watch") >= 2, "another watch")
@@ -405,6 +414,8 @@ async def test_a_half_open_connection_is_abandoned_after_the_inactivity_limit(
         await followed.saw(("a", *APPEARED))
         assert fake.count("list") == 1
         tasks.cancel_scope.cancel()
+    assert ends("silent" if headers else "failed") > before
+    assert [one.levelname for one in caplog.records if one.levelno > logging.INFO] == ([] if headers else ["WARNING"])
 
 
 async def test_a_line_of_five_mebibytes_is_accepted(fake: FakeApiServer, faked: Client) -> None:
