@@ -112,20 +112,23 @@ def _group_entry(server: str, role_name: str) -> str:
     return f"group/{server}/{role_name}"
 
 
-def declared_version(stored: Stored, *, finalizers: bool = True) -> tuple[Any, ...]:
-    """Differs whenever anything except status does. Without `finalizers`, also where only those differ."""
+def declared_version(stored: Stored) -> tuple[Any, ...]:
+    """Differs whenever anything except status does."""
     metadata = stored.object()["metadata"]
-    names = ("uid", "generation", "deletionTimestamp", "annotations", *(("finalizers",) if finalizers else ()))
-    return tuple(metadata.get(name) for name in names)
+    return tuple(metadata.get(name) for name in ("uid", "generation", "deletionTimestamp", "annotations", "finalizers"))
 
 
 def is_own_write(change: Change) -> bool:
     """Whether only what this process wrote for the object differs: its status, its finalizer. Another change may have
-    come between the last read and the answer to the write.
+    come between the last read and the answer to the write. A lost finalizer is such a change unless the object is being
+    deleted: then this process removed its own.
     """
     if change.by != change.key or change.old is None or change.new is None:
         return False
-    return declared_version(change.old, finalizers=False) == declared_version(change.new, finalizers=False)
+    *before, had = declared_version(change.old)
+    *after, has = declared_version(change.new)
+    _, _, deleted_at, _ = after
+    return before == after and (deleted_at is not None or set(sequence(had)) <= set(sequence(has)))
 
 
 def generation_of(stored: Stored) -> int:

@@ -193,6 +193,19 @@ async def test_a_spec_that_changed_just_before_its_finalizer_was_set_is_reconcil
     assert await world.requested() == {APP: (RequestReason.OBJECT, Rank.CHANGE)}
 
 
+@pytest.mark.parametrize(("deleted", "requests"), [(False, {APP: (RequestReason.OBJECT, Rank.CHANGE)}), (True, {})])
+async def test_an_object_that_lost_its_finalizer_just_before_its_status_was_written_is_reconciled(
+    world: SourcesWorld, deleted: bool, requests: dict[Key, tuple[RequestReason, Rank]]
+) -> None:
+    """Unless it is being deleted: then the controller itself removed the finalizer."""
+    going = {"deletionTimestamp": "2027-01-01T00:00:00Z"} if deleted else {}
+    world.put("app", 1, finalizers=[FINALIZER], **going)
+    await world.requested()
+    world.put("app", 3, by=APP, status={"conditions": []}, **going)
+    world.queue.done(APP, Done())
+    assert await world.requested() == requests
+
+
 async def test_privileges_of_an_object_that_is_recreated_for_another_server_are_no_longer_kept_on_the_first_one(
     world: SourcesWorld,
 ) -> None:
