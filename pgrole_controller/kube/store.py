@@ -97,8 +97,7 @@ def parse(answer: bytes) -> dict[str, Any]:
         parsed: dict[str, Any] = read_json(answer)
         _metadata_of(parsed)
     except (ValueError, AttributeError) as error:
-        message = f"the API server's answer is not an object: {len(answer)} bytes"
-        raise BadStream(message) from error
+        raise BadStream(f"the API server's answer is not an object: {len(answer)} bytes") from error
     return parsed
 
 
@@ -110,9 +109,7 @@ def pack(obj: dict[str, Any], *, api_version: str = "", kind: str = "") -> Store
     """
     metadata = _metadata_of(obj)
     metadata.pop("managedFields", None)
-    annotations = metadata.get("annotations")
-    if isinstance(annotations, dict):
-        annotations.pop(LAST_APPLIED, None)
+    mapping(metadata.get("annotations")).pop(LAST_APPLIED, None)
     if obj.get("kind", kind) in _OWN_KINDS:
         _drop_unread(metadata)
     if "kind" not in obj and kind:
@@ -151,16 +148,14 @@ def pack_metadata(obj: dict[str, Any]) -> Stored:
 def _metadata_of(obj: dict[str, Any]) -> dict[str, Any]:
     metadata = obj.get("metadata")
     if not isinstance(metadata, dict):
-        message = "an object without metadata"
-        raise ValueError(message)
+        raise ValueError("an object without metadata")
     return metadata
 
 
 def _identify(metadata: dict[str, Any]) -> tuple[Key, str, str]:
     for part in ("name", "uid", "resourceVersion"):
         if not isinstance(metadata.get(part), str):
-            message = f"an object without metadata.{part}"
-            raise ValueError(message)
+            raise ValueError(f"an object without metadata.{part}")
     key = Key(sys.intern(metadata.get("namespace", "")), metadata["name"])
     return key, metadata["uid"], metadata["resourceVersion"]
 
@@ -212,7 +207,7 @@ class Store:
         self._objects: dict[Key, Stored] = {}
         # Tuples, nearly always of one key: 10,000 sets would take 2 MB more. Large groups are separate.
         self._indexed: dict[str, tuple[Key, ...] | _LargeGroup] = {}
-        self._removed: OrderedDict[str, None] = OrderedDict()
+        self._removed: OrderedDict[str, bool] = OrderedDict()  # by uid: whether only a list showed it, by lacking it
         self._listeners: list[Listener] = []
 
     def subscribe(self, listener: Listener) -> None:
@@ -284,7 +279,7 @@ class Store:
         """
         key, uid, version = _identify(_metadata_of(obj))
         known = self._objects.get(key)
-        return uid in self._removed or (known is not None and not is_older(known.resource_version, than=version))
+        return self._is_gone(uid, None) or (known is not None and not is_older(known.resource_version, than=version))
 
     def put(self, new: Stored, by: Key | None = None) -> Change | None:
         """Stores an object from a watch or from the answer to a write, whichever comes first. `by` as in Change.
@@ -292,10 +287,11 @@ class Store:
         Returns None if it is nothing new: the version is known or older, or the object was seen deleted.
         """
         old = self._objects.get(new.key)
-        if new.uid in self._removed:
+        if self._is_gone(new.uid, by):
             return None
         if old is not None and not is_older(old.resource_version, than=new.resource_version):
             return None
+        self._removed.pop(new.uid, None)
         return self._announce(self._set(new.key, old, new, by))
 
     def remove(self, key: Key, uid: str, by: Key | None = None) -> Change | None:
@@ -321,13 +317,13 @@ class Store:
         changes: list[Change] = []
         for key in [key for key in self._objects if key not in listed]:
             if (old := self._objects.get(key)) is not None:
-                changes.append(self._set(key, old, None))
+                changes.append(self._set(key, old, None, listed=True))
                 yield None
         for key, new in listed.items():
             old = self._objects.get(key)
             if old is None or not old.is_same(new):
                 self._removed.pop(new.uid, None)
-                changes.append(self._set(key, old, new))
+                changes.append(self._set(key, old, new, listed=True))
                 yield None
         for change in changes:
             yield self._announce(change)
@@ -344,9 +340,11 @@ class Store:
         metrics.INTERNAL_ERRORS.labels("object").inc()
         log.error(message, extra={"object": str(key), **describe_error(error)})
 
-    def _set(self, key: Key, old: Stored | None, new: Stored | None, by: Key | None = None) -> Change:
+    def _set(
+        self, key: Key, old: Stored | None, new: Stored | None, by: Key | None = None, *, listed: bool = False
+    ) -> Change:
         if old is not None and (new is None or new.uid != old.uid):
-            self._remember_removed(old.uid)
+            self._remember_removed(old.uid, lacked=listed)
         if self._index is not None:
             before, after = self._entries_of(key, old), self._entries_of(key, new)
             replaced = before & after if old is not None and new is not None and old.uid != new.uid else set[str]()
@@ -390,8 +388,13 @@ class Store:
         if not held:
             self._indexed.pop(value, None)
 
-    def _remember_removed(self, uid: str) -> None:
-        self._removed[uid] = None
+    def _is_gone(self, uid: str, by: Key | None) -> bool:
+        """Whether the object was seen deleted. One that a list lacks may be newer than the list: the watch tells."""
+        lacked = self._removed.get(uid)
+        return lacked is not None and not (lacked and by is None)
+
+    def _remember_removed(self, uid: str, *, lacked: bool = False) -> None:
+        self._removed[uid] = lacked
         self._removed.move_to_end(uid)
         while len(self._removed) > _REMOVED_KEPT:
             self._removed.popitem(last=False)

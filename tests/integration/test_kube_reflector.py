@@ -1,5 +1,6 @@
 """The reflector against the real API server and the fake (one contract), then what only the fake can do."""
 
+import copy
 import json
 import logging
 import time
@@ -23,7 +24,7 @@ from pgrole_controller.kube.reflector import WatchTiming, reflect
 from pgrole_controller.kube.resource import MERGE_PATCH, SECRETS, Resource
 from pgrole_controller.kube.secrets import read_secret, stored_of
 from pgrole_controller.kube.server_side_apply import apply_status
-from pgrole_controller.kube.store import Change, Store, Stored
+from pgrole_controller.kube.store import Change, Store, Stored, pack
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries
@@ -825,6 +826,27 @@ async def test_other_tasks_have_a_turn_while_the_objects_of_a_list_are_packed_an
             await store.synced.wait()
         tasks.cancel_scope.cancel()
     assert [len(set(turns)) for turns in (store.seen, store.stored, store.announced)] == [8, 8, 8]
+
+
+async def test_an_object_that_this_process_creates_during_a_list_is_followed(
+    fake: FakeApiServer, faked: Client
+) -> None:
+    """Of a Secret that was created while Secrets were listed, no later change or deletion was noticed."""
+    async with anyio.create_task_group() as tasks:
+        followed = Followed(tasks, faked, "shop")
+
+        async def create_after_reading(request: web.Request) -> web.StreamResponse:
+            answer = fake._list(request)
+            followed.store.put(pack(copy.deepcopy(fake.put("shop", "ours"))), by=Key("shop", "owner"))
+            return answer
+
+        fake.faults["list"].append(create_after_reading)
+        await followed.synced()
+        await until(lambda: followed.store.get(Key("shop", "ours")), f"the object in {followed.said}")
+        fake.delete("shop", "ours")
+        await until(lambda: followed.store.get(Key("shop", "ours")) is None, f"the deletion in {followed.said}")
+        assert followed.said[-2:] == [("ours", *APPEARED), ("ours", *GONE)]
+        tasks.cancel_scope.cancel()
 
 
 async def test_a_list_that_is_cancelled_while_it_is_stored_announces_all_that_it_stores(

@@ -156,6 +156,15 @@ def test_a_late_answer_to_a_write_does_not_restore_a_deleted_object() -> None:
     assert store.get(KEY) is None
 
 
+def test_an_object_that_a_list_lacks_comes_back_with_the_watch_and_not_with_a_late_answer_to_a_write() -> None:
+    store = Store()
+    store.put(made(version="10"))
+    store.replace([])
+    assert store.put(made(version="11"), by=KEY) is None
+    assert store.put(made(version="10")) == Change(KEY, None, made(version="10"))
+    assert store.put(made(version="11"), by=KEY) == Change(KEY, made(version="10"), made(version="11"), by=KEY)
+
+
 def test_a_late_answer_about_the_predecessor_of_a_recreated_object_is_ignored() -> None:
     store = Store()
     store.put(made(uid="u1", version="10"))
