@@ -212,7 +212,7 @@ async def _reconcile_batch(targets: Sequence[Target], batch: _Batch) -> list[Res
         await _release(attempts, session)
     await _learn(attempts, session, memory.verifiers)
     await _find_suspects(attempts, session)
-    await publish(attempts, memory.grantees, batch.declared, server, session)
+    await publish(attempts, memory.grantees, batch.declared, server, session, batch.objects.store)
     return await _add_verifiers([one.conclude() for one in attempts], session)
 
 

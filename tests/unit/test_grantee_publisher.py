@@ -1,6 +1,6 @@
 """controller/privileges/grantee_publisher: which roles a reconcile publishes to the database workers, and with what."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, cast
 
@@ -24,7 +24,7 @@ from pgrole_controller.core.privileges.privilege_result import AdoptionFindings,
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole, Role, digest
 from pgrole_controller.core.state import Desired, Observed, Server
-from pgrole_controller.kube.store import Stored, pack
+from pgrole_controller.kube.store import Store, Stored, pack
 from pgrole_controller.postgres.session import Session
 
 KEY, OTHER = Key("shop", "app"), Key("shop", "other")
@@ -61,14 +61,16 @@ def see(kept: dict[str, tuple[DatabasePrivileges, ...]], **values: object) -> Ob
 
 
 class GranteeSession:
-    """Answers which roles a namespace claims."""
+    """Answers which roles a namespace claims. `meanwhile` happens before the answer."""
 
-    def __init__(self, *oids: int) -> None:
+    def __init__(self, *oids: int, meanwhile: Callable[[], object] = lambda: None) -> None:
         self.oids = frozenset(oids)
         self.asked: list[tuple[str, str]] = []
+        self.meanwhile = meanwhile
 
     async def read_namespace_roles(self, places: Sequence[tuple[str, str]]) -> dict[tuple[str, str], frozenset[int]]:
         self.asked += places
+        self.meanwhile()
         return dict.fromkeys(places, self.oids)
 
 
@@ -76,17 +78,20 @@ class GranteeScene:
     def __init__(self) -> None:
         self.grantees = Grantees()
         self.session = GranteeSession(OID)
+        self.store = Store()
 
     async def reconcile(
         self, asked: Target, observed: Observed | Transient, server: Server = SERVER, *done: Plan
     ) -> Attempt:
+        if asked.stored is not None:
+            self.store.put(asked.stored)
         asked = add_results(asked, self.grantees, "main")
         attempt = Attempt(asked, Contests())
         attempt.observe(observed, _decide(asked, observed, server), server)
         for plan in done:
             attempt.end(plan, None)
         session = cast("Session", self.session)
-        await publish([attempt], self.grantees, CONFIG, server, session)
+        await publish([attempt], self.grantees, CONFIG, server, session, self.store)
         return attempt
 
     def report(self, database: str, **values: object) -> None:
@@ -194,6 +199,18 @@ async def test_the_role_of_a_deleted_or_invalid_object_is_withdrawn(scene: Grant
     withdraw_unread(Target(KEY, stored(), error=Transient(Reason.SERVER_NOT_READY, "x")), scene.grantees, "main")
     assert len(scene.grantees.published("main")) == 1
     withdraw_unread(Target(KEY, stored(), error=Refused(Reason.INVALID_SPEC, "x")), scene.grantees, "main")
+    assert scene.grantees.published("main") == ()
+
+
+async def test_the_role_of_an_object_that_is_deleted_while_it_is_published_is_withdrawn(scene: GranteeScene) -> None:
+    """If it is created again for another server, no reconcile on this one follows."""
+
+    def delete() -> None:
+        scene.store.remove(KEY, "uid-app")
+        scene.grantees.withdraw("main", KEY)
+
+    scene.session = GranteeSession(OID, meanwhile=delete)
+    await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
     assert scene.grantees.published("main") == ()
 
 

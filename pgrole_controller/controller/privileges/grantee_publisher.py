@@ -28,7 +28,7 @@ from pgrole_controller.core.privileges.privilege_outcome import find_problems
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.state import Desired, Observed, Server
-from pgrole_controller.kube.store import mapping
+from pgrole_controller.kube.store import Store, mapping
 from pgrole_controller.postgres.session import Session
 
 
@@ -56,15 +56,21 @@ def withdraw_unread(target: Target, grantees: Grantees, server_name: str) -> Non
 
 
 async def publish(
-    attempts: Sequence[Attempt], grantees: Grantees, declared: ServerConfig, server: Server, session: Session
+    attempts: Sequence[Attempt],
+    grantees: Grantees,
+    declared: ServerConfig,
+    server: Server,
+    session: Session,
+    store: Store,
 ) -> None:
-    """Publishes or withdraws the role of each, and notes for each what is known of its privileges.
+    """Publishes or withdraws the role of each, and notes for each what is known of its privileges. `store` holds the
+    PgRoles.
 
     Raises PgRoleError if the server fails.
     """
     some = _find_unpublished(attempts, grantees, declared.name) if server.away else attempts
     if some:
-        await _publish(some, grantees, declared.name, server, session)
+        await _publish(some, grantees, declared.name, server, session, store)
     for one in attempts:
         if one.has_privileges:
             privileges, stored = _describe(one, grantees, declared), one.target.stored
@@ -81,14 +87,15 @@ def _find_unpublished(attempts: Sequence[Attempt], grantees: Grantees, server_na
 
 
 async def _publish(
-    attempts: Sequence[Attempt], grantees: Grantees, server_name: str, server: Server, session: Session
+    attempts: Sequence[Attempt], grantees: Grantees, server_name: str, server: Server, session: Session, store: Store
 ) -> None:
     found = {one.target.key: _find(one, grantees.get(server_name, one.target.key), server) for one in attempts}
     namespaces = _namespaces(attempts, found, grantees, server_name)
     roles = await session.read_namespace_roles(sorted(namespaces.values())) if namespaces else {}
     owned = {name: _share(roles[place], name, grantees, server_name) for name, place in namespaces.items()}
     for key, grantee in found.items():
-        if grantee is None:
+        stored = store.get(key)
+        if grantee is None or stored is None or stored.uid != grantee.uid:  # deleted meanwhile
             grantees.withdraw(server_name, key)
         else:
             grantees.publish(server_name, replace(grantee, owned=owned[key.namespace]))
