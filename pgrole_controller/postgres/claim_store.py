@@ -9,8 +9,8 @@ transaction changes both or neither. Two classes implement it, and both pass tes
 Every coroutine raises PgRoleError.
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -27,6 +27,8 @@ from pgrole_controller.postgres.errors import translate_errors
 
 #: Time limit of one transaction in seconds, lock waits included. It is not interrupted, so stopping may take that long.
 TRANSACTION_SECONDS = 4.0
+#: The same for the ROLLBACK of one that had no answer in time.
+_ROLLBACK_SECONDS = 1.0
 
 _UNANSWERED = (
     "PostgreSQL gives no answer in time to a transaction. If the controller's session waits for SyncRep "
@@ -127,12 +129,25 @@ def changes_role(plan: Plan) -> bool:
     return bool(plan.changes or plan.owner or plan.record or plan.forget)
 
 
-@contextmanager
-def limited_transaction() -> Iterator[None]:
-    """The time limit of one transaction. asyncpg's own ROLLBACK is cancelled with its task, so this is shielded."""
+@asynccontextmanager
+async def limited_transaction(connection: Connection) -> AsyncIterator[None]:
+    """The time limit of one transaction. asyncpg's own ROLLBACK is cancelled with its task, so this is shielded, and
+    rolls back a transaction that had no answer in time.
+    """
     with translate_errors("transaction"):
         try:
             with anyio.fail_after(TRANSACTION_SECONDS, shield=True):
                 yield
         except TimeoutError as error:
+            await _roll_back(connection)
             raise Transient(Reason.SERVER_NOT_READY, _UNANSWERED) from error
+
+
+async def _roll_back(connection: Connection) -> None:
+    """Ends the open transaction, if there is one, or else the connection."""
+    if connection.is_closed() or not connection.is_in_transaction():
+        return
+    with anyio.move_on_after(_ROLLBACK_SECONDS, shield=True) as limit:
+        await connection.execute("ROLLBACK")
+    if limit.cancelled_caught:
+        connection.terminate()

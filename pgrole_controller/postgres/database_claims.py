@@ -89,7 +89,7 @@ class DatabaseClaims:
         yield from _claim_changes(plan)
 
     async def commit(self, connection: Connection, plans: Sequence[Plan], script: str) -> None:  # noqa: ARG002
-        with limited_transaction():
+        async with limited_transaction(connection):
             await connection.execute(script)
 
 

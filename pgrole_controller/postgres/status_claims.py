@@ -129,11 +129,10 @@ class StatusClaims:
         if any(changes_role(plan) for plan in plans):
             new = [plan.role_name for plan in plans if plan.owner and plan.oid is None]
             try:
-                with limited_transaction():
-                    async with connection.transaction():
-                        await connection.execute(script)
-                        rows = await fetch(connection, "", _OIDS, new) if new else []
-                        created = {row.get("name", str): row.get("oid", int) for row in rows}
+                async with limited_transaction(connection), connection.transaction():
+                    await connection.execute(script)
+                    rows = await fetch(connection, "", _OIDS, new) if new else []
+                    created = {row.get("name", str): row.get("oid", int) for row in rows}
             except PgRoleError as error:
                 if connection.is_closed() or isinstance(error.__cause__, TimeoutError):
                     self.attempted(plans)

@@ -12,6 +12,7 @@ import pytest_asyncio
 from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.privileges.acl import DECLARABLE, AclChange, AclEntry, DefaultAclChange, ObservedAcl
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres import claim_store
 from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.privileges import acl_apply, acl_batches, acl_failures, acl_transaction
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls, apply_acls
@@ -755,6 +756,24 @@ async def test_a_process_that_no_longer_leads_changes_nothing(db: AclDatabase) -
         await apply(db, [repair], fence=Fence("x", 1, guarded=False, is_leading=lambda: True))
     assert not db.connection.is_in_transaction()
     assert not held(named(await read(db), "t"), db.oids["reader"])
+
+
+async def test_a_transaction_without_an_answer_in_time_is_rolled_back(
+    db: AclDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection stayed in the failed transaction, so that the next statement on it was refused."""
+    monkeypatch.setattr(claim_store, "TRANSACTION_SECONDS", 0.3)
+    await db.run("""
+        CREATE FUNCTION app.sleep() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(3); END';
+        CREATE EVENT TRIGGER slow ON ddl_command_start WHEN TAG IN ('ALTER DEFAULT PRIVILEGES')
+        EXECUTE FUNCTION app.sleep()
+    """)
+    owner, reader = (db.oids["owner"], db.name("owner")), (db.oids["reader"], db.name("reader"))
+    default = DefaultAclChange(*owner, "app", "r", *reader, ("SELECT",))
+    applied = await apply(db, [], [default])
+    assert "no answer in time" in applied.default_errors[default].message
+    assert not db.connection.is_in_transaction()
+    assert await db.connection.fetchval("SELECT 1") == 1
 
 
 async def sent_while(db: AclDatabase, *repairs: AclRepair) -> tuple[AppliedAcls, list[str]]:

@@ -3,12 +3,13 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
+import anyio
 import pytest
 import pytest_asyncio
 
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.diff import Create, Rename, SetAttribute
-from pgrole_controller.core.errors import Reason, Transient
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.password import PasswordRecord
 from pgrole_controller.core.plan import NewOwner, Plan
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges
@@ -17,6 +18,7 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import Role
 from pgrole_controller.core.state import Observed
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres import claim_store
 from pgrole_controller.postgres.apply import Dialect, apply_plans
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.claim_store import ClaimStore, HomeConnection
@@ -365,3 +367,31 @@ async def test_a_lost_connection_raises_a_transient_error(scene: ClaimScene) -> 
     scene.home.connection.terminate()
     with pytest.raises(Transient):
         await scene.claims.read_roles(scene.home, [(KEY, "app")])
+
+
+async def test_a_transaction_without_an_answer_in_time_is_over(
+    scene: ClaimScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where status holds the claims, the connection stayed in it, and no role of the server could be read."""
+    plan = Plan("app", (Create(Role("app")),), None, "app", None, OWNER, "sha256:1")
+    monkeypatch.setattr(claim_store, "TRANSACTION_SECONDS", 0.3)
+    with pytest.raises(PgRoleError, match="no answer in time to a transaction"):
+        await scene.claims.commit(scene.home.connection, [plan], "SELECT pg_catalog.pg_sleep(3)")
+    assert not scene.home.connection.is_in_transaction()
+    assert (await scene.read("app")).named is None
+
+
+async def test_a_connection_without_an_answer_to_rollback_is_closed(
+    scene: ClaimScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_store, "TRANSACTION_SECONDS", 0.1)
+    monkeypatch.setattr(claim_store, "_ROLLBACK_SECONDS", 0.0)
+
+    async def begin() -> None:
+        async with claim_store.limited_transaction(scene.home.connection):
+            await scene.home.connection.execute("BEGIN")
+            await anyio.sleep_forever()
+
+    with pytest.raises(PgRoleError, match="no answer in time to a transaction"):
+        await begin()
+    assert scene.home.connection.is_closed()

@@ -200,7 +200,7 @@ class AclTransactions:
         if not text:
             return False
         try:
-            with limited_transaction():
+            async with limited_transaction(self._connection):
                 await self._connection.execute(text)
         except PgRoleError as error:
             if sqlstate_of(error) != NOT_AS_EXPECTED:
@@ -232,7 +232,7 @@ class AclTransactions:
     @asynccontextmanager
     async def _transaction(self, repairs: Sequence[AclRepair], seconds: float) -> AsyncIterator[None]:
         """Opens a transaction: BEGIN, settings and locks are one message."""
-        with limited_transaction():
+        async with limited_transaction(self._connection):
             try:
                 await self._connection.execute(";\n".join(["BEGIN", *self._opening(repairs, seconds)]))
                 yield
