@@ -298,9 +298,10 @@ async def _await_lead(
     """
     found = detector = fence = None
     while candidate is not None and not candidate.is_leading() and fence is None:
-        async with explaining(writer):
-            found = await read_capabilities(writer)
-        detector = await open_chosen(found) if found else None
+        if detector is None:
+            async with explaining(writer):
+                found = await read_capabilities(writer)
+            detector = await open_chosen(found) if found else None
         fence = await stand_by(candidate, writer, found, detector)
     return found, detector, fence
 

@@ -67,6 +67,15 @@ class Leader(StandbyServer):
         await anyio.sleep_forever()
 
 
+class BriefLeader(StandbyServer):
+    """At first it led, but does not any more when it would begin."""
+
+    async def _stand_by(self) -> None:
+        self.standing += 1
+        if self.standing > 1:
+            await self.lead.wait()
+
+
 @asynccontextmanager
 async def administrator(dsn: str) -> AsyncIterator[Connection]:
     connection = await asyncpg.connect(dsn)
@@ -116,6 +125,20 @@ async def test_a_standby_leaves_the_schema_to_the_leader_and_then_prepares_its_s
         assert standby.session is not None
         assert standby.session.fence is not None
         assert await connection.fetchval("SELECT number FROM pgrole.leader") == standby.session.fence.number
+
+
+async def test_a_standby_that_led_for_a_moment_only_keeps_its_connections(database: str) -> None:
+    async with administrator(database) as connection:
+        async with connect(Endpoint(database), "leader") as leader:
+            await install(leader)
+        async with standing(database, BriefLeader) as standby:
+            await begin(standby, 2)
+            await count(connection, 3)
+            standby.lead.set()
+            with anyio.fail_after(DEADLINE):
+                await standby.ended.wait()
+            assert standby.error is None
+            assert standby.session is not None
 
 
 async def test_a_standby_installs_a_missing_schema_when_it_leads(database: str) -> None:
