@@ -4,9 +4,12 @@ import math
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import anyio
+
 from pgrole_controller.controller.privileges.further_reads import FurtherReads
 from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
 from pgrole_controller.controller.privileges.role_memory import RoleMemory
+from pgrole_controller.controller.privileges.small_rounds import Notice
 from pgrole_controller.core.contest import LIMIT, Moment
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObservedAcl
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
@@ -14,6 +17,7 @@ from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts
 from pgrole_controller.core.request import Key
 from tests.unit.test_acl_decision import STRANGER, grantee, make
 
+DEADLINE = 30.0
 NOTHING = frozenset[ObjectId]()
 OLD, NEW, FAILING = make("old", oid=1), make("new", oid=2), make("failing", oid=3)
 READER = grantee()
@@ -201,3 +205,13 @@ def test_further_reads_use_a_tenth_of_the_time_and_waiting_roles_are_due_after_t
     assert reads.due(105.0) == {OTHER.key}
     reads.note(105.0, 1105.0)
     assert reads.due(1115.0) == {OTHER.key}
+
+
+async def test_a_notice_outlasts_the_end_of_what_small_rounds_ran_beside() -> None:
+    """A drift that was noticed at that moment waited for the whole next read."""
+    notice = Notice()
+    notice.give()
+    notice.wake()
+    with anyio.fail_after(DEADLINE):
+        await notice.wait()
+    assert notice.take() < math.inf

@@ -32,17 +32,17 @@ class Notice:
 
     def give(self) -> None:
         self.since = min(self.since, anyio.current_time())
-        self._signal.set()
+        self._signal.pulse()
 
     def take(self) -> float:
         """Returns `since`. There is nothing to read until the next notice."""
         since, self.since = self.since, math.inf
-        self._signal.clear()
         return since
 
     async def wait(self) -> None:
         """Waits until there is something to read, or for `wake`."""
-        await self._signal.wait()
+        if self.since == math.inf:
+            await self._signal.wait()
 
     def wake(self) -> None:
         self._signal.pulse()
