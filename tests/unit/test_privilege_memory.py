@@ -10,7 +10,7 @@ from pgrole_controller.controller.privileges.further_reads import FurtherReads
 from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
 from pgrole_controller.controller.privileges.role_memory import RoleMemory
 from pgrole_controller.controller.privileges.small_rounds import Notice
-from pgrole_controller.core.contest import LIMIT, Moment
+from pgrole_controller.core.contest import FIRST_DELAY, LIMIT, WINDOW, Moment
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObservedAcl
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts
@@ -215,3 +215,16 @@ async def test_a_notice_outlasts_the_end_of_what_small_rounds_ran_beside() -> No
     with anyio.fail_after(DEADLINE):
         await notice.wait()
     assert notice.take() < math.inf
+
+
+def test_contests_can_be_looked_at_while_a_thread_decides_about_the_role() -> None:
+    now = Moment(100.0, datetime.now(UTC))
+    role = RoleMemory("uid")
+    for _ in range(LIMIT):
+        role.note_repair(now, ["owner", "other"])
+    role.hold(now, ["owner", "other"], complete=True)
+    checks = role.next_checks
+    due = [next(checks)]
+    role.hold(now.after(WINDOW), (), complete=True)
+    assert [*due, *checks] == [now.seconds + FIRST_DELAY] * 2
+    assert not role.contests

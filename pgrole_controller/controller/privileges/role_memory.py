@@ -71,15 +71,13 @@ class RoleMemory:
 
     def hold(self, now: Moment, drifting: Collection[str], *, complete: bool) -> frozenset[str]:
         """Returns the grantors whose changes are not repaired now, since they recur. `drifting`: the grantors with
-        drift. `complete`: no other grantor has any.
+        drift. `complete`: no other grantor has any. A thread may call it while others look at the contests.
         """
-        for name, contest in list(self.contests.items()):
-            if complete or name in drifting:
-                noticed = notice(contest, now, drifts=name in drifting)
-                if noticed is None:
-                    del self.contests[name]
-                else:
-                    self.contests[name] = noticed
+        contests = {
+            name: notice(contest, now, drifts=name in drifting) if complete or name in drifting else contest
+            for name, contest in self.contests.items()
+        }
+        self.contests = {name: contest for name, contest in contests.items() if contest is not None}
         return frozenset(name for name, contest in self.contests.items() if contest.holds(now))
 
     def note_repair(self, now: Moment, drifted: Iterable[str]) -> None:
