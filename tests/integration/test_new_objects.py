@@ -6,7 +6,12 @@ from typing import Any
 import anyio
 import pytest
 
-from pgrole_controller.controller.privileges import database_worker, further_reads, small_rounds
+from pgrole_controller.controller.privileges import (
+    database_worker,
+    further_reads,
+    privilege_memory,
+    small_rounds,
+)
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.privileges.grantee import Access, SchemaAccess
 from pgrole_controller.core.privileges.privilege_result import News
@@ -162,3 +167,19 @@ async def test_a_table_made_before_everything_is_read_for_one_role_stays_new_to_
         assert world.result is not None
         assert world.result.reported == ("DELETE on table app.orders was granted",)
         assert await world.count_drifts(other) == 0
+
+
+async def test_tables_that_come_and_go_are_not_remembered_until_the_resync(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may create tables could fill the controller's memory, at 150 a second."""
+    monkeypatch.setattr(privilege_memory, "MOST_NOTED", 10)
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        known = len(worker.memory._known or ())
+        for number in range(25):
+            await world.hand.execute(f"CREATE TABLE app.t{number} ()")
+            await world.wait_may("SELECT", f"app.t{number}")
+            await world.hand.execute(f"DROP TABLE app.t{number}")
+            assert len(worker.memory._known or ()) <= known + 12

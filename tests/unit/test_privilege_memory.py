@@ -5,7 +5,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import anyio
+import pytest
 
+from pgrole_controller.controller.privileges import privilege_memory
 from pgrole_controller.controller.privileges.further_reads import FurtherReads
 from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
 from pgrole_controller.controller.privileges.role_memory import RoleMemory
@@ -228,3 +230,14 @@ def test_contests_can_be_looked_at_while_a_thread_decides_about_the_role() -> No
     role.hold(now.after(WINDOW), (), complete=True)
     assert [*due, *checks] == [now.seconds + FIRST_DELAY] * 2
     assert not role.contests
+
+
+def test_a_complete_read_is_due_once_many_objects_were_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(privilege_memory, "MOST_NOTED", 1)
+    memory, _ = begin()
+    memory.note_objects(observe(NEW, complete=False), complete=False)
+    assert not memory.is_full
+    memory.note_objects(observe(FAILING, complete=False), complete=False)
+    assert memory.is_full
+    read(memory, OLD, NEW)
+    assert not memory.is_full

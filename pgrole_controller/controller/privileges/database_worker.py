@@ -314,6 +314,8 @@ class DatabaseWorker:
                 rest = 0.0
                 await self._round(session, to_read, keys, since)
                 self._full_reads.note(began, anyio.current_time())
+                if self.memory.is_full:
+                    self.note_everything()
                 if not prepared:
                     prepared = True
                     await session.prepare()

@@ -19,6 +19,9 @@ from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.request import Key
 
+#: Number of objects that may be noted between two complete reads: most of so many were dropped again.
+MOST_NOTED = 20_000
+
 
 @dataclass(slots=True)
 class PrivilegeMemory:
@@ -45,6 +48,7 @@ class PrivilegeMemory:
     _terms: dict[Key, tuple[Grantee, PrivilegeTerms]] = field(default_factory=dict)
     _equal: dict[PrivilegeTerms, PrivilegeTerms] = field(default_factory=dict)
     _known: dict[ObjectId, int] | None = None
+    _read: int = 0  # number of objects that were known after the last complete read
     _fresh: set[ObjectId] = field(default_factory=set)
     _meanwhile: dict[ObjectId, int] | None = None  # noted since a complete read began; None: outside of one
     _columns_meanwhile: frozenset[int] = frozenset()
@@ -163,7 +167,7 @@ class PrivilegeMemory:
         elif self._meanwhile is not None:
             self._meanwhile |= found
         if self._known is None:
-            self._known = found if complete else None
+            self._known, self._read = found if complete else None, len(found)
             return None
         self._fresh.update(oid for oid, name in found.items() if self._known.get(oid) != name)
         if complete:
@@ -171,11 +175,18 @@ class PrivilegeMemory:
             self._fresh &= found.keys()
         else:
             self._known.update(found)
+        if observed.complete:
+            self._read = len(self._known)
         for key in self._resting:
             role = self._roles.get(key)
             if role is not None and role.missed is not None:
                 role.missed = frozenset((role.missed | self._fresh) & self._known.keys())
         return frozenset(self._fresh)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a complete read is due, which forgets the objects that were dropped."""
+        return self._known is not None and len(self._known) > self._read + MOST_NOTED
 
     def note_columns(self, observed: ObservedDatabase, *, complete: bool) -> None:
         """`complete`: as in `note_objects`."""
