@@ -333,23 +333,17 @@ class Attempt:
         return tuple(name for plan in self._done if plan.changes for name in plan.drift)
 
     def _outcome(self, first: Plan, last: Plan) -> Outcome:
-        outcome = self._outcome_of_role(first, last)
-        if self._privileges is None or self.target.desired is None:
-            return outcome
-        expected = {*(self.target.desired.privileges or ()), *(self.claim.privileges if self.claim else ())}
-        return add_privileges(outcome, self._privileges, sorted(expected))
-
-    def _outcome_of_role(self, first: Plan, last: Plan) -> Outcome:
         outcome = of_read_back(last)
-        contest = self._contests.describe(self._uid)
-        if contest and not (last.writes or last.reported):
-            return of_contest(contest, outcome)
         if first.action is Action.RECLAIMED and outcome.ready:
             message = (
                 "the role matches the spec; its claim was missing from the database, and the controller wrote it again"
             )
-            return replace(outcome, message=message)
-        return outcome
+            outcome = replace(outcome, message=message)
+        if self._privileges is not None and self.target.desired is not None:
+            expected = {*(self.target.desired.privileges or ()), *(self.claim.privileges if self.claim else ())}
+            outcome = add_privileges(outcome, self._privileges, sorted(expected))
+        contest = self._contests.describe(self._uid)
+        return of_contest(contest, outcome) if contest and not (last.writes or last.reported) else outcome
 
 
 def _describe(decision: Plan | PgRoleError) -> dict[str, str]:

@@ -19,11 +19,16 @@ def without_missing(desired_role: Role, references: References) -> tuple[Role, d
     pending: dict[str, PgRoleError] = {}
     if missing:
         names = _quote_some(missing)
-        text = f"spec.memberOf: these roles do not exist yet: {names}; everything else is applied"
+        text = (
+            f"spec.memberOf: these roles do not exist yet: {names}: the controller grants the memberships once each exists"
+        )
         pending["member_of"] = Waiting(Reason.MEMBERSHIP_PENDING, text)
     if absent:
         names = _quote_some(absent)
-        text = f"spec.databaseParameters: these databases do not exist yet: {names}; everything else is applied"
+        text = (
+            f"spec.databaseParameters: these databases do not exist yet: {names}: the controller looks for them again "
+            "within 5 minutes"
+        )
         pending["database_parameters"] = Waiting(Reason.DATABASE_ERROR, text)
     if not pending:
         return desired_role, pending

@@ -40,7 +40,8 @@ class Phase(Enum):
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`by_databases`: it is about privileges, and the workers of the databases retry by themselves. `unanswered`: some
-    have not answered yet. `for_now`: other roles may change so that it is accepted.
+    have not answered yet. `for_now`: something other than the object may change so that it is accepted, or that more of
+    it is applied.
     """
 
     phase: Phase
@@ -69,6 +70,8 @@ class Outcome:
 
 #: These wait for a change of the object, its Secret, or its PgServer, which requests a reconcile.
 _OWN_FAULT = frozenset({Reason.INVALID_SPEC, Reason.SERVER_GONE})
+
+_PRECEDENCE = (Phase.STALLED, Phase.WORKING, Phase.PAUSED)
 
 RECONCILED = Outcome(Phase.DONE, Reason.RECONCILED, "the role matches the spec")
 CONNECTED = Outcome(Phase.DONE, Reason.RECONCILED, "connected, and detecting changes of its roles")  # of a PgServer
@@ -101,11 +104,25 @@ def of_contest(summary: str, outcome: Outcome) -> Outcome:
     return Outcome(Phase.WORKING, Reason.CONTESTED, f"{summary}. Apart from that: {rest}")
 
 
+def combine(*outcomes: Outcome) -> Outcome:
+    """Returns one outcome for several that are not Ready. The first that someone has to resolve comes first: the object
+    does not become Ready before. The object is retried if any of them is.
+    """
+    first = min(outcomes, key=lambda one: _PRECEDENCE.index(one.phase))
+    others = [one for one in outcomes if one is not first]
+    return replace(
+        first,
+        message="; ".join([first.message, *(one.message for one in others)]),
+        by_databases=all(one.by_databases for one in outcomes),
+        for_now=first.for_now or any(one.retried for one in others),
+    )
+
+
 def of_read_back(plan: Plan) -> Outcome:
     """The outcome of the plan after read back: Ready only if nothing is left to do."""
     if plan.writes:
         return PROGRESSING
-    outcome = of_error(plan.pending[0]) if plan.pending else RECONCILED
+    outcome = combine(*map(of_error, plan.pending)) if plan.pending else RECONCILED
     if not plan.reported:
         return outcome
     fields = ", ".join(plan.reported) + (f"; {UNFIT}" if plan.unfit else "")

@@ -230,7 +230,8 @@ def typical() -> Snapshot:
             "billing",
             "invoices",
             "MembershipPending",
-            'spec.memberOf: these roles do not exist yet: "billing_owner"; everything else is applied',
+            'spec.memberOf: these roles do not exist yet: "billing_owner": the controller grants the memberships once '
+            "each exists",
             since=ago(seconds=40),
             spec={"memberOf": [{"role": "billing_owner"}, {"role": "readers"}]},
         ),

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from pgrole_controller.controller.objects import Target
-from pgrole_controller.controller.result import Attempt
+from pgrole_controller.controller.result import Attempt, current_moment
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.contest import (
@@ -22,9 +22,11 @@ from pgrole_controller.core.contest import (
     without_held,
 )
 from pgrole_controller.core.diff import Change, Create, Rename, SetAttribute, SetComment
-from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.errors import Reason, Refused, Waiting
 from pgrole_controller.core.password import DesiredPassword, ObservedSecrets, PasswordRecord, PasswordTask
 from pgrole_controller.core.plan import Action, Plan
+from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import Password, Role
 from pgrole_controller.core.state import Desired, Observed, Server
@@ -362,3 +364,19 @@ async def test_a_repair_beside_a_missing_privilege_counts_and_is_announced() -> 
     contest = contests.get("")
     assert contest is not None
     assert contest.field_contests.keys() == {"connectionLimit"}
+
+
+async def test_the_message_of_a_contest_names_privileges_that_are_not_as_declared() -> None:
+    grantee = Grantee(Key("shop", "app"), "", 1, "app", 20_000, {"orders": DatabasePrivileges("orders")})
+    waiting = Waiting(Reason.PRIVILEGE_PENDING, 'database "orders": waiting for table app.later')
+    desired, contests = Desired(ME, Role("app"), privileges=grantee.declared), Contests()
+    for _ in range(LIMIT):
+        contests.repaired("", 0, ("comment",), current_moment())
+    attempt = Attempt(Target(Key("shop", "app"), None, desired), contests)
+    server = Server(SERVER, frozenset(), "cluster", Address("db", 1, "d", "require"))
+    attempt.observe(Observed(), drift("comment"), server)
+    attempt.note_privileges(GrantedPrivileges(grantee, problems={"orders": waiting}), ())
+    outcome = attempt.conclude().outcome
+    assert outcome is not None
+    assert outcome.reason is Reason.CONTESTED
+    assert outcome.message.endswith(f". Apart from that: {waiting.message}")

@@ -120,6 +120,30 @@ class TestTheOutcome:
         for own in (PROGRESSING, of_error(Refused(Reason.CONFLICT, "x"))):
             assert merge(known(), own) is own
 
+    def test_what_is_pending_for_the_role_does_not_hide_a_databases_error(self) -> None:
+        own = of_error(Waiting(Reason.MEMBERSHIP_PENDING, "a role does not exist"))
+        waiting = Waiting(Reason.PRIVILEGE_PENDING, 'database "orders": waiting for table app.later')
+        outcome = merge(known(LAKE, replace(ORDERS, error=waiting)), own)
+        assert (outcome.phase, outcome.reason, outcome.retried) == (Phase.WORKING, Reason.MEMBERSHIP_PENDING, True)
+        assert outcome.message == f"{own.message}; {waiting.message}"
+        refused = Refused(Reason.NOT_ALLOWED, 'database "orders": the policy says no')
+        outcome = merge(known(LAKE, replace(ORDERS, error=refused)), own)
+        assert (outcome.phase, outcome.reason, outcome.retried) == (Phase.STALLED, Reason.NOT_ALLOWED, True)
+        assert outcome.message == f"{refused.message}; {own.message}"
+        assert merge(known(LAKE), own) is own
+
+    def test_reported_drift_is_detected_also_while_something_is_pending(self) -> None:
+        reporting = replace(GRANTEE, report_only=True)
+        drifted = replace(ORDERS, reported=("DELETE on table app.orders",))
+        own = of_error(Waiting(Reason.MEMBERSHIP_PENDING, "a role does not exist"))
+        missing = Waiting(Reason.PRIVILEGE_PENDING, 'database "lake": waiting for table app.later')
+        for outcome, pending in (
+            (merge(known(LAKE, drifted, grantee=reporting), own), own.message),
+            (merge(known(replace(LAKE, error=missing), drifted, grantee=reporting)), missing.message),
+        ):
+            assert (outcome.phase, outcome.reason) == (Phase.WORKING, Reason.DRIFT_REPORTED)
+            assert outcome.message.endswith(f"Report: DELETE on table app.orders (database orders); {pending}")
+
     def test_drift_that_is_only_reported_is_described_with_its_database(self) -> None:
         reporting = replace(GRANTEE, report_only=True)
         outcome = merge(known(LAKE, replace(ORDERS, reported=("DELETE on table app.orders",)), grantee=reporting))

@@ -86,6 +86,20 @@ def test_reported_drift_does_not_hide_what_else_keeps_the_object_from_being_read
     assert set(said(build(outcome))) == {"Ready", "Reconciling", "DriftDetected"}
 
 
+def test_everything_that_is_pending_is_reported_and_what_someone_has_to_resolve_comes_first() -> None:
+    group = Waiting(Reason.MEMBERSHIP_PENDING, "a role does not exist")
+    database = Waiting(Reason.DATABASE_ERROR, "a database does not exist")
+    template = Refused(Reason.INVALID_SPEC, "a template has a typo")
+    outcome = of_read_back(Plan("app", pending=(group, database)))
+    assert (outcome.phase, outcome.reason) == (Phase.WORKING, Reason.MEMBERSHIP_PENDING)
+    assert outcome.message == "a role does not exist; a database does not exist"
+    outcome = of_read_back(Plan("app", pending=(group, database, template)))
+    assert (outcome.phase, outcome.reason) == (Phase.STALLED, Reason.INVALID_SPEC)
+    assert outcome.message == "a template has a typo; a role does not exist; a database does not exist"
+    assert outcome.retried, "nothing announces a database that is created"
+    assert not of_read_back(Plan("app", pending=(template,))).retried
+
+
 def test_the_transition_time_changes_only_with_the_status() -> None:
     first = build(RECONCILED)
     same = build(RECONCILED, first, now=LATER)

@@ -9,7 +9,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_policy import check_database
-from pgrole_controller.core.status import PROGRESSING, Outcome, Phase, mention_privileges, of_error
+from pgrole_controller.core.status import PROGRESSING, Outcome, Phase, combine, mention_privileges, of_error
 
 
 def find_problems(grantee: Grantee, existing: frozenset[str]) -> dict[str, PgRoleError]:
@@ -29,31 +29,37 @@ def find_problems(grantee: Grantee, existing: frozenset[str]) -> dict[str, PgRol
 def add_privileges(outcome: Outcome, privileges: GrantedPrivileges, expected: Sequence[str]) -> Outcome:
     """Returns the outcome of role and privileges.
 
-    `expected`: databases in which privileges are, or were, declared. The role's own outcome takes precedence, and its
-    reported drift remains the reason: nothing else announces it. The databases' workers retry failures there. No worker
-    notices that what was given up was revoked by hand.
+    `expected`: databases in which privileges are, or were, declared. Drift of the role that is reported remains the
+    reason: nothing else announces it. The databases' workers retry failures there. No worker notices that what was
+    given up was revoked by hand.
     """
-    if not expected or not (outcome.ready or outcome.reason is Reason.DRIFT_REPORTED):
+    if not expected or outcome is PROGRESSING:
         return outcome
     if not outcome.ready and privileges.grantee is None:
         return outcome  # the role was dropped: no database will answer
     databases = sorted(expected)
     errors = {name: error for name in databases if (error := privileges.error_in(name))}
-    if errors:
-        by_databases = not any(name in privileges.problems or not privileges.declares(name) for name in errors)
-        found = replace(_of_errors(errors), by_databases=by_databases)
-        if outcome.ready:
-            return found
-        message = f"{outcome.message}; {found.message}"
-        return replace(found, reason=outcome.reason, message=message, by_databases=False)
     unanswered = [name for name in databases if privileges.current_result(name) is None]
-    if unanswered:
+    if errors:
+        outcome = _add_errors(outcome, errors, privileges)
+    elif unanswered and outcome.phase in (Phase.DONE, Phase.PAUSED):
         return replace(PROGRESSING, message=_being_applied(unanswered), by_databases=True, unanswered=True)
     if privileges.reported:
         return replace(_of_reported(outcome, privileges), by_databases=outcome.ready)
     if outcome.ready:
         return replace(outcome, message=mention_privileges(outcome.message))
     return outcome
+
+
+def _add_errors(outcome: Outcome, errors: Mapping[str, PgRoleError], privileges: GrantedPrivileges) -> Outcome:
+    by_databases = not any(name in privileges.problems or not privileges.declares(name) for name in errors)
+    found = replace(_of_errors(errors), by_databases=by_databases)
+    if outcome.ready:
+        return found
+    both = combine(outcome, found)
+    if outcome.reason is Reason.DRIFT_REPORTED:
+        return replace(both, reason=outcome.reason, message=f"{outcome.message}; {found.message}")
+    return both
 
 
 def _of_errors(errors: Mapping[str, PgRoleError]) -> Outcome:
@@ -82,4 +88,6 @@ def _of_reported(outcome: Outcome, privileges: GrantedPrivileges) -> Outcome:
         why = "drift detected but not corrected, since spec.drift.policy is Report"
     else:
         why = "privileges that no PgRole can declare are reported and not revoked: revoke those that are not wanted"
-    return Outcome(Phase.PAUSED, Reason.DRIFT_REPORTED, f"{why}: {words}")
+    if outcome.ready:
+        return Outcome(Phase.PAUSED, Reason.DRIFT_REPORTED, f"{why}: {words}")
+    return replace(outcome, reason=Reason.DRIFT_REPORTED, message=f"{why}: {words}; {outcome.message}")
