@@ -63,6 +63,14 @@ class Holder(Protocol):
     def reconnect(self, why: str) -> None: ...
 
 
+def _explain_conflict(older: ServerConfig) -> str:
+    if not older.uid:
+        return (
+            "PGROLE_DSN declares the same server: delete this PgServer, or name it default, which replaces PGROLE_DSN"
+        )
+    return f'PgServer "{older.name}", which is older, declares the same server: delete one of them'
+
+
 class LiveServers:
     def __init__(self) -> None:
         self._held: dict[object, Holder] = {}
@@ -74,10 +82,7 @@ class LiveServers:
         other = self._held.get(server)
         if other is not None and other is not holder:
             if other.server.age <= holder.server.age:
-                raise Refused(
-                    Reason.CONFLICT,
-                    f'PgServer "{other.server.name}", which is older, declares the same server: delete one of them',
-                )
+                raise Refused(Reason.CONFLICT, _explain_conflict(other.server))
             other.reconnect("an older PgServer declares the same server: delete one of them")
         self._held[server] = holder
 

@@ -19,9 +19,7 @@ def without_missing(desired_role: Role, references: References) -> tuple[Role, d
     pending: dict[str, PgRoleError] = {}
     if missing:
         names = _quote_some(missing)
-        text = (
-            f"spec.memberOf: these roles do not exist yet: {names}: the controller grants the memberships once each exists"
-        )
+        text = f"spec.memberOf: these roles do not exist yet: {names}: the controller grants each once it exists"
         pending["member_of"] = Waiting(Reason.MEMBERSHIP_PENDING, text)
     if absent:
         names = _quote_some(absent)

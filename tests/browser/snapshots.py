@@ -230,8 +230,7 @@ def typical() -> Snapshot:
             "billing",
             "invoices",
             "MembershipPending",
-            'spec.memberOf: these roles do not exist yet: "billing_owner": the controller grants the memberships once '
-            "each exists",
+            'spec.memberOf: these roles do not exist yet: "billing_owner": the controller grants each once it exists',
             since=ago(seconds=40),
             spec={"memberOf": [{"role": "billing_owner"}, {"role": "readers"}]},
         ),

@@ -5,6 +5,8 @@ import json
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,18 +16,19 @@ import pytest
 from pgrole_controller import metrics
 from pgrole_controller.controller import servers as module
 from pgrole_controller.controller.declaration import ControllerConfig, index_pgserver, read_declaration
-from pgrole_controller.controller.server_config import ServerConfig
+from pgrole_controller.controller.server_config import LiveServers, ServerConfig
 from pgrole_controller.controller.servers import DENIED_SECONDS, ServerStores, ServerWorkers
 from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
-from pgrole_controller.core.errors import Reason, Transient
+from pgrole_controller.core.errors import Reason, Refused, Transient
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, Unreachable
 from pgrole_controller.kube.store import Store, Stored, pack, pack_metadata
 from pgrole_controller.local.process import reached
+from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.signals import Signal
 from tests.cpu_time import within_a_callback
 from tests.timelapse import in_timelapse
@@ -421,3 +424,36 @@ def test_listed_secrets_are_compared_with_the_names_in_many_pgservers_at_once() 
         assert not any(world.servers.reserves(one.key) for one in listed)
     assert world.servers.reserves(Key("default", "of-s7"))
     assert not world.servers.reserves(Key("shop", "of-s7"))
+
+
+class HeldServer:
+    def __init__(self, server: ServerConfig) -> None:
+        self.server = server
+
+    def reconnect(self, why: str) -> None:
+        raise AssertionError(why)
+
+
+@pytest.mark.parametrize(
+    ("age", "expected"),
+    [
+        (
+            ("", ""),
+            "PGROLE_DSN declares the same server: delete this PgServer, or name it default, which replaces PGROLE_DSN",
+        ),
+        (
+            ("2026-05-06T07:08:09Z", "uid-1"),
+            'PgServer "default", which is older, declares the same server: delete one of them',
+        ),
+    ],
+)
+def test_the_conflict_of_two_declarations_of_a_server_names_the_one_that_holds_it(
+    age: tuple[str, str], expected: str
+) -> None:
+    identity = Identity("18.4", 180004, 7, datetime(2026, 5, 6, tzinfo=UTC), frozenset(), True, True)
+    older = ServerConfig("default", None, ServerPolicy(), Address("db", 5432, "postgres", "require"), age=age)
+    live = LiveServers()
+    live.hold(HeldServer(older), identity)
+    with pytest.raises(Refused) as refused:
+        live.hold(HeldServer(replace(older, name="other", age=("2026-05-07T07:08:09Z", "uid-2"))), identity)
+    assert (refused.value.reason, refused.value.message) == (Reason.CONFLICT, expected)
