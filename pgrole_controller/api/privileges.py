@@ -85,7 +85,10 @@ class SchemaPrivilegesSpec(Model):
     except_: Annotated[list[Name], UNIQUE] = Field(
         default_factory=list,
         alias="except",
-        description="Names or patterns of tables, views, sequences and routines that the access does not extend to.",
+        description=(
+            "Names or patterns of tables, views, sequences and routines that the access does not extend to. A routine "
+            "can be listed with the types of its arguments, as in objects; without them, every overload matches."
+        ),
         max_length=64,
         json_schema_extra=list_schema(64),
     )

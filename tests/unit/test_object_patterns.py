@@ -84,6 +84,27 @@ def test_exceptions_exclude_objects_but_not_the_schema() -> None:
     assert found(declared, schema_object("app")) == {"USAGE"}
 
 
+@pytest.mark.parametrize(
+    ("exception", "left"),
+    [
+        ("f(int)", {"text", "integer,app.state"}),
+        ("f(int4, *)", {"integer", "text"}),
+        ("f(*)", set()),
+        ("f", set()),
+        ("*(text)", {"integer", "integer,app.state"}),
+        ("g(int)", {"integer", "text", "integer,app.state"}),
+    ],
+)
+def test_an_exception_can_name_one_overload_of_a_routine(exception: str, left: set[str]) -> None:
+    declared = of_access("app", EXECUTE | READ, exception)
+    overloads = ("integer", "text", "integer,app.state")
+    routines = {one: make(ObjectKind.ROUTINE, name="f", arguments=one) for one in overloads}
+    assert {one for one, routine in routines.items() if found(declared, routine)} == left
+    assert bool(found(declared, make(name="f(int)"))) == (exception not in ("f(int)", "f(*)")), (
+        "a table has no overloads"
+    )
+
+
 def test_an_exception_applies_only_to_its_own_access() -> None:
     declared = DatabasePrivileges(
         "orders",

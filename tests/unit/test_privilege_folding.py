@@ -143,6 +143,15 @@ def test_a_table_without_the_privilege_is_an_exception(database: AclBuilder) -> 
     assert access_in(database.declare()) == {"app": (WRITE, ("secret",))}
 
 
+def test_a_routine_whose_name_reads_like_one_with_arguments_is_no_exception(database: AclBuilder) -> None:
+    for name in ("a", "b", "c"):
+        database.add(name, "EXECUTE", kind=ObjectKind.ROUTINE)
+    database.add("a(int)", kind=ObjectKind.ROUTINE)
+    declared = database.declare()
+    assert access_in(declared) == {"app": (READ, ("*",))}
+    assert {name for one in declared.objects for name in one.names} == {"a", "b", "c"}
+
+
 def test_sequences_without_the_privilege_share_a_pattern(database: AclBuilder) -> None:
     for name in ("a", "b", "c"):
         database.add(name, "SELECT")

@@ -14,6 +14,7 @@ from pgrole_controller.core.privileges.acl import TABLE_KINDS, DatabaseObject, O
 from pgrole_controller.core.privileges.default_acl_decision import DEFAULT_KINDS
 from pgrole_controller.core.privileges.grantee import Access, ObjectPrivileges, SchemaAccess
 from pgrole_controller.core.privileges.object_patterns import SYSTEM_SCHEMAS, covers, given_by, is_pattern
+from pgrole_controller.core.privileges.routine_signature import split_signature
 
 #: Limits of one item, as in api/privileges.py.
 MOST_EXCEPTIONS = 64
@@ -207,7 +208,7 @@ def _find_exceptions(groups: Iterable[HeldGroup], access: frozenset[Access]) -> 
 
 def _fits(schema: HeldSchema, access: frozenset[Access], excepted: frozenset[str]) -> bool:
     """Tells whether each access grants something on enough objects, and the exceptions are few and declarable."""
-    if not all(_is_declarable(name) and not is_pattern(name) for name in excepted):
+    if not all(_is_declarable(name) and not is_pattern(name) and split_signature(name)[1] is None for name in excepted):
         return False
     if len(_shorten(schema, access, excepted)) > MOST_EXCEPTIONS:
         return False

@@ -121,10 +121,10 @@ class _ObjectNames:
     patterns: tuple[tuple[re.Pattern[str], re.Pattern[str] | None], ...]
 
     @classmethod
-    def of(cls, one: ObjectPrivileges) -> "_ObjectNames":
+    def of(cls, kind: ObjectKind, names: Iterable[str]) -> "_ObjectNames":
         exact, wide, patterns = set[tuple[str, str | None]](), [], []
-        for text in one.names:
-            name, arguments = split_signature(text) if one.kind is ObjectKind.ROUTINE else (text, None)
+        for text in names:
+            name, arguments = split_signature(text) if kind is ObjectKind.ROUTINE else (text, None)
             if not is_pattern(text):
                 exact.add((name, arguments))
             elif arguments is None:
@@ -132,6 +132,12 @@ class _ObjectNames:
             else:
                 patterns.append((compile_patterns([name]), compile_patterns([arguments])))
         return cls(frozenset(exact), (*patterns, *([(compile_patterns(wide), None)] if wide else ())))
+
+    def include(self, obj: DatabaseObject) -> bool:
+        arguments = normalize_arguments(obj.arguments) if obj.kind is ObjectKind.ROUTINE else ""
+        return not self.exact.isdisjoint([(obj.name, None), (obj.name, arguments)]) or any(
+            name.fullmatch(obj.name) and (those is None or those.fullmatch(arguments)) for name, those in self.patterns
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +150,7 @@ class _Part:
 
     always: Wanted
     reserved: bool
-    access: tuple[tuple[frozenset[str], re.Pattern[str]], ...]
+    access: tuple[tuple[frozenset[str], _ObjectNames], ...]
     named: tuple[tuple[frozenset[tuple[str, str | None]], _Wish], ...]
     patterns: tuple[tuple[re.Pattern[str], re.Pattern[str] | None, _Wish], ...]
     by_access: dict[tuple[bool, ...], Wanted] = field(default_factory=dict)
@@ -160,7 +166,9 @@ class CompiledPrivileges:
         self._without = frozenset[str]() if version >= MAINTAIN_SINCE else frozenset({"MAINTAIN"})
         self._parts: dict[tuple[str, ObjectKind], _Part] = {}
         self._schemas = [(compile_patterns([one.schema]), one) for one in declared.schemas]
-        self._objects = [(compile_patterns([one.schema]), one, _ObjectNames.of(one)) for one in declared.objects]
+        self._objects = [
+            (compile_patterns([one.schema]), one, _ObjectNames.of(one.kind, one.names)) for one in declared.objects
+        ]
         self._unmanaged = compile_patterns(declared.unmanaged) if declared.unmanaged else None
         self._left_alone: dict[str, bool] = {}
         self.schema_names, self.schema_pattern = _schema_patterns(declared)
@@ -218,7 +226,7 @@ class CompiledPrivileges:
             privileges = self.declared.on_database & possible
             return _Part(Wanted(privileges, literal=privileges), False, (), (), ())
         always: list[_Wish] = []
-        excepted: list[tuple[frozenset[str], re.Pattern[str]]] = []
+        excepted: list[tuple[frozenset[str], _ObjectNames]] = []
         named: list[tuple[frozenset[tuple[str, str | None]], _Wish]] = []
         patterns: list[tuple[re.Pattern[str], re.Pattern[str] | None, _Wish]] = []
         for matcher, access in self._schemas:
@@ -228,7 +236,7 @@ class CompiledPrivileges:
             if kind is ObjectKind.SCHEMA:
                 always.append(_Wish(privileges, literal=access.schema == schema and not is_pattern(schema)))
             elif privileges and access.exceptions:
-                excepted.append((privileges, compile_patterns(access.exceptions)))
+                excepted.append((privileges, _ObjectNames.of(kind, access.exceptions)))
             elif privileges:
                 always.append(_Wish(privileges))
         for matcher, one, known in self._objects:
@@ -350,7 +358,7 @@ def _collect(part: _Part, obj: DatabaseObject) -> Wanted:
             arguments is None or arguments.fullmatch(normalize_arguments(obj.arguments))
         ):
             wishes.append((wish, False))
-    given = tuple(exceptions.fullmatch(obj.name) is None for _, exceptions in part.access)
+    given = tuple(not exceptions.include(obj) for _, exceptions in part.access)
     found = part.by_access.get(given)
     if found is None:
         some = (privileges for (privileges, _), is_given in zip(part.access, given, strict=True) if is_given)

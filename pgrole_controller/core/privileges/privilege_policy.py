@@ -134,7 +134,7 @@ def _guard(grantee: Grantee, obj: DatabaseObject, privilege: str, facts: Databas
         return None
     if obj.kind is ObjectKind.ROUTINE and obj.elevated:
         what = "a routine that is SECURITY DEFINER, or in an untrusted language such as C, can do more than its caller"
-        return f"{what}: {both}"
+        return f"{what}: list it in except, or {both}"
     if obj.kind in TABLE_KINDS and privilege in ("TRIGGER", "REFERENCES", "MAINTAIN"):
         return f"{privilege} on a table of another owner can run code as that owner, or block it: {both}"
     if obj.kind is ObjectKind.DATABASE and privilege == "CREATE":
