@@ -30,6 +30,7 @@ CREATE INDEX IF NOT EXISTS ddl_event_xid ON pgrole.ddl_event (xid);
 -- pg_subtrans; one that only reads has no id. Therefore, once its transaction has about 32 rows here, it only prepares the rows
 -- and locks the table, which can then neither be dropped nor be locked by others, and the rows are written outside. It reads no
 -- row of the table: that could end serializable transactions.
+-- A dump that is restored beside the controller brings rows, and sets the sequence of `id` back: those ids exist already.
 -- A NOTIFY makes PREPARE TRANSACTION fail, and a full queue fails every COMMIT with one.
 CREATE OR REPLACE FUNCTION pgrole.on_ddl() RETURNS event_trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -106,7 +107,8 @@ BEGIN
             SELECT pg_current_xact_id(), pg_backend_pid(), own_login, session_user, current_setting('role'), own_system,
                    current_setting('application_name'), inet_client_addr(), inet_client_port(), tg_tag,
                    n.command, n.kind, n.class, n.object, n.identity, own_text
-            FROM unnest(commands, kinds, classes, objects, identities) AS n (command, kind, class, object, identity);
+            FROM unnest(commands, kinds, classes, objects, identities) AS n (command, kind, class, object, identity)
+            ON CONFLICT DO NOTHING;
         END IF;
         IF current_setting('max_prepared_transactions') = '0' AND pg_notification_queue_usage() < 0.5 THEN
             PERFORM pg_notify('pgrole', 'ddl');
@@ -124,7 +126,8 @@ BEGIN
         SELECT pg_current_xact_id(), pg_backend_pid(), own_login, session_user, current_setting('role'), own_system,
                current_setting('application_name'), inet_client_addr(), inet_client_port(), tg_tag,
                n.command, n.kind, n.class, n.object, n.identity, own_text
-        FROM unnest(commands, kinds, classes, objects, identities) AS n (command, kind, class, object, identity);
+        FROM unnest(commands, kinds, classes, objects, identities) AS n (command, kind, class, object, identity)
+        ON CONFLICT DO NOTHING;
     END IF;
 END
 $$;
