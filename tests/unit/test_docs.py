@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from pgrole_controller.api import crd
 from pgrole_controller.api.meta import Model
 from pgrole_controller.api.pgrole import PgRole, PgRoleSpec
 from pgrole_controller.api.pgserver import PgServer, PgServerSpec
-from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.status import build_conditions, of_error, of_read_back
 from pgrole_controller.postgres.watch import TICK
 from pgrole_controller.settings import SETTINGS
 from tests.docs import settings_table
@@ -267,6 +270,17 @@ def test_every_example_is_valid_and_has_no_unknown_field(obj: Any) -> None:
     whole, spec = models[obj["kind"]]
     whole.model_validate(obj)
     assert set(obj["spec"]) <= {field.alias or name for name, field in spec.model_fields.items()}
+
+
+def test_the_health_check_for_argo_cd_names_our_kinds_and_conditions() -> None:
+    (found,) = [one.values[0] for one in examples() if one.values[0].get("metadata", {}).get("name") == "argocd-cm"]
+    assert set(found["data"]) == {
+        f"resource.customizations.health.pgrole.dev_{kind}" for kind in ("PgRole", "PgServer")
+    }
+    for outcome in (of_error(Refused(Reason.CONFLICT, "")), of_read_back(Plan("app", reported=("login",)))):
+        types = {one["type"] for one in build_conditions((), outcome, 1, datetime(2026, 5, 6, tzinfo=UTC))}
+        assert all(one in text for one in types for text in found["data"].values())
+    assert all(f'"{Reason.SUSPENDED.value}"' in text for text in found["data"].values())
 
 
 def test_every_relative_link_leads_somewhere() -> None:
