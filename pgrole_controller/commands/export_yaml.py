@@ -9,7 +9,7 @@ import yaml
 from pgrole_controller.commands.output import make_printable
 
 #: Texts that are the same text in every version of YAML. All others get quotes.
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*(?: ?[A-Za-z0-9_./-]+)*")
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*(?: [A-Za-z0-9_./-]+)*")
 _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"})
 
 #: No line is folded.

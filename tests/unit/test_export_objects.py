@@ -1,5 +1,6 @@
 """commands/export_objects and export_yaml: roles as objects, and objects as YAML that cannot be misread."""
 
+import time
 from dataclasses import fields, replace
 from typing import Any, get_args
 
@@ -144,6 +145,13 @@ def test_text_cannot_control_a_terminal(text: str) -> None:
     written = to_yaml({"name": text}, [text])
     assert all(sign.isprintable() or sign == "\n" for sign in written)
     assert yaml.safe_load(written) == {"name": text}
+
+
+def test_a_long_comment_is_written_at_once() -> None:
+    for text in ("The account of the orders application, which team billing owns", f"{'k' * 63}!"):
+        began = time.process_time()
+        assert to_yaml({"comment": text}) == f'comment: "{text}"\n'
+        assert time.process_time() - began < 1
 
 
 def test_readable_names_stay_readable() -> None:
