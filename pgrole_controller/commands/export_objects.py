@@ -60,7 +60,7 @@ def name_objects(role_names: Iterable[str]) -> dict[str, str]:
     selection.
 
     Uses a role's own name where Kubernetes accepts it; otherwise a name derived from it, with a digest where two would
-    be equal.
+    be equal: a whole one, which makes a name longer than any role's, where even a short one is another role's name.
     """
     names = list(role_names)
     found = {name: name for name in names if is_object_name(name) and name not in _RESERVED}
@@ -68,20 +68,18 @@ def name_objects(role_names: Iterable[str]) -> dict[str, str]:
     for name in names:
         if name not in found:
             made.setdefault(_to_dns(name), []).append(name)
-    taken = set(found)
+    taken = found.keys() | made.keys()
     for wished, some in sorted(made.items()):
         for name in some:
-            alone = len(some) == 1 and wished not in taken
-            found[name] = wished if alone else f"{wished}-{_digest(name)}"
+            alone = len(some) == 1 and wished not in found
+            digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
+            short = f"{wished}-{digest[:8]}"
+            found[name] = wished if alone else f"{wished}-{digest}" if short in taken else short
     return found
 
 
 def _to_dns(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:_NAME_BYTES].strip("-") or "role"
-
-
-def _digest(name: str) -> str:
-    return hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
 
 
 def make_object(

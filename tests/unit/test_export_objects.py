@@ -176,6 +176,15 @@ def test_every_role_gets_a_valid_and_unique_object_name(role_names: list[str]) -
     assert all(is_object_name(name) for name in names.values())
 
 
+def test_no_role_can_be_named_so_that_another_one_has_the_same_object_name() -> None:
+    names = {"a b": "a-b", "a_b": "a-b"}
+    for taken in name_objects(names).values():
+        for rival in (taken, taken.replace("-", "_")):
+            made = name_objects([*names, rival])
+            assert made[rival] == taken
+            assert len(set(made.values())) == 3
+
+
 def test_groups_come_before_their_members() -> None:
     members = {"a": ("c",), "b": ("a", "c"), "c": ("d", "elsewhere"), "d": ()}
     objects = [ExportedObject(name, {}, (), groups) for name, groups in members.items()]
