@@ -36,6 +36,22 @@ async def test_a_drift_appears_without_reloading_the_page(tab: Tab) -> None:
     assert await tab.page.evaluate("globalThis.sameDocument")
 
 
+@pytest.mark.parametrize("path", [f"/roles/{_APP}", "/"])
+async def test_drifts_in_the_same_second_all_remain_on_the_page(tab: Tab, path: str) -> None:
+    entries = [drift(ago(minutes=5), field, by="mallory", proof="Log") for field in ("login", "createdb", "inherit")]
+    _, changed = make_role(*_APP, status={"driftHistory": entries})
+    tab.stand.snapshot = snapshots.make_snapshot([(_APP, changed)])
+    await open_live(tab, path)
+    rows = tab.page.locator('tr[data-key^="drift-"]')
+    await expect(rows).to_have_count(3)
+    newest = drift(ago(minutes=1), "replication", by="alice", proof="Log")
+    _, changed = make_role(*_APP, status={"driftHistory": [newest, *entries]})
+    await tab.stand.publish(snapshots.make_snapshot([(_APP, changed)]), f"role/{_APP}")
+    await expect(rows.first).to_contain_text("replication")
+    await expect(rows).to_contain_text(["replication", "login", "createdb", "inherit"])
+    assert await tab.page.locator("tr[data-fresh]").count() == 1
+
+
 async def test_an_update_keeps_focus_scroll_position_selection_and_open_details(tab: Tab) -> None:
     await open_live(tab, "/")
     await tab.page.get_by_text("Numbers as a table").click()

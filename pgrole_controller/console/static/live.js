@@ -67,12 +67,15 @@
       return;
     }
     morphAttributes(old, fresh);
-    const keyed = new Map();
-    for (const child of old.children) if (keyOf(child)) keyed.set(keyOf(child), child);
+    const keyed = new Map(); // nodes in order: drifts in the same second have the same key
+    for (const child of old.children) {
+      if (!keyed.has(keyOf(child))) keyed.set(keyOf(child), []);
+      keyed.get(keyOf(child)).push(child);
+    }
     let place = old.firstChild;
     for (const next of [...fresh.childNodes]) {
-      const known = keyOf(next) ? keyed.get(keyOf(next)) : null;
-      if (known && known.parentNode === old && isSame(known, next)) {
+      const known = keyOf(next) ? keyed.get(keyOf(next))?.shift() : null;
+      if (known && isSame(known, next)) {
         if (known !== place) old.insertBefore(known, place);
         else place = place.nextSibling;
         morph(known, next);
