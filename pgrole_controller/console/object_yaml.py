@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from pgrole_controller.console.json_reading import read_map
+from pgrole_controller.core.errors import make_legible
 
 #: Of one object: keys and values, characters of all texts together, and levels of nesting.
 MOST_VALUES = 6_000
@@ -24,10 +25,17 @@ def write_yaml(found: Mapping[str, Any]) -> str:
     shown = {**found, "metadata": metadata} if metadata else dict(found)
     room = _YamlRoom(MOST_VALUES, MOST_CHARACTERS)
     kept = room.take(dict(sorted(shown.items(), key=lambda item: (_ORDER.get(str(item[0]), 5), str(item[0])))))
-    text = str(yaml.dump(kept, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110))
+    text = _dump(kept, readable=True)
+    if make_legible(text.replace("\n", "")) != text.replace("\n", ""):
+        text = _dump(kept, readable=False)
     if room.is_full or len(text) > LONGEST_YAML:
         return f"{text[:LONGEST_YAML]}\n# cut: the object is longer\n"
     return text
+
+
+def _dump(value: object, *, readable: bool) -> str:
+    """`readable`: writes characters outside ASCII as they are, also those that cannot be seen."""
+    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=readable, width=110))
 
 
 @dataclass(slots=True)

@@ -1,6 +1,5 @@
 """The pages' templates and static files, read once: later, no file descriptor may be left (EMFILE)."""
 
-import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -8,14 +7,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 from jinja2 import DictLoader, Environment, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from pgrole_controller.core.errors import make_legible
 from pgrole_controller.program import program_name
 
 _FOLDER = Path(__file__).parent
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_ILLEGIBLE = re.compile("[\ud800-\udfff\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
@@ -27,7 +25,7 @@ def static_files() -> Mapping[str, tuple[str, bytes]]:
 
 @cache
 def environment() -> Environment:
-    """Returns the templates. Each value is escaped, and what would reverse or break a line is made visible."""
+    """Returns the templates. Each value is escaped, and characters that cannot be seen are made visible."""
     texts = {each.name: each.read_text(encoding="utf-8") for each in sorted((_FOLDER / "templates").iterdir())}
     made = Environment(
         loader=DictLoader(texts),
@@ -38,7 +36,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    made.filters.update(ago=tell_time, segment=quote_segment, lines=keep_lines, number=group_digits)
+    made.filters.update(ago=tell_time, segment=quote_segment, number=group_digits)
     made.globals["program"] = program_name()
     return made
 
@@ -48,11 +46,6 @@ def finalize(value: object) -> object:
     if isinstance(value, Markup):
         return value
     return "" if value is None else make_legible(str(value))
-
-
-def keep_lines(text: str) -> Markup:
-    """Returns text of several lines, escaped."""
-    return escape(_ILLEGIBLE.sub("\ufffd", text))
 
 
 def group_digits(number: int) -> str:

@@ -64,22 +64,29 @@ class PgRoleError(Exception):
         return self.reword(f"{self.message}. {sentence}")
 
 
-_ILLEGIBLE = re.compile("[\ud800-\udfff\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_ILLEGIBLE = re.compile(
+    "[\ud800-\udfff\x00-\x1f\x7f-\x9f\u2028-\u202e"
+    # Unicode's Default_Ignorable_Code_Point: nothing is shown of them.
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0"
+    "\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
 
 
 def make_legible(text: str, limit: int | None = None) -> str:
     """Returns a text that people and the API server read: names can have another encoding, and characters that move a
-    terminal's cursor or reverse the direction of writing. `limit`: characters.
+    terminal's cursor, reverse the direction of writing, or make two names look the same. `limit`: characters.
     """
     return _ILLEGIBLE.sub(_escape, text)[:limit]
 
 
 def _escape(character: re.Match[str]) -> str:
-    """Renders a byte of a name in another encoding, or a control character, for people."""
+    """Renders a byte of a name in another encoding, or a character that cannot be seen, for people."""
     code = ord(character[0])
     if NOT_UTF8.fullmatch(character[0]):
         code &= 0xFF
-    return f"\\x{code:02x}" if code <= 0xFF else f"\\u{code:04x}"
+    if code <= 0xFF:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
 class Waiting(PgRoleError):

@@ -1,5 +1,6 @@
 """The console's pages for well-formed, malformed and hostile objects."""
 
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -28,10 +29,10 @@ from pgrole_controller.console.role_summary import RoleState, judge, summarize
 from pgrole_controller.console.role_view import view_role
 from pgrole_controller.console.roles_view import PAGE_ROWS, read_query, view_roles
 from pgrole_controller.console.server_view import view_server
-from pgrole_controller.console.snapshot import PageQuestion, Snapshot
-from pgrole_controller.console.template_files import keep_lines, tell_distance
+from pgrole_controller.console.snapshot import FetchedObject, PageQuestion, Snapshot
+from pgrole_controller.console.template_files import tell_distance
 from pgrole_controller.core.access.membership_graph import NodeKind
-from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.errors import Reason, make_legible
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import CONNECTED, RECONCILED, mention_privileges, of_read_back
@@ -195,6 +196,13 @@ def test_bidirectional_and_control_characters_are_made_visible() -> None:
     assert "\\u202egnp\\x1b" in html
 
 
+@pytest.mark.parametrize("sign", ["\u200b", "\u200d", "\u00ad", "\u2060", "\ufeff", "\u3164", "\ufe0f", "\U000e0041"])
+def test_two_names_never_look_the_same_because_of_a_character_that_is_not_shown(sign: str) -> None:
+    html = show("/roles", make_snapshot([make_role("shop", "app", spec={"name": f"app{sign}"})])).html
+    assert sign not in html
+    assert f"app{sign.encode('unicode_escape').decode()}" in html
+
+
 def test_a_fragment_is_the_main_element_of_the_page() -> None:
     question = PageQuestion("/", {}, "", NOW)
     fragment = render(replace(question, fragment=True), snapshots.typical()).html
@@ -210,9 +218,15 @@ def test_yaml_omits_managed_fields_and_keeps_kubectls_order() -> None:
     assert re.findall(r"^\w+", text, re.MULTILINE) == ["apiVersion", "kind", "metadata", "spec", "status"]
 
 
-def test_yaml_is_shown_as_it_is() -> None:
-    text = write_yaml({"metadata": {"name": "x"}, "spec": {"reassignOwnedTo": "", "validUntil": '2027 <&>"'}})
-    assert unescape(keep_lines(text)) == text
+def test_yaml_is_shown_as_it_is_and_what_cannot_be_seen_as_yaml_escapes_it() -> None:
+    found = {"metadata": {"name": "x"}, "spec": {"reassignOwnedTo": "", "validUntil": '2027 <&>"', "comment": "é"}}
+    for comment in ("é", "app\u200b\u202e\x85\n"):
+        found["spec"]["comment"] = comment
+        snapshot = replace(make_snapshot([]), fetched=FetchedObject(json.dumps(found).encode()))
+        _, text, _ = re.split("</?code>", show("/roles/shop/x/yaml", snapshot).html)
+        assert yaml.safe_load(unescape(text)) == found
+        assert make_legible(text.replace("\n", "")) == text.replace("\n", "")
+        assert text.isascii() == (comment != "é")
 
 
 @pytest.mark.parametrize(
