@@ -67,11 +67,13 @@ class DeclaredPrivilege:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseView:
-    """Privileges in one database. `declared` is False while only former ones are being revoked there."""
+    """Privileges in one database. `declared` is False while only former ones are being revoked there. `state` is None
+    if the console does not keep it, because the object is too long.
+    """
 
     name: str
     declared: bool
-    state: RoleState
+    state: RoleState | None
     reason: str
     message: str
     lines: tuple[DeclaredPrivilege, ...]
@@ -119,7 +121,7 @@ def view_role(
         policy=read_text(spec, "drift", "policy", most=64) or "Correct",
         deletion=read_text(spec, "deletionPolicy", most=64) or "Retain",
         drifts=summary.drifts,
-        databases=tuple(_databases(spec, status)),
+        databases=tuple(_databases(spec, status, summary.left_out)),
         graph=Memberships(summaries, summary.server).around(summary),
         argument=f"{'-- ' * summary.role.startswith('-')}{quote(summary.role)}",
     )
@@ -239,15 +241,16 @@ def _describe_parameters(parameters: Mapping[str, Any]) -> Iterator[str]:
         ]
 
 
-def _databases(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[DatabaseView]:
+def _databases(spec: Mapping[str, Any], status: Mapping[str, Any], left_out: Sequence[str]) -> Iterator[DatabaseView]:
     states = {read_text(each, "database"): each for each in read_maps(status, "privileges", most=64)}
     declared = {read_text(each, "database"): each for each in read_maps(spec, "privileges", most=32)}
     for name in dict.fromkeys([*declared, *states]):
         state = states.get(name)
         ready = read_flag(state, "ready")
         reason = read_text(state, "reason", most=128)
+        verdict: RoleState | None
         if state is None:
-            verdict = RoleState.NEW
+            verdict = None if "status.privileges" in left_out else RoleState.NEW
         elif ready:
             verdict = RoleState.READY
         else:

@@ -76,6 +76,8 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class ServerView:
+    """`no_database`: why `databases` is empty, in words."""
+
     summary: ServerSummary
     remedy: ReasonAdvice
     outlook: str
@@ -84,7 +86,7 @@ class ServerView:
     connection: tuple[Fact, ...]
     policy: tuple[PolicyRow, ...]
     databases: tuple[ServerDatabase, ...]
-    databases_managed: bool
+    no_database: str
     chart: DriftChart
     left_out: tuple[str, ...]
 
@@ -113,10 +115,10 @@ def view_server(name: str, found: Mapping[str, Any], summaries: Sequence[RoleSum
         outlook=describe_outlook(summary.state),
         conditions=tuple(read_conditions(found)),
         facts=tuple(_facts(spec, status)),
-        connection=tuple(_connection(spec, status)),
+        connection=tuple(_connection(spec, status, left_out)),
         policy=() if "spec.allow" in left_out else tuple(_policy(spec)),
         databases=tuple(_databases(status)),
-        databases_managed="databases" in spec,
+        no_database=_explain_no_database(spec, left_out),
         chart=chart_drifts([found], recent, now, "this server"),
         left_out=left_out,
     )
@@ -180,18 +182,22 @@ def _explain_mode(mode: str, wanted: str) -> str:
     return f"{meaning} spec.drift.mode asks for {wanted}."
 
 
-def _connection(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[Fact]:
+def _connection(spec: Mapping[str, Any], status: Mapping[str, Any], left_out: Sequence[str]) -> Iterator[Fact]:
     connection = read_map(spec, "connection")
     port = read_number(connection, "port")
-    yield Fact("Hosts", read_texts(connection, "hosts", most=16) or ("none",))
-    yield Fact("Port", (str(5432 if port is None else port),))
-    yield Fact("Home database", (read_text(connection, "database", most=256) or "postgres",))
-    yield Fact("TLS", (read_text(connection, "sslMode", most=32) or "verify-full",))
     secret = read_text(connection, "credentialsSecretRef", "name", most=256)
-    yield Fact("Credentials", (f"Secret {secret}" if secret else "unknown",))
+    if "spec.connection" in left_out:
+        yield Fact("Address, TLS and credentials", ("left out here",))
+    else:
+        yield Fact("Hosts", read_texts(connection, "hosts", most=16) or ("none",))
+        yield Fact("Port", (str(5432 if port is None else port),))
+        yield Fact("Home database", (read_text(connection, "database", most=256) or "postgres",))
+        yield Fact("TLS", (read_text(connection, "sslMode", most=32) or "verify-full",))
+        yield Fact("Credentials", (f"Secret {secret}" if secret else "unknown",))
     yield Fact("PostgreSQL", (read_text(status, "version", most=128) or "unknown",))
     yield Fact("System identifier", (read_text(status, "systemIdentifier", most=64) or "unknown",))
-    yield Fact("Sessions of the controller", _list_sessions(spec, status))
+    sessions = ("left out here",) if "status.databases" in left_out else _list_sessions(spec, status)
+    yield Fact("Sessions of the controller", sessions)
 
 
 def _list_sessions(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, ...]:
@@ -239,6 +245,14 @@ def _describe_rule(rule: Mapping[str, Any]) -> str:
         if values:
             parts.append(f"{words} {', '.join(values)}")
     return " ".join(parts)
+
+
+def _explain_no_database(spec: Mapping[str, Any], left_out: Sequence[str]) -> str:
+    if not {"spec.databases", "status.databases"}.isdisjoint(left_out):
+        return "Left out here: the object is too long."
+    if "databases" in spec:
+        return "The controller manages privileges in no database yet: no PgRole declares any."
+    return "The controller manages no privileges on this server: the spec has no databases."
 
 
 def _databases(status: Mapping[str, Any]) -> Iterator[ServerDatabase]:

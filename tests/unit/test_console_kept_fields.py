@@ -120,6 +120,27 @@ def test_a_role_page_claims_nothing_about_omitted_fields() -> None:
         assert "1 role is too long" in render(PageQuestion(path, {}, "", NOW), _with({key: kept})).html
 
 
+def test_a_role_page_claims_nothing_about_omitted_states_of_databases() -> None:
+    states = [{"database": f"d{n}", "ready": True, "message": "m" * 2048} for n in range(32)]
+    spec = {"privileges": [{"database": f"d{n}"} for n in range(32)]}
+    key, found = make_role("shop", "app", spec=spec, status={"privileges": states})
+    html = render(PageQuestion("/roles/shop/app", {}, "", NOW), _with({key: keep_fields(found)})).html
+    assert html.count("Left out here") == 32
+    assert "Not processed" not in html
+
+
+def test_a_server_page_claims_nothing_about_omitted_databases_and_an_omitted_connection() -> None:
+    databases = [{"name": f"{n:063}", "ready": n % 2 > 0, "message": "not connected " * 10} for n in range(200)]
+    found = make_server("orders", databases=databases)
+    found["spec"]["connection"]["hosts"] = ["x" * 2 * LARGEST]
+    kept = keep_fields(found)
+    assert kept["leftOut"] == ["spec.connection", "status.databases"]
+    html = render(PageQuestion("/servers/orders", {}, "", NOW), _with({}, {"orders": kept})).html
+    assert "Left out here: the object is too long." in html
+    for claim in ("no PgRole declares any", "home database", "verify-full", "5432"):
+        assert claim not in html
+
+
 def test_a_server_page_claims_nothing_about_an_omitted_policy() -> None:
     found = make_server("orders")
     found["spec"]["allow"]["roleNames"] = ["x" * 2 * LARGEST]
