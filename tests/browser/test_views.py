@@ -9,6 +9,7 @@ from playwright.async_api import ViewportSize, expect
 from pgrole_controller.console.snapshot import Snapshot
 from tests.browser import snapshots
 from tests.browser.conftest import WIDE, Tab
+from tests.browser.snapshots import ago, drift, make_role
 
 pytestmark = pytest.mark.slow
 
@@ -123,6 +124,28 @@ async def test_hostile_names_are_shown_as_text(tab: Tab) -> None:
         await tab.open(path)
         await expect(tab.page.get_by_role("main")).to_contain_text("<script>globalThis.pwned=1</script>")
         assert await tab.page.evaluate("globalThis.pwned") is None
+
+
+async def test_an_application_written_from_right_to_left_leaves_the_address_whole(tab: Tab) -> None:
+    author = {"login": "bob", "role": "dba", "application": "\u05d0\u05d1", "address": "2001:db8::7", "proof": "Log"}
+    role = make_role("shop", "app", status={"lastDrift": {**drift(ago(minutes=1), "login"), "by": author}})
+    tab.stand.snapshot = snapshots.make_snapshot([role])
+    await tab.open("/roles/shop/app")
+    author_and_place = tab.page.locator("td", has_text="2001:db8::7").last
+    left, right = await author_and_place.evaluate("""cell => {
+        const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+        while (walker.nextNode()) {
+            const text = walker.currentNode, start = text.data.indexOf("2001:");
+            if (start < 0) continue;
+            return [start + 3, start + 4].map((place) => {
+                const range = document.createRange();
+                range.setStart(text, place);
+                range.setEnd(text, place + 1);
+                return range.getBoundingClientRect().left;
+            });
+        }
+    }""")
+    assert 0 < right - left < 12  # the colon stands beside 2001
 
 
 async def test_a_chosen_theme_is_remembered(tab: Tab) -> None:
