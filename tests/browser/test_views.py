@@ -115,6 +115,19 @@ async def test_the_membership_graph_can_be_navigated(tab: Tab) -> None:
     await expect(tab.page.get_by_role("heading", level=1)).to_have_text("orders-app")
 
 
+@pytest.mark.parametrize("sign", ["w", "m", "W", "N", "i", "@", "\u05d0"])
+async def test_the_name_of_a_role_stays_within_its_node_in_the_graph(tab: Tab, sign: str) -> None:
+    spec = {"memberOf": [{"role": sign * 63}, {"role": sign * 7}]}
+    tab.stand.snapshot = snapshots.make_snapshot([make_role("shop", "app", spec=spec)])
+    await tab.open("/roles/shop/app")
+    room = await tab.page.locator("g.node").evaluate_all(
+        "nodes => nodes.map(node => node.querySelector('rect').getBBox().width"
+        " - node.querySelector('.label').getBBox().width)"
+    )
+    assert len(room) == 3
+    assert min(room) > 0
+
+
 async def test_hostile_names_are_shown_as_text(tab: Tab) -> None:
     tab.stand.snapshot = snapshots.hostile()
     for number in range(len(snapshots.HOSTILE)):

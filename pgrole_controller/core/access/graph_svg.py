@@ -315,7 +315,14 @@ def _node_width(node: GraphNode) -> float:
 
 
 def _width(text: str, letter: float) -> float:
-    return sum(letter * (1.8 if east_asian_width(sign) in "WF" else 1) for sign in text)
+    """Estimates how wide a text is, in pixels. `letter`: width of most letters."""
+    return sum(letter * _proportion(sign) for sign in text)
+
+
+def _proportion(sign: str) -> float:
+    if sign in "mwMW@%" or east_asian_width(sign) in "WF":
+        return 1.8
+    return 1.5 if sign.isupper() or not sign.isascii() else 1
 
 
 def _cut(text: str) -> str:
