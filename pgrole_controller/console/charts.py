@@ -16,7 +16,7 @@ _STEPS = (1, 2, 5)
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One hour. `corrected` and `reported`: (y, height) of their parts; heights are 0 if there was none."""
+    """One hour: how many drifts, and where their parts of the bar are. A height is 0 if there was none."""
 
     hour: datetime
     x: float
@@ -43,10 +43,6 @@ class DriftChart:
     width: int = WIDTH
     height: int = HEIGHT
     baseline: int = HEIGHT - _BOTTOM
-
-    @property
-    def total(self) -> int:
-        return self.corrected + self.reported
 
 
 def chart_drifts(

@@ -16,10 +16,10 @@ from aiohttp import web
 from anyio.abc import TaskStatus
 
 from pgrole_controller.console.connections import LONGEST_HEADER, Connections, ConsoleProtocol
-from pgrole_controller.console.console_arguments import ConsoleArguments
+from pgrole_controller.console.console_arguments import LOOPBACK, ConsoleArguments, read_networks
 from pgrole_controller.console.pages import ConsolePages
 from pgrole_controller.console.scope import ask_name, read_namespaces
-from pgrole_controller.console.security import LOOPBACK, RequestRules, read_networks
+from pgrole_controller.console.security import RequestRules
 from pgrole_controller.console.sessions import Sessions
 from pgrole_controller.console.viewer import Viewer
 from pgrole_controller.console.web_server import ConsoleServer, OwnerKey, Pages

@@ -29,7 +29,6 @@ class RecentDrift:
     """A drift with the role that it changed."""
 
     key: Key
-    role: str
     drift: DriftEntry
 
 
@@ -59,7 +58,7 @@ def view_overview(snapshot: Snapshot, summaries: Sequence[RoleSummary], now: dat
     servers = list_servers(snapshot, summaries)
     attention = sorted((each for each in summaries if needs_attention(each, now)), key=_urgency)
     counts = Counter(each.state for each in summaries)
-    recent = [RecentDrift(each.key, each.role, drift) for each in summaries for drift in each.drifts]
+    recent = [RecentDrift(each.key, drift) for each in summaries for drift in each.drifts]
     return Overview(
         broken_servers=tuple(each for each in servers if not each.hidden and each.state is not RoleState.READY),
         attention=tuple(attention[:_MOST_ATTENTION]),

@@ -11,9 +11,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from pgrole_controller.console.console_arguments import LOOPBACK as LOOPBACK
 from pgrole_controller.console.console_arguments import Network
-from pgrole_controller.console.console_arguments import read_networks as read_networks
 
 HEADERS = {
     "Content-Security-Policy": (

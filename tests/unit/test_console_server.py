@@ -18,11 +18,12 @@ from multidict import CIMultiDict
 
 from pgrole_controller.cli import main
 from pgrole_controller.console import sessions
+from pgrole_controller.console.console_arguments import LOOPBACK, read_networks
 from pgrole_controller.console.console_command import BACKLOG, make_announce
 from pgrole_controller.console.console_parser import add_console, read_arguments
 from pgrole_controller.console.live import MOST_FEEDS, Live, TooManyFeeds
 from pgrole_controller.console.scope import MOST_TRIED, read_namespaces
-from pgrole_controller.console.security import LOOPBACK, RequestRules, client_of, read_networks
+from pgrole_controller.console.security import RequestRules, client_of
 from pgrole_controller.console.sessions import (
     FAILURE_SECONDS,
     MOST_FAILURES,
