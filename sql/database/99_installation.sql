@@ -41,12 +41,23 @@ BEGIN
 END
 $$;
 
+-- As sql/inspect/installation.sql: without the objects of extensions, which any role that may create in the database can put into
+-- any schema.
 INSERT INTO pgrole.installation AS i (version, parts)
-SELECT 4, 1
-    + (SELECT count(*) FROM pg_class AS c WHERE c.relnamespace = n.oid)
-    + (SELECT count(*) FROM pg_proc AS p WHERE p.pronamespace = n.oid)
-    + (SELECT count(*) FROM pg_operator AS o WHERE o.oprnamespace = n.oid)
-FROM pg_namespace AS n
-WHERE n.nspname = 'pgrole'
+SELECT 4, 1 + count(*)
+FROM (
+    SELECT
+        CASE c.relkind WHEN 'c' THEN 'pg_type'::regclass ELSE 'pg_class'::regclass END AS catalog,
+        CASE c.relkind WHEN 'c' THEN c.reltype ELSE coalesce(x.indrelid, c.oid) END AS object
+    FROM pg_class AS c LEFT JOIN pg_index AS x ON x.indexrelid = c.oid
+    WHERE c.relnamespace = 'pgrole'::regnamespace
+    UNION ALL
+    SELECT 'pg_proc'::regclass, p.oid FROM pg_proc AS p WHERE p.pronamespace = 'pgrole'::regnamespace
+    UNION ALL
+    SELECT 'pg_operator'::regclass, o.oid FROM pg_operator AS o WHERE o.oprnamespace = 'pgrole'::regnamespace
+) AS part
+WHERE NOT EXISTS (
+    SELECT FROM pg_depend AS d WHERE d.classid = part.catalog AND d.objid = part.object AND d.deptype = 'e'
+)
 ON CONFLICT (singleton) DO UPDATE SET version = excluded.version, parts = excluded.parts
 WHERE (i.version, i.parts) IS DISTINCT FROM (excluded.version, excluded.parts);

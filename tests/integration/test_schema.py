@@ -163,6 +163,29 @@ async def test_a_schema_with_any_part_that_a_tenant_controls_is_refused(
         await install(connection)
 
 
+async def test_what_an_extension_has_in_the_schema_is_no_part_of_it(connection: Connection, tenant: str) -> None:
+    """PostgreSQL asks for no privilege on the schema: whoever may create in the database can put the objects of a trusted
+    extension there, which a superuser then owns.
+    """
+    await install(connection)
+    objects = ("FUNCTION pgrole.f()", "TYPE pgrole.pair", "TABLE pgrole.t", "OPERATOR pgrole.@@@ (NONE, int)")
+    await connection.execute(
+        "CREATE FUNCTION pgrole.f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';"
+        "CREATE TYPE pgrole.pair AS (a int, b int); CREATE TABLE pgrole.t (a int PRIMARY KEY);"
+        "CREATE TRIGGER t BEFORE INSERT ON pgrole.t FOR EACH ROW EXECUTE FUNCTION pgrole.f();"
+        "CREATE OPERATOR pgrole.@@@ (FUNCTION = int4up, RIGHTARG = int);"
+        + ";".join(f"ALTER EXTENSION plpgsql ADD {one}" for one in objects)
+    )
+    assert await install(connection, allowed=False) is SchemaState.PRESENT
+    await connection.execute("DROP FUNCTION pgrole.lock_changes()")
+    assert await install(connection) is SchemaState.CHANGED
+    await connection.execute(f"ALTER TABLE pgrole.t OWNER TO {tenant}")
+    with pytest.raises(Refused, match=tenant):
+        await install(connection)
+    await connection.execute(";".join(f"ALTER EXTENSION plpgsql DROP {one}; DROP {one} CASCADE" for one in objects))
+    assert await install(connection, allowed=False) is SchemaState.PRESENT
+
+
 @pytest.mark.parametrize(
     "grant",
     [
