@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from functools import partial
 
 import anyio
-from anyio import to_thread
 
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.privileges import large_rounds
@@ -231,10 +230,11 @@ class PrivilegeReconcile:
     async def _decide_beside(
         self, one: PrivilegeProgress, observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
     ) -> None:
-        if self._screening.count_comparisons(one.grantee, observed) < large_rounds.MANY_COMPARISONS:
+        count, many = self._screening.count_comparisons(one.grantee, observed), large_rounds.MANY_COMPARISONS
+        if count < many:
             self._decide_one(one, observed, new_objects)
         else:
-            decide = partial(to_thread.run_sync, self._decide_one, one, observed, new_objects)
+            decide = partial(run_aside, count, many, self._decide_one, one, observed, new_objects)
             await self._interruptions.run_beside(decide, one.grantee.key)
 
     def _decide_one(
