@@ -314,7 +314,7 @@ class DatabaseWorker:
                 rest = 0.0
                 await self._round(session, to_read, keys, since)
                 self._full_reads.note(began, anyio.current_time())
-                if self.memory.is_full:
+                if self.memory.is_full and to_read.scope is not Scope.FULL:
                     self.note_everything()
                 if not prepared:
                     prepared = True
