@@ -198,7 +198,7 @@ async def test_an_object_that_lost_its_finalizer_just_before_its_status_was_writ
     world: SourcesWorld, deleted: bool, requests: dict[Key, tuple[RequestReason, Rank]]
 ) -> None:
     """Unless it is being deleted: then the controller itself removed the finalizer."""
-    going = {"deletionTimestamp": "2027-01-01T00:00:00Z"} if deleted else {}
+    going: dict[str, Any] = {"deletionTimestamp": "2027-01-01T00:00:00Z"} if deleted else {}
     world.put("app", 1, finalizers=[FINALIZER], **going)
     await world.requested()
     world.put("app", 3, by=APP, status={"conditions": []}, **going)
