@@ -117,6 +117,12 @@ def find_condition_problem(
     return f"{obj['metadata']['name']}: {ready}, but expected {sorted(expected)}"
 
 
+def find_finalizer_problems(obj: Json, spec: Json) -> list[str]:
+    name, expected = obj["metadata"]["name"], ["pgrole.dev/drop"] if spec["deletionPolicy"] == "Drop" else []
+    found = obj["metadata"].get("finalizers", [])
+    return [] if found == expected else [f"{name}: the finalizers are {found} instead of {expected}"]
+
+
 def find_terminating(objects: Iterable[Json]) -> list[str]:
     return [
         f"{obj['metadata']['name']} is still being deleted: {condition(obj, 'Ready')}"

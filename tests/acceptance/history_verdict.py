@@ -7,6 +7,7 @@ from tests.acceptance.expected import PrivilegeRules, compare_privileges
 from tests.acceptance.expected_roles import (
     Secrets,
     find_condition_problem,
+    find_finalizer_problems,
     find_powers,
     find_role_differences,
     find_terminating,
@@ -49,6 +50,7 @@ class HistoryVerdict:
             rivals = [one for one in self.specs if self.specs[one]["name"] == spec["name"]]
             lost = [one for one in rivals if condition(objects[one], "Ready").get("reason") in _LOST]
             if name not in lost or len(lost) == len(rivals):
+                found += find_finalizer_problems(objects[name], spec)
                 found += await self._find_problems(spec["name"], spec, objects[name], secrets)
         async with self.postgres.session("postgres") as home:
             for role, oid in self.dropped.items():

@@ -37,6 +37,7 @@ class RandomChanges:
             lambda: [self._grant(), self._revoke()],
             self._ddl,
             self._delegated_grant,
+            self._delegated_membership,
             lambda: [self._default_privilege()],
             lambda: [f"SET ROLE {self.administrator}", self._role_change(role)],
             self._rename_role,
@@ -119,6 +120,14 @@ class RandomChanges:
             f"GRANT SELECT, UPDATE ON {table} TO {DELEGATE} WITH GRANT OPTION",
             f"SET ROLE {DELEGATE}",
             f"GRANT SELECT, UPDATE ON {table} TO {self.dice.choice(ROLES)}",
+        ]
+
+    def _delegated_membership(self) -> list[str]:
+        dice, group = self.dice, self.dice.choice([*GROUPS, *ROLES])
+        option = dice.choice(["", " WITH ADMIN OPTION"])
+        return [
+            *(f"SET ROLE {self.administrator}", f"GRANT {group} TO {DELEGATE} WITH ADMIN OPTION"),
+            *(f"SET ROLE {DELEGATE}", f"GRANT {group} TO {dice.choice(ROLES)}{option}"),
         ]
 
     def _default_privilege(self) -> str:

@@ -41,6 +41,7 @@ _CHANCES: Final = {
     "kill": 2,
     "freeze": 2,
     "secret": 3,
+    "tamper": 3,
     "server": 4,
     "cut": 2,
 }
@@ -111,6 +112,7 @@ class RandomHistory:
             "kill": self._kill,
             "freeze": self._freeze,
             "secret": self._change_secret,
+            "tamper": lambda: self._tamper(self.dice.choice([*ROLES, TWIN])),
             "server": self._change_server,
             "cut": self._cut,
         }
@@ -134,7 +136,7 @@ class RandomHistory:
         return CONTROLLER_ROLE if self.circumstances.restricted else "postgres"
 
     async def settle(self) -> None:
-        """Ends faults, and lets deletions go on. Has drift of most roles corrected again."""
+        """Ends faults, and lets deletions go on. Has drift of most roles corrected again. Tampers with some objects."""
         self.controllers.resume()
         self.controllers.fail_api_server(fails=False)
         await self.postgres.heal()
@@ -148,6 +150,8 @@ class RandomHistory:
             lenient = is_suspended(spec) or "drift" in spec
             if lenient and self.dice.random() < 0.5:
                 await self._apply(role, {key: value for key, value in spec.items() if key not in ("drift", "suspend")})
+        for name in self.dice.sample([*ROLES, TWIN], 2):
+            await self._tamper(name)
 
     # -- PgRoles, Secrets and the PgServer
 
@@ -198,6 +202,21 @@ class RandomHistory:
         with suppress(LocalApiError):  # it does not exist
             await self.stage.kube.patch(name, {"metadata": {"annotations": {f"pgrole.dev/{key}": value}}})
             self.log.append(f"annotate {name}: {key}={value}")
+
+    async def _tamper(self, name: str) -> None:
+        """Removes an object's finalizer or status, or reports that it is ready."""
+        kube, merge = self.stage.kube, "application/merge-patch+json"
+        ready = {"type": "Ready", "status": "True", "reason": "Reconciled", "message": ""}
+        status: Json | None = {"conditions": [ready | {"lastTransitionTime": "2026-11-22T12:00:00Z"}]}
+        with suppress(LocalApiError):  # it does not exist
+            if self.dice.random() < 0.5:
+                await kube.patch(name, {"metadata": {"finalizers": None}})
+                self.dropped.pop(role_of(name), None)
+                self.log.append(f"the finalizer of {name} is removed")
+            else:
+                body = {"status": self.dice.choice([None, status])}
+                await kube.server.request("PATCH", f"{kube.path(name)}/status", body, content_type=merge)
+                self.log.append(f"the status of {name} becomes {body['status']}")
 
     async def _retain(self, name: str) -> None:
         """The way out for an object that is being deleted. It may be gone by now."""
@@ -304,7 +323,9 @@ class RandomHistory:
 
     async def _revoke(self, role: str) -> None:
         """Revokes what keeps an object from taking its role over."""
-        groups = [f"REVOKE {one} FROM {role} CASCADE" for one in (*GROUPS, *ROLES) if one != role]
+        groups = [
+            f"REVOKE {one} FROM {who} CASCADE" for one in (*GROUPS, *ROLES) for who in (DELEGATE, role) if one != who
+        ]
         attributes = f"ALTER ROLE {role} NOCREATEROLE NOCREATEDB"
         await self.postgres.run("postgres", f"SET ROLE {self._administrator}", attributes, *groups)
         for database in DATABASES:
