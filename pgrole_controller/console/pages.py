@@ -16,6 +16,7 @@ from pgrole_controller.console.roles_view import read_query, view_roles
 from pgrole_controller.console.server_view import list_servers, view_server
 from pgrole_controller.console.snapshot import FetchedObject, PageQuestion, Snapshot
 from pgrole_controller.console.template_files import environment, quote_segment, static_files
+from pgrole_controller.core.findings.finding import count_things
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import PGROLES, PGSERVERS
 from pgrole_controller.kube.nesting import read_json
@@ -149,7 +150,8 @@ def _overview(request: PageQuestion, snapshot: Snapshot) -> _View:
 
 def _roles(request: PageQuestion, snapshot: Snapshot) -> _View:
     page = view_roles(read_query(request.query), _SUMMARIES.list(snapshot.roles))
-    said = f"{page.matching:,} of {page.total:,} roles" if page.query.is_filtered else f"{page.total:,} roles"
+    every = f"{page.total:,} role{'s' * (page.total != 1)}"
+    said = f"{page.matching:,} of {every}" if page.query.is_filtered else every
     return _View("roles.html", "Roles", "roles", said, values={"page": page})
 
 
@@ -167,7 +169,7 @@ def _role(key: Key, snapshot: Snapshot) -> _View:
     server = snapshot.servers.get(read_text(found, "spec", "serverRef", "name", most=256) or "default")
     passwords = read_flag(server, "status", "detection", "passwords")
     role = view_role(key, found, _SUMMARIES.list(snapshot.roles), passwords)
-    said = f"{key.name}: {role.summary.state.words}. {len(role.drifts)} drifts"
+    said = f"{key.name}: {role.summary.state.words}. {count_things(len(role.drifts), 'drift')}"
     return _View("role.html", key.name, "roles", said, values={"role": role})
 
 

@@ -576,6 +576,15 @@ def test_a_password_is_as_declared_only_where_the_controller_reads_verifiers(
     assert observe("the role matches the spec", "Reconciled", passwords)["password"] == words
 
 
+def test_one_drift_and_one_role_are_announced_in_the_singular() -> None:
+    snapshot = make_snapshot([make_role("shop", "app", status={"driftHistory": [drift(ago(hours=2), "login")]})])
+    assert 'data-announcement="app: Ready. 1 drift"' in show("/roles/shop/app", snapshot).html
+    assert 'data-announcement="1 role"' in show("/roles", snapshot).html
+    searched = show("/roles", snapshot, q="app").html
+    assert 'data-announcement="1 of 1 role"' in searched
+    assert ">1 of 1 role<" in re.sub(r"\s*<", "<", searched)
+
+
 def test_an_empty_list_of_roles_has_no_filter_form() -> None:
     html = show("/roles", snapshots.without_rights()).html
     assert "0 roles</p>" in html
