@@ -68,12 +68,12 @@ class Connections:
         return protocol
 
     def begin(self, request: web.Request) -> None:
-        """The head of a request is complete."""
+        """The client sent what is needed to answer."""
         if request.protocol in self._silent_since:
             self._silent_since[request.protocol] = None
 
     def end(self, request: web.Request) -> None:
-        """The request is answered."""
+        """The request is answered, or has a form of which a part is missing."""
         if request.protocol in self._silent_since:
             self._silent_since[request.protocol] = anyio.current_time()
 

@@ -238,7 +238,7 @@ class ConsoleServer:
     async def _log_in(self, request: web.Request) -> web.StreamResponse:
         if self._owner is not None:
             raise web.HTTPForbidden
-        form = await _read_form(request)
+        form = await self._read_form(request)
         cookie = request.cookies.get(self._form_cookie, "")
         if not cookie or not _equal(form.get("csrf", ""), self._sessions.sign(cookie)):
             return self._login_form(request, "the form has expired: try again", 403)
@@ -259,13 +259,30 @@ class ConsoleServer:
         session = await self._session(request)
         if session is None:
             return _redirect("/login")
-        form = await _read_form(request)
+        form = await self._read_form(request)
         if not _equal(form.get("csrf", ""), session.csrf):
             return _notice(403, "the form has expired: load the page again")
         self._sessions.end(session)
         response = _redirect("/login")
         response.del_cookie(self._cookie, secure=True, httponly=True, samesite="Strict")
         return response
+
+    async def _read_form(self, request: web.Request) -> dict[str, str]:
+        """Raises HTTPException, ConnectionError, TimeoutError."""
+        if request.content_type != "application/x-www-form-urlencoded":
+            raise web.HTTPUnsupportedMediaType
+        if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity":
+            raise web.HTTPUnsupportedMediaType
+        if self.connections is not None:
+            self.connections.end(request)  # until the client has sent the rest
+        with anyio.fail_after(FORM_SECONDS):
+            body = await request.read()
+        if self.connections is not None:
+            self.connections.begin(request)
+        try:  # not in the charset that the request names: Python knows some that take quadratic time
+            return dict(parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=MOST_FIELDS))
+        except ValueError as error:
+            raise web.HTTPBadRequest from error
 
     def _redeem(self, request: web.Request, owner: OwnerKey) -> web.StreamResponse:
         """Exchanges the token in the address for a cookie. A browser that only prefetches does not use it up."""
@@ -285,20 +302,6 @@ class ConsoleServer:
         response.set_cookie(
             name, content, max_age=COOKIE_SECONDS, path="/", secure=True, httponly=True, samesite="Strict"
         )
-
-
-async def _read_form(request: web.Request) -> dict[str, str]:
-    """Raises HTTPException, TimeoutError."""
-    if request.content_type != "application/x-www-form-urlencoded":
-        raise web.HTTPUnsupportedMediaType
-    if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity":
-        raise web.HTTPUnsupportedMediaType
-    with anyio.fail_after(FORM_SECONDS):
-        body = await request.read()
-    try:  # not in the charset that the request names: Python knows some that take quadratic time
-        return dict(parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=MOST_FIELDS))
-    except ValueError as error:
-        raise web.HTTPBadRequest from error
 
 
 def _equal(given: str, expected: str) -> bool:

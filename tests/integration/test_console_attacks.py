@@ -747,6 +747,22 @@ class TestLimits:
             for _, one in held:
                 one.close()
 
+    async def test_a_connection_whose_form_is_incomplete_gives_way_to_a_new_one(
+        self, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(connections, "MOST_CONNECTIONS", 4)
+        head = b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-www-form-urlencoded\r\n"
+        async with run_test_console(**given) as console:
+            held = [await asyncio.open_connection("127.0.0.1", console.port) for _ in range(4)]
+            for _, one in held:
+                one.write(head + b"Content-Length: 100\r\n\r\ncsrf=")
+            await anyio.sleep(0.1)
+            for _ in range(3):
+                answer = await exchange(console.port, b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                assert answer.startswith(b"HTTP/1.1 200")
+            for _, one in held:
+                one.close()
+
     async def test_a_connection_in_use_does_not_give_way_to_a_new_one(
         self, given: dict[str, Any], api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
