@@ -7,8 +7,8 @@ is forgotten at once.
 """
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import UTC, datetime
 
 import anyio
@@ -56,7 +56,14 @@ TIMING = WatchTiming(
     page_limit=LONGEST_ANSWER,
 )
 
+#: Maximum number of pages of one viewer that are being loaded: each holds a connection.
+MOST_PAGES = 24
+
 Connect = Callable[[Reachability], AbstractAsyncContextManager[Client]]
+
+
+class TooManyPages(Exception):
+    pass
 
 
 class ViewedConnection(Reachability):
@@ -118,6 +125,7 @@ class Viewer:
         self._lost: ViewScope | None = None  # of which a review denied a part
         self._reviewed = True
         self._refused = False  # whether the API server refused a list or a watch
+        self._loading = 0
         self._known = Signal()
         self._rescope = Signal()
         self._used = Signal()
@@ -132,6 +140,17 @@ class Viewer:
         """Notes a request: the watches start, or continue."""
         self.used_at = anyio.current_time()
         self._used.set()
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Counts a page that is being loaded. Raises TooManyPages."""
+        if self._loading >= MOST_PAGES:
+            raise TooManyPages
+        self._loading += 1
+        try:
+            yield
+        finally:
+            self._loading -= 1
 
     async def wait_until_known(self) -> None:
         """Returns once everything was listed or refused. Does not wait for the end of a long list."""

@@ -32,7 +32,7 @@ from pgrole_controller.console.security import (
 )
 from pgrole_controller.console.sessions import Rejected, Sessions, ViewerSession, to_bytes
 from pgrole_controller.console.snapshot import PageQuestion, Snapshot
-from pgrole_controller.console.viewer import Viewer
+from pgrole_controller.console.viewer import TooManyPages, Viewer
 from pgrole_controller.logs import describe_error
 from pgrole_controller.program import program_name
 
@@ -132,6 +132,9 @@ class ConsoleServer:
         except Rejected as error:
             status = error.status
             return _notice(status, str(error))
+        except TooManyPages:
+            status = 429
+            return _notice(status, "too many of your pages are loading at once: try again")
         except (ConnectionError, TimeoutError):
             status = 499  # the client left, or takes nothing
             return _notice(408, "the request took too long")
@@ -194,6 +197,11 @@ class ConsoleServer:
             return _redirect("/login")
         viewer = session.viewer
         viewer.use()
+        with viewer.loading():
+            return await self._render(request, session, fragment=fragment)
+
+    async def _render(self, request: web.Request, session: ViewerSession, *, fragment: bool) -> web.StreamResponse:
+        viewer = session.viewer
         await viewer.wait_until_known()
         async with viewer.turn:  # one viewer's pages wait for each other, and for no other viewer's
             if request.transport is None:

@@ -654,28 +654,37 @@ class TestLimits:
     ) -> None:
         accounts = Accounts(api_server)
         greedy, other = [await accounts.create(namespace) for _ in range(2)]
-        goes_on, render = threading.Event(), PlainPages.render
+        goes_on, render, statuses = threading.Event(), PlainPages.render, list[int]()
 
         def slow(pages: PlainPages, question: PageQuestion, snapshot: Snapshot) -> tuple[int, str]:
             if question.path == "/slow":
                 goes_on.wait(DEADLINE)
             return render(pages, question, snapshot)
 
+        async def load() -> None:
+            statuses.append(await one.status("/slow"))
+
+        monkeypatch.setattr(viewer, "MOST_PAGES", 6)
         async with run_test_console(**given) as console, console.browser() as one, console.browser() as two:
             assert (await one.log_in(greedy), await two.log_in(other)) == (303, 303)
             await one.show()
             await two.show()
             monkeypatch.setattr(PlainPages, "render", slow)
+            monkeypatch.setattr(connections, "MOST_CONNECTIONS", 8)
             try:
                 async with anyio.create_task_group() as tasks:
-                    for _ in range(6):
-                        tasks.start_soon(one.show, "/slow")
+                    for _ in range(8):
+                        tasks.start_soon(load)
                     await anyio.sleep(0.2)
                     with anyio.fail_after(DEADLINE / 2):
+                        async with console.browser() as three:
+                            assert await three.status("/login") == 200
                         await two.show()
                     goes_on.set()
             finally:
                 goes_on.set()
+            assert statuses == [429] * 2 + [200] * 6
+            await one.show()
 
     def test_the_limits_are_20_viewers_and_8_hours(self) -> None:
         assert sessions.MOST_VIEWERS == 20
