@@ -39,7 +39,7 @@ from pgrole_controller.core.password import (
     is_due,
     request_of,
 )
-from pgrole_controller.core.password_rules import name_delivery, name_source
+from pgrole_controller.core.password_rules import name_copied, name_delivery, name_source
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import SALT_BYTES, Verifier, make_verifier, read_password, verifies
 from pgrole_controller.kube.client import PGROLES, Client
@@ -155,7 +155,7 @@ class PasswordTasks:
             found = replace(found, source=source, rotated_at=stamp.rotated_at, rotate=rotate)
             password = delivery.clear
         inputs = inputs_digest(desired, password_task.role_name, password_task.address)
-        copied = found.source if password_task.password.origin is PasswordOrigin.SECRET else ""
+        copied = name_copied(password_task.password.origin, found.source)
         return replace(found, connection=name_delivery(_version(secret), inputs, copied)), password
 
     def _check_reserved(self, field: str, key: Key) -> None:

@@ -203,12 +203,19 @@ def _delivery(desired: Desired, server: Server) -> str:
 
 def _inputs(desired: Desired, server: Server) -> tuple[str, str]:
     inputs = inputs_digest(desired.connection, desired.role.name, server.address) if desired.connection else ""
-    return inputs, source_of(desired) if desired.password.origin is PasswordOrigin.SECRET else ""
+    return inputs, name_copied(desired.password.origin, source_of(desired))
 
 
-def name_delivery(secret: SecretVersion | None, inputs: str, source: str) -> str:
+def name_copied(origin: PasswordOrigin, source: str) -> str:
+    """Identifies the password that a connection Secret contains. A generated one has no name: it is nowhere else."""
+    if origin is PasswordOrigin.SECRET:
+        return source
+    return "" if origin is PasswordOrigin.GENERATED else NO_PASSWORD
+
+
+def name_delivery(secret: SecretVersion | None, inputs: str, copied: str) -> str:
     """Identifies the connection Secret as written: its version, its inputs, and the password copied into it."""
-    return "" if secret is None else f"{secret} {inputs} {source}"
+    return "" if secret is None else f"{secret} {inputs} {copied}"
 
 
 def _password_task(

@@ -204,6 +204,19 @@ async def test_a_connection_secret_that_is_no_longer_declared_is_deleted(
     await database.wait_password(role, "ours")
 
 
+@pytest.mark.parametrize("password", [{"disabled": True}, None], ids=["none", "unmanaged"])
+async def test_a_generated_password_that_is_no_longer_declared_leaves_the_secret(
+    kube: Kube, role: str, password: Json | None
+) -> None:
+    before = (await deliver(kube, role))["text"]
+    declared = {} if password is None else {"password": password}
+    await kube.apply("app", name=role, connectionSecret={"name": "delivered"}, **declared)
+    await kube.wait_ready("app")
+    after = (await kube.wait_secret("delivered"))["text"]
+    assert set(before) - set(after) == {"password", "pgpass"}
+    assert not any(before["password"] in text for text in after.values())
+
+
 async def test_a_generated_password_is_kept_by_referencing_its_secret(
     kube: Kube, database: Database, role: str
 ) -> None:

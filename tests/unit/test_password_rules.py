@@ -20,7 +20,14 @@ from pgrole_controller.core.password import (
     next_rotation,
     request_of,
 )
-from pgrole_controller.core.password_rules import LEFT, NO_PASSWORD, PasswordDecision, decide_password
+from pgrole_controller.core.password_rules import (
+    LEFT,
+    NO_PASSWORD,
+    PasswordDecision,
+    decide_password,
+    name_copied,
+    name_delivery,
+)
 from pgrole_controller.core.policy import Policy
 from pgrole_controller.core.role import UNSEEN, ObservedRole, Password, Role, digest
 from pgrole_controller.core.scram import make_verifier
@@ -147,6 +154,16 @@ class TestThePasswordTask:
         record = replace(DECIDED, connection=f"s-uid/1 {INPUTS} s-uid/1/password")
         password_task = password_task_of(asked, record, OURS)
         assert (password_task.rendered, password_task.delivered) == (True, False)
+
+    @pytest.mark.parametrize("password", [DISABLED, DesiredPassword()])
+    def test_a_generated_password_that_is_no_longer_declared_is_removed_from_the_secret(
+        self, password: DesiredPassword
+    ) -> None:
+        asked = ask_generated(password)
+        password_task = password_task_of(asked, DELIVERED, OURS)
+        assert (password_task.rendered, password_task.delivered) == (True, False)
+        written = replace(PasswordRecord(), connection=name_delivery(ONE, INPUTS, name_copied(password.origin, "")))
+        assert run(asked, written, OURS).password_task is None
 
     @pytest.mark.parametrize(
         ("connection", "restored"), [(CONNECTION, False), (replace(CONNECTION, data=(("a", "{password}"),)), True)]
