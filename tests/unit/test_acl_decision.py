@@ -516,6 +516,12 @@ class TestPending:
         assert "routine app.close(text) (there is close(bigint)), routine app.open():" in waiting.message
         assert waiting.message.endswith("needs its schema, such as f(app.state))")
 
+    @pytest.mark.parametrize(("name", "explained"), [('"Order Items"', True), ("Order Items", False)])
+    def test_a_missing_name_with_double_quotes_is_explained(self, name: str, explained: bool) -> None:
+        (waiting,) = decide(grantee(of_objects(table("SELECT", name=name))), observe()).pending
+        assert f"table app.{name}:" in waiting.message
+        assert waiting.message.endswith("without double quotes)") == explained
+
     def test_a_routine_is_found_by_aliases_of_its_argument_types(self) -> None:
         names = ("close(int8, variadic timestamptz[])", "open()")
         declared = of_objects(ObjectPrivileges(ObjectKind.ROUTINE, "app", names, frozenset({"EXECUTE"})))

@@ -177,6 +177,7 @@ class TestProblems:
         grantee = replace(GRANTEE, former={"gone": (DatabasePrivileges("gone"),)})
         problems = find_problems(grantee, frozenset({"orders"}))
         assert {name: error.reason for name, error in problems.items()} == {"lake": Reason.PRIVILEGE_PENDING}
+        assert problems["lake"].message.endswith('"lake" does not exist yet: create it, or remove it from spec')
 
     def test_a_database_that_the_policy_excludes_is_refused_with_the_field(self) -> None:
         problems = find_problems(replace(GRANTEE, policy=PrivilegePolicy()), frozenset(DECLARED))

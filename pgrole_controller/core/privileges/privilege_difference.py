@@ -29,6 +29,8 @@ _ROUTINE = "routine "
 _LONGEST_SIGNATURE = 100
 _MOST_SIMILAR = 3
 _TYPES = " (a type of an argument that is not PostgreSQL's own needs its schema, such as f(app.state))"
+#: Appended where a missing name contains them.
+_QUOTES = " (names are declared as they are, without double quotes)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +249,8 @@ class PendingNames:
             message = f"{where}: waiting for {what}: the controller grants the privileges once each exists"
             if any(one.startswith(_ROUTINE) and one.endswith(")") and one[-2:] != "()" for one in self._missing):
                 message += _TYPES
+            if any('"' in one and not one.startswith(_ROUTINE) for one in self._missing):
+                message += _QUOTES
             found.append(Waiting(Reason.PRIVILEGE_PENDING, message))
         return tuple(found)
 

@@ -21,7 +21,8 @@ def find_problems(grantee: Grantee, existing: frozenset[str]) -> dict[str, PgRol
             problems[database] = refused
         elif database not in existing and database in grantee.declared:
             problems[database] = Waiting(
-                Reason.PRIVILEGE_PENDING, f'spec.privileges: database "{database}" does not exist yet'
+                Reason.PRIVILEGE_PENDING,
+                f'spec.privileges: database "{database}" does not exist yet: create it, or remove it from spec',
             )
     return problems
 
