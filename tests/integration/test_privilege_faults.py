@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -17,7 +18,7 @@ import pytest
 from anyio.streams.stapled import MultiListener
 
 from pgrole_controller.controller.leadership import Leadership
-from pgrole_controller.controller.privileges import database_worker, privilege_round
+from pgrole_controller.controller.privileges import database_worker, large_rounds, privilege_round
 from pgrole_controller.controller.privileges.database_worker import DatabaseContext, DatabaseWorker
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.database_options import DatabaseMode
@@ -38,6 +39,7 @@ from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Endpoint, connect
 from pgrole_controller.postgres.privileges import database_session
+from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.schema import install as install_home
 from tests.integration.database_world import (
     DEADLINE,
@@ -816,9 +818,14 @@ class WorkerReplica:
             yield worker
             tasks.cancel_scope.cancel()
 
+    def lose_kubernetes(self) -> None:
+        """From now on, nothing confirms that this process leads."""
+        self.term.away_since = anyio.current_time() - 60.0
+        self.term.hold(0.0, 0.0)
+
     async def _renew(self) -> None:
         """Keeps renewing the Lease."""
-        while True:
+        while self.term.away_since is None:
             self.lead()
             await anyio.sleep(0.05)
 
@@ -846,6 +853,28 @@ async def test_a_process_that_was_paused_while_another_took_over_changes_nothing
 
             assert await reached(is_refused, DEADLINE), stale.trouble
             assert not await world.may("DELETE", "app.orders")
+
+
+async def test_a_declaration_is_not_applied_once_kubernetes_cannot_be_reached(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was decided about before, but nothing was sent yet."""
+    world.declare(READ)
+    replica = WorkerReplica(world, "one")
+    group_changes = large_rounds.group_changes
+
+    def lose_kubernetes(*arguments: Any) -> list[AclRepair]:
+        replica.lose_kubernetes()
+        return group_changes(*arguments)
+
+    async with replica.working() as worker:
+        await world.wait_settled()
+        monkeypatch.setattr(large_rounds, "group_changes", lose_kubernetes)
+        digest = world.declare(SchemaAccess("app", frozenset({Access.WRITE}))).digest_of(world.database)
+        worker.note_everything()
+        result = await world.wait(lambda result: result.digest == digest)
+        assert "Kubernetes cannot be reached" in error_of(result).message
+        assert not await world.may("DELETE", "app.orders")
 
 
 async def test_a_copy_of_the_home_database_is_served_like_any_other_database(world: DatabaseWorkerWorld) -> None:

@@ -54,6 +54,7 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.event_loop import run_aside
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
 from pgrole_controller.postgres.privileges.acl_refusal import OutdatedAcl
+from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
 from pgrole_controller.postgres.privileges.stored_state import StoredState
@@ -144,11 +145,15 @@ class PrivilegeReconcile:
         if last:
             report_unfinished(some, self._session.database)
             return []
+        repairs = await run_aside(
+            observed.size, large_rounds.MANY_COMPARISONS, large_rounds.group_changes, some, observed
+        )
+        # nothing is awaited between this and the first transaction
         if (error := self._why_not(some)) is not None:
             for one in some:
                 one.error = error if one.has_changes else None
             return []
-        await self._apply(some, observed)
+        await self._apply(some, repairs)
         if not complete and is_verified(some):
             for one in some:
                 one.changes = ()
@@ -308,10 +313,7 @@ class PrivilegeReconcile:
             )
         return None
 
-    async def _apply(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
-        repairs = await run_aside(
-            observed.size, large_rounds.MANY_COMPARISONS, large_rounds.group_changes, some, observed
-        )
+    async def _apply(self, some: Sequence[PrivilegeProgress], repairs: Sequence[AclRepair]) -> None:
         defaults = [change for one in some for change in one.default_changes]
         for one in some:
             one.error = None if one.has_changes else one.error
