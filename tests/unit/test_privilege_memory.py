@@ -236,8 +236,7 @@ def test_a_complete_read_is_due_once_many_objects_were_noted(monkeypatch: pytest
     monkeypatch.setattr(privilege_memory, "MOST_NOTED", 1)
     memory, _ = begin()
     full = []
-    for name in (NEW, FAILING):
-        memory.note_objects(observe(name, complete=False), complete=False)
+    for observed in (observe(NEW, complete=False), observe(FAILING, complete=False), observe(OLD, NEW)):
+        memory.note_objects(observed, complete=observed.complete)
         full.append(memory.is_full)
-    read(memory, OLD, NEW)
-    assert [*full, memory.is_full] == [False, True, False]
+    assert full == [False, True, False]
