@@ -61,8 +61,9 @@ class Queue:
 
     def done(self, key: Key, result: NextAttempt) -> None:
         """Ends a reconcile. Raises LookupError when none of the key is in progress."""
-        server = self._schedule.done(key, anyio.current_time(), result)
-        if server is not None and server not in self._calm:
+        now = anyio.current_time()
+        server = self._schedule.done(key, now, result)
+        if server is not None and (server not in self._calm or self._schedule.has_drift(server, now)):
             self._wake(server)
 
     def reset_failures(self, server: str) -> None:

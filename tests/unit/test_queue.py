@@ -333,6 +333,28 @@ class TestCalmPeriod:
         assert anyio.current_time() - began < 2.0
 
     @in_timelapse
+    async def test_a_drift_that_came_during_a_reconcile_of_its_role_is_taken_as_soon_as_that_ends(self) -> None:
+        """As while a password is prepared in the background."""
+        queue, taken = Queue(), list[WorkItem]()
+        queue.put("s", request(B))
+        await queue.take("s", 10)
+        queue.put("s", request(A))
+        began = anyio.current_time()
+
+        async def take() -> None:
+            taken.extend(await queue.take("s", 10, began + 500.0))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take)
+            await anyio.sleep(1.0)
+            queue.put("s", Request(B, RequestReason.NOTIFY, Rank.DRIFT))
+            await anyio.sleep(1.0)
+            assert not taken
+            queue.done(B, Done())
+        assert {item.key for item in taken} == {A, B}
+        assert anyio.current_time() - began < 3.0
+
+    @in_timelapse
     async def test_a_waiting_change_that_becomes_a_drift_is_taken_at_once(self) -> None:
         queue, taken = Queue(), list[WorkItem]()
         queue.put("s", request(A))
