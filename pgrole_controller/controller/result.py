@@ -116,7 +116,6 @@ class Attempt:
         self._continues = False  # the last correction was of a part of the memberships
         self._changed_at: float | None = None
         self._privileges: GrantedPrivileges | None = None
-        self._news: tuple[PrivilegeNews, ...] = ()
 
     def observe(self, observed: Observed | PgRoleError, decision: Plan | PgRoleError, server: Server) -> None:
         try:
@@ -215,9 +214,9 @@ class Attempt:
         """Whether a claim was taken or released, so that the namespace owns other roles."""
         return any(plan.owner or plan.releases for plan in self._done)
 
-    def note_privileges(self, privileges: GrantedPrivileges, news: tuple[PrivilegeNews, ...]) -> None:
+    def note_privileges(self, privileges: GrantedPrivileges) -> None:
         """Notes what is known of the role's privileges after it was published or withdrawn."""
-        self._privileges, self._news = privileges, news
+        self._privileges = privileges
 
     @property
     def named(self) -> ObservedRole | None:
@@ -254,7 +253,7 @@ class Attempt:
         cascades = describe_cascades(change for plan in self._done for change in plan.changes)
         if isinstance(self.decision, PgRoleError):
             refused = replace(refuse(self.target, self.decision), released=released, changed_at=self._changed_at)
-            refused = replace(refused, privileges=self._privileges, news=self._news)
+            refused = replace(refused, privileges=self._privileges)
             if not self._corrected:
                 return refused
             refused = replace(refused, claim=claim, next_rotation=due, action=Action.CORRECTED, fields=self._corrected)
@@ -280,7 +279,6 @@ class Attempt:
             changed_at=self._changed_at,
             corrected=self._corrected,
             privileges=self._privileges,
-            news=self._news,
             drift=self._corrected_drift or self._reported_drift,
             offer=self._offer,
             approval=next((plan.approval for plan in self._done if plan.approval), None),

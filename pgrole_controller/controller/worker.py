@@ -25,6 +25,7 @@ from pgrole_controller.controller.maintenance import Maintenance
 from pgrole_controller.controller.objects import RIVALS
 from pgrole_controller.controller.orphans import OrphanTimer
 from pgrole_controller.controller.privileges.databases import Databases
+from pgrole_controller.controller.privileges.grantee_publisher import take_news
 from pgrole_controller.controller.queue import Pace
 from pgrole_controller.controller.reconcile import WorkerMemory, reconcile
 from pgrole_controller.controller.result import Result
@@ -296,6 +297,7 @@ class ServerWorker:
     ) -> None:
         """Hands the result to the reporter or the background, which ends the reconcile."""
         try:
+            result = take_news(result, self._context.grantees, self.server.name)
             batch_metrics.count(result)
             self.drift_counts.count(result)
             if _is_suspended_there(result):

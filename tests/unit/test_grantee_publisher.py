@@ -7,10 +7,10 @@ from typing import ClassVar, cast
 import pytest
 
 from pgrole_controller.controller.objects import Target
-from pgrole_controller.controller.privileges.grantee_publisher import add_results, publish, withdraw_unread
+from pgrole_controller.controller.privileges.grantee_publisher import add_results, publish, take_news, withdraw_unread
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.reconcile import _decide
-from pgrole_controller.controller.result import Attempt
+from pgrole_controller.controller.result import Attempt, Result
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.claim import Claim, Generations, Owner
 from pgrole_controller.core.connection_secret import Address
@@ -93,6 +93,10 @@ class GranteeScene:
         session = cast("Session", self.session)
         await publish([attempt], self.grantees, CONFIG, server, session, self.store)
         return attempt
+
+    def announce(self, attempt: Attempt) -> Result:
+        """The result of the attempt, once it is handed on."""
+        return take_news(attempt.conclude(), self.grantees, "main")
 
     def report(self, database: str, **values: object) -> None:
         grantee = self.grantees.get("main", KEY)
@@ -337,17 +341,18 @@ class TestNamespaceRoles:
 class TestTheResult:
     async def test_a_result_has_the_answers_of_the_databases_and_each_news_item_once(self, scene: GranteeScene) -> None:
         asked, observed = target(ORDERS), see({"orders": (ORDERS,)})
-        first = (await scene.reconcile(asked, observed)).conclude()
+        first = scene.announce(await scene.reconcile(asked, observed))
         assert first.outcome is not None
         assert first.outcome.message == 'privileges in database "orders" are being applied'
         scene.report("orders", news=(NEWS,))
-        second = (await scene.reconcile(asked, observed)).conclude()
+        await scene.reconcile(asked, observed)  # its result is lost with the session
+        second = scene.announce(await scene.reconcile(asked, observed))
         assert second.outcome is not None
         assert second.outcome.ready
         assert second.news == (NEWS,)
         assert second.privileges is not None
         assert second.privileges.describe()[0]["ready"] is True
-        assert (await scene.reconcile(asked, observed)).conclude().news == ()
+        assert scene.announce(await scene.reconcile(asked, observed)).news == ()
 
     async def test_privileges_in_a_database_that_does_not_exist_are_pending(self, scene: GranteeScene) -> None:
         observed = see({"orders": (ORDERS,)}, references=References())
@@ -397,7 +402,7 @@ async def test_a_restarted_controller_announces_no_reported_drift_that_status_ha
     await restarted.reconcile(asked, observed)
     restarted.report("orders", reported=now, news=(DRIFT, NEWS))
     attempt = await restarted.reconcile(asked, observed)
-    assert attempt.conclude().news == ((DRIFT, NEWS) if announced else (NEWS,))
+    assert restarted.announce(attempt).news == ((DRIFT, NEWS) if announced else (NEWS,))
     restarted.report("orders", reported=now, news=(replace(DRIFT, first=False),))
     attempt = await restarted.reconcile(asked, observed)
-    assert [one.reason for one in attempt.conclude().news] == [News.DRIFT_REPORTED], "undone and done again"
+    assert [one.reason for one in restarted.announce(attempt).news] == [News.DRIFT_REPORTED], "undone and done again"

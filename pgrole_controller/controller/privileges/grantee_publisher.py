@@ -14,7 +14,7 @@ from dataclasses import replace
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.objects import Target
 from pgrole_controller.controller.privileges.grantees import Grantees
-from pgrole_controller.controller.result import Attempt
+from pgrole_controller.controller.result import Attempt, Result
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.adoption import find_adoptee
 from pgrole_controller.core.deletion import may_revoke
@@ -73,11 +73,20 @@ async def publish(
         await _publish(some, grantees, declared.name, server, session, store)
     for one in attempts:
         if one.has_privileges:
-            privileges, stored = _describe(one, grantees, declared), one.target.stored
-            announced = frozenset[str]()
-            if stored is not None and privileges.may_repeat:  # rare, and reading the object takes time
-                announced = privileges.find_announced(mapping(stored.object().get("status")))
-            one.note_privileges(privileges, grantees.take_news(declared.name, one.target.key, announced))
+            one.note_privileges(_describe(one, grantees, declared))
+
+
+def take_news(result: Result, grantees: Grantees, server_name: str) -> Result:
+    """Adds the news about the role's privileges, each once: call it when nothing can fail any more that would discard
+    the result.
+    """
+    privileges, stored = result.privileges, result.target.stored
+    if privileges is None:
+        return result
+    announced = frozenset[str]()
+    if stored is not None and privileges.may_repeat:  # rare, and reading the object takes time
+        announced = privileges.find_announced(mapping(stored.object().get("status")))
+    return replace(result, news=grantees.take_news(server_name, result.key, announced))
 
 
 def _find_unpublished(attempts: Sequence[Attempt], grantees: Grantees, server_name: str) -> list[Attempt]:
