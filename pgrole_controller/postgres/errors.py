@@ -282,9 +282,13 @@ def translate_errors(statement: str = "") -> Iterator[None]:
 
 
 def translate(error: asyncpg.PostgresError) -> PgRoleError:
-    """The error to report on an object. Primary message only: detail and context may quote a statement."""
+    """The error to report on an object. Without detail and context, which may quote a statement; with the hint about a
+    parameter's value, which lists those that are valid.
+    """
     message = getattr(error, "message", None) or (str(error) or type(error).__name__)  # asyncpg's own have no `message`
     text = shorten(str(message))
+    if isinstance(error, asyncpg.InvalidParameterValueError) and error.hint:
+        text = f"{text}. {shorten(str(error.hint))}"
     if _is_forbidden_to_connect(error):
         text = f"{text}. A superuser can allow it: GRANT CONNECT ON DATABASE … TO this role"
     return classify(getattr(error, "sqlstate", None), text)

@@ -100,6 +100,7 @@ async def test_a_changed_setting_is_restored(
         ({"search_path": '"unfinished'}, "InvalidSpec", "search_path"),
         ({"shared_buffers": "1GB"}, "InvalidSpec", "shared_buffers"),
         ({"work_mem": "plenty"}, "InvalidSpec", "work_mem"),
+        ({"work_mem": "64 Mb"}, "InvalidSpec", 'Valid units for this parameter are "B", "kB", "MB"'),
         ({"transaction_isolation": "serializable"}, "InvalidSpec", "begins with default_"),
     ],
 )
