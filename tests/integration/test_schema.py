@@ -164,8 +164,8 @@ async def test_a_schema_with_any_part_that_a_tenant_controls_is_refused(
 
 
 async def test_what_an_extension_has_in_the_schema_is_no_part_of_it(connection: Connection, tenant: str) -> None:
-    """PostgreSQL asks for no privilege on the schema: whoever may create in the database can put the objects of a trusted
-    extension there, which a superuser then owns.
+    """PostgreSQL asks for no privilege on the schema: whoever may create in the database can put the objects of a
+    trusted extension there, which a superuser then owns.
     """
     await install(connection)
     objects = ("FUNCTION pgrole.f()", "TYPE pgrole.pair", "TABLE pgrole.t", "OPERATOR pgrole.@@@ (NONE, int)")
