@@ -375,7 +375,7 @@ async def test_the_message_of_a_contest_names_privileges_that_are_not_as_declare
     attempt = Attempt(Target(Key("shop", "app"), None, desired), contests)
     server = Server(SERVER, frozenset(), "cluster", Address("db", 1, "d", "require"))
     attempt.observe(Observed(), drift("comment"), server)
-    attempt.note_privileges(GrantedPrivileges(grantee, problems={"orders": waiting}), ())
+    attempt.note_privileges(GrantedPrivileges(grantee, problems={"orders": waiting}))
     outcome = attempt.conclude().outcome
     assert outcome is not None
     assert outcome.reason is Reason.CONTESTED
