@@ -159,10 +159,16 @@ async def test_a_retained_role_is_dropped_by_an_object_that_was_deleted_before_i
 ) -> None:
     kube, name = place.kube, place.name
     home = await asyncpg.connect(place.postgres.dsn())
+    ours = "SELECT FROM pg_stat_activity WHERE datname = $1 AND application_name LIKE 'pgrole-controller %'"
+
+    async def is_left() -> bool:
+        return not await home.fetch(ours, name)
+
     async with running(place.controller()):
         await place.declare(place.reads())
         await kube.delete("reader")
         await kube.wait_gone("reader")
+        assert await reached(is_left, PATIENCE)
         await home.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
         spec = {"name": place.reader, "privileges": [place.reads()], "deletionPolicy": "Drop"}
         await kube.apply("reader", **spec, reassignOwnedTo=place.owner)
