@@ -26,7 +26,8 @@ def write_yaml(found: Mapping[str, Any]) -> str:
     room = _YamlRoom(MOST_VALUES, MOST_CHARACTERS)
     kept = room.take(dict(sorted(shown.items(), key=lambda item: (_ORDER.get(str(item[0]), 5), str(item[0])))))
     text = _dump(kept, readable=True)
-    if make_legible(text.replace("\n", "")) != text.replace("\n", ""):
+    signs = text.replace("\n", "")
+    if make_legible(signs) != signs:
         text = _dump(kept, readable=False)
     if room.is_full or len(text) > LONGEST_YAML:
         return f"{text[:LONGEST_YAML]}\n# cut: the object is longer\n"

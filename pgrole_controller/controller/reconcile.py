@@ -268,7 +268,7 @@ def _with_verifier(result: Result, stored: Mapping[int, Verifier | PgRoleError |
     if result.password_task is None or result.password_task.oid is None:
         return result
     verifier = stored[result.password_task.oid]
-    if isinstance(verifier, PgRoleError):  # what was done before is still reported
+    if isinstance(verifier, PgRoleError):  # the repair is reported all the same
         return replace(result, outcome=of_error(verifier), password_task=None, offer=None, decided=False)
     return replace(result, password_task=replace(result.password_task, stored=verifier))
 
