@@ -169,6 +169,58 @@ async def test_a_table_made_before_everything_is_read_for_one_role_stays_new_to_
         assert await world.count_drifts(other) == 0
 
 
+async def test_a_revoke_is_drift_of_a_role_that_is_declared_for_tables_which_no_other_reaches(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The complete read for the declared role is the first that finds its tables."""
+    monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
+    world.declare()
+    async with world.working():
+        await world.wait_settled()
+        other = world.declare_other(READ)
+        await world.wait_other_settled()
+        await world.hand.execute(f"REVOKE SELECT ON app.orders FROM {other}")
+        await world.wait_may("SELECT", "app.orders", role=other)
+        assert await world.count_drifts(other) == 1
+
+
+async def test_a_revoke_on_a_table_is_drift_once_every_role_was_granted_what_it_declares_there(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
+    sessions = note_sessions(monkeypatch)
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute("CREATE TABLE app.invoices (id int)")
+        await world.wait_may("SELECT", "app.invoices")
+        async with sessions[0].lock:  # no round is running
+            pass
+        await world.hand.execute(f"REVOKE SELECT ON app.invoices FROM {world.role}")
+        await world.wait_more_drifts(0)
+        assert await world.may("SELECT", "app.invoices")
+
+
+async def test_a_revoke_during_a_restart_is_drift_of_a_role_that_is_published_after_others(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
+    world.declare()
+    other = world.declare_other(READ)
+    async with world.working():
+        await world.wait_settled()
+        await world.wait_other_settled()
+    world.grantees.withdraw_all(SERVER)
+    await world.hand.execute(f"REVOKE SELECT ON app.orders FROM {other}")
+    world.declare()
+    async with world.working():
+        await world.wait_settled()
+        world.declare_other(READ)
+        await world.wait_other_settled()
+        assert await world.may("SELECT", "app.orders", other)
+        assert await world.count_drifts(other) == 1
+
+
 async def test_tables_that_come_and_go_are_not_remembered_until_the_resync(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -439,6 +439,31 @@ async def test_a_drift_is_corrected_between_the_transactions_of_a_first_declarat
     assert result.error is None
 
 
+async def test_a_revoke_is_drift_of_a_role_beside_whose_first_grants_a_drift_of_another_was_corrected(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The complete read for the declared role was the first to find its objects. The small round read only one."""
+    monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
+    monkeypatch.setattr(acl_apply, "OBJECTS", 1)
+    await world.hand.execute(
+        "DO $$ BEGIN FOR i IN 1..40 LOOP EXECUTE format('CREATE TABLE app.t%s ()', i); END LOOP; END $$"
+    )
+    world.declare()
+    async with world.working():
+        await world.wait_settled()
+        monkeypatch.setattr(AclTransactions, "run", run_slowly)
+        other = world.declare_other(READ)
+        await world.wait_may("SELECT", "app.t1", role=other)
+        await world.hand.execute(f"GRANT DELETE ON app.t1 TO {world.role}")
+        await world.wait_may("DELETE", "app.t1", expected=False)
+        assert not await world.may("SELECT", "app.t40", other)
+        monkeypatch.setattr(AclTransactions, "run", run_at_once)
+        await world.wait_other_settled()
+        await world.hand.execute(f"REVOKE SELECT ON app.t20 FROM {other}")
+        await world.wait_may("SELECT", "app.t20", role=other)
+        assert await world.count_drifts(other) == 1
+
+
 async def test_without_a_second_connection_the_only_one_reads_everything(
     world: DatabaseWorkerWorld, reads: HeldReads, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from pgrole_controller.controller.privileges import privilege_memory
 from pgrole_controller.controller.privileges.further_reads import FurtherReads
 from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
-from pgrole_controller.controller.privileges.role_memory import RoleMemory
+from pgrole_controller.controller.privileges.role_memory import NewObjects, RoleMemory
 from pgrole_controller.controller.privileges.small_rounds import Notice
 from pgrole_controller.core.contest import FIRST_DELAY, LIMIT, WINDOW, Moment
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObservedAcl
@@ -24,6 +24,7 @@ NOTHING = frozenset[ObjectId]()
 OLD, NEW, FAILING = make("old", oid=1), make("new", oid=2), make("failing", oid=3)
 READER = grantee()
 OTHER = replace(READER, key=Key("shop", "other"), uid="uid-2")
+LAST = replace(READER, key=Key("shop", "last"), uid="uid-3")
 
 
 def only(one: DatabaseObject) -> frozenset[ObjectId]:
@@ -35,8 +36,13 @@ def observe(*objects: DatabaseObject, complete: bool = True) -> ObservedDatabase
     return ObservedDatabase(DatabaseFacts("orders", 180_000), acls, complete=complete)
 
 
-def read(memory: PrivilegeMemory, *objects: DatabaseObject) -> frozenset[ObjectId] | None:
+def read(memory: PrivilegeMemory, *objects: DatabaseObject) -> NewObjects:
     return memory.note_objects(observe(*objects), complete=True)
+
+
+def read_more(memory: PrivilegeMemory, *objects: DatabaseObject) -> NewObjects:
+    """A partial read, or a complete one for some of the roles."""
+    return memory.note_objects(observe(*objects, complete=False), complete=False)
 
 
 def settle(
@@ -46,8 +52,9 @@ def settle(
     *,
     everyone: bool = True,
 ) -> None:
+    number = read_more(memory).read
     for key, objects in unfinished.items():
-        memory.settle(key, read, objects, Moment(0.0, datetime.now(UTC)))
+        memory.settle(key, read, objects, Moment(0.0, datetime.now(UTC)), number)
     if everyone:
         memory.settle_everyone(read)
 
@@ -63,77 +70,105 @@ def begin() -> tuple[PrivilegeMemory, RoleMemory]:
     memory = PrivilegeMemory()
     role = remember(memory)
     memory.role(OTHER.key, OTHER.uid, "digest")
-    assert read(memory, OLD) is None
+    objects = read(memory, OLD)
+    assert not objects.is_known
     for one in (READER, OTHER):
-        memory.begin_noting(one.key, NOTHING)
+        memory.begin_noting(one.key, NOTHING, objects.read)
     settle(memory, {READER.key: NOTHING, OTHER.key: NOTHING})
     return memory, role
 
 
 def test_what_is_noted_during_a_complete_read_is_newer() -> None:
-    memory, _ = begin()
+    memory, role = begin()
     renamed = replace(OLD, name="renamed")
     memory.begin_reading()
-    assert memory.note_objects(observe(renamed, NEW, complete=False), complete=False) == only(OLD) | only(NEW)
+    assert role.select_new(read_more(memory, renamed, NEW)) == only(OLD) | only(NEW)
     settle(memory, {READER.key: NOTHING, OTHER.key: NOTHING})
-    assert read(memory, OLD) == NOTHING
+    assert role.select_new(read(memory, OLD)) == NOTHING
     memory.end_reading()
-    assert memory.note_objects(observe(renamed, NEW, complete=False), complete=False) == NOTHING
-    assert read(memory, OLD) == only(OLD)
+    assert role.select_new(read_more(memory, renamed, NEW)) == NOTHING
+    assert role.select_new(read(memory, OLD)) == only(OLD)
 
 
 def test_a_role_misses_new_objects_of_rounds_in_which_it_took_no_part() -> None:
     memory, role = begin()
     read(memory, OLD, NEW)
-    assert memory.fresh == only(NEW)
+    assert memory.select_new(only(NEW) | only(OLD)) == only(NEW)
     settle(memory, {READER.key: NOTHING, OTHER.key: NOTHING})
-    assert role.new_for(memory.fresh) == NOTHING
+    assert role.select_new(read_more(memory)) == NOTHING
     memory.add_missed([READER.key], only(NEW) | only(FAILING))
-    assert role.new_for(memory.fresh) == only(NEW), "an object that no one read since is gone"
+    assert role.select_new(read_more(memory)) == only(NEW), "an object that no one read since is gone"
 
 
 def test_a_new_object_stays_new_to_the_role_whose_grant_failed() -> None:
     memory, role = begin()
     other = memory.role(OTHER.key, OTHER.uid, "digest")
-    assert read(memory, OLD, FAILING) == only(FAILING)
+    assert role.select_new(read(memory, OLD, FAILING)) == only(FAILING)
     settle(memory, {READER.key: only(FAILING), OTHER.key: NOTHING})
-    fresh = memory.note_objects(observe(complete=False), complete=False)
-    assert role.new_for(fresh) == only(FAILING)
-    assert other.new_for(fresh) == NOTHING
+    objects = read_more(memory)
+    assert role.select_new(objects) == only(FAILING)
+    assert other.select_new(objects) == NOTHING
     settle(memory, {READER.key: NOTHING}, only(OLD))
-    assert role.new_for(NOTHING) == only(FAILING), "a round without the object says nothing about it"
+    assert role.select_new(read_more(memory)) == only(FAILING), "a round without the object says nothing about it"
     settle(memory, {READER.key: NOTHING}, only(FAILING), everyone=False)
-    assert role.new_for(NOTHING) == NOTHING
+    assert role.select_new(read_more(memory)) == NOTHING
 
 
 def test_a_failed_repair_makes_no_object_new() -> None:
     memory, role = begin()
     read(memory, OLD, NEW)
-    settle(memory, {READER.key: only(OLD)})
-    assert role.new_for(NOTHING) == NOTHING
+    settle(memory, {READER.key: only(OLD), OTHER.key: NOTHING})
+    assert role.select_new(read_more(memory)) == NOTHING
 
 
 def test_no_object_stays_new_to_a_role_that_needed_no_decision() -> None:
     memory, role = begin()
-    read(memory, OLD, NEW)
-    settle(memory, {OTHER.key: NOTHING})
-    assert role.new_for(memory.note_objects(observe(complete=False), complete=False)) == NOTHING
+    read_more(memory, NEW)
+    settle(memory, {OTHER.key: NOTHING}, only(NEW))
+    assert role.select_new(read_more(memory)) == NOTHING
 
 
-def test_objects_stay_new_until_a_round_considers_every_role() -> None:
+def test_objects_stay_new_to_a_role_until_a_round_considers_it() -> None:
     memory, role = begin()
+    other = memory.role(OTHER.key, OTHER.uid, "digest")
     read(memory, OLD, NEW)
     settle(memory, {OTHER.key: NOTHING}, everyone=False)
-    assert role.new_for(memory.note_objects(observe(complete=False), complete=False)) == only(NEW)
+    objects = read_more(memory)
+    assert role.select_new(objects) == only(NEW)
+    assert other.select_new(objects) == NOTHING
+
+
+def test_objects_that_were_found_when_a_role_was_declared_are_not_new_to_it() -> None:
+    """No earlier role reaches them, so that a complete read for the declared one is the first that finds them."""
+    memory, role = begin()
+    last = memory.role(LAST.key, LAST.uid, "digest")
+    objects = read_more(memory, OLD, NEW)
+    assert last.select_new(objects) is None
+    memory.begin_noting(LAST.key, NOTHING, objects.read)
+    settle(memory, {LAST.key: NOTHING}, everyone=False)
+    objects = read_more(memory, FAILING)
+    assert last.select_new(objects) == only(FAILING)
+    assert role.select_new(objects) == only(NEW) | only(FAILING)
+
+
+def test_objects_that_only_the_read_back_of_one_role_finds_stay_new_to_others() -> None:
+    memory, role = begin()
+    decided = read(memory, OLD).read
+    number = read_more(memory, OLD, NEW).read
+    now = Moment(0.0, datetime.now(UTC))
+    memory.settle(READER.key, None, NOTHING, now, decided)
+    memory.settle(OTHER.key, None, NOTHING, now, number)
+    memory.settle_everyone(None)
+    assert role.select_new(read_more(memory)) == only(NEW)
 
 
 def test_objects_stay_new_to_roles_for_which_only_others_were_read() -> None:
     memory, role = begin()
     read(memory, OLD, NEW)  # for the other role; the event about the new object is still to come
     settle(memory, {READER.key: NOTHING}, only(OLD))
-    assert role.new_for(memory.fresh) == only(NEW)
+    assert role.select_new(read_more(memory)) == only(NEW)
     settle(memory, {READER.key: NOTHING}, only(NEW))
-    assert role.new_for(memory.fresh) == NOTHING
+    assert role.select_new(read_more(memory)) == NOTHING
 
 
 def test_objects_that_appear_while_a_role_is_suspended_stay_new_to_it() -> None:
@@ -145,28 +180,29 @@ def test_objects_that_appear_while_a_role_is_suspended_stay_new_to_it() -> None:
     settle(memory, {OTHER.key: NOTHING})
     read(memory, OLD, NEW)
     remember(memory)
-    assert role.new_for(NOTHING) == only(NEW)
+    assert role.select_new(read_more(memory)) == only(NEW)
     settle(memory, {READER.key: NOTHING})
-    assert role.new_for(NOTHING) == NOTHING
+    assert role.select_new(read_more(memory)) == NOTHING
 
 
 def test_new_objects_are_unknown_until_a_complete_read_while_the_role_is_active() -> None:
     memory = PrivilegeMemory()
     role = remember(memory, suspended=True)
-    assert role.new_for(read(memory, OLD)) is None
-    memory.begin_noting(READER.key, NOTHING)
+    assert role.select_new(read(memory, OLD)) is None
+    memory.begin_noting(READER.key, NOTHING, 1)
     settle(memory, {READER.key: NOTHING})
-    assert role.new_for(read(memory, OLD)) is None
+    objects = read(memory, OLD)
+    assert role.select_new(objects) is None
     remember(memory)
-    memory.begin_noting(READER.key, only(OLD))
-    assert role.new_for(read(memory, OLD)) == only(OLD)
+    memory.begin_noting(READER.key, only(OLD), objects.read)
+    assert role.select_new(read(memory, OLD)) == only(OLD)
 
 
 def test_an_object_with_another_owner_or_name_is_new() -> None:
-    memory, _ = begin()
-    assert read(memory, make("old", oid=1, owner=STRANGER)) == only(OLD)
-    settle(memory, {})
-    assert read(memory, make("renamed", oid=1, owner=STRANGER)) == only(OLD)
+    memory, role = begin()
+    assert role.select_new(read(memory, make("old", oid=1, owner=STRANGER))) == only(OLD)
+    settle(memory, {READER.key: NOTHING, OTHER.key: NOTHING})
+    assert role.select_new(read(memory, make("renamed", oid=1, owner=STRANGER))) == only(OLD)
 
 
 def test_a_role_is_contested_only_while_its_repairs_are_held_back() -> None:

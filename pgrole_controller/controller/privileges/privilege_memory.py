@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pgrole_controller.controller.privileges.further_reads import FurtherReads
-from pgrole_controller.controller.privileges.role_memory import AppliedState, RoleMemory
+from pgrole_controller.controller.privileges.role_memory import AppliedState, NewObjects, RoleMemory
 from pgrole_controller.controller.privileges.unrecorded_drifts import UnrecordedDrifts
 from pgrole_controller.core.contest import Moment, postpone
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId
@@ -48,8 +48,9 @@ class PrivilegeMemory:
     _terms: dict[Key, tuple[Grantee, PrivilegeTerms]] = field(default_factory=dict)
     _equal: dict[PrivilegeTerms, PrivilegeTerms] = field(default_factory=dict)
     _known: dict[ObjectId, int] | None = None
-    _read: int = 0  # number of objects that were known after the last complete read
-    _fresh: set[ObjectId] = field(default_factory=set)
+    _size: int = 0  # number of objects that were known after the last complete read
+    _new: dict[ObjectId, int] = field(default_factory=dict)  # as in NewObjects
+    _reads: int = 0  # number of reads so far
     _meanwhile: dict[ObjectId, int] | None = None  # noted since a complete read began; None: outside of one
     _columns_meanwhile: frozenset[int] = frozenset()
 
@@ -149,13 +150,12 @@ class PrivilegeMemory:
         """The large round is over."""
         self._meanwhile, self._columns_meanwhile = None, frozenset()
 
-    @property
-    def fresh(self) -> frozenset[ObjectId]:
-        """Objects that are new since the last round that granted every role what it needs there."""
-        return frozenset(self._fresh)
+    def select_new(self, read: frozenset[ObjectId]) -> frozenset[ObjectId]:
+        """Of these objects, those that are new since the last round that granted every role what it needs there."""
+        return read & self._new.keys()
 
-    def note_objects(self, observed: ObservedDatabase, *, complete: bool) -> frozenset[ObjectId] | None:
-        """Returns the objects that did not exist, or had another name or owner, at the last complete read; None if
+    def note_objects(self, observed: ObservedDatabase, *, complete: bool) -> NewObjects:
+        """Returns the objects that did not exist, or had another name or owner, at the last complete read; unknown if
         there was none.
 
         `complete`: every object that any role reaches was read.
@@ -166,27 +166,29 @@ class PrivilegeMemory:
             found |= self._meanwhile
         elif self._meanwhile is not None:
             self._meanwhile |= found
+        self._reads += 1
         if self._known is None:
-            self._known, self._read = found if complete else None, len(found)
-            return None
-        self._fresh.update(oid for oid, name in found.items() if self._known.get(oid) != name)
+            self._known, self._size = found if complete else None, len(found)
+            return NewObjects(None, self._reads)
+        self._new |= {oid: self._reads for oid, name in found.items() if self._known.get(oid) != name}
         if complete:
             self._known = found
-            self._fresh &= found.keys()
+            self._new = {oid: read for oid, read in self._new.items() if oid in found}
         else:
             self._known.update(found)
         if observed.complete:
-            self._read = len(self._known)
+            self._size = len(self._known)
+        new = NewObjects(self._new, self._reads)
         for key in self._resting:
             role = self._roles.get(key)
             if role is not None and role.missed is not None:
-                role.missed = frozenset((role.missed | self._fresh) & self._known.keys())
-        return frozenset(self._fresh)
+                role.missed = frozenset((role.missed | new.later_than(role.settled)) & self._known.keys())
+        return new
 
     @property
     def is_full(self) -> bool:
         """Whether a complete read is due, which forgets the objects that were dropped."""
-        return self._known is not None and len(self._known) > self._read + MOST_NOTED
+        return self._known is not None and len(self._known) > self._size + MOST_NOTED
 
     def note_columns(self, observed: ObservedDatabase, *, complete: bool) -> None:
         """`complete`: as in `note_objects`."""
@@ -194,23 +196,30 @@ class PrivilegeMemory:
         self.with_columns = found | self._columns_meanwhile if complete else self.with_columns | found
         self._columns_meanwhile |= found
 
-    def begin_noting(self, key: Key, missed: frozenset[ObjectId]) -> None:
-        """After the role's first complete read: what it misses from now on is known. `missed`: objects that may have
-        appeared since its declaration was applied.
+    def begin_noting(self, key: Key, missed: frozenset[ObjectId], number: int) -> None:
+        """After the role's first complete read, of this number: what it misses from now on is known. `missed`: objects
+        that may have appeared since its declaration was applied.
         """
         if key not in self._resting:
-            self._roles[key].missed = missed
+            role = self._roles[key]
+            role.missed, role.settled = missed, number
 
-    def settle(self, key: Key, read: frozenset[ObjectId] | None, unfinished: frozenset[ObjectId], now: Moment) -> None:
+    def settle(
+        self, key: Key, read: frozenset[ObjectId] | None, unfinished: frozenset[ObjectId], now: Moment, number: int
+    ) -> None:
         """The round granted the role what it needs on the objects that it read, except on `unfinished`. `read`: None if
-        these are all that any role reaches. `now`: when the round began.
+        these are all that the role reaches. `now`: when the round began. `number`: of its last read for this role.
         """
         role = self._roles[key]
         for name, contest in role.contests.items():
             role.contests[name] = postpone(contest, now)
         if role.missed is not None and key not in self._resting:
             unread = frozenset[ObjectId]() if read is None else role.missed - read
-            role.missed = unread | ((role.missed | self._fresh) & unfinished)
+            new, settled = self._new, role.settled
+            left = {one for one in unfinished if one in role.missed or new.get(one, settled) > settled}
+            role.missed = unread | left
+            if read is None:
+                role.settled = max(settled, number)
 
     def note_unchanged(
         self, considered: Iterable[Grantee], chosen: Iterable[Grantee], observed: ObservedDatabase
@@ -228,9 +237,14 @@ class PrivilegeMemory:
 
     def settle_everyone(self, read: frozenset[ObjectId] | None) -> None:
         """A round ends that considered every role: on the objects that it read, nothing is new any more, except what a
-        role misses. `read`: as in `settle`.
+        role misses. `read`: None if a complete read of the round settled each role.
         """
-        self._fresh = set() if read is None else self._fresh - read
+        if read is None:
+            known = (role for key, role in self._roles.items() if key not in self._resting and role.missed is not None)
+            oldest = min((role.settled for role in known), default=self._reads)
+            self._new = {oid: number for oid, number in self._new.items() if number > oldest}
+        else:
+            self._new = {oid: number for oid, number in self._new.items() if oid not in read}
 
     def add_missed(self, keys: Iterable[Key], objects: Collection[ObjectId]) -> None:
         """These roles took no part in rounds that noted these objects as new."""

@@ -33,7 +33,7 @@ Place = tuple[ObjectId | None, str]
 class PrivilegeProgress:
     """One role during a round. `changes`: without those that are held back. `told`: drift that the changes correct.
     `reported`: new drift that is left as it is, by author. `corrected`: drift that was corrected in this round.
-    `approval`: which the changes are made for.
+    `approval`: which the changes are made for. `decided`: the number of the read that it was last decided about.
     """
 
     grantee: Grantee
@@ -51,6 +51,7 @@ class PrivilegeProgress:
     touched: bool = False
     news: list[PrivilegeNews] = field(default_factory=list)
     approval: Approval | None = None
+    decided: int = 0
 
     @property
     def needs_storing(self) -> bool:

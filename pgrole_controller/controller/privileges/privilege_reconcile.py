@@ -39,7 +39,7 @@ from pgrole_controller.controller.privileges.privilege_records import (
 )
 from pgrole_controller.controller.privileges.privilege_restart import find_new_objects
 from pgrole_controller.controller.privileges.privilege_screening import RoundScreening
-from pgrole_controller.controller.privileges.role_memory import AppliedState
+from pgrole_controller.controller.privileges.role_memory import AppliedState, NewObjects
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.contest import Moment
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
@@ -133,7 +133,7 @@ class PrivilegeReconcile:
         for one in every:
             self._note_applied(one)
             unfinished = frozenset(change.object.id for change in one.changes)
-            self._memory.settle(one.grantee.key, self.read, unfinished, self._now)
+            self._memory.settle(one.grantee.key, self.read, unfinished, self._now, one.decided)
         return [self._result(one, complete=complete) for one in every if complete or one.touched]
 
     async def _correct(
@@ -198,7 +198,8 @@ class PrivilegeReconcile:
         changes, number = 0, 0
         while number < len(some) and changes < most_changes:
             one = some[number]
-            await self._decide_beside(one, observed, one.role.new_for(new_objects))
+            await self._decide_beside(one, observed, one.role.select_new(new_objects))
+            one.decided = new_objects.read
             changes += len(one.changes)
             number += 1
             self._note_applied(one)
@@ -209,18 +210,17 @@ class PrivilegeReconcile:
         return number
 
     async def _decide_first(
-        self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase, new_objects: frozenset[ObjectId] | None
+        self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase, new_objects: NewObjects
     ) -> None:
         """Decides again about roles at their first complete read: the age of the objects tells which are new."""
-        some = [one for one in some if one.error is None and one.role.new_for(new_objects) is None]
+        some = [one for one in some if one.error is None and one.role.select_new(new_objects) is None]
         known = await find_new_objects(some, observed, self._session)
         for one in some:
             await self._interruptions.give_way()
             key = one.grantee.key
-            self._memory.begin_noting(key, known.get(key, frozenset()))
+            self._memory.begin_noting(key, known.get(key, frozenset()), new_objects.read)
             if key in known:
-                new = (new_objects or frozenset()) | known[key]
-                await self._decide_beside(one, observed, new)
+                await self._decide_beside(one, observed, known[key])
 
     def _note_applied(self, one: PrivilegeProgress) -> None:
         if one.error is None and not (one.has_changes or one.needs_storing):

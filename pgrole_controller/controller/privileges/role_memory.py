@@ -1,6 +1,6 @@
 """What one database's worker remembers of one role between rounds."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pgrole_controller.core.approval import PrivilegeOffer
@@ -19,6 +19,23 @@ class AppliedState:
     approve_handled: str = ""
 
 
+class NewObjects:
+    """Which objects are new to which role. `found`: objects, with the number of the read that found each as new to the
+    database; None: not known. `read`: the number of the last read.
+    """
+
+    def __init__(self, found: Mapping[ObjectId, int] | None, read: int) -> None:
+        self.read = read
+        self.is_known = found is not None
+        self._found = dict(found or {})
+        self._later: dict[int, frozenset[ObjectId]] = {}
+
+    def later_than(self, read: int) -> frozenset[ObjectId]:
+        if read not in self._later:
+            self._later[read] = frozenset(one for one, found in self._found.items() if found > read)
+        return self._later[read]
+
+
 @dataclass(slots=True)
 class RoleMemory:
     """What is known of one role. `generation`: of the spec. `contests`: by the role in whose name privileges are
@@ -28,7 +45,8 @@ class RoleMemory:
     known, as before the first complete read. `last_drifts`: as in PrivilegeResult. `offer`: what can be approved.
 
     `missed`: objects that were new when the role was granted nothing on them: it was suspended or ignored, or the grant
-    failed. None: not known, as before the role's first complete read.
+    failed. None: not known, as before the role's first complete read. `settled`: number of the last complete read after
+    which the role had what it needs. What this read found is not new to it, even if it is to other roles.
     """
 
     uid: str
@@ -44,10 +62,13 @@ class RoleMemory:
     last_drifts: tuple[PrivilegeDrift, ...] = ()
     offer: PrivilegeOffer | None = None
     missed: frozenset[ObjectId] | None = None
+    settled: int = 0
 
-    def new_for(self, fresh: frozenset[ObjectId] | None) -> frozenset[ObjectId] | None:
-        """Objects that are new to this role. `fresh`: to the database. None: not known."""
-        return None if fresh is None or self.missed is None else fresh | self.missed
+    def select_new(self, objects: NewObjects) -> frozenset[ObjectId] | None:
+        """Returns those that are new to this role. None: not known."""
+        if self.missed is None or not objects.is_known:
+            return None
+        return objects.later_than(self.settled) | self.missed
 
     def note_spec(self, digest: str, generation: int) -> None:
         """Any changed spec ends the role's contests, as it does for those of its fields. `digest`: of what it declares

@@ -82,7 +82,7 @@ class SmallRounds:
         self._left = PrivilegeRead()
         self._skipped: set[Key] = set()
         self._unclear: set[Key] = set()
-        self._fresh: set[ObjectId] = set()
+        self._new: set[ObjectId] = set()
         self._counts: dict[Key, int] = {}
 
     def note_applied(self, key: Key) -> None:
@@ -147,15 +147,16 @@ class SmallRounds:
         reconcile = PrivilegeReconcile(self._context, everyone=len(some))  # of the others, the same is read again
         before = memory.take_repaired()
         results = await reconcile.settle(some, to_read)
+        read = reconcile.read or frozenset()
         left = {one.key for one in reconcile.left}
         if left:
             self._left |= to_read
             self._skipped |= left
         self._unclear |= reconcile.unclear | (memory.unsettled() & {one.key for one in some})
-        fresh = memory.fresh
-        memory.settle_everyone(reconcile.read)
-        memory.add_missed(self._busy | left, fresh)
-        self._fresh |= fresh
+        new = memory.select_new(read)
+        memory.settle_everyone(read)
+        memory.add_missed(self._busy | left, new)
+        self._new |= new
         self._counts |= {result.key: result.drift_count for result in results}
         if to_read.scope is Scope.RECENT:
             self._recent.note(began, anyio.current_time())
@@ -166,7 +167,7 @@ class SmallRounds:
         """At the end of the large round: has the next one do what the small ones left, and what searches found."""
         memory = self._context.memory
         memory.end_reading()
-        memory.add_missed(self._skipped, self._fresh)
+        memory.add_missed(self._skipped, self._new)
         if self._unclear:
             memory.further.put_off(frozenset(self._unclear))
         self._context.session.read_again(self._left)
