@@ -159,7 +159,9 @@ def _unpack(content: bytes, integrity: str, folder: Path) -> None:
         packed.write_bytes(content)
         with tarfile.open(packed) as archive:
             members = [member for member in archive if member.name.startswith(_PACKED)]
-            archive.extractall(scratch, members, filter="data")
+            # Python 3.11.3 and earlier, as in Debian 12, has no filters.
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)
+            archive.extractall(scratch, members)
         native = Path(scratch) / _PACKED
         _link(native)
         if not (native / "bin" / "postgres").is_file():
