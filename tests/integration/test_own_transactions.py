@@ -258,8 +258,7 @@ async def test_a_search_beside_the_session_finds_what_one_within_finds(
         return await ask(writes, another, own)
 
     monkeypatch.setattr(UnexplainedWrites, "ask", note)
-    for module in (searches, reading_connection):
-        monkeypatch.setattr(module, "LARGE_CATALOGS", 0)
+    monkeypatch.setattr(reading_connection, "LARGE_CATALOGS", 0)
     world.declare(READ)
     world.declare_other(READ)
     async with world.working():

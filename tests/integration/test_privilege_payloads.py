@@ -31,7 +31,6 @@ from pgrole_controller.postgres.privileges import (
     database_session,
     ddl_events,
     reading_connection,
-    searches,
 )
 from pgrole_controller.postgres.privileges.acl_catalog import ask_facts, facts_of
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
@@ -291,7 +290,6 @@ async def test_a_tenant_that_replaces_the_dropped_schema_has_none_of_its_code_ru
 ) -> None:
     """`large`: complete reads and searches have a connection of their own."""
     monkeypatch.setattr(reading_connection, "LARGE_CATALOGS", 0 if large else 10**12)
-    monkeypatch.setattr(searches, "LARGE_CATALOGS", 0 if large else 10**12)
     if cause != "search":
         monkeypatch.setattr(database_session, "UNEXPLAINED_SECONDS", 3600.0)
     await world.hand.execute(RECORDING)

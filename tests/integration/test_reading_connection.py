@@ -14,10 +14,8 @@ from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.privileges import reading_connection, searches
-from pgrole_controller.postgres.privileges.reading_connection import LARGE_CATALOGS, ReadingConnections
+from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
 from tests.integration.database_world import DEADLINE, READ, DatabaseWorkerWorld
-
-LARGE = LARGE_CATALOGS + 1
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -29,9 +27,9 @@ async def connections(server: PostgresServer) -> AsyncIterator[ReadingConnection
     await made.close()
 
 
-async def use(connections: ReadingConnections, size: int = LARGE) -> Connection | None:
+async def use(connections: ReadingConnections) -> Connection | None:
     """Opens one, uses it, and returns it."""
-    async with connections.open(size) as connection:
+    async with connections.open() as connection:
         if connection is not None:
             assert await connection.fetchval("SHOW transaction_read_only") == "on"
         return connection
@@ -47,9 +45,8 @@ async def wait_closed(connection: Connection) -> None:
 async def test_one_connection_is_kept_and_used_again(connections: ReadingConnections) -> None:
     first = await use(connections)
     assert first is not None
-    assert await use(connections, LARGE_CATALOGS) is None, "not for a small database"
     assert await use(connections) is first
-    async with connections.open(LARGE) as one, connections.open(LARGE) as other:
+    async with connections.open() as one, connections.open() as other:
         assert one is first
         assert other is not None
         assert other is not first
@@ -71,7 +68,7 @@ async def test_an_old_connection_is_not_kept(connections: ReadingConnections, mo
 async def test_a_kept_connection_can_be_used_any_number_of_times(connections: ReadingConnections) -> None:
     first = await use(connections)
     for _ in range(5_000):
-        async with connections.open(LARGE) as connection:
+        async with connections.open() as connection:
             assert connection is first
     await connections.close()
     assert first is not None
@@ -83,7 +80,7 @@ async def test_an_error_ends_the_connection(connections: ReadingConnections) -> 
     assert first is not None
 
     async def fail() -> None:
-        async with connections.open(LARGE) as connection:
+        async with connections.open() as connection:
             assert connection is first
             await connection.execute("SELECT FROM absent")
 
@@ -142,8 +139,7 @@ async def test_the_kept_connection_ends_with_the_session(
         return taken
 
     monkeypatch.setattr(ReadingConnections, "_take", note)
-    for module in (searches, reading_connection):
-        monkeypatch.setattr(module, "LARGE_CATALOGS", 0)
+    monkeypatch.setattr(reading_connection, "LARGE_CATALOGS", 0)
     monkeypatch.setattr(searches, "UNEXPLAINED_SECONDS", 0.02)
     world.declare(READ)
     async with world.working():

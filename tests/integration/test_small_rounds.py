@@ -76,6 +76,14 @@ class HeldReads:
         finally:
             self._open.set()
 
+    async def wait_more(self, count: int) -> None:
+        """Waits until more connections than these were used."""
+
+        async def are_more() -> bool:
+            return len(self.connections) > count
+
+        assert await reached(are_more, DEADLINE)
+
     async def wait_ended(self) -> None:
         async def are_closed() -> bool:
             return len([one for one in self.connections if not one.is_closed()]) <= 1
@@ -481,6 +489,31 @@ async def test_without_a_second_connection_the_only_one_reads_everything(
             await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
         await world.wait_may("DELETE", "app.orders", expected=False)
     assert len(reads.connections) == 1
+
+
+async def test_a_drift_does_not_wait_for_a_second_connection_that_cannot_be_opened(
+    world: DatabaseWorkerWorld, reads: HeldReads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.declare(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        used = len(reads.connections)
+        connecting, given_up = anyio.Event(), anyio.Event()
+
+        async def hang(_connections: ReadingConnections) -> None:
+            connecting.set()
+            await given_up.wait()
+
+        monkeypatch.setattr(ReadingConnections, "_take", hang)
+        worker.note_everything()
+        with anyio.fail_after(DEADLINE):
+            await connecting.wait()
+        await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+        await world.wait_may("DELETE", "app.orders", expected=False)
+        assert not given_up.is_set()
+        assert len(reads.connections) == used
+        given_up.set()
+        await reads.wait_more(used)
 
 
 async def test_a_notice_counts_from_the_first_one() -> None:

@@ -1,7 +1,6 @@
 """What may run between the steps of a long reconcile, and beside a long read."""
 
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Protocol, TypeVar
 
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
@@ -59,10 +58,13 @@ async def read_beside(
     session: DatabaseSession,
     read: Callable[..., Awaitable[tuple[ObservedDatabase, StoredState]]],
 ) -> tuple[ObservedDatabase, StoredState]:
-    """Awaits `read`: if there is a second connection, on that one, while others run. Raises PgRoleError. `read`:
-    `session.read` with all arguments but `connection`.
+    """Awaits `read`: in a large database that accepts a second connection, on that one, while others run. Raises
+    PgRoleError. `read`: `session.read` with all arguments but `connection`.
     """
-    async with session.open_another() as another:
-        if another is None:
-            return await read()
-        return await interruptions.run_beside(partial(read, connection=another))
+
+    async def read_on_another() -> tuple[ObservedDatabase, StoredState] | None:
+        async with session.reading.open() as another:
+            return None if another is None else await read(connection=another)
+
+    found = await interruptions.run_beside(read_on_another) if await session.is_large() else None
+    return found or await read()

@@ -8,8 +8,7 @@ Guarantees: nothing is written unless this process leads in this database; what 
 is never missed, since the worker reads everything when a session begins.
 """
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -49,7 +48,7 @@ from pgrole_controller.postgres.privileges.ddl_notifications import listen
 from pgrole_controller.postgres.privileges.own_transactions import forget_own_transactions, read_own_session
 from pgrole_controller.postgres.privileges.poll_pace import POLLING_SHARE, PollPace
 from pgrole_controller.postgres.privileges.privilege_reading import PrivilegeReader
-from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
+from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections, is_large
 from pgrole_controller.postgres.privileges.searches import UNEXPLAINED_SECONDS, Searches
 from pgrole_controller.postgres.privileges.stored_state import StoredState, read_left_out
 from pgrole_controller.postgres.rows import fetch_row
@@ -199,13 +198,9 @@ class DatabaseSession:
         async with trusting(self.connection, guarded=self.guarded and stored.incomplete):
             return await read_left_out(self.connection, stored, roles)
 
-    @asynccontextmanager
-    async def open_another(self) -> AsyncIterator[Connection | None]:
-        """A second connection for a complete read of a large database; None: its only one has to do. Raises
-        PgRoleError.
-        """
-        async with self.reading.open((await read_own_session(self.connection)).bytes) as another:
-            yield another
+    async def is_large(self) -> bool:
+        """Whether a second connection for a complete read is worth while. Raises PgRoleError."""
+        return is_large((await read_own_session(self.connection)).bytes)
 
     async def prepare(self) -> None:
         """Has PostgreSQL plan what a repair needs: for the first one, that would take longer than running it. Raises

@@ -31,6 +31,11 @@ _OLD_SECONDS = 300.0
 _REFUSED_SECONDS = 60.0
 
 
+def is_large(size: int) -> bool:
+    """Whether a second connection is worth while. `size`: of pg_class and pg_proc, in bytes."""
+    return size > LARGE_CATALOGS
+
+
 class _OpenConnection(NamedTuple):
     connection: Connection
     closing: AsyncExitStack
@@ -49,11 +54,11 @@ class ReadingConnections:
     _refused: float = -math.inf
 
     @asynccontextmanager
-    async def open(self, size: int) -> AsyncIterator[Connection | None]:
-        """Yields None if the database is small, or accepts no second connection. `size`: of pg_class and pg_proc, in
-        bytes. Afterwards the connection is kept, if no other is, unless it is old or its user raised.
+    async def open(self) -> AsyncIterator[Connection | None]:
+        """Yields None if the database accepts no second connection. Afterwards the connection is kept, if no other is,
+        unless it is old or its user raised.
         """
-        another = await self._take() if size > LARGE_CATALOGS else None
+        another = await self._take()
         if another is None:
             yield None
             return

@@ -9,7 +9,7 @@ import anyio
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.privileges.ddl_events import EventReader, PrivilegeRead, UnexplainedWrites
 from pgrole_controller.postgres.privileges.own_transactions import OwnSession, read_own_session
-from pgrole_controller.postgres.privileges.reading_connection import LARGE_CATALOGS, ReadingConnections
+from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections, is_large
 
 #: Seconds between two questions for writes that no event tells, and for events that no notification announced; and how
 #: much of the time the searches for such writes take at most.
@@ -41,9 +41,9 @@ class Searches:
             own = await read_own_session(self.connection)
             if own.snapshot == since:
                 return PrivilegeRead(), 0.0
-            if own.bytes <= LARGE_CATALOGS:
+            if not is_large(own.bytes):
                 return await _time(search())
-        async with self.reading.open(own.bytes) as another:
+        async with self.reading.open() as another:
             if another is not None:
                 return await _time(search(another, own))
         async with self.lock:
