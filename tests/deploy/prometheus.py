@@ -22,7 +22,6 @@ CASES = sorted((DEPLOY / "alerts" / "tests").glob("*.yaml"))
 #: Labels that Prometheus adds to each series, and one that only buckets have.
 ADDED = frozenset({"job", "instance", "namespace", "pod"})
 
-_ENDS = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
 _SERVER = metrics.ServerFigures("exported", True, "Watch", True, depth=2, oldest=1.5, objects=3, ready=2, unheard=1)
 
 

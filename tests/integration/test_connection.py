@@ -29,7 +29,6 @@ SLACK = 15.0
 SECRET = "s3cr3t-word"
 
 Phase = Literal["nothing", "tls", "login", "ready", "question"]
-_SSL_REQUEST = 80877103
 _SETTINGS = {"server_version": "18.4", "client_encoding": "UTF8", "standard_conforming_strings": "on"}
 
 

@@ -36,7 +36,6 @@ from tests.integration.test_reassign import reached
 from tests.servers import Servers
 
 TABLES, ROUTINES, SCHEMAS = ObjectKind.TABLE, ObjectKind.ROUTINE, ObjectKind.SCHEMA
-DIGEST = "sha256:before"
 
 
 @pytest_asyncio.fixture(loop_scope="session")

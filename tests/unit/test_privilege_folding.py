@@ -33,8 +33,6 @@ ME, OWNER, DELEGATE, ADMIN = 16400, 16500, 16600, 10
 NAMES = {ME: "reader", OWNER: "own", DELEGATE: "x1", ADMIN: "postgres"}
 FACTS = DatabaseFacts("orders", 180000, superusers=frozenset({ADMIN}))
 CATALOGS = {ObjectKind.ROUTINE: "pg_proc", ObjectKind.SCHEMA: "pg_namespace", ObjectKind.DATABASE: "pg_database"}
-USAGE = frozenset({"USAGE"})
-ALL_OF = {kind: frozenset(DECLARABLE[kind]) for kind in (ObjectKind.TABLE, ObjectKind.SEQUENCE, ObjectKind.ROUTINE)}
 
 
 class AclBuilder:
