@@ -9,9 +9,9 @@ are removed with it (`forget_server`). Every other label has a fixed set of valu
 
 import platform
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from pgrole_controller import __version__, imports
 
@@ -50,165 +50,149 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series fo
 
 REGISTRY: Final = CollectorRegistry()
 
-RECONCILES: Final = Counter(
-    "pgrole_reconciles",
-    "Total reconciles by result.",
-    ["server", "result", "reason"],
-    registry=REGISTRY,
-)
-RECONCILE_SECONDS: Final = Histogram(
+_Kind = TypeVar("_Kind", Counter, Gauge, Histogram)
+
+#: Metrics with the label `server`, and those of them that count from 0 as soon as the server is declared.
+_BY_SERVER: Final[list[Counter | Gauge | Histogram]] = []
+_FROM_ZERO: Final[list[Counter | Gauge | Histogram]] = []
+
+
+def _make(kind: type[_Kind], name: str, text: str, labels: Sequence[str] = (), **options: Any) -> _Kind:  # noqa: ANN401
+    metric = kind(name, text, labels, registry=REGISTRY, **options)
+    if "server" in labels:
+        _BY_SERVER.append(metric)
+        if kind is Counter and len(labels) == 1:
+            _FROM_ZERO.append(metric)
+    return metric
+
+
+RECONCILES: Final = _make(Counter, "pgrole_reconciles", "Total reconciles by result.", ["server", "result", "reason"])
+RECONCILE_SECONDS: Final = _make(
+    Histogram,
     "pgrole_reconcile_seconds",
     "Duration of a reconcile of one batch of objects, up to the last database transaction.",
     buckets=_WIDE,
-    registry=REGISTRY,
 )
-REPAIR_SECONDS: Final = Histogram(
+REPAIR_SECONDS: Final = _make(
+    Histogram,
     "pgrole_repair_seconds",
     "Time from the first request for a drift to the commit of its correction, by source of the request.",
     ["source"],
     buckets=_WIDE,
-    registry=REGISTRY,
 )
-APPLICATION_SECONDS: Final = Histogram(
+APPLICATION_SECONDS: Final = _make(
+    Histogram,
     "pgrole_application_seconds",
     "Time from the first request for a change to its commit, for creations, declared changes and drops, by source.",
     ["source"],
     buckets=_WIDE,
-    registry=REGISTRY,
 )
-DRIFTS: Final = Counter(
+DRIFTS: Final = _make(
+    Counter,
     "pgrole_drifts",
     "Total drifted fields by server, field and action (corrected or reported).",
     ["server", "field", "action"],
-    registry=REGISTRY,
 )
-PRIVILEGES_EXTENDED: Final = Counter(
+PRIVILEGES_EXTENDED: Final = _make(
+    Counter,
     "pgrole_privileges_extended",
     "Total Events about declared privileges granted on new objects or after a policy change.",
     ["server"],
-    registry=REGISTRY,
 )
-NOTIFICATIONS: Final = Counter(
+NOTIFICATIONS: Final = _make(
+    Counter,
     "pgrole_notifications",
     "Total detected changes of roles: notifications in mode Watch, polls that found a change in mode Poll.",
     ["server"],
-    registry=REGISTRY,
 )
-LAST_NOTIFICATION: Final = Gauge(
-    "pgrole_last_notification_timestamp_seconds",
-    "Unix time of the last detected change of a role.",
-    ["server"],
-    registry=REGISTRY,
+LAST_NOTIFICATION: Final = _make(
+    Gauge, "pgrole_last_notification_timestamp_seconds", "Unix time of the last detected change of a role.", ["server"]
 )
-DETECTION_DELAY_SECONDS: Final = Histogram(
+DETECTION_DELAY_SECONDS: Final = _make(
+    Histogram,
     "pgrole_detection_delay_seconds",
     "Delay of detection, measured from the commit of the controller's own changes to their notification.",
     ["server"],
     buckets=_SHORT,
-    registry=REGISTRY,
 )
-SESSIONS: Final = Counter(
-    "pgrole_sessions", "Total sessions with a server. All but the first are reconnects.", ["server"], registry=REGISTRY
+SESSIONS: Final = _make(
+    Counter, "pgrole_sessions", "Total sessions with a server. All but the first are reconnects.", ["server"]
 )
-SESSION_FAILURES: Final = Counter(
-    "pgrole_session_failures",
-    "Total failed sessions and failed connection attempts.",
-    ["server"],
-    registry=REGISTRY,
+SESSION_FAILURES: Final = _make(
+    Counter, "pgrole_session_failures", "Total failed sessions and failed connection attempts.", ["server"]
 )
-INTERNAL_ERRORS: Final = Counter(
+INTERNAL_ERRORS: Final = _make(
+    Counter,
     "pgrole_internal_errors",
     "Total unexpected errors by location: in a session with a server, or in the reconcile of one object.",
     ["where"],
-    registry=REGISTRY,
 )
 for _where in ("session", "object"):
     INTERNAL_ERRORS.labels(_where)
-PRIVILEGE_READS: Final = Counter(
+PRIVILEGE_READS: Final = _make(
+    Counter,
     "pgrole_privilege_reads",
     "Total reads of privileges in databases by scope (named, recent or full).",
     ["server", "scope"],
-    registry=REGISTRY,
 )
-PRIVILEGE_REPAIR_SECONDS: Final = Histogram(
+PRIVILEGE_REPAIR_SECONDS: Final = _make(
+    Histogram,
     "pgrole_privilege_repair_seconds",
     "Time from the detection of a change of privileges to the commit of its correction.",
     ["server"],
     buckets=_SHORT,
-    registry=REGISTRY,
 )
-DATABASE_SESSION_FAILURES: Final = Counter(
+DATABASE_SESSION_FAILURES: Final = _make(
+    Counter,
     "pgrole_database_session_failures",
     "Total failed sessions and connection attempts with databases whose privileges are managed.",
     ["server"],
-    registry=REGISTRY,
 )
-SQL_SECONDS: Final = Histogram(
+SQL_SECONDS: Final = _make(
+    Histogram,
     "pgrole_sql_seconds",
     "Duration of SQL statements by kind, including the network round trip.",
     ["statement"],
     buckets=_SHORT,
-    registry=REGISTRY,
 )
-API_REQUEST_SECONDS: Final = Histogram(
+API_REQUEST_SECONDS: Final = _make(
+    Histogram,
     "pgrole_api_request_seconds",
     "Duration of requests to the API server, up to the end of the response; for a watch, up to its start.",
     ["verb", "resource", "code"],
     buckets=_SHORT,
-    registry=REGISTRY,
 )
-LISTS: Final = Counter(
-    "pgrole_lists", "Total complete lists read from the API server.", ["resource"], registry=REGISTRY
-)
-WATCH_ENDS: Final = Counter(
+LISTS: Final = _make(Counter, "pgrole_lists", "Total complete lists read from the API server.", ["resource"])
+WATCH_ENDS: Final = _make(
+    Counter,
     "pgrole_watch_ends",
     "Total watches and lists that ended, by cause (in time, silent, expired, refused or failed).",
     ["resource", "cause"],
-    registry=REGISTRY,
 )
-EVENTS_DROPPED: Final = Counter(
-    "pgrole_events_dropped", "Total Events that the controller failed to write.", registry=REGISTRY
-)
-LEADERSHIPS: Final = Counter(
-    "pgrole_leaderships", "Total number of times this process became leader.", registry=REGISTRY
-)
-LEASE_RENEWALS: Final = Counter(
+EVENTS_DROPPED: Final = _make(Counter, "pgrole_events_dropped", "Total Events that the controller failed to write.")
+LEADERSHIPS: Final = _make(Counter, "pgrole_leaderships", "Total number of times this process became leader.")
+LEASE_RENEWALS: Final = _make(
+    Counter,
     "pgrole_lease_renewals",
     "Total attempts of the leader to renew its Lease, by result (renewed or failed).",
     ["result"],
-    registry=REGISTRY,
 )
-LOOP_LAG_SECONDS: Final = Histogram(
+LOOP_LAG_SECONDS: Final = _make(
+    Histogram,
     "pgrole_loop_lag_seconds",
     "Delay of the event loop: how much later than scheduled an iteration started.",
     buckets=_WIDE,
-    registry=REGISTRY,
 )
-LOOP_BLOCKS: Final = Counter(
+LOOP_BLOCKS: Final = _make(
+    Counter,
     "pgrole_loop_blocks",
     "Total iterations of the event loop that took longer than 0.1 s and delayed every server.",
-    registry=REGISTRY,
 )
-BUILD: Final = Gauge(
-    "pgrole_build_info", "Version of the controller; the value is always 1.", ["version"], registry=REGISTRY
-)
+BUILD: Final = _make(Gauge, "pgrole_build_info", "Version of the controller; the value is always 1.", ["version"])
 
 BUILD.labels(__version__).set(1)
 
 _expected: set[str] = set()  # servers that have series
-_BY_SERVER = (
-    RECONCILES,
-    DRIFTS,
-    PRIVILEGES_EXTENDED,
-    PRIVILEGE_READS,
-    PRIVILEGE_REPAIR_SECONDS,
-    DATABASE_SESSION_FAILURES,
-    NOTIFICATIONS,
-    LAST_NOTIFICATION,
-    DETECTION_DELAY_SECONDS,
-    SESSIONS,
-    SESSION_FAILURES,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +235,7 @@ class _ScrapeCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         scrape = self.scrape or Scrape()
-        for name, text, values in _by_server(scrape.servers):
+        for name, text, values in _read_figures(scrape.servers):
             family = GaugeMetricFamily(name, text, labels=["server"])
             for server, value in values:
                 family.add_metric([server], value)
@@ -279,7 +263,7 @@ class _ScrapeCollector(Collector):
         )
 
 
-def _by_server(servers: Iterable[ServerFigures]) -> Iterator[tuple[str, str, list[tuple[str, float]]]]:
+def _read_figures(servers: Iterable[ServerFigures]) -> Iterator[tuple[str, str, list[tuple[str, float]]]]:
     declared = [one for one in servers if one.server != UNDECLARED]
     everything = list(servers)
     for name, text, of, attribute in (
@@ -366,7 +350,7 @@ def _quote(value: str) -> str:
 def expect_server(name: str) -> None:
     """Initialises a server's counters to 0: Prometheus detects no increase in a series that it has not seen before."""
     _expected.add(name)
-    for metric in (PRIVILEGES_EXTENDED, NOTIFICATIONS, SESSIONS, SESSION_FAILURES, DATABASE_SESSION_FAILURES):
+    for metric in _FROM_ZERO:
         metric.labels(name)
 
 
