@@ -4,6 +4,7 @@ import random
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import anyio
@@ -106,73 +107,96 @@ class FaultyPostgres:
 
     async def fail(self) -> None:
         """One fault, which is over at the end."""
-        dice, database, role = self.dice, self.dice.choice(DATABASES), self.dice.choice(ROLES)
-        match dice.randint(0, 13):
-            case 0:
-                some = dice.choice(["", f" ORDER BY pid LIMIT 1 OFFSET {dice.randint(0, 5)}"])
-                await self.run("postgres", f"{_TERMINATE} application_name LIKE 'pgrole%'{some}")
-            case 1:
-                await self.run(dice.choice([database, "postgres"]), "DROP SCHEMA pgrole CASCADE")
-            case 2:
-                what = ["ALTER EVENT TRIGGER pgrole_on_ddl DISABLE", "DROP EVENT TRIGGER pgrole_on_ddl"]
-                await self.run(database, dice.choice([*what, "DROP FUNCTION pgrole.on_ddl CASCADE"]))
-            case 3:
-                await self.run(database, "TRUNCATE pgrole.ddl_event")
-            case 4:
-                await self.run("postgres", f"ALTER DATABASE {database} ALLOW_CONNECTIONS false")
-                await anyio.sleep(dice.random())
-                await self.run("postgres", f"ALTER DATABASE {database} ALLOW_CONNECTIONS true")
-            case 5:
-                await self.run("postgres", f"DROP DATABASE {database} WITH (FORCE)")
-                await anyio.sleep(dice.random() / 2)
-                await self.create_database(database)
-            case 6:
-                other = dice.choice([name for name in DATABASES if name != database])
-                copy = f"CREATE DATABASE {database} OWNER {OWNERS[1]} TEMPLATE {other}"
-                await self.run(
-                    "postgres", f"DROP DATABASE {database} WITH (FORCE)", f"{_TERMINATE} datname = '{other}'", copy
-                )
-                await self.create_database(database)  # if it could not be copied
-            case 7:
-                rename = f"ALTER DATABASE {database} RENAME TO away"
-                await self.run("postgres", f"{_TERMINATE} datname = '{database}'", rename)
-                await anyio.sleep(dice.random())
-                await self.run(
-                    "postgres", f"{_TERMINATE} datname = 'away'", f"ALTER DATABASE away RENAME TO {database}"
-                )
-                await self.create_database(database)  # if it could not be renamed back
-                await self.run("postgres", "DROP DATABASE IF EXISTS away WITH (FORCE)")
-            case 8:
-                for name in (*DATABASES, "postgres"):
-                    await self.run(name, f"REASSIGN OWNED BY {role} TO {OWNERS[0]}", f"DROP OWNED BY {role}")
-                await self.run("postgres", f"DROP ROLE {role}")
-                if dice.random() < 0.5:
-                    own = "SET createrole_self_grant = 'set, inherit'"  # SET ROLE does not set the role's parameters
-                    act = [] if self.grantee is None else [own, f"SET ROLE {self.grantee}"]
-                    await self.run("postgres", *act, f"CREATE ROLE {role}")
-            case 9:
-                await self.run("postgres", "ALTER DATABASE postgres SET pgrole.suspend = on")
-                await anyio.sleep(dice.random())
-                await self.run("postgres", "ALTER DATABASE postgres RESET pgrole.suspend")
-            case 10:
-                mode = dice.choice([Stop.FAST, Stop.IMMEDIATE, None])
-                self.log.append(f"PostgreSQL is restarted: {mode}")
-                await (self.server.kill() if mode is None else self.server.stop(mode))
-                await anyio.sleep(dice.random())
-                await self.server.start()
-            case 11:
-                await self.run("postgres", f"DELETE FROM pgrole.claim WHERE role_name = '{role}'")
-            case 12:
-                other = dice.choice([name for name in DATABASES if name != database])
-                await self.run(
-                    "postgres",
-                    f"{_TERMINATE} datname IN ('{database}', '{other}')",
-                    *("BEGIN", f"ALTER DATABASE {database} RENAME TO swapped"),
-                    *(f"ALTER DATABASE {other} RENAME TO {database}", f"ALTER DATABASE swapped RENAME TO {other}"),
-                    "COMMIT",
-                )
-            case _:
-                self.log.append("PostgreSQL is frozen")
-                self.server.pause()
-                await anyio.sleep(dice.random())
-                self.server.resume()
+        database, role = self.dice.choice(DATABASES), self.dice.choice(ROLES)
+        faults = (
+            self._end_sessions,
+            partial(self._drop_schema, database),
+            partial(self._remove_event_trigger, database),
+            partial(self.run, database, "TRUNCATE pgrole.ddl_event"),
+            partial(self._close_database, database),
+            partial(self._replace_database, database),
+            partial(self._copy_over, database),
+            partial(self._rename_database, database),
+            partial(self._replace_role, role),
+            self._suspend,
+            self._restart,
+            partial(self.run, "postgres", f"DELETE FROM pgrole.claim WHERE role_name = '{role}'"),
+            partial(self._swap_databases, database),
+            self._freeze,
+        )
+        await self.dice.choice(faults)()
+
+    async def _end_sessions(self) -> None:
+        some = self.dice.choice(["", f" ORDER BY pid LIMIT 1 OFFSET {self.dice.randint(0, 5)}"])
+        await self.run("postgres", f"{_TERMINATE} application_name LIKE 'pgrole%'{some}")
+
+    async def _drop_schema(self, database: str) -> None:
+        await self.run(self.dice.choice([database, "postgres"]), "DROP SCHEMA pgrole CASCADE")
+
+    async def _remove_event_trigger(self, database: str) -> None:
+        what = ["ALTER EVENT TRIGGER pgrole_on_ddl DISABLE", "DROP EVENT TRIGGER pgrole_on_ddl"]
+        await self.run(database, self.dice.choice([*what, "DROP FUNCTION pgrole.on_ddl CASCADE"]))
+
+    async def _close_database(self, database: str) -> None:
+        await self.run("postgres", f"ALTER DATABASE {database} ALLOW_CONNECTIONS false")
+        await anyio.sleep(self.dice.random())
+        await self.run("postgres", f"ALTER DATABASE {database} ALLOW_CONNECTIONS true")
+
+    async def _replace_database(self, database: str) -> None:
+        await self.run("postgres", f"DROP DATABASE {database} WITH (FORCE)")
+        await anyio.sleep(self.dice.random() / 2)
+        await self.create_database(database)
+
+    async def _copy_over(self, database: str) -> None:
+        other = self._other(database)
+        copy = f"CREATE DATABASE {database} OWNER {OWNERS[1]} TEMPLATE {other}"
+        await self.run("postgres", f"DROP DATABASE {database} WITH (FORCE)", f"{_TERMINATE} datname = '{other}'", copy)
+        await self.create_database(database)  # if it could not be copied
+
+    async def _rename_database(self, database: str) -> None:
+        rename = f"ALTER DATABASE {database} RENAME TO away"
+        await self.run("postgres", f"{_TERMINATE} datname = '{database}'", rename)
+        await anyio.sleep(self.dice.random())
+        await self.run("postgres", f"{_TERMINATE} datname = 'away'", f"ALTER DATABASE away RENAME TO {database}")
+        await self.create_database(database)  # if it could not be renamed back
+        await self.run("postgres", "DROP DATABASE IF EXISTS away WITH (FORCE)")
+
+    async def _replace_role(self, role: str) -> None:
+        for name in (*DATABASES, "postgres"):
+            await self.run(name, f"REASSIGN OWNED BY {role} TO {OWNERS[0]}", f"DROP OWNED BY {role}")
+        await self.run("postgres", f"DROP ROLE {role}")
+        if self.dice.random() < 0.5:
+            own = "SET createrole_self_grant = 'set, inherit'"  # SET ROLE does not set the role's parameters
+            act = [] if self.grantee is None else [own, f"SET ROLE {self.grantee}"]
+            await self.run("postgres", *act, f"CREATE ROLE {role}")
+
+    async def _suspend(self) -> None:
+        await self.run("postgres", "ALTER DATABASE postgres SET pgrole.suspend = on")
+        await anyio.sleep(self.dice.random())
+        await self.run("postgres", "ALTER DATABASE postgres RESET pgrole.suspend")
+
+    async def _restart(self) -> None:
+        mode = self.dice.choice([Stop.FAST, Stop.IMMEDIATE, None])
+        self.log.append(f"PostgreSQL is restarted: {mode}")
+        await (self.server.kill() if mode is None else self.server.stop(mode))
+        await anyio.sleep(self.dice.random())
+        await self.server.start()
+
+    async def _swap_databases(self, database: str) -> None:
+        other = self._other(database)
+        await self.run(
+            "postgres",
+            f"{_TERMINATE} datname IN ('{database}', '{other}')",
+            *("BEGIN", f"ALTER DATABASE {database} RENAME TO swapped"),
+            *(f"ALTER DATABASE {other} RENAME TO {database}", f"ALTER DATABASE swapped RENAME TO {other}"),
+            "COMMIT",
+        )
+
+    async def _freeze(self) -> None:
+        self.log.append("PostgreSQL is frozen")
+        self.server.pause()
+        await anyio.sleep(self.dice.random())
+        self.server.resume()
+
+    def _other(self, database: str) -> str:
+        return self.dice.choice([name for name in DATABASES if name != database])
