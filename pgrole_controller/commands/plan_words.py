@@ -20,6 +20,7 @@ from pgrole_controller.core.diff import (
 from pgrole_controller.core.parameters import ALL, UNREADABLE
 from pgrole_controller.core.password import DesiredPassword, PasswordOrigin
 from pgrole_controller.core.privileges.acl import TABLE_KINDS, AclChange, DefaultAclChange, ObjectKind
+from pgrole_controller.core.privileges.default_acl_decision import name_type
 from pgrole_controller.core.role import FIELD_NAMES, Membership, Role
 
 #: Maximum number of objects of one schema, kind and privilege that are listed by name; more are counted.
@@ -33,7 +34,6 @@ _PLURALS = {
     ObjectKind.ROUTINE: "routines",
     **dict.fromkeys(TABLE_KINDS, "tables and views"),
 }
-_DEFAULTS = {"r": "tables", "S": "sequences", "f": "routines", "n": "schemas"}
 
 _CLAIMS_UNSEEN = (
     "claims not read, since {}: existing roles are assumed to belong to the objects that declare them, and earlier "
@@ -97,9 +97,8 @@ def describe_privileges(
     for each in defaults:
         what = f"{'grant option for ' if each.option_only else ''}{', '.join(each.privileges)}"
         place = f" in schema {each.schema}" if each.schema else ""
-        kind_of = _DEFAULTS.get(each.object_type, "objects")
-        words_of = f"{what} on new {kind_of} of {each.creator_name}{place}"
-        found.append(PlannedChange(Sign.REMOVED if each.revoke else Sign.ADDED, "privileges", words_of, database))
+        text = f"{what} on new {name_type(each.object_type)} of {each.creator_name}{place}"
+        found.append(PlannedChange(Sign.REMOVED if each.revoke else Sign.ADDED, "privileges", text, database))
     return tuple(found)
 
 

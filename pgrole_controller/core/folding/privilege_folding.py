@@ -24,7 +24,7 @@ from pgrole_controller.core.folding.schema_sharing import share_schemas
 from pgrole_controller.core.privileges.acl import AclEntry, DefaultAcl, ObjectKind, ObservedAcl
 from pgrole_controller.core.privileges.acl_comparison import is_left_alone
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
-from pgrole_controller.core.privileges.default_acl_decision import DEFAULT_KINDS
+from pgrole_controller.core.privileges.default_acl_decision import DEFAULT_KINDS, REVOKED_TYPES, name_type
 from pgrole_controller.core.privileges.grantee import (
     Access,
     DatabasePrivileges,
@@ -277,16 +277,13 @@ class PrivilegeFolder:
         if some:
             notes.append(f"not declarable, and left alone: privileges on {name_some(sorted(some))}")
         left = [
-            f"{_KINDS[one.object_type]} of {one.creator_name}"
+            f"{name_type(one.object_type)} of {one.creator_name}"
             for one in self._defaults[oid]
-            if one.object_type in _KINDS and one.creator != oid
+            if one.object_type not in REVOKED_TYPES and one.creator != oid
         ]
         if left:
             notes.append(f"not declarable, and left alone: default privileges on {name_some(sorted(left))}")
         return tuple(notes)
-
-
-_KINDS = {"T": "types", "L": "large objects"}
 
 
 def _by_grantee(entries: Sequence[AclEntry]) -> dict[int, HeldPrivileges]:

@@ -34,7 +34,7 @@ DEFAULT_KINDS: Mapping[str, ObjectKind] = {
 #: Types whose undeclared default privileges are revoked; others are of kinds that cannot be declared.
 REVOKED_TYPES = frozenset({*DEFAULT_KINDS, "n"})
 
-_PLURALS = {
+_NOUNS = {
     "r": "tables",
     "S": "sequences",
     "f": "routines",
@@ -250,4 +250,9 @@ def label_place(place: _Place) -> str:
     """Returns a text for people, such as `future tables in schema app created by alice`."""
     creator_name, schema, object_type = place
     where = f" in schema {spell_name(schema)}" if schema else ""
-    return f"future {_PLURALS.get(object_type, 'objects')}{where} created by {spell_name(creator_name)}"
+    return f"future {name_type(object_type)}{where} created by {spell_name(creator_name)}"
+
+
+def name_type(object_type: str) -> str:
+    """Returns a plural for people: `tables`."""
+    return _NOUNS.get(object_type, "objects")
