@@ -86,6 +86,6 @@ def _picture(report: ObjectReport) -> "MembershipGraph":
             if not privilege.column:
                 holders[end].append(privilege.privilege)
     obj = report.found.acl.object
-    label = obj.label.removeprefix(f"{obj.kind.value.lower()} ")
-    note = f"{obj.kind.value.lower()} in {report.database}, owner {obj.owner_name}"
+    label = obj.label.removeprefix(f"{obj.kind.words} ")
+    note = f"{obj.kind.words} in {report.database}, owner {obj.owner_name}"
     return towards_object(report.graph, label, {role: names for role, names in holders.items() if names}, note)

@@ -20,14 +20,6 @@ from pgrole_controller.core.privileges.acl import ObjectKind
 _MOST_NAMES = 3
 _MOST_ROLES = 20
 
-_PLURALS = {
-    ObjectKind.MATERIALIZED_VIEW: "materialized views",
-    ObjectKind.FOREIGN_TABLE: "foreign tables",
-    ObjectKind.FOREIGN_DATA_WRAPPER: "foreign data wrappers",
-    ObjectKind.FOREIGN_SERVER: "foreign servers",
-    ObjectKind.LARGE_OBJECT: "large objects",
-}
-
 
 def print_users(console: Console, report: ObjectReport) -> None:
     """Prints who may use an object, one line per role and route."""
@@ -168,25 +160,19 @@ def _by_declarer(line: AccessLine) -> Iterable[tuple[list[EffectivePrivilege], s
 
 def describe_objects(line: AccessLine) -> str:
     """Returns text such as `table app.orders`, `all 240 tables in app` or `2 of 240 tables in app: orders, items`."""
-    kind = line.kind
-    word = _word(kind)
-    if kind is ObjectKind.DATABASE:
+    words = line.kind.words
+    if line.kind is ObjectKind.DATABASE:
         return f"database {line.names[0]}"
     place = f"{line.schema}." if line.schema else ""
     within = f" in {line.schema}" if line.schema else ""
     if line.count == 1:
-        return f"{word} {place}{line.names[0]}"
-    plural = _PLURALS.get(kind, f"{word}s")
+        return f"{words} {place}{line.names[0]}"
     if line.count == line.total:
-        return f"all {line.count:,} {plural}{within}"
+        return f"all {line.count:,} {words}s{within}"
     more = f", +{line.count - _MOST_NAMES:,}" if line.count > _MOST_NAMES else ""
     shown = ", ".join(line.names[:_MOST_NAMES]) + more
     number = f"{line.count:,} of {line.total:,}" if line.total > line.count else f"{line.count:,}"
-    return f"{number} {plural}{within}: {shown}"
-
-
-def _word(kind: ObjectKind) -> str:
-    return _PLURALS[kind].removesuffix("s") if kind in _PLURALS else kind.value.lower()
+    return f"{number} {words}s{within}: {shown}"
 
 
 def _lacks(obstacles: Sequence[str]) -> Text:

@@ -505,3 +505,15 @@ async def test_the_command_prints_svg_and_reports_an_error_on_one_line(monitored
     assert (failed.code, failed.out) == (1, "")
     assert failed.err.startswith('pgrole-controller: role "access_nobody_has_this_name" does not exist')
     assert failed.err.count("\n") == 1
+
+
+async def test_the_graph_of_an_object_spells_its_kind_in_words(monitored: Monitored, database: str) -> None:
+    connection = await asyncpg.connect(database)
+    try:
+        await connection.execute("CREATE MATERIALIZED VIEW app.kept AS SELECT 1 AS one")
+    finally:
+        await connection.close()
+    drawn = await monitored.run("--on", "app.kept", "-o", "dot")
+    assert drawn.code == 0, drawn.err
+    assert 'label="app.kept' in drawn.out
+    assert "materialized view in " in drawn.out

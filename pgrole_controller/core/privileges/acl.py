@@ -1,5 +1,6 @@
 """Privileges in one database as PostgreSQL stores them: objects, the entries of their ACLs, and changes to these."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -25,6 +26,14 @@ class ObjectKind(StrEnum):
     FOREIGN_DATA_WRAPPER = "ForeignDataWrapper"
     FOREIGN_SERVER = "ForeignServer"
     LARGE_OBJECT = "LargeObject"
+
+    @property
+    def words(self) -> str:
+        """For people: `materialized view`."""
+        return _WORDS[self]
+
+
+_WORDS = {kind: re.sub(r"\B(?=[A-Z])", " ", kind.value).lower() for kind in ObjectKind}
 
 
 #: Kinds that GRANT … ON TABLE covers. A declaration of kind Table includes the others.
@@ -78,20 +87,11 @@ class DatabaseObject:
         parts = (self.name,) if self.kind is ObjectKind.SCHEMA or not self.schema else (self.schema, self.name)
         qualified = ".".join(map(spell_name, parts))
         ending = f"({self.arguments})" if self.kind is ObjectKind.ROUTINE else ""
-        return f"{_WORDS.get(self.kind, self.kind.value.lower())} {qualified}{ending}"
+        return f"{self.kind.words} {qualified}{ending}"
 
     def label_column(self, column: str) -> str:
         """For people: `column hr.people.id`."""
         return f"column {'.'.join(map(spell_name, (self.schema, self.name, column)))}"
-
-
-_WORDS = {
-    ObjectKind.MATERIALIZED_VIEW: "materialized view",
-    ObjectKind.FOREIGN_TABLE: "foreign table",
-    ObjectKind.FOREIGN_DATA_WRAPPER: "foreign data wrapper",
-    ObjectKind.FOREIGN_SERVER: "foreign server",
-    ObjectKind.LARGE_OBJECT: "large object",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +145,7 @@ class AclChange:
     """One GRANT or REVOKE on one object, for one grantee.
 
     `columns` is empty for the whole object. `grantor`: for a REVOKE, the role that granted, in whose name it is
-    revoked;
-    empty: the object's owner. `option_only`: REVOKE GRANT OPTION FOR.
+    revoked; empty: the object's owner. `option_only`: REVOKE GRANT OPTION FOR.
     """
 
     object: DatabaseObject

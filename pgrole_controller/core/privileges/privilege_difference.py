@@ -257,5 +257,4 @@ class PendingNames:
 
 def label_of(kind: ObjectKind, schema: str, name: str) -> str:
     """Returns the label of an object that does not exist, for people: `table app.orders`."""
-    word = {ObjectKind.MATERIALIZED_VIEW: "materialized view", ObjectKind.FOREIGN_TABLE: "foreign table"}.get(kind)
-    return f"{word or kind.value.lower()} {schema}.{name}"
+    return f"{kind.words} {schema}.{name}"
