@@ -224,7 +224,7 @@ def _note_password(plan: Plan, verifiers: Verifiers) -> None:
         verifiers.note(plan.role_name, password.verifier)
 
 
-async def _learn(attempts: Sequence["Attempt"], session: Session, verifiers: Verifiers) -> None:
+async def _learn(attempts: Sequence[Attempt], session: Session, verifiers: Verifiers) -> None:
     for one in attempts:
         if one.was_read and one.role_name and not (one.claim and one.claim.record.digest):
             verifiers.forget(one.role_name)
@@ -273,7 +273,7 @@ def _with_verifier(result: Result, stored: Mapping[int, Verifier | PgRoleError |
     return replace(result, password_task=replace(result.password_task, stored=verifier))
 
 
-async def _find_suspects(attempts: Sequence["Attempt"], session: Session) -> None:
+async def _find_suspects(attempts: Sequence[Attempt], session: Session) -> None:
     """Reads, for contested roles only, which sessions may be changing them."""
     now = current_moment()
     contested = [one for one in attempts if one.needs_suspects(now)]
@@ -283,7 +283,7 @@ async def _find_suspects(attempts: Sequence["Attempt"], session: Session) -> Non
             one.name_suspects(suspects.get(one.target.role_name, ()), now)
 
 
-async def _release(attempts: Sequence["Attempt"], session: Session) -> None:
+async def _release(attempts: Sequence[Attempt], session: Session) -> None:
     """Releases the claims of earlier objects of the same name, even if the present one is refused."""
     refused = [one for one in attempts if isinstance(one.decision, PgRoleError) and one.left_behind.releases]
     for one, failure in zip(refused, await session.apply_plans([one.left_behind for one in refused]), strict=True):
@@ -294,21 +294,20 @@ async def _release(attempts: Sequence["Attempt"], session: Session) -> None:
 def _decide(
     target: Target, observed: Observed | PgRoleError, server: Server, refusal: PgRoleError | None = None
 ) -> Plan | PgRoleError:
+    desired = target.desired
+    drops = desired is not None and desired.terminating and desired.drop
     if isinstance(observed, PgRoleError):
-        drops = target.desired is not None and target.desired.terminating and target.desired.drop
         return add_way_out(observed) if drops else observed
     try:
-        if target.desired is None and server.away:
+        if desired is not None:
+            return decide(desired, observed, server, target.policy, refusal)
+        if server.away:
             return Transient(
                 Reason.PROGRESSING, "the controller cannot reach Kubernetes, and releases no claims until it can"
             )
-        if target.desired is None:
-            return decide_absent(observed)
-        return decide(target.desired, observed, server, target.policy, refusal)
+        return decide_absent(observed)
     except PgRoleError as error:
         return error
     except Exception as error:  # noqa: BLE001 -- this object's error
         problem = contain(error, target.key)
-        return (
-            add_way_out(problem) if target.desired and target.desired.terminating and target.desired.drop else problem
-        )
+        return add_way_out(problem) if drops else problem
