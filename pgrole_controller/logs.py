@@ -31,7 +31,7 @@ _RESET = "\033[0m"
 LONGEST_VALUE = 2000
 LONGEST_TRACEBACK = 12_000
 
-#: Maximum number of identical warnings for one server, object, namespace, database or resource within so many seconds.
+#: Maximum number of identical warnings for one server, object, namespace, database or resource in REPEAT_SECONDS.
 REPEATS = 20
 REPEAT_SECONDS = 60.0
 MOST_REPEATED = 10_000

@@ -73,7 +73,7 @@ class Connections:
             self._silent_since[request.protocol] = None
 
     def end(self, request: web.Request) -> None:
-        """The request is answered, or has a form of which a part is missing."""
+        """The request is answered, or its form is incomplete."""
         if request.protocol in self._silent_since:
             self._silent_since[request.protocol] = anyio.current_time()
 

@@ -16,7 +16,7 @@ from pgrole_controller.kube.nesting import read_json
 from pgrole_controller.kube.resource import Resource
 from pgrole_controller.kube.store import mapping, sequence
 
-#: At most so many namespaces are tried for one viewer, and so many watched.
+#: Maximum numbers of namespaces that are tried for one viewer, and that are watched.
 MOST_TRIED = 200
 MOST_WATCHED = 50
 TIMEOUT = 5.0  # seconds, for one request

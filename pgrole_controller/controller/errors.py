@@ -40,7 +40,7 @@ def contain(error: Exception, key: Key) -> Transient:
 async def attempt_write(
     client: "Client", key: Key, seconds: float, write: Callable[[], Awaitable[None]]
 ) -> FailedWrite | None:
-    """Runs `write`, which the next reconcile of the object depends on, for so many seconds at most; None: it is done.
+    """Runs `write`, which the next reconcile of the object depends on, with a deadline in seconds; None: it is done.
 
     While the client may not write, nothing is tried: a write that hangs would keep the key from being reconciled.
     """

@@ -84,7 +84,7 @@ class Reporter:
             self._report_unexpected(error, result)
 
     def announce(self, result: PrivilegeResult) -> bool:
-        """Records the Events about a result of which only the news are new. Returns False if nothing was recorded: the
+        """Records the Events about a result in which only the news are new. Returns False if nothing was recorded: the
         object is gone, or so many Events wait that a reconcile should report it later. Never raises.
         """
         stored = self._store.get(result.key)

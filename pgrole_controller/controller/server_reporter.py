@@ -158,8 +158,8 @@ class ServerReporter:
 
     async def _hold(self, stored: Stored) -> bool:
         """Sets the finalizer. Removes it, and returns False, if no PgRole references a PgServer that is being
-        deleted. The one of a namespace's installation is there only while a PgRole references the PgServer, since that
-        installation may be removed long before the PgServer.
+        deleted. An installation for one namespace keeps its finalizer only while a PgRole references the PgServer: it
+        may be removed long before the PgServer.
         """
         metadata, namespace = stored.object()["metadata"], self._objects.namespace
         terminating = metadata.get("deletionTimestamp") is not None

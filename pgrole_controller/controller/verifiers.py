@@ -1,7 +1,7 @@
 """The verifiers that were last set for one server's roles: they restore passwords while Kubernetes is unreachable.
 
 A verifier is remembered only when its digest is the one in the role's claim, never the clear text. It is as secret as
-what is in pg_authid, and stays in memory for as long as the role's object is there.
+what is in pg_authid, and stays in memory as long as the role's object exists.
 """
 
 from collections.abc import Iterable, Mapping

@@ -196,7 +196,7 @@ class ApiServer:
         return await self._answers()
 
     async def _answers(self) -> bool:
-        """Tells whether everything is there that callers need from the first moment on."""
+        """Tells whether everything that callers need from the start exists."""
         if not self.ca.exists():
             return False
         try:

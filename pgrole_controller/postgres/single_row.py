@@ -20,7 +20,7 @@ class SingleRow:
         return SingleRow("\n".join(parts), (*self.arguments, *other.arguments))
 
     def beside(self, question: str, *, parameters: int) -> str:
-        """The rows of another question, which has so many parameters; this one's follow. The first row of the answer
+        """The rows of another question; `parameters`: number of its parameters, which this one's follow. The first row
         has the columns of both; on the others, this one's are NULL. Without rows of the other, its columns are NULL.
         """
         parts = (

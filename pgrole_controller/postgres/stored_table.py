@@ -21,7 +21,7 @@ _RELEASE = "RELEASE SAVEPOINT reading"
 
 @dataclass(frozen=True, slots=True)
 class StoredTable:
-    """A table of schema pgrole. `present`: the schema exists. `readable`: the table is there and can be read safely.
+    """A table of schema pgrole. `present`: the schema exists. `readable`: the table exists and can be read safely.
 
     `exists`: the table does. `permitted`: the login may read it, be that safe or not.
     """
@@ -95,7 +95,7 @@ async def _lock(connection: Connection, name: str) -> bool:
     except PgRoleError:
         if connection.is_closed():
             raise
-        return False  # it is not there, or the login may not read it: the question tells which
+        return False  # it is missing, or the login may not read it: the question tells which
     return True
 
 

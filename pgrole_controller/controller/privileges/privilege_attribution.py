@@ -20,7 +20,7 @@ from pgrole_controller.postgres.privileges.database_session import DatabaseSessi
 
 _LONGEST_STATEMENT = 1000
 
-#: So many authors are told apart in one round; the rest of the drift is told with the last one.
+#: Maximum number of authors reported in one round. The last one stands for the rest of the drift, too.
 _MOST_AUTHORS = 10
 
 #: What one author did.

@@ -19,7 +19,7 @@ from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.request import Key
 
-#: Number of objects that may be noted between two complete reads: most of so many were dropped again.
+#: Maximum number of objects noted between two complete reads. Of more, most were dropped again.
 MOST_NOTED = 20_000
 
 

@@ -90,8 +90,8 @@ class AclComparison:
         self._compare_missing(obj, kept, wanted, denied)
 
     def find_exact(self, obj: DatabaseObject) -> frozenset[str] | None:
-        """Returns the privileges of which `compare` does nothing if exactly they are held, without grant options, by
-        whichever role has equal terms. None: that takes more to tell.
+        """Returns the privileges with which `compare` finds nothing to do, if a role with equal terms holds exactly
+        these, without grant options. None: only `compare` can tell.
         """
         wanted = NOTHING_WANTED if self._declaration is None else self._declaration.wanted(obj)
         # Whether CREATE on a schema is allowed depends on the role's name.

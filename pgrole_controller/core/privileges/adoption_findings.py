@@ -39,7 +39,7 @@ _CLOSED = _UNDECLARABLE - {ObjectKind.TYPE}
 #: A read has at most this number of objects of such kinds, and entries of one ACL (sql/privileges).
 _MOST_UNDECLARABLE, _MOST_ENTRIES = 1000, 10_000
 
-#: Types in pg_default_acl of which a rule can decide before the object exists: whether a routine will be SECURITY
+#: Types in pg_default_acl that a rule can decide about before the object exists: whether a routine will be SECURITY
 #: DEFINER is unknown, and a schema has no name.
 _FUTURE: Mapping[str, ObjectKind] = {"r": ObjectKind.TABLE, "S": ObjectKind.SEQUENCE, "T": ObjectKind.TYPE}
 

@@ -26,7 +26,7 @@ from pgrole_controller.postgres.rows import fetch, first
 from pgrole_controller.postgres.unnamed_statements import forgetting
 
 _SECONDS = 15.0
-#: Kinds of objects of which a row may be gone without an event.
+#: Kinds of objects that can be dropped without an event.
 _DROPPED = WITH_PRIVILEGES - {SCHEMA}
 
 

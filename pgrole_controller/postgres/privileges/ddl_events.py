@@ -35,7 +35,7 @@ MOST_EVENTS = 1000
 PRUNED_AT_ONCE = 10_000
 
 _SECONDS = 5.0
-#: A row has so many bits of the transaction's id.
+#: The part of a transaction's id that a row has: the lower 32 bits.
 _XID = 2**32 - 1
 _LONGEST_XID = len(str(2**64 - 1))
 
