@@ -21,7 +21,7 @@ from pgrole_controller.commands.plan_privileges import PlannedGrantee, plan_priv
 from pgrole_controller.commands.plan_words import CLAIMS_UNREADABLE, CLAIMS_UNSAFE
 from pgrole_controller.commands.server_reading import reading
 from pgrole_controller.controller.objects import RIVALS, Target
-from pgrole_controller.controller.observation import read_observed
+from pgrole_controller.controller.observation import read_observed, server_of
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.adoption import find_adoptee
 from pgrole_controller.core.claim import Claim, Owner
@@ -111,28 +111,19 @@ class _ServerPlan:
         self._owners: dict[Key, Owner] = {}
         self._namespaces: dict[str, str] = {}  # the uids of those that claim roles, by name
         self._cluster = ""
-        self._session: Session = view.session
-        self._server = self._server_of("")
+        self._session = view.session
+        self._server = self._server_of(view.session)
         self._simulation: Simulation | None = None
 
-    def _server_of(self, cluster: str) -> Server:
-        session = self._view.session
-        identity = session.identity
-        return Server(
-            identity.system_identifier,
-            identity.own_roles,
-            cluster,
-            self._config.address,
-            session.detection.claims,
-            self._config.uid,
-            self._config.generation,
-            notes_generations=session.notes_generations or self._view.claims_unseen,
-        )
+    def _server_of(self, session: Session) -> Server:
+        server = server_of(session, self._config)
+        return replace(server, notes_generations=server.notes_generations or self._view.claims_unseen)
 
     async def read(self, subjects: Sequence[Subject]) -> None:
         """Reads what is observed for each object. Raises PgRoleError."""
         await self._read_owners(subjects)
-        self._server, self._session = self._server_of(self._cluster), self._view.of_cluster(self._cluster)
+        self._session = self._view.of_cluster(self._cluster)
+        self._server = self._server_of(self._session)
         by_role: dict[str, list[Subject]] = {}
         for one in subjects:
             by_role.setdefault(one.pgrole.role_name, []).append(one)

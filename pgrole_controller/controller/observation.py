@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from pgrole_controller.controller.objects import Target
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.adoption import find_adoptee
 from pgrole_controller.core.ddl import NAME_BYTES
 from pgrole_controller.core.deletion import find_role_to_drop
@@ -20,6 +21,22 @@ from pgrole_controller.postgres.session import DropState, DropTarget, Session
 
 Question = TypeVar("Question")
 Found = TypeVar("Found")
+
+
+def server_of(session: Session, declared: ServerConfig) -> Server:
+    """Returns the server of the session, as decisions see it."""
+    identity = session.identity
+    return Server(
+        identity.system_identifier,
+        identity.own_roles,
+        session.cluster,
+        declared.address,
+        session.detection.claims,
+        declared.uid,
+        declared.generation,
+        notes_generations=session.notes_generations,
+        away=session.enforcing,
+    )
 
 
 async def read_observed(targets: Sequence[Target], session: Session, server: Server) -> list[Observed | PgRoleError]:

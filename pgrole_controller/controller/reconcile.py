@@ -14,7 +14,7 @@ import anyio
 
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.objects import Objects, Target
-from pgrole_controller.controller.observation import read_observed
+from pgrole_controller.controller.observation import read_observed, server_of
 from pgrole_controller.controller.privileges.grantee_publisher import add_results, publish, withdraw_unread
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.read_back import ReadBack, ReadBackCache
@@ -85,7 +85,7 @@ async def reconcile(
     `drifted`: the keys with an announced drift, which are reconciled first and in full. `prepared`: what the background
     prepared for these reconciles, by key.
     """
-    batch = _Batch(declared, _server(session, declared), objects, session, memory)
+    batch = _Batch(declared, server_of(session, declared), objects, session, memory)
     known = [one for key in keys if key not in drifted and key not in prepared and (one := _find(key, batch))]
     known_keys = {one.target.key for one in known}
     unknown = [key for key in keys if key not in known_keys]
@@ -146,21 +146,6 @@ def _with_remembered(target: Target, verifiers: Verifiers) -> Target:
     if target.desired is None or remembered is None:
         return target
     return replace(target, desired=replace(target.desired, remembered=remembered))
-
-
-def _server(session: Session, declared: ServerConfig) -> Server:
-    identity = session.identity
-    return Server(
-        identity.system_identifier,
-        identity.own_roles,
-        session.cluster,
-        declared.address,
-        session.detection.claims,
-        declared.uid,
-        declared.generation,
-        notes_generations=session.notes_generations,
-        away=session.enforcing,
-    )
 
 
 async def _reconcile_contained(targets: Sequence[Target], batch: _Batch) -> list[Result]:
