@@ -60,14 +60,11 @@ async def read_declaration(client: Client, stored: Stored, controller_config: Co
     try:
         endpoint = await _read_endpoint(client, server.spec.connection, controller_config)
     except PgRoleError as error:
-        return _with(declared, None, error)
+        return replace(declared, problem=error)
     except (ApiError, Unreachable, BadStream) as error:
-        return _with(
-            declared,
-            None,
-            Transient(Reason.SERVER_NOT_READY, f"the objects of spec.connection cannot be read: {error}"),
-        )
-    return _with(declared, endpoint, None)
+        message = f"the objects of spec.connection cannot be read: {error}"
+        return replace(declared, problem=Transient(Reason.SERVER_NOT_READY, message))
+    return replace(declared, endpoint=endpoint)
 
 
 def names_secrets(obj: dict[str, Any]) -> tuple[set[str], set[str]]:
@@ -187,10 +184,6 @@ def _requirements(namespaces: "NamespaceSelector") -> tuple[Requirement, ...]:
         *(Requirement(label, "In", frozenset({value})) for label, value in labels),
         *(Requirement(one.key, one.operator, frozenset(one.values)) for one in namespaces.match_expressions),
     )
-
-
-def _with(declared: ServerConfig, endpoint: Endpoint | None, problem: PgRoleError | None) -> ServerConfig:
-    return replace(declared, endpoint=endpoint, problem=problem)
 
 
 async def _read_endpoint(
