@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from pgrole_controller.kube.client import Client
 
 
+log = logging.getLogger(__name__)
+
+
 class CannotStart(Exception):
     """Something required at the start is missing; the message says what to do."""
-
-
-log = logging.getLogger(__name__)
 
 
 def contain(error: Exception, key: Key) -> Transient:

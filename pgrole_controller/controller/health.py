@@ -38,6 +38,8 @@ from pgrole_controller.kube.store import Store
 from pgrole_controller.listening import listen
 from pgrole_controller.metrics import UNDECLARED, Scrape, ServerFigures
 
+log = logging.getLogger(__name__)
+
 #: Time between two heartbeats, in seconds.
 BEAT_SECONDS = 0.5
 
@@ -66,8 +68,6 @@ class Heartbeat:
     def alive(self) -> bool:
         return self.age < STILL_SECONDS
 
-
-log = logging.getLogger(__name__)
 
 #: How long the controller's loop may take to answer, in seconds. The shortest timeout of a probe is one second.
 ANSWER_SECONDS = 0.8

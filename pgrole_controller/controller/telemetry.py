@@ -24,6 +24,8 @@ from pgrole_controller.core.status import Outcome
 from pgrole_controller.core.workqueue import WorkItem
 from pgrole_controller.logs import batch_member_id, new_reconcile_id, tracing
 
+log = logging.getLogger(__name__)
+
 #: Time after which the notification of an own change is overdue, and after which it is no longer expected, in seconds.
 OVERDUE = 30.0
 KEPT = 300.0
@@ -156,9 +158,6 @@ def count_notification(server: str, names: tuple[str, ...] | None, own_changes: 
     metrics.notice(server)
     for seconds in own_changes.notice(names, anyio.current_time()):
         metrics.DETECTION_DELAY_SECONDS.labels(server).observe(seconds)
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ from pgrole_controller.kube.resource import (
 )
 from pgrole_controller.kube.transport import Reachability, RequestTimer, Transport
 
+log = logging.getLogger(__name__)
+
 LIMIT = 64 * 2**20  # bytes; etcd rejects objects above 1.5 MiB, aggregated API servers need not
 
 
@@ -77,8 +79,6 @@ __all__ = [
     "Resource",
     "Unreachable",
 ]
-
-log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 10.0  # seconds
 REQUEST_TIMEOUT = 30.0

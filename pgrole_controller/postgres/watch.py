@@ -21,6 +21,8 @@ from pgrole_controller.postgres.framing import NotificationFilter
 from pgrole_controller.postgres.protocol import protocol_of
 from pgrole_controller.postgres.rows import fetch
 
+log = logging.getLogger(__name__)
+
 CHANNEL = "pgrole"
 
 #: All roles of the server.
@@ -79,8 +81,6 @@ def greeting(token: str) -> str:
     """The payload that verifies that notifications of the watch connection reach the listener."""
     return json.dumps({"op": "hello", "token": token})
 
-
-log = logging.getLogger(__name__)
 
 #: Interval at which `watch` compares snapshots: the delay of detection, and the cost when idle.
 TICK = "5 ms"
