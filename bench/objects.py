@@ -13,7 +13,7 @@ import aiohttp
 import anyio
 
 from bench.stand import NAMESPACE, BenchStand, role_name
-from pgrole_controller.kube.client import PGROLES
+from pgrole_controller.kube.resource import PGROLES
 from pgrole_controller.local.process import reached
 
 PATH = PGROLES.path(NAMESPACE)

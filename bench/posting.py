@@ -15,8 +15,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from bench.objects import connect_api, post_objects
 from bench.requests import compose_request, connect_bare, send_bare
 from bench.stand import BenchStand, role_name
-from pgrole_controller.kube.client import EVENTS, PGROLES
-from pgrole_controller.kube.resource import APPLY, JSON
+from pgrole_controller.kube.resource import APPLY, EVENTS, JSON, PGROLES
 from pgrole_controller.local.manifests import create_namespace
 
 _NAMESPACE = "bench-floor"

@@ -15,8 +15,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bench.stand import NAMESPACE, BenchStand
-from pgrole_controller.kube.client import PGROLES, Client
-from pgrole_controller.kube.resource import APPLY
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.resource import APPLY, PGROLES
 from pgrole_controller.kube.server_side_apply import MANAGER, apply_status
 from pgrole_controller.kube.store import pack, parse
 

@@ -16,7 +16,8 @@ from typing import Any, Literal
 import anyio
 from aiohttp import web
 
-from pgrole_controller.kube.client import ApiError, Client
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.resource import NAMESPACES, Resource
 
 _DEFINITIONS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions")

@@ -9,8 +9,9 @@ from typing import Any, Literal, cast
 import anyio
 
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.client import ApiError, Client, Unreachable
+from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.election import Elector
+from pgrole_controller.kube.errors import ApiError, Unreachable
 from pgrole_controller.kube.lease import LeaseTiming
 from pgrole_controller.kube.term import Term
 from pgrole_controller.kube.transport import Reachability

@@ -9,12 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from pgrole_controller.commands.access_reading import DatabaseAccess, ObjectReport, RoleReport
-from pgrole_controller.commands.output import NARROWEST, make_printable
+from pgrole_controller.commands.output import NARROWEST
 from pgrole_controller.core.access.access_origin import LastChange
 from pgrole_controller.core.access.access_report import AccessLine
 from pgrole_controller.core.access.effective_access import EffectivePrivilege, Route, Source
 from pgrole_controller.core.access.role_graph import AccessRole, RoleGraph
 from pgrole_controller.core.privileges.acl import ObjectKind
+from pgrole_controller.ending import make_printable
 
 #: Maximum number of names in one line, and of roles in one sentence.
 _MOST_NAMES = 3

@@ -14,20 +14,14 @@ from rich.text import Text
 from pgrole_controller.commands.command_arguments import DONE, FAILED, ServerChoice, server_choice
 from pgrole_controller.commands.doctor_cluster import ClusterChecks, ClusterKnowledge
 from pgrole_controller.commands.doctor_server import check_server
-from pgrole_controller.commands.output import (
-    finish,
-    make_console,
-    make_printable,
-    render_document,
-    spell_error,
-    write_document,
-)
+from pgrole_controller.commands.output import finish, make_console, render_document, spell_error, write_document
 from pgrole_controller.commands.server_reading import at_dsn, of_dsn, open_cluster, read_server
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.ddl import spell_printably
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.findings.cluster_findings import CLUSTER, not_checked
 from pgrole_controller.core.findings.finding import Finding, FindingState, RemedyKind, describe, has_problem, summarize
+from pgrole_controller.ending import make_printable
 from pgrole_controller.kube.errors import KubeError, NotConfigured
 from pgrole_controller.program import spell_commands
 from pgrole_controller.settings import WrongSetting

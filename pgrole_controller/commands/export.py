@@ -20,7 +20,7 @@ from pgrole_controller.commands.export_objects import (
     sort_groups_first,
 )
 from pgrole_controller.commands.export_yaml import to_comments, to_yaml
-from pgrole_controller.commands.output import finish, make_console, make_printable, write_document
+from pgrole_controller.commands.output import finish, make_console, write_document
 from pgrole_controller.commands.server_reading import find_server, reading
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Refused
@@ -30,6 +30,7 @@ from pgrole_controller.core.policy import Policy, References, matches, protectio
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectKind
 from pgrole_controller.core.privileges.privilege_policy import check_database
 from pgrole_controller.core.role import ObservedRole
+from pgrole_controller.ending import make_printable
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.catalog import ReferencedNames, read_references
 from pgrole_controller.postgres.connection import Endpoint

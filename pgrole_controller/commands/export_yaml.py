@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from pgrole_controller.commands.output import make_printable
+from pgrole_controller.ending import make_printable
 
 #: Texts that are the same text in every version of YAML. All others get quotes.
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*(?: [A-Za-z0-9_./-]+)*")

@@ -15,7 +15,6 @@ from pgrole_controller.commands.output import (
     NARROWEST,
     finish,
     make_console,
-    make_printable,
     render_document,
     spell_error,
     write_document,
@@ -33,6 +32,7 @@ from pgrole_controller.core.listed_drift import (
     read_status_entry,
     select,
 )
+from pgrole_controller.ending import make_printable
 from pgrole_controller.kube.errors import ApiError, NotConfigured
 from pgrole_controller.kube.listing import list_pages
 from pgrole_controller.kube.resource import PGROLES

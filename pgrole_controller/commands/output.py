@@ -11,8 +11,7 @@ from rich.console import Console
 
 from pgrole_controller.commands.command_arguments import FAILED
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Transient, make_legible
-from pgrole_controller.ending import describe_unexpected, escape_unencodable, leaves, shows_tracebacks
-from pgrole_controller.ending import make_printable as make_printable
+from pgrole_controller.ending import describe_unexpected, escape_unencodable, leaves, make_printable, shows_tracebacks
 from pgrole_controller.kube.errors import KubeError, describe_error
 from pgrole_controller.program import program_name, spell_commands
 

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from pgrole_controller.commands.output import make_printable, render_document, spell_error
+from pgrole_controller.commands.output import render_document, spell_error
 from pgrole_controller.commands.plan_model import (
     IDLE,
     PlannedAction,
@@ -18,6 +18,7 @@ from pgrole_controller.commands.plan_model import (
 )
 from pgrole_controller.core.ddl import spell_printably
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError
+from pgrole_controller.ending import make_printable
 from pgrole_controller.postgres.queries import SCRIPT_SETTINGS
 
 _COLOURS = {Sign.ADDED: "green", Sign.REMOVED: "red", Sign.CHANGED: "yellow"}

@@ -18,8 +18,8 @@ from pgrole_controller.console.snapshot import FetchedObject, PageQuestion, Snap
 from pgrole_controller.console.template_files import environment, quote_segment, static_files
 from pgrole_controller.core.findings.finding import count_things
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.client import PGROLES, PGSERVERS
 from pgrole_controller.kube.nesting import read_json
+from pgrole_controller.kube.resource import PGROLES, PGSERVERS
 from pgrole_controller.kube.store import mapping
 
 _SUMMARIES = SummaryCache()

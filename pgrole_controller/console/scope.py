@@ -10,10 +10,10 @@ from typing import Any
 
 from pgrole_controller.api.validation import is_namespace_name
 from pgrole_controller.console.console_arguments import split_names
-from pgrole_controller.kube.client import NAMESPACES, PGROLES, PGSERVERS, Client
+from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, BadStream
 from pgrole_controller.kube.nesting import read_json
-from pgrole_controller.kube.resource import Resource
+from pgrole_controller.kube.resource import NAMESPACES, PGROLES, PGSERVERS, Resource
 from pgrole_controller.kube.store import mapping, sequence
 
 #: Maximum numbers of namespaces that are tried for one viewer, and that are watched.

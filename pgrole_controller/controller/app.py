@@ -39,11 +39,12 @@ from pgrole_controller.controller.telemetry import count_news
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.client import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, SECRETS, Client, Resource
+from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.election import Elector
 from pgrole_controller.kube.errors import KubeError
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.reflector import reflect
+from pgrole_controller.kube.resource import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, SECRETS, Resource
 from pgrole_controller.kube.store import Change, Store
 from pgrole_controller.kube.term import Term
 from pgrole_controller.signals import Signal, unless

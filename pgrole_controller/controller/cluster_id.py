@@ -5,8 +5,9 @@ import logging
 import anyio
 
 from pgrole_controller.controller.errors import CannotStart
-from pgrole_controller.kube.client import NAMESPACES, Client
+from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
+from pgrole_controller.kube.resource import NAMESPACES
 from pgrole_controller.kube.store import parse
 
 log = logging.getLogger(__name__)

@@ -25,8 +25,9 @@ from pgrole_controller.core.privileges.acl import TABLE_KINDS, ObjectKind
 from pgrole_controller.core.privileges.grantee import PrivilegeRule
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Mode
-from pgrole_controller.kube.client import CONFIGMAPS, Client
+from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
+from pgrole_controller.kube.resource import CONFIGMAPS
 from pgrole_controller.kube.secrets import read_secret
 from pgrole_controller.kube.store import Stored, mapping, parse
 from pgrole_controller.postgres.connection import Endpoint, PasswordFactory

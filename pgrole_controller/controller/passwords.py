@@ -42,9 +42,10 @@ from pgrole_controller.core.password import (
 from pgrole_controller.core.password_rules import name_copied, name_delivery, name_source
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import SALT_BYTES, Verifier, make_verifier, read_password, verifies
-from pgrole_controller.kube.client import PGROLES, Client
+from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, KubeError, TooManyFields
 from pgrole_controller.kube.events import Recorder
+from pgrole_controller.kube.resource import PGROLES
 from pgrole_controller.kube.secrets import NotWritable, Secret, delete_secret, read_secret, stored_of, write_secret
 from pgrole_controller.kube.store import Store, Stored
 

@@ -25,8 +25,9 @@ from pgrole_controller.core.plan import Action
 from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import Outcome, StatusDetails, of_error
-from pgrole_controller.kube.client import PGROLES, Client
+from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import EventType, Recorder
+from pgrole_controller.kube.resource import PGROLES
 from pgrole_controller.kube.server_side_apply import FINALIZER, apply_finalizer
 from pgrole_controller.kube.store import Store, Stored, mapping
 

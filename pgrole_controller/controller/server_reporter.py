@@ -26,8 +26,9 @@ from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Claims, Mode
 from pgrole_controller.core.status import CONNECTED, Outcome, Phase, build_conditions, of_error
-from pgrole_controller.kube.client import PGSERVERS, Client
+from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, KubeError
+from pgrole_controller.kube.resource import PGSERVERS
 from pgrole_controller.kube.server_side_apply import FINALIZER_MANAGER, apply_finalizer, apply_status, unchanged
 from pgrole_controller.kube.store import Store, Stored, mapping, sequence
 

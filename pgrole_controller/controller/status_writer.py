@@ -29,8 +29,9 @@ from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import Outcome, StatusDetails, build_status, of_error
-from pgrole_controller.kube.client import PGROLES, Client
+from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
+from pgrole_controller.kube.resource import PGROLES
 from pgrole_controller.kube.server_side_apply import apply_status, unchanged
 from pgrole_controller.kube.store import Store, Stored, mapping, whole
 from pgrole_controller.signals import Signal

@@ -15,21 +15,30 @@ from pgrole_controller.kube.credentials import ConfigException
 from pgrole_controller.kube.errors import AnswerTooLong, ApiError, BadStream, NotConfigured, Silent, Unreachable
 from pgrole_controller.kube.http_connection import HttpAnswer, Limits
 from pgrole_controller.kube.nesting import limit_depth, read_json
-from pgrole_controller.kube.resource import (
-    CONFIGMAPS,
-    EVENTS,
-    JSON,
-    NAMESPACES,
-    PGROLES,
-    PGSERVERS,
-    SECRETS,
-    Resource,
-)
+from pgrole_controller.kube.resource import JSON
 from pgrole_controller.kube.transport import Reachability, RequestTimer, Transport
 
 log = logging.getLogger(__name__)
 
 LIMIT = 64 * 2**20  # bytes; etcd rejects objects above 1.5 MiB, aggregated API servers need not
+CONNECT_TIMEOUT = 10.0  # seconds
+REQUEST_TIMEOUT = 30.0
+RETRY_AFTER_MOST = 300.0  # seconds, whatever an answer demands
+_REFUSAL_BYTES = 65_536
+
+_TRANSPORT = (OSError, ConfigException)
+_REASONS = {
+    400: "BadRequest",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "NotFound",
+    409: "Conflict",
+    410: "Expired",
+    429: "TooManyRequests",
+    500: "InternalError",
+    503: "ServiceUnavailable",
+    504: "Timeout",
+}
 
 
 class LineTooLong(BadStream):
@@ -64,40 +73,6 @@ class LineSplitter:
             message = f"a line of the watch is longer than {self._limit} bytes"
             raise LineTooLong(message)
         self._pending.append(part)
-
-
-__all__ = [
-    "CONFIGMAPS",
-    "EVENTS",
-    "NAMESPACES",
-    "PGROLES",
-    "PGSERVERS",
-    "SECRETS",
-    "ApiError",
-    "Client",
-    "NotConfigured",
-    "Resource",
-    "Unreachable",
-]
-
-CONNECT_TIMEOUT = 10.0  # seconds
-REQUEST_TIMEOUT = 30.0
-RETRY_AFTER_MOST = 300.0  # seconds, whatever an answer demands
-_REFUSAL_BYTES = 65_536
-
-_TRANSPORT = (OSError, ConfigException)
-_REASONS = {
-    400: "BadRequest",
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "NotFound",
-    409: "Conflict",
-    410: "Expired",
-    429: "TooManyRequests",
-    500: "InternalError",
-    503: "ServiceUnavailable",
-    504: "Timeout",
-}
 
 
 class Lines:

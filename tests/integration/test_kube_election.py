@@ -11,8 +11,9 @@ import anyio
 import pytest
 
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.client import Client, Unreachable
+from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.election import Elector
+from pgrole_controller.kube.errors import Unreachable
 from pgrole_controller.kube.lease import LeaseTiming
 from pgrole_controller.kube.resource import LEASES, MERGE_PATCH
 from pgrole_controller.kube.term import Term

@@ -17,8 +17,8 @@ from aiohttp import web
 from pgrole_controller import event_loop, metrics
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube import listing
-from pgrole_controller.kube.client import ApiError, Client, Unreachable
-from pgrole_controller.kube.errors import AnswerTooLong
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.errors import AnswerTooLong, ApiError, Unreachable
 from pgrole_controller.kube.listing import list_objects
 from pgrole_controller.kube.reflector import WatchTiming, reflect
 from pgrole_controller.kube.resource import MERGE_PATCH, SECRETS, Resource

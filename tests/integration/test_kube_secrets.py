@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.client import PGROLES, ApiError, Client, Unreachable
-from pgrole_controller.kube.errors import BadStream
-from pgrole_controller.kube.resource import APPLY, MERGE_PATCH, SECRETS
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
+from pgrole_controller.kube.resource import APPLY, MERGE_PATCH, PGROLES, SECRETS
 from pgrole_controller.kube.secrets import (
     NotWritable,
     OwnerReference,

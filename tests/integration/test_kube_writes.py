@@ -12,9 +12,10 @@ import anyio
 import pytest
 from aiohttp import web
 
-from pgrole_controller.kube.client import EVENTS, NAMESPACES, ApiError, Client
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.events import MAKE_WAY_SECONDS, Recorder
-from pgrole_controller.kube.resource import MERGE_PATCH
+from pgrole_controller.kube.resource import EVENTS, MERGE_PATCH, NAMESPACES
 from pgrole_controller.kube.server_side_apply import FINALIZER, apply_finalizer, apply_status, unchanged
 from pgrole_controller.kube.store import Stored, pack
 from pgrole_controller.local.apiserver import ApiServer

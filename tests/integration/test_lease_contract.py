@@ -8,7 +8,8 @@ import anyio
 import pytest
 
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.client import ApiError, Client
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.resource import LEASES
 from pgrole_controller.local.apiserver import ApiServer
 from tests.fake_leases import LeaseApi

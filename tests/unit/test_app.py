@@ -9,7 +9,8 @@ import pytest
 
 from pgrole_controller.controller.cluster_id import read_cluster_id
 from pgrole_controller.controller.errors import CannotStart
-from pgrole_controller.kube.client import ApiError, Client, Unreachable
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.errors import ApiError, Unreachable
 from tests.timelapse import in_timelapse
 
 DEADLINE = 600.0

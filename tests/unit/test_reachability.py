@@ -6,7 +6,8 @@ from typing import cast
 import anyio
 import pytest
 
-from pgrole_controller.kube.client import Client, Unreachable
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.errors import Unreachable
 from pgrole_controller.kube.reflector import DEFAULT, reflect
 from pgrole_controller.kube.resource import PGROLES
 from pgrole_controller.kube.store import Store

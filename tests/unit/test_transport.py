@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pgrole_controller.kube.client import Client, Unreachable
+from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.errors import Unreachable
 from pgrole_controller.kube.route import find_proxy
 from tests.certificates import Certificate, Certificates
 from tests.fake_apiserver import WIDGETS, FakeApiServer
