@@ -78,8 +78,8 @@ def describe_privileges(
     """Names each object, or counts them where a pattern concerns many."""
     grouped: dict[tuple[object, ...], list[AclChange]] = {}
     for change in changes:
-        kind = ObjectKind.TABLE if change.object.kind in TABLE_KINDS else change.object.kind
-        form = (change.revoke, change.privileges, change.columns, change.option_only, kind, change.object.schema)
+        kind, schema = change.object.kind.widest, change.object.schema
+        form = (change.revoke, change.privileges, change.columns, change.option_only, kind, schema)
         grouped.setdefault(form, []).append(change)
     found: list[PlannedChange] = []
     for some in grouped.values():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pgrole_controller.core.errors import NOT_UTF8
 from pgrole_controller.core.policy import matches
-from pgrole_controller.core.privileges.acl import TABLE_KINDS, DatabaseObject, ObjectKind
+from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectKind
 from pgrole_controller.core.privileges.default_acl_decision import DEFAULT_KINDS
 from pgrole_controller.core.privileges.grantee import Access, ObjectPrivileges, SchemaAccess
 from pgrole_controller.core.privileges.object_patterns import SYSTEM_SCHEMAS, covers, given_by, is_pattern
@@ -257,16 +257,12 @@ def _name_objects(schema: HeldSchema, rest: Iterable[tuple[HeldGroup, frozenset[
     some: dict[tuple[ObjectKind, tuple[str, ...]], list[DatabaseObject]] = {}
     for group, left in rest:
         if left and group.objects:
-            some.setdefault((_wide(group.kind), tuple(sorted(left))), []).extend(group.objects)
+            some.setdefault((group.kind.widest, tuple(sorted(left))), []).extend(group.objects)
     for (kind, privileges), objects in sorted(some.items()):
         names = _names_of(schema, kind, objects)
         for start in range(0, len(names), MOST_NAMES_OF_ITEM):
             part = tuple(names[start : start + MOST_NAMES_OF_ITEM])
             yield ObjectPrivileges(kind, schema.name, part, frozenset(privileges))
-
-
-def _wide(kind: ObjectKind) -> ObjectKind:
-    return ObjectKind.TABLE if kind in TABLE_KINDS else kind
 
 
 def _names_of(schema: HeldSchema, kind: ObjectKind, objects: Sequence[DatabaseObject]) -> list[str]:

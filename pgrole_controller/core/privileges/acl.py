@@ -32,6 +32,11 @@ class ObjectKind(StrEnum):
         """For people: `materialized view`."""
         return _WORDS[self]
 
+    @property
+    def widest(self) -> "ObjectKind":
+        """The kind that GRANT uses: TABLE for all TABLE_KINDS, each other one for itself."""
+        return ObjectKind.TABLE if self in TABLE_KINDS else self
+
 
 _WORDS = {kind: re.sub(r"\B(?=[A-Z])", " ", kind.value).lower() for kind in ObjectKind}
 

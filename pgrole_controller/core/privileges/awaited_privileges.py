@@ -13,7 +13,7 @@ from functools import lru_cache
 from hashlib import blake2b
 
 from pgrole_controller.core.policy import FIRST_NORMAL_OID
-from pgrole_controller.core.privileges.acl import TABLE_KINDS, DatabaseObject, ObjectKind
+from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectKind
 
 #: Maximum number of marks that are kept for one role in one database. What exceeds it may count as drift.
 MOST_AWAITED = 500
@@ -68,7 +68,7 @@ def mark_schema(schema: str) -> str:
 def mark_object(kind: ObjectKind, schema: str, name: str) -> str:
     """`name`: for routines with or without argument types, which do not count."""
     bare = name.partition("(")[0] if kind is ObjectKind.ROUTINE else name
-    return f"{ObjectKind.TABLE if kind in TABLE_KINDS else kind} {schema}\0{bare}"
+    return f"{kind.widest} {schema}\0{bare}"
 
 
 def mark_default(place: str, privilege: str = "") -> str:
