@@ -15,6 +15,7 @@ from rich.cells import cell_len
 
 from pgrole_controller.claims.arguments import Arguments, ListArguments, ReleaseArguments, TransferArguments
 from pgrole_controller.core.drift_record import rfc3339
+from pgrole_controller.core.enumeration import count_things
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.ending import escape_unencodable, make_printable
 from pgrole_controller.postgres.claims import (
@@ -145,7 +146,7 @@ def _change(options: ReleaseArguments | TransferArguments, endpoint: Endpoint) -
         print("nothing was changed", file=sys.stderr)  # noqa: T201
         return FAILED
     anyio.run(_carry_out, options, endpoint, selection, shown)
-    print(f"done: {_count(shown)}")  # noqa: T201
+    print(f"done: {count_things(len(shown), 'claim')}")  # noqa: T201
     return DONE
 
 
@@ -174,10 +175,11 @@ def _intent(
     """Describes the change, for the user to confirm."""
     if isinstance(options, TransferArguments):
         return _transfer_intent(options, shown, everything)
+    claims = count_things(len(shown), "claim")
     if options.forget:
-        return f"to be forgotten: {_count(shown)}. No object takes these roles back; objects can still adopt them."
+        return f"to be forgotten: {claims}. No object takes these roles back; objects can still adopt them."
     return (
-        f"to be released: {_count(shown)}. The roles do not change, and objects can adopt them. "
+        f"to be released: {claims}. The roles do not change, and objects can adopt them. "
         f"An object that still exists takes its role back at once, unless it is suspended or has no controller."
     )
 
@@ -186,7 +188,7 @@ def _transfer_intent(
     options: TransferArguments, shown: Sequence[ListedClaim], everything: Sequence[ListedClaim]
 ) -> str:
     kept = 0 if options.with_released else sum(one.claim.released for one in shown)
-    lines = [f"to be transferred to cluster {options.target}: {_count(shown)}."]
+    lines = [f"to be transferred to cluster {options.target}: {count_things(len(shown), 'claim')}."]
     if kept < len(shown):
         lines.append("Each goes only to the object with the same namespace and name there, whatever its uid.")
     if kept:
@@ -218,10 +220,6 @@ def _what_there_is(everything: Sequence[ListedClaim]) -> str:
     released = Counter(one.claim.owner.cluster for one in everything if one.claim.released)
     clusters = (f"{name} (held: {held[name]}, released: {released[name]})" for name in sorted({*held, *released}))
     return f"no claim matches; there are claims of cluster {', '.join(clusters)}"
-
-
-def _count(claims: Sequence[ListedClaim]) -> str:
-    return "1 claim" if len(claims) == 1 else f"{len(claims)} claims"
 
 
 async def _read(endpoint: Endpoint, selection: Selection) -> list[ListedClaim]:

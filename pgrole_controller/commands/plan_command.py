@@ -40,6 +40,7 @@ from pgrole_controller.commands.server_reading import (
     unreachable_server,
 )
 from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig
+from pgrole_controller.core.enumeration import count_things
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.request import Key
 from pgrole_controller.imports import gc_paused
@@ -150,8 +151,8 @@ def _choose(roles: Sequence[DeclaredRole], choice: ServerChoice) -> _Chosen:
     notes = [*left_out(left, choice)]
     if moved:
         notes.append(
-            f"{_count(moved)} without spec.serverRef: compared with {choice.server}, but the controller would use "
-            f"PgServer {DEFAULT_SERVER}"
+            f"{count_things(moved, 'object')} without spec.serverRef: compared with {choice.server}, but the "
+            f"controller would use PgServer {DEFAULT_SERVER}"
         )
     return _Chosen(by_server, left, tuple(notes))
 
@@ -160,11 +161,7 @@ def left_out(objects: int, choice: ServerChoice) -> tuple[str, ...]:
     """Returns a note about objects that --server leaves out, or none."""
     if not objects:
         return ()
-    return (f"{_count(objects)} left out: spec.serverRef names another PgServer than {choice.server}",)
-
-
-def _count(objects: int) -> str:
-    return "1 object" if objects == 1 else f"{objects} objects"
+    return (f"{count_things(objects, 'object')} left out: spec.serverRef names another PgServer than {choice.server}",)
 
 
 def _needs_cluster(chosen: _Chosen, declared: dict[str, DeclaredServer], choice: ServerChoice) -> bool:

@@ -17,6 +17,7 @@ from pgrole_controller.commands.plan_model import (
     Sign,
 )
 from pgrole_controller.core.ddl import spell_printably
+from pgrole_controller.core.enumeration import count_things
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError
 from pgrole_controller.ending import make_printable
 from pgrole_controller.postgres.queries import SCRIPT_SETTINGS
@@ -113,19 +114,15 @@ def _problem(error: PgRoleError) -> str:
 
 def _summarize(report: PlanReport) -> Text:
     counted = report.count()
-    count = len(report.objects)
-    if not count:
+    if not report.objects:
         return Text("nothing to do: no objects")
+    objects = count_things(len(report.objects), "object")
     if set(counted) <= {PlannedAction.NOTHING}:
-        return Text(f"nothing to do: {_objects(count)} as declared", style="green")
+        return Text(f"nothing to do: {objects} as declared", style="green")
     words = ", ".join(f"{count} {_COUNTED.get(action, action.value)}" for action, count in counted.items())
     if set(counted) <= IDLE:
-        return Text(f"nothing to do: {_objects(count)}: {words}", style="green")
-    return Text(f"{_objects(count)}: {words}", style="bold")
-
-
-def _objects(count: int) -> str:
-    return "1 object" if count == 1 else f"{count} objects"
+        return Text(f"nothing to do: {objects}: {words}", style="green")
+    return Text(f"{objects}: {words}", style="bold")
 
 
 def _describe(one: PlannedObject) -> dict[str, Any]:

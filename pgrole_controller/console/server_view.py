@@ -20,6 +20,7 @@ from pgrole_controller.console.remedies import ReasonAdvice, describe_outlook, f
 from pgrole_controller.console.role_summary import RoleState, RoleSummary, judge
 from pgrole_controller.console.role_view import ConditionView, read_conditions
 from pgrole_controller.console.snapshot import Snapshot
+from pgrole_controller.core.enumeration import count_things
 
 _MODES = {
     "Watch": "Changes are noticed within milliseconds, by notifications from PostgreSQL.",
@@ -207,9 +208,8 @@ def _list_sessions(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[
     if not databases:
         return ("home database",)
     connected = min(databases, read_number(spec, "databases", "max") or databases)
-    words = "1 database" if connected == 1 else f"{connected} databases"
     others = (f"{databases - connected} more in turn",) if connected < databases else ()
-    return ("home database", f"{words} with managed privileges", *others)
+    return ("home database", f"{count_things(connected, 'database')} with managed privileges", *others)
 
 
 def _policy(spec: Mapping[str, Any]) -> Iterator[PolicyRow]:

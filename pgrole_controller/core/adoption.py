@@ -5,11 +5,11 @@ which they compare without changing anything, and the decision waits until every
 this declaration, role and policy. A database in which the role holds nothing need not answer: the home database knows.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pgrole_controller.core.claim import Claim
-from pgrole_controller.core.enumeration import name_some, spell_name
+from pgrole_controller.core.enumeration import name_some, quote_some, spell_name
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.ownership import find_own_claim
 from pgrole_controller.core.policy import Policy, check_admitted, check_holds, protection
@@ -79,11 +79,11 @@ class HeldInDatabases:
         """For people; empty if nothing would be revoked."""
         parts = [f"revoke {name_some(self.revoked, count=self.revoked_count)}"] if self.revoked else []
         if self.unknown:
-            names = _quote(self.unknown)
+            names = quote_some(self.unknown)
             why = next((f" (not compared: {one.message})" for one in self.unknown.values() if one is not None), "")
             parts.append(f"revoke undeclared privileges in {names}{why}")
         if self.former:
-            parts.append(f"revoke what the role's former object declared in {_quote(self.former)}")
+            parts.append(f"revoke what the role's former object declared in {quote_some(self.former)}")
         return ", and would ".join(parts)
 
 
@@ -175,7 +175,3 @@ def check_adoption(
         )
     check_holds(policy, named, action="adoption", references=observed.references)
     check_held_privileges(held, named, action="adoption")
-
-
-def _quote(databases: Collection[str]) -> str:
-    return name_some([f'"{name}"' for name in databases])

@@ -1,7 +1,7 @@
 """How messages name things. Of several, people read the first few, and the rest is only counted."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _PLAIN = re.compile(r"[\w$-]+", re.ASCII)
 
@@ -20,3 +20,13 @@ def name_some(names: Sequence[str], separator: str = ", ", *, most: int = 5, cou
     shown = names[:most]
     more = (len(names) if count is None else count) - len(shown)
     return separator.join(shown) + (f" and {more} more" if more > 0 else "")
+
+
+def quote_some(names: Iterable[str]) -> str:
+    """As `name_some`, each name in quotes."""
+    return name_some([f'"{name}"' for name in names])
+
+
+def count_things(number: int, noun: str) -> str:
+    """Returns e.g. `1 warning` or `2 warnings`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

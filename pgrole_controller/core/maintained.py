@@ -1,9 +1,8 @@
 """The part of a declared role that the controller maintains: what can exist now and is not left to others."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from pgrole_controller.core.enumeration import name_some
+from pgrole_controller.core.enumeration import quote_some
 from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
 from pgrole_controller.core.policy import References
 from pgrole_controller.core.role import Role, digest
@@ -18,11 +17,11 @@ def without_missing(desired_role: Role, references: References) -> tuple[Role, d
     absent = [database for database, _ in desired_role.database_parameters if database not in references.databases]
     pending: dict[str, PgRoleError] = {}
     if missing:
-        names = _quote_some(missing)
+        names = quote_some(missing)
         text = f"spec.memberOf: these roles do not exist yet: {names}: the controller grants each once it exists"
         pending["member_of"] = Waiting(Reason.MEMBERSHIP_PENDING, text)
     if absent:
-        names = _quote_some(absent)
+        names = quote_some(absent)
         text = (
             f"spec.databaseParameters: these databases do not exist yet: {names}: the controller looks for them again "
             "within 5 minutes"
@@ -35,10 +34,6 @@ def without_missing(desired_role: Role, references: References) -> tuple[Role, d
         member_of=tuple(held for held in desired_role.member_of if held.role not in missing),
         database_parameters=tuple(item for item in desired_role.database_parameters if item[0] not in absent),
     ), pending
-
-
-def _quote_some(names: Sequence[str]) -> str:
-    return name_some([f'"{name}"' for name in names])
 
 
 def without_ignored(ignore: frozenset[str], desired_role: Role, existing: Role) -> Role:

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from pgrole_controller.core.ddl import quote_identifier
+from pgrole_controller.core.enumeration import count_things
 
 
 class FindingState(StrEnum):
@@ -71,11 +72,6 @@ def summarize(findings: Sequence[Finding]) -> str:
             f"{counts[FindingState.OK]} ok",
         )
     )
-
-
-def count_things(number: int, noun: str) -> str:
-    """Returns e.g. `1 warning` or `2 warnings`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def describe(finding: Finding) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from pgrole_controller.core.database_options import HistoryConfig
-from pgrole_controller.core.findings.finding import Finding, FindingState, Remedy, RemedyKind, count_things, shell, sql
+from pgrole_controller.core.enumeration import count_things
+from pgrole_controller.core.findings.finding import Finding, FindingState, Remedy, RemedyKind, shell, sql
 from pgrole_controller.core.findings.server_facts import (
     ClaimCount,
     EventTriggerFacts,
