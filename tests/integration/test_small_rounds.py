@@ -173,10 +173,12 @@ async def test_a_drift_between_two_steps_needs_no_notification_where_transaction
             assert not await world.may("SELECT", "app.t400", other), "the drift waited for all grants"
 
 
+@pytest.mark.parametrize("granted", ["DELETE", "UPDATE (total)"])
 async def test_what_a_complete_read_found_before_a_small_round_corrected_it_is_not_counted_again(
-    world: DatabaseWorkerWorld, reads: HeldReads, monkeypatch: pytest.MonkeyPatch
+    world: DatabaseWorkerWorld, reads: HeldReads, monkeypatch: pytest.MonkeyPatch, granted: str
 ) -> None:
     world.declare(READ)
+    await world.hand.execute(f"GRANT {granted} ON app.orders TO pg_monitor")  # what is revoked writes the row
     async with world.working() as worker:
         await world.wait_settled()
         async with reads.hold() as held:
@@ -190,7 +192,7 @@ async def test_what_a_complete_read_found_before_a_small_round_corrected_it_is_n
             worker.note_everything()
             await reads.waits.wait()
             monkeypatch.setattr(DatabaseSession, "read_events", read_events_after_the_read)
-            await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+            await world.hand.execute(f"GRANT {granted} ON app.orders TO {world.role}")
             reads.starting.set()
             await world.wait(lambda result: result.drift_count == 1)
         monkeypatch.setattr(DatabaseSession, "read_events", to_read)

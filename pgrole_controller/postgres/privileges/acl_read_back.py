@@ -52,7 +52,7 @@ class AclReadBack:
         for one in repairs:
             before = one.observed
             found = now.get(before.object.id)
-            if found is None or found.seen != before.seen or identity_of(found) != identity_of(before):
+            if found is None or _state_of(one, found) != _state_of(one, before):
                 text = f"{before.object.label} changed while the controller read it"
                 stale[before.object.id] = OutdatedAcl(Reason.PROGRESSING, text)
         return stale
@@ -100,6 +100,13 @@ class AclReadBack:
                     word = "revoke" if change.revoke else "grant"
                     text = f'PostgreSQL did not {word} the default {privilege} of creator "{change.creator_name}"'
                     raise Transient(Reason.DATABASE_ERROR, text)
+
+
+def _state_of(repair: AclRepair, acl: ObservedAcl) -> tuple[object, ...]:
+    """What has to be the same when the repair is made. `seen` leaves columns out. No read finds all of an owner's."""
+    grantees = {change.grantee for change in repair.changes} - {acl.object.owner}
+    columns = frozenset(entry for entry in acl.entries if entry.column and entry.grantee in grantees)
+    return *identity_of(acl), acl.seen, columns
 
 
 async def _share_turn(repair: AclRepair) -> None:
