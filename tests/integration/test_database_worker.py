@@ -1580,6 +1580,20 @@ async def test_who_changes_a_column_or_default_privileges_later_is_not_blamed(
 
 
 @pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("statement", ["{}", "DO $$ BEGIN {}; END $$"])
+async def test_who_created_a_table_is_not_blamed_for_a_column_that_another_revoked(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, statement: str, live: bool
+) -> None:
+    columns = ObjectPrivileges(ObjectKind.TABLE, "app", ("orders",), frozenset({"SELECT"}), ("id",))
+    declared = DatabasePrivileges(world.database, objects=(columns,))
+    grantee = Grantee(KEY, "uid-1", 1, world.role, world.oid, {world.database: declared}, policy=POLICY)
+    world.grantees.publish(SERVER, grantee)
+    revoked = statement.format("REVOKE SELECT (id) ON app.orders FROM {role}")
+    found = await attribute(world, monkeypatch, [(None, revoked)], live=live)
+    assert found == {"SELECT on column app.orders.id was revoked": (world.alice, Evidence.SESSION)}
+
+
+@pytest.mark.parametrize("live", [False, True])
 async def test_an_earlier_grant_that_was_taken_back_is_not_blamed_for_a_hidden_one(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, live: bool
 ) -> None:

@@ -80,6 +80,11 @@ class ChangedRow:
     schema: str = ""
     change: ChangedPrivilege | None = None
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another row shows the change: of what is revoked from a column, the table's row need not."""
+        return self.change is not None and bool(self.change.column) and not self.change.granted
+
 
 @dataclass(frozen=True, slots=True)
 class FoundAuthor:
@@ -137,7 +142,7 @@ class LastEvents:
     def _find_nearest(self, changed: ChangedRow) -> DriftAuthor:
         """The last event that fits; for an existing row, only if its statement names the object and the grantee."""
         fitting = [event for event in self._choose(changed) if _is_possible(changed, event)]
-        if changed.xmin:
+        if changed.xmin and not changed.is_elsewhere:
             fitting = [event for event in fitting if _shows(changed, event)]
         if not fitting:
             return DriftAuthor()
@@ -273,7 +278,8 @@ def _mentions_in_schema(text: str, name: str, schema: str) -> bool:
 def _explains(changed: ChangedRow, event: DdlEvent) -> bool:
     """Whether a command of the transaction that wrote the row may have made the change."""
     creating = event.tag.startswith(("CREATE ", "SELECT INTO", "IMPORT ")) and event.object == changed.oid != 0
-    return creating or _is_possible(changed, event)
+    # Its creation takes no privilege from anyone.
+    return (creating and (changed.change is None or changed.change.granted)) or _is_possible(changed, event)
 
 
 def _is_possible(changed: ChangedRow, event: DdlEvent) -> bool:
