@@ -24,6 +24,7 @@ from pgrole_controller.controller.privileges import (
     privilege_attribution,
     privilege_reconcile,
     privilege_round,
+    small_rounds,
 )
 from pgrole_controller.controller.privileges.full_reads import FullReads
 from pgrole_controller.controller.privileges.grantees import Grantees
@@ -34,6 +35,7 @@ from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfi
 from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.privileges.acl import ObjectKind
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.privileges.attribution import ChangedRow
 from pgrole_controller.core.privileges.grantee import (
     Access,
     DatabasePrivileges,
@@ -49,6 +51,7 @@ from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.held_databases import HeldQuestion, read_unheld
 from pgrole_controller.postgres.privileges import acl_attribution, searches
+from pgrole_controller.postgres.privileges.acl_attribution import PatientAttribution
 from pgrole_controller.postgres.privileges.acl_refusal import Ineffective
 from pgrole_controller.postgres.privileges.acl_transaction import AclTransactions
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
@@ -1610,6 +1613,37 @@ async def test_an_earlier_grant_that_was_taken_back_is_not_blamed_for_a_hidden_o
         elsewhere = "CREATE TABLE orders (); GRANT DELETE ON orders TO {role}"
         statements = [(None, elsewhere), (None, "GRANT DELETE ON public.orders TO {role}"), (bob, hidden)]
         assert (await attribute(world, monkeypatch, statements, live=live))[DELETE_GRANTED] == expected[DELETE_GRANTED]
+
+
+@pytest.mark.parametrize("live", [False, True])
+async def test_the_authors_of_more_than_a_hundred_transactions_in_one_round_are_named(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, live: bool
+) -> None:
+    number = acl_attribution.MOST_ROWS + 20
+    await world.hand.execute(
+        f"DO $$ BEGIN FOR i IN 1..{number} LOOP EXECUTE format('CREATE TABLE app.t%s ()', i); END LOOP; END $$"
+    )
+    world.declare(READ)
+    async with logged_in_as_bob(world) as bob:
+        statements = [(bob, f"GRANT DELETE ON app.t{place + 1} TO {{role}}") for place in range(number)]
+        await attribute(world, monkeypatch, statements, live=live)
+    assert world.result is not None
+    found = [(one.by.login, one.by.proof, one.count) for one in world.result.last_drifts]
+    assert found == [(world.role.replace("reader", "bob"), Evidence.TRANSACTION, number)]
+
+
+async def test_events_are_not_asked_for_again_after_a_look_for_others(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer_nothing(*_arguments: Any) -> dict[ChangedRow, DriftAuthor]:
+        return {}
+
+    monkeypatch.setattr(PatientAttribution, "ask", answer_nothing)
+    monkeypatch.setattr(DatabaseSession, "unannounced_seconds", 0.0)
+    monkeypatch.setattr(small_rounds, "_SHORT_SECONDS", 0.0)
+    world.declare(READ)
+    found = await attribute(world, monkeypatch, [(None, "GRANT DELETE ON app.orders TO {role}")], live=True)
+    assert found == {DELETE_GRANTED: (world.alice, Evidence.TRANSACTION)}
 
 
 @pytest.mark.parametrize("live", [False, True])

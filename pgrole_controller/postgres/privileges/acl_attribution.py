@@ -6,9 +6,10 @@ bytes, and decoded here without errors; control characters become spaces.
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import chain
 
 import anyio
 
@@ -28,9 +29,10 @@ from pgrole_controller.event_loop import run_aside
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import Row, fetch
 
-#: Maximum number of rows asked about at once, of events for each, of the last events, and of the newest events that are
-#: searched for subtransactions.
+#: Maximum number of transactions asked about at once and in all, of events for each, of the last events, and of the
+#: newest events that are searched for subtransactions.
 MOST_ROWS = 100
+_MOST_TRANSACTIONS = 1000
 MOST_EVENTS = 20
 MOST_LAST = 100
 MOST_RECENT = 10_000
@@ -97,19 +99,33 @@ class PatientAttribution:
     async def ask(
         self, connection: Connection, database: str, rows: Sequence[ChangedRow]
     ) -> dict[ChangedRow, DriftAuthor]:
-        """As `read_authors`; without the answer if there is none in time. Raises PgRoleError if the connection is
-        lost.
+        """As `read_authors`, about up to 1,000 transactions; without what is not answered in time. Raises PgRoleError
+        if the connection is lost.
         """
-        if anyio.current_time() < self._asks_from:
+        began, found = anyio.current_time(), dict[ChangedRow, DriftAuthor]()
+        if began < self._asks_from:
             return {}
         try:
-            return await read_authors(connection, rows)
+            for some in _portions(rows):
+                found |= await read_authors(connection, some)
+                if anyio.current_time() >= began + ATTRIBUTION_SECONDS:
+                    break
         except PgRoleError as error:
             if connection.is_closed():
                 raise
             self._asks_from = anyio.current_time() + UNANSWERED_SECONDS
             log.warning("cannot attribute changes of privileges", extra={"database": database, "error": error.message})
-            return {}
+        return found
+
+
+def _portions(rows: Iterable[ChangedRow]) -> Iterator[list[ChangedRow]]:
+    """By transaction, MOST_ROWS of them at once."""
+    written: dict[int, list[ChangedRow]] = {}
+    for changed in rows:
+        written.setdefault(changed.xmin, []).append(changed)
+    some = list(written.values())[:_MOST_TRANSACTIONS]
+    for start in range(0, len(some), MOST_ROWS):
+        yield list(chain.from_iterable(some[start : start + MOST_ROWS]))
 
 
 async def _read_last_events(connection: Connection, tags: Sequence[str]) -> list[DdlEvent]:

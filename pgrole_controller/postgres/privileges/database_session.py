@@ -137,6 +137,8 @@ class DatabaseSession:
         in turn. Raises PgRoleError.
         """
         in_turn = self._unread.is_needed and self._unread_waits
+        if self._reader is not None:
+            self._reader.forget()
         events = PrivilegeRead() if in_turn else await self.read_events()
         self._unread_waits = events.is_needed and self._unread.is_needed
         if in_turn or self._unread_waits:

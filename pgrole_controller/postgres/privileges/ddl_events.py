@@ -244,8 +244,9 @@ class EventReader:
                 seconds=_SECONDS,
                 reason=Reason.SERVER_NOT_READY,
             )
-        self._rows = [row for row in rows if row.find("id", int) is not None]
-        to_read = choose(map(_read_command, self._rows))
+        found = [row for row in rows if row.find("id", int) is not None]
+        self._rows = found or self._rows
+        to_read = choose(map(_read_command, found))
         if to_read.xid:
             # An older transaction that was still running may have overwritten a row since, without an event of its own.
             to_read = replace(to_read, xid=oldest_running(self.snapshot))
@@ -253,11 +254,15 @@ class EventReader:
         if before not in (None, self._database):
             to_read |= self.own_acl
         self.snapshot = first(rows).get("snapshot", str)
-        return EVERYTHING | to_read if len(self._rows) >= MOST_EVENTS else to_read
+        return EVERYTHING | to_read if len(found) >= MOST_EVENTS else to_read
+
+    def forget(self) -> None:
+        """A round begins: `find_authors` needs the events of earlier ones no more."""
+        self._rows = ()
 
     async def find_authors(self, rows: Collection[ChangedRow]) -> dict[ChangedRow, DriftAuthor]:
-        """Who changed those of these rows that a transaction wrote whose events the last call of `read` returned, and
-        explain the change.
+        """Who changed those of these rows that a transaction wrote whose events the last call of `read` that found any
+        returned, since `forget`, and explain the change.
 
         Rows that a subtransaction wrote are left out: events of older transactions may explain them, too. So are those
         that an earlier event explains better. Raises PgRoleError.
