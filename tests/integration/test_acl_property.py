@@ -68,6 +68,7 @@ _TARGETS = [
         for name in ("one", "view")
     ),
     *(f"{privileges} ON SEQUENCE {schema}.seq" for privileges in ("USAGE", "SELECT") for schema in SCHEMAS),
+    *(f"SELECT (last_value, ctid) ON {schema}.seq" for schema in SCHEMAS),
     *(f"EXECUTE ON FUNCTION {schema}.fn" for schema in SCHEMAS),
     *(f"USAGE ON SCHEMA {schema}" for schema in SCHEMAS),
     *(f"SELECT ON ALL TABLES IN SCHEMA {schema}" for schema in SCHEMAS),
@@ -456,6 +457,15 @@ _UNMANAGED_OPTIONS = {
     "writer": _NOTHING,
 }
 
+_COLUMNS_OF_A_SEQUENCE = {
+    "history": [
+        "GRANT SELECT (last_value), SELECT (ctid) ON app.seq TO {reader} WITH GRANT OPTION",
+        "GRANT SELECT ON app.seq TO {writer}; GRANT SELECT (last_value) ON hr.seq TO {writer}",
+    ],
+    "reader": _NOTHING,
+    "writer": replace(_NOTHING, schemas=(SchemaAccess("hr", frozenset({Access.READ})),)),
+}
+
 _OPTION_OF_A_MANAGED_ROLE = {
     "history": [
         "GRANT SELECT ON scratch.view TO {reader} WITH GRANT OPTION; SET ROLE {reader};"
@@ -473,6 +483,7 @@ _CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 @example(**_OWN_COLUMNS)
 @example(**_UNMANAGED_OPTIONS)
 @example(**_OPTION_OF_A_MANAGED_ROLE)
+@example(**_COLUMNS_OF_A_SEQUENCE)
 @settings(
     max_examples=12,
     deadline=None,

@@ -49,6 +49,10 @@ def texts(*changes: AclChange, cascade: bool = False) -> list[str]:
             change(make(), "SELECT UPDATE", columns=("a", 'b"')),
             'GRANT SELECT ("a", "b"""), UPDATE ("a", "b""") ON TABLE "app"."t20000" TO "reader"',
         ),
+        (
+            change(make(kind=ObjectKind.SEQUENCE), columns=("last_value",), revoke=True),
+            'REVOKE SELECT ("last_value") ON TABLE "app"."t20000" FROM "reader"',
+        ),
         (change(make(), revoke=True), 'REVOKE SELECT ON TABLE "app"."t20000" FROM "reader"'),
         (
             change(make(), revoke=True, option_only=True),
@@ -177,7 +181,7 @@ def test_default_privileges_are_revoked_before_others_are_granted() -> None:
         change(make(), "SELECT; DROP"),
         change(make(), ""),
         change(make(), "DELETE", columns=("a",)),
-        change(make(kind=ObjectKind.SEQUENCE), columns=("a",)),
+        change(make(kind=ObjectKind.SEQUENCE), "UPDATE", columns=("a",)),
         change(make(name="x" * 64)),
         change(make(name="a\0b")),
     ],

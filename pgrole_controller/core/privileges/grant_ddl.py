@@ -43,6 +43,12 @@ _KEYWORDS: Mapping[ObjectKind, str] = {
     ObjectKind.ROUTINE: "ROUTINE",
 }
 
+#: Sequences have columns, too, which GRANT … ON SEQUENCE does not accept.
+_COLUMN_PRIVILEGES: Mapping[ObjectKind, frozenset[str]] = {
+    **dict.fromkeys(TABLE_KINDS, COLUMN_PRIVILEGES),
+    ObjectKind.SEQUENCE: frozenset({"SELECT"}),
+}
+
 #: Keyword and privileges of the object types of pg_default_acl.
 _DEFAULT_TYPES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "r": ("TABLES", DECLARABLE[ObjectKind.TABLE]),
@@ -180,10 +186,10 @@ def _form(change: AclChange, version: int) -> _Form:
     if obj.kind not in _KEYWORDS:
         raise ValueError(f"privileges on a {obj.kind.value} are not changed")
     _check_privileges(change.privileges, DECLARABLE[obj.kind], version)
-    if change.columns and (obj.kind not in TABLE_KINDS or not COLUMN_PRIVILEGES.issuperset(change.privileges)):
+    if change.columns and not _COLUMN_PRIVILEGES.get(obj.kind, frozenset()).issuperset(change.privileges):
         raise ValueError(f"{', '.join(change.privileges)} on columns of a {obj.kind.value} does not exist")
     return _Form(
-        keyword=_KEYWORDS[obj.kind],
+        keyword="TABLE" if change.columns else _KEYWORDS[obj.kind],
         privileges=change.privileges,
         columns=change.columns,
         revoke=change.revoke,
