@@ -263,6 +263,7 @@ _TARGETS = st.one_of(
     st.builds("{} ON ALL TABLES IN SCHEMA {}".format, st.sampled_from(["SELECT", "SELECT, INSERT", "ALL"]), _SCHEMA),
     st.builds("{} ON ALL SEQUENCES IN SCHEMA {}".format, st.sampled_from(["SELECT", "ALL"]), _SCHEMA),
     st.builds("EXECUTE ON ALL FUNCTIONS IN SCHEMA {}".format, _SCHEMA),
+    st.builds("SELECT (last_value) ON {}.one_id_seq".format, _SCHEMA),
     st.builds(
         "{} ON {}.{}".format,
         st.sampled_from(["SELECT", "UPDATE", "SELECT (id)", "DELETE, TRIGGER", "ALL"]),

@@ -232,6 +232,15 @@ def test_undeclarable_privileges_leave_the_schema_unmanaged(privileges: str, gra
     assert folded.notes == (f"unmanaged: schema app: {why} cannot be declared",)
 
 
+def test_columns_of_a_sequence_leave_only_their_schema_unmanaged(database: AclBuilder) -> None:
+    database.add("ids", "SELECT:last_value", kind=ObjectKind.SEQUENCE)
+    database.add_schema("hr")
+    folded = database.fold()
+    assert folded.declared is not None
+    assert [one.schema for one in folded.declared.schemas] == ["app", "hr"]
+    assert folded.notes == ("unmanaged: schema app: privileges on columns of a sequence cannot be declared",)
+
+
 def test_an_overload_is_listed_with_its_arguments(database: AclBuilder) -> None:
     database.add("f", "EXECUTE", kind=ObjectKind.ROUTINE, arguments="integer, text[]")
     database.add("f", "", kind=ObjectKind.ROUTINE, arguments="bigint")

@@ -149,6 +149,8 @@ def _find_problem(schema: HeldSchema) -> str:
             continue
         if group.held.grantable:
             return "grant options cannot be declared"
+        if group.held.columns and group.kind not in TABLE_KINDS:
+            return "privileges on columns of a sequence cannot be declared"
         names = [one.name for one in group.objects] if group.held.columns else []
         names += [column for _, columns in group.held.columns for column in columns]
         if any(is_pattern(name) or not _is_declarable(name) for name in names):
@@ -301,7 +303,8 @@ def _column_items(
 ) -> Iterator[ObjectPrivileges]:
     if not all(_is_declarable(column) and not is_pattern(column) for column in columns):
         return
-    names = [name for name in _names_of(schema, ObjectKind.TABLE, objects) if not is_pattern(name)]
+    tables = [one for one in objects if one.kind in TABLE_KINDS]
+    names = [name for name in _names_of(schema, ObjectKind.TABLE, tables) if not is_pattern(name)]
     for start in range(0, len(names), MOST_NAMES_OF_ITEM):
         some = tuple(names[start : start + MOST_NAMES_OF_ITEM])
         for first in range(0, len(columns), MOST_NAMES_OF_ITEM):
