@@ -639,6 +639,24 @@ async def test_a_controller_without_privileges_reports_the_statement_to_run(
 
 
 @pytest.mark.usefixtures("hurry")
+async def test_for_pg_database_owner_the_controller_needs_the_databases_owner(world: DatabaseWorkerWorld) -> None:
+    async with as_owner(world, member=False) as owner:
+        await world.hand.execute(f"ALTER SCHEMA app OWNER TO pg_database_owner; REVOKE ALL ON SCHEMA app FROM {owner}")
+        world.declare(SchemaAccess("app", frozenset({Access.READ}), ("*",)))
+        async with world.working():
+            error = error_of(await world.wait(lambda result: result.error is not None))
+            assert "A superuser can do it, in database" in error.message
+            await world.hand.execute(f"ALTER DATABASE {world.database} OWNER TO {owner}")
+            world.declare(READ)
+            error = error_of(await world.wait(lambda result: bool(result.error and remedies(result.error))))
+            assert remedies(error) == [f'GRANT "{owner}" TO "{world.database}_controller"']
+            await follow(world, error)
+            await world.wait_settled()
+            assert await world.may("SELECT", "app.orders")
+        await world.hand.execute(f"ALTER SCHEMA app OWNER TO {owner}; ALTER DATABASE {world.database} OWNER TO postgres")
+
+
+@pytest.mark.usefixtures("hurry")
 async def test_a_grantor_that_the_controller_may_not_act_as_is_reported_with_the_statement_to_run(
     world: DatabaseWorkerWorld,
 ) -> None:

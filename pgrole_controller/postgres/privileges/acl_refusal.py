@@ -141,7 +141,7 @@ async def _find_remedy(connection: Connection, repair: AclRepair, version: int) 
             do += _statements(by_actor[name], version)
         elif not row.get("allowed", bool):
             allow.append(_allow(row, version))
-    return _ask("allow it", allow) + _ask(f"do it, in database {spell_identifier(database)}", do)
+    return _ask("allow it", dict.fromkeys(allow)) + _ask(f"do it, in database {spell_identifier(database)}", do)
 
 
 def _statements(changes: Iterable[AclChange], version: int) -> list[str]:
@@ -156,7 +156,7 @@ def _statements(changes: Iterable[AclChange], version: int) -> list[str]:
 
 def _allow(row: Row, version: int) -> str:
     options = " WITH INHERIT TRUE, SET TRUE" if version >= MEMBERSHIP_OPTIONS_VERSION else ""
-    return f"GRANT {spell_identifier(row.text('name'))} TO {spell_identifier(row.text('own_role'))}{options}"
+    return f"GRANT {spell_identifier(row.text('member_of'))} TO {spell_identifier(row.text('own_role'))}{options}"
 
 
 def _ask(what: str, statements: Collection[str]) -> str:
