@@ -211,6 +211,42 @@ async def test_revoking_a_grant_option_revokes_dependents_and_regrants_to_manage
     assert {entry.grantor for entry in after.entries if entry.grantee == db.oids["reader"]} == {db.oids["owner"]}
 
 
+#: A grant on a column whose grantor then loses the grant option, which it had on the whole table.
+ORPHANED = """
+    GRANT SELECT ON app.t TO {delegate} WITH GRANT OPTION; SET ROLE {delegate};
+    GRANT SELECT (id, name) ON app.t TO {reader}; RESET ROLE;
+"""
+
+
+@pytest.mark.parametrize("lost", ["SELECT", "GRANT OPTION FOR SELECT"])
+@pytest.mark.parametrize("kept", ["", "GRANT SELECT (id) ON app.t TO {delegate};"])
+async def test_a_grant_on_columns_is_revoked_after_its_grantor_lost_the_grant_option(
+    db: AclDatabase, lost: str, kept: str
+) -> None:
+    await db.run(f"{ORPHANED} REVOKE {lost} ON app.t FROM {{delegate}}; {kept}")
+    before = named(await read(db), "t")
+    revoke = change(db, before, "reader", "SELECT", columns=("id", "name"), revoke=True, grantor=db.name("delegate"))
+    assert await apply_one(db, before, revoke) is None
+    after = named(await read(db), "t")
+    revoked = {one for one in before.entries if one.grantee == db.oids["reader"]}
+    assert set(before.entries) - set(after.entries) == revoked
+    assert not set(after.entries) - set(before.entries)
+
+
+async def test_a_grantor_without_grant_option_from_whom_others_hold_a_column_is_left_to_people(db: AclDatabase) -> None:
+    await db.run(
+        ORPHANED + "SET ROLE {delegate}; GRANT SELECT (id) ON app.t TO {stranger}; RESET ROLE;"
+        "REVOKE SELECT ON app.t FROM {delegate}"
+    )
+    before = named(await read(db), "t")
+    revoke = change(db, before, "reader", "SELECT", columns=("id",), revoke=True, grantor=db.name("delegate"))
+    error = await apply_one(db, before, revoke)
+    assert error is not None
+    assert named(await read(db), "t").entries == before.entries
+    await db.beside.execute(error.message.partition("granted on the columns: ")[2])
+    assert not any(one.column == "id" for one in named(await read(db), "t").entries)
+
+
 async def test_a_privilege_is_revoked_even_if_the_role_got_it_back_from_whom_it_granted_it(db: AclDatabase) -> None:
     await db.run("""
         GRANT USAGE ON SCHEMA app TO PUBLIC; GRANT SELECT ON app.t TO {delegate} WITH GRANT OPTION;

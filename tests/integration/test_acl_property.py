@@ -466,6 +466,15 @@ _COLUMNS_OF_A_SEQUENCE = {
     "writer": replace(_NOTHING, schemas=(SchemaAccess("hr", frozenset({Access.READ})),)),
 }
 
+_COLUMNS_OF_A_FORMER_DELEGATE = {
+    "history": [
+        "GRANT UPDATE ON app.one TO {delegate} WITH GRANT OPTION; SET ROLE {delegate};"
+        "GRANT UPDATE (id, name) ON app.one TO {reader}, {writer}; RESET ROLE; REVOKE UPDATE ON app.one FROM {delegate}"
+    ],
+    "reader": _NOTHING,
+    "writer": _NOTHING,
+}
+
 _OPTION_OF_A_MANAGED_ROLE = {
     "history": [
         "GRANT SELECT ON scratch.view TO {reader} WITH GRANT OPTION; SET ROLE {reader};"
@@ -484,6 +493,7 @@ _CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 @example(**_UNMANAGED_OPTIONS)
 @example(**_OPTION_OF_A_MANAGED_ROLE)
 @example(**_COLUMNS_OF_A_SEQUENCE)
+@example(**_COLUMNS_OF_A_FORMER_DELEGATE)
 @settings(
     max_examples=12,
     deadline=None,

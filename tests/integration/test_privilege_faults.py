@@ -653,7 +653,8 @@ async def test_for_pg_database_owner_the_controller_needs_the_databases_owner(wo
             await follow(world, error)
             await world.wait_settled()
             assert await world.may("SELECT", "app.orders")
-        await world.hand.execute(f"ALTER SCHEMA app OWNER TO {owner}; ALTER DATABASE {world.database} OWNER TO postgres")
+        await world.hand.execute(f"ALTER SCHEMA app OWNER TO {owner}")
+        await world.hand.execute(f"ALTER DATABASE {world.database} OWNER TO postgres")
 
 
 @pytest.mark.usefixtures("hurry")

@@ -150,7 +150,7 @@ class AclChange:
     """One GRANT or REVOKE on one object, for one grantee.
 
     `columns` is empty for the whole object. `grantor`: for a REVOKE, the role that granted, in whose name it is
-    revoked; empty: the object's owner. `option_only`: REVOKE GRANT OPTION FOR.
+    revoked; empty: the object's owner. `option_only`: REVOKE GRANT OPTION FOR; of a GRANT: WITH GRANT OPTION.
     """
 
     object: DatabaseObject

@@ -68,12 +68,14 @@ class GrantStatement:
     """One statement without a closing semicolon, and what it is about.
 
     `objects`: sorted by oid; empty for default privileges. `acting_as`: the role in whose name it is run
-    (`SET LOCAL ROLE`); empty: the controller's own.
+    (`SET LOCAL ROLE`); empty: the controller's own. `privileges`, `columns`: as in AclChange.
     """
 
     text: str
     objects: tuple[ObjectId, ...] = ()
     acting_as: str = ""
+    privileges: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,8 @@ def _object_statements(changes: Sequence[AclChange], version: int, *, cascade: b
             for some in _chunks(objects, OBJECTS_PER_STATEMENT):
                 for names in _chunks(grantees, GRANTEES_PER_STATEMENT):
                     text = make_sendable(_text(form, some, names, cascade=cascade), _CATALOGS)
-                    yield GrantStatement(text, tuple(obj.id for obj in some), form.acting_as)
+                    ids = tuple(obj.id for obj in some)
+                    yield GrantStatement(text, ids, form.acting_as, form.privileges, form.columns)
 
 
 def _shared(
@@ -218,7 +221,7 @@ def _command(
 ) -> str:
     names = ", ".join(map(render_identifier, grantees))
     if not revoke:
-        return f"GRANT {privileges} ON {target} TO {names}"
+        return f"GRANT {privileges} ON {target} TO {names}{' WITH GRANT OPTION' if option_only else ''}"
     what = f"GRANT OPTION FOR {privileges}" if option_only else privileges
     return f"REVOKE {what} ON {target} FROM {names}{' CASCADE' if cascade else ''}"
 

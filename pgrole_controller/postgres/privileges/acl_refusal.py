@@ -11,7 +11,7 @@ from pgrole_controller.core.privileges.acl import AclChange, DefaultAclChange
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.catalog import MEMBERSHIP_OPTIONS_VERSION
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.errors import LOCK_NOT_FREE, is_lacking, shorten, sqlstate_of
+from pgrole_controller.postgres.errors import DEPENDENT, LOCK_NOT_FREE, is_lacking, shorten, sqlstate_of
 from pgrole_controller.postgres.missing_privileges import explain_own_schema
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.own_locks import find_locked_table, tell_locked_table
@@ -90,6 +90,8 @@ async def explain(connection: Connection, error: PgRoleError, repair: AclRepair,
     if is_lacking(error) and (own := await explain_own_schema(connection, error, said)) is not None:
         return own
     text = error.message if isinstance(error, Ineffective) else f"{label}: {said}"
+    if code == DEPENDENT:
+        text += _revoke_from_grantors(repair, version)
     if is_lacking(error) or isinstance(error, Ineffective):
         text += await _find_remedy(connection, repair, version)
     return Transient(Reason.DATABASE_ERROR, text)
@@ -142,6 +144,20 @@ async def _find_remedy(connection: Connection, repair: AclRepair, version: int) 
         elif not row.get("allowed", bool):
             allow.append(_allow(row, version))
     return _ask("allow it", dict.fromkeys(allow)) + _ask(f"do it, in database {spell_identifier(database)}", do)
+
+
+def _revoke_from_grantors(repair: AclRepair, version: int) -> str:
+    """A grantor without grant option got that to revoke what it granted on columns, and cannot lose it again: others
+    hold the same from it (sql/privileges/lost_options.sql).
+    """
+    texts: list[str] = []
+    for one in repair.changes:
+        if one.revoke and one.grantor and one.columns:
+            given = AclChange(one.object, 0, one.grantor, one.privileges, columns=one.columns, option_only=True)
+            taken = replace(given, revoke=True, option_only=False)
+            texts += [each.text for each in grant_ddl.statements([given], (), version)]
+            texts += [each.text for each in grant_ddl.statements([taken], (), version, cascade=True)]
+    return _ask("revoke everything that its grantors granted on the columns", texts)
 
 
 def _statements(changes: Iterable[AclChange], version: int) -> list[str]:

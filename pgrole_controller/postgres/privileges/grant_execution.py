@@ -14,12 +14,19 @@ from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import fetch
 
-_ACLS = queries.privileges("schema_acls")
-_NOTE_ACLS = f"SELECT pg_catalog.set_config('pgrole.schema_acls', ({_ACLS}), true)"
-_CHECK_ACLS = (
-    f"DO $check$ BEGIN IF ({_ACLS}) <> pg_catalog.current_setting('pgrole.schema_acls') THEN "
-    "RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = 'a role was renamed meanwhile'; END IF; END $check$"
-)
+
+def _note_and_check(query: str, setting: str) -> tuple[str, str]:
+    """Returns statements that note what a query returns, and that fail if it returns something else."""
+    acls = f"coalesce(({queries.privileges(query)}), '')"
+    return (
+        f"SELECT pg_catalog.set_config('{setting}', {acls}, true)",
+        f"DO $check$ BEGIN IF {acls} <> pg_catalog.current_setting('{setting}') THEN "
+        "RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = 'a role was renamed meanwhile'; END IF; END $check$",
+    )
+
+
+_NOTE_ACLS, _CHECK_ACLS = _note_and_check("schema_acls", "pgrole.schema_acls")
+_NOTE_COLUMNS, _CHECK_COLUMNS = _note_and_check("column_acls", "pgrole.column_acls")
 
 
 async def execute_changes(
@@ -60,7 +67,8 @@ async def _execute_as_grantor(connection: Connection, statement: GrantStatement)
     """Raises asyncpg's errors; 40001 if roles were renamed meanwhile.
 
     A grantor without USAGE on a schema, of the object or of the types of its arguments, could not name them, and gets
-    USAGE until the statement is done. The transaction fails unless every role then has on the schema what it had.
+    USAGE until the statement is done. One that lost the grant option for columns likewise gets that. The transaction
+    fails unless every role then has on the schema and the columns what it had.
     """
     acting = f"SELECT pg_catalog.set_config('role', {seen_name(statement.acting_as)}, true)"
     texts = [acting, statement.text, "RESET ROLE"]
@@ -74,6 +82,16 @@ async def _execute_as_grantor(connection: Connection, statement: GrantStatement)
             *texts,
             *_texts([replace(one, revoke=True) for one in opening]),
             _CHECK_ACLS,
+        ]
+    if lost := await _find_lost_options(connection, statement):
+        oids = ",".join(str(one.object.id.oid) for one in lost)
+        texts = [
+            f"SELECT pg_catalog.set_config('pgrole.tables', '{{{oids}}}', true)",
+            _NOTE_COLUMNS,
+            *_texts([replace(one, revoke=False, option_only=True) for one in lost]),
+            *texts,
+            *_texts(lost),
+            _CHECK_COLUMNS,
         ]
     await connection.execute(";\n".join(texts))
 
@@ -90,3 +108,27 @@ async def _find_closed_schemas(connection: Connection, statement: GrantStatement
     rows = await fetch(connection, "", queries.privileges("closed_schemas"), grantor, relations, routines)
     found = [(ObjectId("pg_namespace", row.get("oid", int)), row.text("name")) for row in rows]
     return [DatabaseObject(schema, ObjectKind.SCHEMA, name, name, 0, "") for schema, name in found]
+
+
+async def _find_lost_options(connection: Connection, statement: GrantStatement) -> list[AclChange]:
+    """Returns how to take back what the grantor must be granted, with the grant option, before it can revoke."""
+    if not statement.columns:
+        return []
+    names = [one.encode(errors="surrogateescape") for one in (statement.acting_as, *statement.columns)]
+    oids = [one.oid for one in statement.objects]
+    question = queries.privileges("lost_options")
+    rows = await fetch(connection, "", question, names[0], oids, names[1:], list(statement.privileges))
+    return [
+        AclChange(
+            DatabaseObject(
+                ObjectId("pg_class", row.get("oid", int)), ObjectKind.TABLE, row.text("schema"), row.text("name"), 0, ""
+            ),
+            0,
+            statement.acting_as,
+            (row.get("privilege", str),),
+            revoke=True,
+            columns=(row.text("column_name"),),
+            option_only=row.get("kept", bool),
+        )
+        for row in rows
+    ]
