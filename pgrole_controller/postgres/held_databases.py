@@ -1,6 +1,6 @@
-"""In which databases does a role have privileges? The home database knows, since all databases share pg_shdepend."""
+"""In which databases does a role have privileges, or own something? The home database knows: pg_shdepend is shared."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pgrole_controller.postgres import queries
@@ -44,3 +44,12 @@ async def read_unheld(connection: Connection, asked: Sequence[HeldQuestion]) -> 
         if number not in held:
             unheld[place].add(name)
     return [frozenset(some) for some in unheld]
+
+
+async def read_owning(connection: Connection, roles: Collection[int], databases: Collection[str]) -> frozenset[str]:
+    """Those of the databases in which one of the roles (oids) owns something. Raises PgRoleError."""
+    if not (roles and databases):
+        return frozenset()
+    query = queries.inspect("databases_with_owned_objects")
+    rows = await fetch(connection, "", query, sorted(roles), sorted(databases))
+    return frozenset(row.get("database", str) for row in rows)

@@ -7,7 +7,7 @@ one may be able to use another detection mode.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial, reduce
@@ -43,7 +43,7 @@ from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.detection import POLL_SECONDS, Detector, OnChange, open_detector
 from pgrole_controller.postgres.errors import convert_unexpected, translate_errors, unwrap_group
 from pgrole_controller.postgres.fence import Candidate, Fence, take_lead
-from pgrole_controller.postgres.held_databases import HeldQuestion, read_unheld
+from pgrole_controller.postgres.held_databases import HeldQuestion, read_owning, read_unheld
 from pgrole_controller.postgres.missing_privileges import PARAMETER_GRANTS_VERSION
 from pgrole_controller.postgres.poll import Poller
 from pgrole_controller.postgres.rows import fetch_row, query_each
@@ -146,6 +146,10 @@ class Session:
     async def read_unheld(self, asked: Sequence[HeldQuestion]) -> list[frozenset[str] | PgRoleError]:
         """For each, in order, the databases in which the role has no privileges, nor can be about to get some."""
         return await query_each(self._connection, partial(read_unheld, self._connection), asked)
+
+    async def read_owning_databases(self, roles: Collection[int], databases: Collection[str]) -> frozenset[str]:
+        """Those of the databases in which one of the roles (oids) owns something."""
+        return await read_owning(self._connection, roles, databases)
 
     async def read_drop_states(self, targets: Sequence[DropTarget]) -> list[DropState | PgRoleError]:
         """What a decision to drop each of these roles depends on, in order."""

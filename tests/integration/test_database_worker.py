@@ -49,7 +49,7 @@ from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, News
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.held_databases import HeldQuestion, read_unheld
+from pgrole_controller.postgres.held_databases import HeldQuestion, read_owning, read_unheld
 from pgrole_controller.postgres.privileges import acl_attribution, searches
 from pgrole_controller.postgres.privileges.acl_attribution import PatientAttribution
 from pgrole_controller.postgres.privileges.acl_refusal import Ineffective
@@ -1779,6 +1779,28 @@ async def test_the_home_database_shows_where_a_role_has_privileges(world: Databa
     assert await read_unheld(world.home, asked) == [{world.database, "postgres"}, frozenset()]
     await world.hand.execute(statement.format(database=world.database, role=world.role))
     assert await read_unheld(world.home, asked) == [{"postgres"}, frozenset()]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER DATABASE {database} OWNER TO {role}",
+        "ALTER TABLE app.orders OWNER TO {role}",
+        "ALTER DEFAULT PRIVILEGES FOR ROLE {role} IN SCHEMA app GRANT SELECT ON TABLES TO PUBLIC",
+    ],
+)
+async def test_the_home_database_shows_where_a_role_owns_something(world: DatabaseWorkerWorld, statement: str) -> None:
+    roles, databases = [world.oid, world.other_oid], [world.database, "postgres"]
+    assert await read_owning(world.home, roles, databases) == frozenset()
+    await world.hand.execute(statement.format(database=world.database, role=world.role))
+    assert await read_owning(world.home, roles, databases) == {world.database}
+    assert await read_owning(world.home, [world.other_oid], databases) == frozenset()
+    assert await read_owning(world.home, roles, ["postgres"]) == frozenset()
+
+
+async def test_a_role_that_owns_very_much_may_own_something_in_any_database(world: DatabaseWorkerWorld) -> None:
+    await world.hand.execute(f"SET ROLE {world.role}; SELECT lo_create(0) FROM generate_series(1, 10000); RESET ROLE")
+    assert await read_owning(world.home, [world.oid], [world.database, "postgres"]) == {world.database, "postgres"}
 
 
 async def test_a_database_with_a_workers_session_is_not_reported_as_unheld(world: DatabaseWorkerWorld) -> None:

@@ -1,6 +1,6 @@
 """controller/privileges/grantee_publisher: which roles a reconcile publishes to the database workers, and with what."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, cast
 
@@ -61,10 +61,13 @@ def see(kept: dict[str, tuple[DatabasePrivileges, ...]], **values: object) -> Ob
 
 
 class GranteeSession:
-    """Answers which roles a namespace claims. `meanwhile` happens before the answer."""
+    """Answers which roles a namespace claims. `meanwhile` happens before the answer. `owning`: the databases in which
+    any role owns something; None: unknown.
+    """
 
     def __init__(self, *oids: int, meanwhile: Callable[[], object] = lambda: None) -> None:
         self.oids = frozenset(oids)
+        self.owning: frozenset[str] | None = frozenset()
         self.asked: list[tuple[str, str]] = []
         self.meanwhile = meanwhile
 
@@ -72,6 +75,11 @@ class GranteeSession:
         self.asked += places
         self.meanwhile()
         return dict.fromkeys(places, self.oids)
+
+    async def read_owning_databases(self, roles: Collection[int], databases: Collection[str]) -> frozenset[str]:
+        if self.owning is None:
+            raise Transient(Reason.SERVER_NOT_READY, "a connection to PostgreSQL ended")
+        return self.owning.intersection(databases) if roles else frozenset()
 
 
 class GranteeScene:
@@ -309,14 +317,27 @@ class TestFormerDatabases:
         return asked.privilege_results
 
 
+async def claim_another(scene: GranteeScene, *owning: str | None) -> None:
+    """Has object OTHER of the namespace claim a role, which owns something in these databases; None: unknown."""
+    scene.session = GranteeSession(OID, OID + 1)
+    scene.session.owning = None if None in owning else frozenset(name for name in owning if name)
+    named = ObservedRole(OID + 1, ROLE)
+    other = Claim("app", OID + 1, 7, owner(OTHER), digest(ROLE))
+    plan = Plan("app", owner=owner(OTHER))
+    await scene.reconcile(target(key=OTHER), see({}, claim=other, named=named), SERVER, plan)
+
+
+def note_changes(scene: GranteeScene) -> list[tuple[Key, frozenset[str]]]:
+    """Returns which roles have which databases read from now on."""
+    changes: list[tuple[Key, frozenset[str]]] = []
+    scene.grantees.connect(lambda _, key, names: changes.append((key, names)), lambda *_: None, lambda *_: False)
+    return changes
+
+
 class TestNamespaceRoles:
     async def test_a_new_claim_updates_the_owned_roles_of_published_grantees(self, scene: GranteeScene) -> None:
         await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
-        scene.session = GranteeSession(OID, OID + 1)
-        named = ObservedRole(OID + 1, ROLE)
-        other = Claim("app", OID + 1, 7, owner(OTHER), digest(ROLE))
-        plan = Plan("app", owner=owner(OTHER))
-        await scene.reconcile(target(key=OTHER), see({}, claim=other, named=named), SERVER, plan)
+        await claim_another(scene)
         assert [one.owned for one in scene.grantees.published("main")] == [{OID, OID + 1}]
 
     async def test_a_released_claim_updates_the_owned_roles_of_published_grantees(self, scene: GranteeScene) -> None:
@@ -327,6 +348,33 @@ class TestNamespaceRoles:
         await scene.reconcile(Target(OTHER, None), Observed(), SERVER, plan)
         assert [one.owned for one in scene.grantees.published("main")] == [{OID}]
         assert scene.session.asked == [("shop", "ns-uid")]
+
+    async def test_a_new_role_that_owns_nothing_has_no_database_read_again(self, scene: GranteeScene) -> None:
+        await scene.reconcile(target(ORDERS), see({"orders": (ORDERS,)}))
+        changes = note_changes(scene)
+        await claim_another(scene)
+        assert changes == []
+
+    async def test_where_a_role_that_was_taken_over_owns_something_is_read_again(self, scene: GranteeScene) -> None:
+        await scene.reconcile(target(ORDERS, LAKE), see({"orders": (ORDERS,), "lake": (LAKE,)}))
+        changes = note_changes(scene)
+        await claim_another(scene, "lake", "postgres")
+        assert changes == [(KEY, frozenset({"lake"}))]
+
+    async def test_where_a_declaration_names_creators_is_read_again(self, scene: GranteeScene) -> None:
+        declared = replace(ORDERS, created_by=("other",))
+        await scene.reconcile(target(declared, LAKE), see({"orders": (declared,), "lake": (LAKE,)}))
+        changes = note_changes(scene)
+        await claim_another(scene)
+        assert changes == [(KEY, frozenset({"orders"}))]
+
+    async def test_if_the_server_does_not_tell_every_database_is_read_again(self, scene: GranteeScene) -> None:
+        await scene.reconcile(target(ORDERS, LAKE), see({"orders": (ORDERS,), "lake": (LAKE,)}))
+        changes = note_changes(scene)
+        with pytest.raises(Transient):
+            await claim_another(scene, None)
+        assert changes == [(KEY, frozenset({"orders", "lake"}))]
+        assert [one.owned for one in scene.grantees.published("main")] == [{OID, OID + 1}]
 
     async def test_all_published_roles_share_one_set(self, scene: GranteeScene) -> None:
         """A set of a thousand OIDs for each of a thousand roles would take 64 MiB."""

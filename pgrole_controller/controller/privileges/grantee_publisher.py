@@ -8,7 +8,7 @@ takes over then publishes what was applied.
 An existing role that an object may take over is published as an adoptee: the workers only compare it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from pgrole_controller.controller.errors import contain
@@ -102,6 +102,7 @@ async def _publish(
     namespaces = _namespaces(attempts, found, grantees, server_name)
     roles = await session.read_namespace_roles(sorted(namespaces.values())) if namespaces else {}
     owned = {name: _share(roles[place], name, grantees, server_name) for name, place in namespaces.items()}
+    moved = frozenset[int]().union(*(_compare(now, name, grantees, server_name) for name, now in owned.items()))
     for key, grantee in found.items():
         stored = store.get(key)
         if grantee is None or stored is None or stored.uid != grantee.uid:  # deleted meanwhile
@@ -112,6 +113,29 @@ async def _publish(
         now = owned.get(grantee.key.namespace)
         if now is not None and now is not grantee.owned and grantee.key not in found:
             grantees.publish(server_name, replace(grantee, owned=now))
+    if moved:
+        await _note_owners(moved, owned.keys(), grantees, server_name, session)
+
+
+async def _note_owners(
+    moved: frozenset[int], namespaces: Collection[str], grantees: Grantees, server_name: str, session: Session
+) -> None:
+    """Has the databases in which a role of `moved` owns something read again for the published roles of these
+    namespaces. What such a role comes to own after they were published is announced there.
+    """
+    some = [one for one in grantees.published(server_name) if one.key.namespace in namespaces]
+    owning = databases = frozenset[str]().union(*(one.databases for one in some))
+    try:
+        owning = await session.read_owning_databases(moved, databases)
+    finally:  # without an answer, any
+        for one in some:
+            grantees.note_owners(server_name, one.key, owning)
+
+
+def _compare(owned: frozenset[int], namespace: str, grantees: Grantees, server_name: str) -> frozenset[int]:
+    """Returns the roles that the namespace's published roles do not know to be owned, or know wrongly."""
+    known = {id(one.owned): one.owned for one in grantees.published(server_name) if one.key.namespace == namespace}
+    return frozenset[int]().union(*(some ^ owned for some in known.values() if some is not owned))
 
 
 def _share(roles: frozenset[int], namespace: str, grantees: Grantees, server_name: str) -> frozenset[int]:

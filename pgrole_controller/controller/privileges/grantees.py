@@ -34,12 +34,16 @@ class Grantees:
         self._on_change, self._on_result, self._on_news = on_change, on_result, on_news
 
     def publish(self, server: str, grantee: Grantee) -> None:
-        """Publishes a Grantee; does nothing if it is unchanged."""
+        """Publishes a Grantee; does nothing if it is unchanged. If only `owned` has changed, call `note_owners`, too:
+        that concerns few databases.
+        """
         known = self._published.setdefault(server, {})
         before = known.get(grantee.key)
         if before == grantee:
             return
         known[grantee.key] = grantee
+        if before is not None and grantee.adoptee is None and replace(before, owned=grantee.owned) == grantee:
+            return
         if before is not None and before.uid != grantee.uid:
             self._results.pop((server, grantee.key), None)
         results = self._results.get((server, grantee.key), {})
@@ -49,6 +53,13 @@ class Grantees:
             if one.digest != grantee.digest_of(database):  # it is no answer either if this is declared again later
                 results[database] = replace(one, digest="")
         self._on_change(server, grantee.key, grantee.databases | (before.databases if before else frozenset()))
+
+    def note_owners(self, server: str, key: Key, databases: Collection[str]) -> None:
+        """The namespace's roles are others than before, and some of these own something in these databases."""
+        one = self.get(server, key)
+        affected = [name for name in one.databases if name in databases or one.names_creators(name)] if one else ()
+        if affected:
+            self._on_change(server, key, frozenset(affected))
 
     def withdraw(self, server: str, key: Key) -> None:
         """Withdraws the role: the object no longer owns one, or its declaration cannot be read."""

@@ -136,6 +136,11 @@ class Grantee:
     def databases(self) -> frozenset[str]:
         return frozenset(self.declared) | frozenset(self.former)
 
+    def names_creators(self, database: str) -> bool:
+        """Whether a declaration there names roles whose default privileges it is about."""
+        declared = self.declared.get(database)
+        return any(one.created_by for one in (*self.former.get(database, ()), *((declared,) if declared else ())))
+
     def digest_of(self, database: str) -> str:
         """Returns a digest of everything that decides what the role may do there, except policy and drift options; for
         an adoptee, the policy counts.
