@@ -50,6 +50,33 @@ def test_publishing_announces_the_former_and_new_databases_of_a_changed_grantee(
     assert heard.grantees.get("other", KEY) is None
 
 
+def test_a_databases_roles_are_found_without_asking_those_of_others(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each round of each database asks: with 2,000 roles in 200 databases, that took a seventh of the CPU."""
+    for number in range(3):
+        name = f"d{number}"
+        heard.grantees.publish(
+            "main", replace(GRANTEE, key=Key("shop", name), declared={name: DatabasePrivileges(name)})
+        )
+    monkeypatch.setattr(Grantee, "databases", None)
+    assert heard.grantees.databases("main") == {"d0", "d1", "d2"}
+    assert [one.key.name for one in heard.grantees.of_database("main", "d1")] == ["d1"]
+
+
+def test_a_role_that_moves_or_is_withdrawn_leaves_its_databases(heard: Heard) -> None:
+    grantees = heard.grantees
+    other = replace(GRANTEE, key=OTHER)
+    for one in (GRANTEE, other, replace(GRANTEE, declared={"lake": LAKE})):
+        grantees.publish("main", one)
+    assert grantees.of_database("main", "orders") == (other,)
+    grantees.withdraw("main", OTHER)
+    assert grantees.databases("main") == {"lake"}
+    assert grantees.of_database("main", "orders") == ()
+    grantees.withdraw("main", KEY)
+    assert grantees.databases("main") == frozenset()
+
+
 def test_a_former_database_is_served_too(heard: Heard) -> None:
     grantee = replace(GRANTEE, former={"lake": (LAKE,)})
     heard.grantees.publish("main", grantee)

@@ -16,6 +16,7 @@ from pgrole_controller.core.request import Key
 class Grantees:
     def __init__(self) -> None:
         self._published: dict[str, dict[Key, Grantee]] = {}
+        self._by_database: dict[str, dict[str, dict[Key, Grantee]]] = {}  # by server and database
         self._results: dict[tuple[str, Key], dict[str, PrivilegeResult]] = {}
         self._on_change: Callable[[str, Key, frozenset[str]], None] = lambda _server, _key, _databases: None
         self._on_result: Callable[[str, Key], None] = lambda _server, _key: None
@@ -37,11 +38,10 @@ class Grantees:
         """Publishes a Grantee; does nothing if it is unchanged. If only `owned` has changed, call `note_owners`, too:
         that concerns few databases.
         """
-        known = self._published.setdefault(server, {})
-        before = known.get(grantee.key)
+        before = self.get(server, grantee.key)
         if before == grantee:
             return
-        known[grantee.key] = grantee
+        self._put(server, before, grantee)
         if before is not None and grantee.adoptee is None and replace(before, owned=grantee.owned) == grantee:
             return
         if before is not None and before.uid != grantee.uid:
@@ -66,7 +66,23 @@ class Grantees:
         before = self._published.get(server, {}).pop(key, None)
         self._results.pop((server, key), None)
         if before is not None:
+            self._drop(server, key, before.databases)
             self._on_change(server, key, before.databases)
+
+    def _put(self, server: str, before: Grantee | None, grantee: Grantee) -> None:
+        self._published.setdefault(server, {})[grantee.key] = grantee
+        if before is not None:
+            self._drop(server, grantee.key, before.databases - grantee.databases)
+        places = self._by_database.setdefault(server, {})
+        for database in grantee.databases:
+            places.setdefault(database, {})[grantee.key] = grantee
+
+    def _drop(self, server: str, key: Key, databases: Collection[str]) -> None:
+        places = self._by_database.setdefault(server, {})
+        for database in databases:
+            del places[database][key]
+            if not places[database]:
+                del places[database]
 
     def get(self, server: str, key: Key) -> Grantee | None:
         return self._published.get(server, {}).get(key)
@@ -80,12 +96,11 @@ class Grantees:
             self.withdraw(server, key)
 
     def of_database(self, server: str, database: str) -> tuple[Grantee, ...]:
-        published = self._published.get(server, {}).values()
-        return tuple(one for one in published if database in one.declared or database in one.former)
+        return tuple(self._by_database.get(server, {}).get(database, {}).values())
 
     def databases(self, server: str) -> frozenset[str]:
         """Every database that a published Grantee names."""
-        return frozenset[str]().union(*(one.databases for one in self._published.get(server, {}).values()))
+        return frozenset(self._by_database.get(server, ()))
 
     def report(self, server: str, result: PrivilegeResult) -> None:
         """Stores a result. News that no caller took yet remain. Ignores a result about a role that is not published."""
