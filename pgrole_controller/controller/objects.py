@@ -286,6 +286,11 @@ class Objects:
         stored = self.store.get(key)
         return None if stored is None else server_of(stored.object())
 
+    def uid(self, key: Key) -> str | None:
+        """The uid of an object; None for an object that no longer exists."""
+        stored = self.store.get(key)
+        return None if stored is None else stored.uid
+
     def _see_secrets(self, stored: Stored, obj: dict[str, Any]) -> ObservedSecrets:
         source, connection = _secrets_of(obj)
         namespace = stored.key.namespace

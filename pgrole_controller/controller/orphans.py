@@ -6,7 +6,8 @@ is tried once for each read of the claims.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import NoReturn
 
 import anyio
@@ -49,12 +50,12 @@ class Orphans:
         self._claims.extend(claims)
         self._after = after
 
-    def take(self, is_orphan: Callable[[Key], bool]) -> tuple[tuple[str, str], ...]:
-        """The next chunk, as (role name, uid): claims whose object does not exist now."""
+    def take(self, is_orphan: Callable[[Key, str], bool]) -> tuple[tuple[str, str], ...]:
+        """The next chunk, as (role name, uid): claims whose object, with that uid, does not exist now."""
         self._keys = {}
         while self._claims and len(self._keys) < self._size:
             key, role_name, uid = self._claims.popleft()
-            if is_orphan(key):
+            if is_orphan(key, uid):
                 self._keys[role_name, uid] = key
         return tuple(self._keys)
 
@@ -83,6 +84,9 @@ class OrphanTimer:
 
     An object that is deleted while no controller watches, or recreated for another server, leaves its claim. The claim
     of an object that was recreated for the same server is left to its reconcile.
+
+    The claim of an existing object that names another PgServer was made through that one: either this server is a copy
+    of its server, or two PgServers name one server. The latter is possible as long as the other has no session.
     """
 
     def __init__(
@@ -92,13 +96,17 @@ class OrphanTimer:
         keeper: SessionKeeper,
         objects: Objects,
         released: Callable[[str], None],
+        unknown: Callable[[], Collection[str]],
     ) -> None:
-        """`connection` guards the session's. `released` is called with the role name of each claim."""
+        """`connection` guards the session's. `released` is called with the role name of each claim. `unknown` returns
+        the names of PgServers without a session.
+        """
         self._session = session
         self._connection = connection
         self._keeper = keeper
         self._objects = objects
         self._released = released
+        self._unknown = unknown
         self._orphans = Orphans()
         self._restarted = Signal()
 
@@ -124,7 +132,7 @@ class OrphanTimer:
             return POSTPONED_SECONDS
         if (after := self._orphans.due) is not None:
             self._orphans.load(*await self._session.read_claims(after))
-        chunk = self._orphans.take(self._is_orphan)
+        chunk = self._orphans.take(partial(self._is_orphan, self._unknown()))
         if chunk:
             began = anyio.current_time()
             (failure,) = await self._session.apply_plans([Plan(role_name="", releases=chunk)])
@@ -142,5 +150,8 @@ class OrphanTimer:
         self._orphans = Orphans()
         return self._keeper.server.resync_seconds
 
-    def _is_orphan(self, key: Key) -> bool:
-        return self._objects.covers(key) and self._objects.server_name(key) != self._keeper.server.name
+    def _is_orphan(self, unknown: Collection[str], key: Key, uid: str) -> bool:
+        named = self._objects.server_name(key)
+        if not self._objects.covers(key) or named == self._keeper.server.name:
+            return False
+        return named not in unknown or self._objects.uid(key) != uid

@@ -73,8 +73,23 @@ def _explain_conflict(older: ServerConfig) -> str:
 
 class LiveServers:
     def __init__(self) -> None:
+        self._declared: dict[int, Holder] = {}
         self._held: dict[object, Holder] = {}
         self._away: set[int] = set()
+
+    def add(self, holder: Holder) -> None:
+        self._declared[id(holder)] = holder
+
+    def remove(self, holder: Holder) -> None:
+        """Notes that this holder ended: its server is no longer declared."""
+        self.mark_connected(holder)
+        self._declared.pop(id(holder), None)
+
+    def unknown(self) -> frozenset[str]:
+        """Names of declared servers without a session, each of which may name any live server."""
+        return frozenset(one.server.name for one in self._declared.values()) - {
+            one.server.name for one in self._held.values()
+        }
 
     def hold(self, holder: Holder, identity: Identity) -> None:
         """Raises Refused if an older PgServer holds the same live server; makes a younger holder reconnect."""
@@ -92,7 +107,7 @@ class LiveServers:
         return len(self._away)
 
     def mark_connected(self, holder: Holder) -> None:
-        """Notes that this holder has a session, or no longer needs one."""
+        """Notes that this holder has a session."""
         self._away.discard(id(holder))
 
     def release(self, holder: Holder) -> None:

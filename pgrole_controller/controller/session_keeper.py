@@ -103,17 +103,20 @@ class SessionKeeper:
 
     async def run(self) -> None:
         """Runs until the queue is closed."""
-        while not self._context.queue.closed:
-            try:
-                with anyio.CancelScope() as self._scope:
-                    await self._run_session()
-            finally:
-                self.session = None
-                self._set_down()
-                if self.server.lapsed:
-                    self.server = replace(self.server, endpoint=None)
-                self._context.live_servers.release(self)
-        self._context.live_servers.mark_connected(self)
+        self._context.live_servers.add(self)
+        try:
+            while not self._context.queue.closed:
+                try:
+                    with anyio.CancelScope() as self._scope:
+                        await self._run_session()
+                finally:
+                    self.session = None
+                    self._set_down()
+                    if self.server.lapsed:
+                        self.server = replace(self.server, endpoint=None)
+                    self._context.live_servers.release(self)
+        finally:
+            self._context.live_servers.remove(self)
 
     def reconnect(self, why: str) -> None:
         """Ends the session, or the wait for the next one, and begins another at once."""

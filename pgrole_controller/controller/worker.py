@@ -209,7 +209,12 @@ class ServerWorker:
         self.keeper.note_suspended(await session.is_suspended())
         home = await session.read_database_name()
         orphans = self._orphans = OrphanTimer(
-            session, self._connection, self.keeper, self._objects, self._note_released
+            session,
+            self._connection,
+            self.keeper,
+            self._objects,
+            self._note_released,
+            self._context.live_servers.unknown,
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._answer_many)

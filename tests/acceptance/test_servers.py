@@ -221,6 +221,31 @@ async def test_the_younger_of_two_pgservers_for_one_live_server_is_refused(
         await stage.kube.wait_ready("app")
 
 
+async def test_an_older_pgserver_without_a_session_keeps_the_claims_of_its_objects(
+    stage: Stage, declared: PgServers, role: str
+) -> None:
+    async with running(alone(stage), connected=False), stage.database() as database:
+        await declared.apply("elder", stage.postgres)
+        await declared.wait_ready("elder")
+        await stage.kube.apply("app", name=role, serverRef={"name": "elder"})
+        await stage.kube.apply("gone", name=f"{role}_gone", serverRef={"name": "elder"})
+        await stage.kube.wait_all_ready()
+        await declared.wait_younger("elder")
+        await declared.apply("younger", stage.postgres, resyncInterval="2s")
+        await declared.wait_for("younger", lambda obj: says(obj, "Conflict", '"elder"'), "which it is")
+        await declared.apply_credentials("elder", "postgres", "wrong")
+        await stage.kube.apply("rival", name=role, serverRef={"name": "younger"}, adopt=True)
+        await stage.kube.wait_for("rival", lambda obj: says(obj, "Conflict", "app"), "whose role it is")
+        await stage.kube.delete("gone")
+        await database.wait_value(
+            f"SELECT released_at IS NOT NULL FROM pgrole.claim WHERE role_name = '{role}_gone'", True
+        )
+        await database.wait_value(f"SELECT object FROM pgrole.claim WHERE role_name = '{role}'", "app")
+        await declared.apply_credentials("elder", "postgres", stage.postgres.password)
+        await declared.wait_for("younger", lambda obj: says(obj, "Conflict", '"elder"'), "which it is")
+        await stage.kube.wait_ready("app")
+
+
 @pytest.mark.slow
 async def test_a_declared_default_server_overrides_the_one_in_the_environment(
     stage: Stage, declared: PgServers, servers: Servers, role: str

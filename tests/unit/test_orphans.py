@@ -33,7 +33,7 @@ def release(orphans: Orphans, poisoned: set[str]) -> list[set[str]]:
     """Returns the released chunks in order; a chunk with a poisoned claim fails as a whole."""
     released = []
     while not orphans.done:
-        chunk = orphans.take(lambda _: True)
+        chunk = orphans.take(lambda _key, _uid: True)
         names = {name for name, _ in chunk}
         assert 0 < len(names) <= CHUNK
         failed = bool(names & poisoned)
@@ -63,8 +63,8 @@ def test_all_claims_are_released_except_those_that_fail_alone(count: int, poison
 def test_the_claim_of_a_recreated_object_is_not_released() -> None:
     orphans = Orphans()
     orphans.load(claims(CHUNK + 1))
-    orphans.end(orphans.take(lambda _: True), None)
-    assert orphans.take(lambda _: False) == ()
+    orphans.end(orphans.take(lambda _key, _uid: True), None)
+    assert orphans.take(lambda _key, _uid: False) == ()
     assert orphans.done
 
 
@@ -113,13 +113,16 @@ class OrphanWorld:
         server = SimpleNamespace(name="main", resync_seconds=RESYNC_SECONDS)
         self.keeper = SimpleNamespace(state=SessionState.ACTIVE, server=server)
         self.servers: dict[Key, str] = {}
-        objects = SimpleNamespace(covers=lambda _: True, server_name=self.servers.get)
+        self.uids: dict[Key, str] = {}
+        self.unknown: set[str] = set()
+        objects = SimpleNamespace(covers=lambda _: True, server_name=self.servers.get, uid=self.uids.get)
         self.timer = OrphanTimer(
             cast("Session", self.session),
             self.connection,
             cast("SessionKeeper", self.keeper),
             cast("Objects", objects),
             self.released.append,
+            lambda: self.unknown,
         )
 
     async def run(self, seconds: float, then: Callable[[], None] = lambda: None, more: float = 0.0) -> None:
@@ -140,6 +143,19 @@ async def test_orphans_are_released_soon_after_a_session_begins_and_once_per_per
     await world.run(RESYNC_SECONDS + 10.0)
     assert world.released == ["r0", "r2"]
     assert [at - began for at in world.session.reads] == pytest.approx([FIRST_SECONDS, FIRST_SECONDS + RESYNC_SECONDS])
+
+
+@in_timelapse
+async def test_claims_made_through_another_pgserver_wait_until_it_has_a_session_or_is_deleted() -> None:
+    world = OrphanWorld(3)
+    for number, uid in enumerate(("u0", "recreated", "u2")):
+        key = Key("shop", f"o{number}")
+        world.servers[key], world.uids[key] = "another" if number < 2 else "third", uid
+    world.unknown = {"another"}
+    await world.run(RESYNC_SECONDS - 10.0)
+    assert world.released == ["r1", "r2"]
+    await world.run(RESYNC_SECONDS, lambda: world.unknown.clear(), RESYNC_SECONDS)
+    assert world.released == ["r1", "r2", "r0"]
 
 
 @in_timelapse

@@ -131,6 +131,25 @@ async def test_an_outage_is_the_servers_trouble_at_once_and_reported_on_every_ob
 
 
 @in_timelapse
+async def test_what_a_declared_server_without_a_session_names_is_unknown_until_it_is_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = KeeperWorld(FakeServer(10.0, None), monkeypatch)
+    live = world.context.live_servers
+    assert live.unknown() == frozenset()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(world.keeper.run)
+        await anyio.sleep(1.0)
+        assert live.unknown() == frozenset()
+        await anyio.sleep(60.0)
+        assert live.unknown() == {"main"}
+        tasks.cancel_scope.cancel()
+    assert live.unknown() == frozenset()
+    another = SessionKeeper(SERVER, world.context, world.keeper._work, lambda _: None, world.keeper._enqueue_all)
+    assert live.mark_disconnected(another) == 1  # the deleted one does not count
+
+
+@in_timelapse
 async def test_a_changed_declaration_reconnects_at_once_even_during_a_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
