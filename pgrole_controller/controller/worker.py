@@ -111,7 +111,7 @@ class ServerWorker:
 
     def declare(self, server: ServerConfig) -> None:
         """Takes the current declaration. Reconnects if it changes how to connect, and reconciles every object if it
-        changes the policy.
+        changes the policy, or only what claims record of the PgServer.
         """
         before, self.keeper.server = self.server, server
         if before.resync_seconds != server.resync_seconds:
@@ -120,6 +120,8 @@ class ServerWorker:
             self.keeper.reconnect("server changed")
         elif (before.server_policy, before.address) != (server.server_policy, server.address):
             self.enqueue_all(RequestReason.POLICY, Rank.CHANGE)
+        elif (before.uid, before.generation) != (server.uid, server.generation):
+            self.enqueue_all(RequestReason.SERVER, Rank.RESYNC)
         if before != server:
             self.databases.note_config()
 

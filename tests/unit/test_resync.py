@@ -1,9 +1,10 @@
 """controller/servers, resync: every object is reconciled once per period, even after the period changed."""
 
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import anyio
+import pytest
 
 from pgrole_controller.controller.objects import Objects
 from pgrole_controller.controller.queue import Queue
@@ -30,6 +31,15 @@ class FakeObjects:
 
     def of_server(self, _: str) -> set[Key]:
         return {Key("shop", "app")}
+
+
+@pytest.mark.parametrize("changed", [{"generation": 2}, {"age": ("2027-01-01T00:00:00Z", "recreated")}])
+async def test_claims_are_to_record_another_pgserver_or_generation_of_it(changed: dict[str, Any]) -> None:
+    server = ServerConfig("main", None, ServerPolicy(), Address("", 5432, "", ""), generation=1)
+    queue = Queue()
+    worker = ServerWorker(server, make_context(queue, cast("Objects", FakeObjects())))
+    worker.declare(replace(server, **changed))
+    assert queue.backlog("main").depth == 1
 
 
 async def test_a_shorter_period_takes_effect_at_once() -> None:
