@@ -124,11 +124,14 @@ class PasswordResult:
 
 
 def is_due(desired: DesiredPassword, rotated_at: datetime | None, handled: Collection[str], at: datetime) -> bool:
-    """Tells whether a generated password must be replaced."""
+    """Tells whether a generated password must be replaced. A rotation more than a period ahead is none: the server's
+    clock was wrong.
+    """
     if desired.rotate and desired.rotate not in handled:
         return True
-    due = next_rotation(desired, rotated_at)
-    return due is not None and due <= at
+    if desired.origin is not PasswordOrigin.GENERATED or desired.rotate_every is None or rotated_at is None:
+        return False
+    return not -desired.rotate_every <= at - rotated_at < desired.rotate_every
 
 
 def next_rotation(desired: DesiredPassword, rotated_at: datetime | None) -> datetime | None:

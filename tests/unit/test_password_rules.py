@@ -356,9 +356,22 @@ class TestRotation:
             (replace(GENERATED, rotate="1"), DELIVERED, True),
             (replace(GENERATED, rotate="1"), replace(DELIVERED, rotate="1"), False),
             (GENERATED, replace(DELIVERED, rotate="1"), False),
-            (HOURLY, replace(DELIVERED, rotated_at=datetime.max.replace(tzinfo=UTC)), False),
+            (HOURLY, replace(DELIVERED, rotated_at=NOW + timedelta(hours=1)), False),
+            (HOURLY, replace(DELIVERED, rotated_at=NOW + timedelta(hours=1, seconds=1)), True),
+            (HOURLY, replace(DELIVERED, rotated_at=datetime.max.replace(tzinfo=UTC)), True),
+            (GENERATED, replace(DELIVERED, rotated_at=datetime.max.replace(tzinfo=UTC)), False),
         ],
-        ids=["not yet", "in time", "on demand", "handled", "taken back", "a time that cannot be"],
+        ids=[
+            "not yet",
+            "in time",
+            "on demand",
+            "handled",
+            "taken back",
+            "the clock was set back",
+            "the clock was set back by more than a period",
+            "a time that cannot be",
+            "never",
+        ],
     )
     def test_a_rotation_is_due_at_its_time_and_on_request(
         self, password: DesiredPassword, record: PasswordRecord, due: bool
