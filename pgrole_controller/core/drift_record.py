@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pgrole_controller.core.errors import make_legible
@@ -12,6 +12,9 @@ from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Priv
 #: Maximum number of entries in status.driftHistory, and bytes of JSON of each.
 MOST = 10
 LARGEST = 512
+
+#: A time that is further ahead than this was recorded while a server's clock was wrong.
+FUTURE = timedelta(days=1)
 
 _FEW = 5
 _NAME = 63
@@ -99,7 +102,14 @@ def _size(described: Mapping[str, Any]) -> int:
     return len(json.dumps(described, ensure_ascii=False).encode())
 
 
-def extend_history(previous: Sequence[Mapping[str, Any]], records: Iterable[DriftRecord]) -> list[dict[str, Any]]:
+def order(time: str, now: datetime) -> tuple[bool, str]:
+    """By which the newest time (RFC 3339) sorts last, and times too far in the future sort first."""
+    return time <= rfc3339(now + FUTURE), time
+
+
+def extend_history(
+    previous: Sequence[Mapping[str, Any]], records: Iterable[DriftRecord], now: datetime
+) -> list[dict[str, Any]]:
     """Returns status.driftHistory, newest first: the previous entries, and those of these drifts that are new or whose
     cause is new.
     """
@@ -107,15 +117,15 @@ def extend_history(previous: Sequence[Mapping[str, Any]], records: Iterable[Drif
     for record in records:
         described = _describe_shortly(record)
         history[_identity(described)] = {**history.get(_identity(described), {}), **described}
-    return sorted(history.values(), key=lambda entry: str(entry.get("time")), reverse=True)[:MOST]
+    return sorted(history.values(), key=lambda entry: order(str(entry.get("time")), now), reverse=True)[:MOST]
 
 
-def count_new(history: Iterable[Mapping[str, Any]], records: Iterable[DriftRecord]) -> int:
+def count_new(history: Iterable[Mapping[str, Any]], records: Iterable[DriftRecord], now: datetime) -> int:
     """Returns how many of these drifts were corrected and are later than everything in `history`, of the previous
     status. Without a history, none is known to be new.
     """
-    newest = max((str(entry.get("time")) for entry in history), default=None)
-    return 0 if newest is None else sum(one.corrected and rfc3339(one.time) > newest for one in records)
+    newest = max((order(str(entry.get("time")), now) for entry in history), default=None)
+    return 0 if newest is None else sum(one.corrected and order(rfc3339(one.time), now) > newest for one in records)
 
 
 def keep_known(described: dict[str, Any], previous: Mapping[str, Any] | None, *, hides: bool) -> dict[str, Any]:

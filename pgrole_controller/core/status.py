@@ -9,12 +9,14 @@ from typing import Any
 from pgrole_controller.core.approval import UNFIT, RoleOffer
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.drift_record import (
+    FUTURE,
     DriftRecord,
     count_new,
     describe_last,
     extend_history,
     keep_known,
     keep_reported_time,
+    order,
     read_moment,
     record_of,
     rfc3339,
@@ -226,10 +228,11 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
         if drifts:
             latest.append(record_of(result.database, combine_drifts(drifts)))
     if latest:
-        last = describe_last(max(latest, key=lambda one: one.time), exposes_all=exposes_all)
+        newest = max(latest, key=lambda one: (one.time <= now + FUTURE, one.time))
+        last = describe_last(newest, exposes_all=exposes_all)
         known = read_moment(before.get("time"))
         of_claim = before.get("corrected") and not before.get("database")
-        if of_claim or known is None or rfc3339(known) <= last["time"]:
+        if of_claim or known is None or order(rfc3339(known), now) <= order(last["time"], now):
             status["lastDrift"] = keep_known(last, before, hides=hides)
     if details.reported:
         by = (
@@ -244,10 +247,10 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
     if claim is not None:
         in_databases = sum(result.drift_count for result in results)
         remembered = claim.drift_count + max(in_databases, claim.counted)
-        counted = int(previous.get("driftCount", 0)) + count_new(history, latest)
+        counted = int(previous.get("driftCount", 0)) + count_new(history, latest, now)
         status["driftCount"] = min(max(remembered, counted), _LARGEST_COUNT)
     if records:
-        status["driftHistory"] = extend_history(history, records)
+        status["driftHistory"] = extend_history(history, records, now)
 
 
 def find_reported_time(previous: Mapping[str, Any], fields: Sequence[str]) -> datetime | None:

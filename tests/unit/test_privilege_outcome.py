@@ -305,14 +305,14 @@ class TestHistory:
 
     def test_the_history_keeps_ten_entries(self) -> None:
         records = [DriftRecord(NOW + timedelta(seconds=n), ("login",), True, 1) for n in range(15)]
-        history = extend_history(extend_history([], records[:12]), records[12:])
+        history = extend_history(extend_history([], records[:12], NOW), records[12:], NOW)
         assert [one["time"][-3:-1] for one in history] == [f"{n:02}" for n in range(23, 13, -1)]
         assert len(history) == MOST
 
     def test_a_history_entry_is_bounded_in_size(self) -> None:
         words = tuple("é" * 300 for _ in range(9))
         record = DriftRecord(NOW, tuple("x" * 60 for _ in range(60)), True, 9, "d" * 63, words, BY)
-        (entry,) = extend_history([], [record])
+        (entry,) = extend_history([], [record], NOW)
         assert len(json.dumps(entry, ensure_ascii=False).encode()) <= LARGEST
         assert entry["count"] == 9
         assert entry["by"]["login"] == "alice"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pgrole_controller.core.claim import Claim, Owner
+from pgrole_controller.core.drift_record import MOST
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
@@ -351,3 +352,27 @@ def test_a_status_with_an_unreadable_time_is_written_anew(time: object) -> None:
         again = build(reported, wrong, now=LATER, claim=claim, **details)
         assert again["lastDrift"] == first["lastDrift"]
         assert first["driftHistory"][0] in again["driftHistory"]
+
+
+def test_drifts_dated_in_the_future_do_not_hide_later_ones_once_the_clock_is_set_back() -> None:
+    year = timedelta(days=365)
+
+    def privileges(time: datetime, drift_count: int) -> GrantedPrivileges:
+        drift = PrivilegeDrift(time, ("DELETE on table app.orders was granted",), 1, corrected=True)
+        return answered(replace(result_of(drift_count), last_drifts=(drift,)))
+
+    claim = replace(CLAIM, last_drift_at=NOW - year)
+    status = build(RECONCILED, claim=claim)
+    for number in range(MOST):
+        ahead = NOW + year + timedelta(hours=number)
+        status = build(RECONCILED, status, claim=claim, privileges=privileges(ahead, number + 1))
+    assert status["driftCount"] == CLAIM.drift_count + MOST
+    ahead_claim = replace(CLAIM, drift_count=3, last_drift_at=NOW + year)
+    for number in range(MOST + 2):
+        at = LATER + timedelta(minutes=number)
+        for _ in range(2):
+            found = privileges(at, MOST + 1 + number)
+            status = build(RECONCILED, status, now=at, claim=ahead_claim, privileges=found)
+            assert status["lastDrift"]["time"] == status["driftHistory"][0]["time"] == f"{at:%Y-%m-%dT%H:%M:%SZ}"
+            assert status["driftCount"] == 3 + MOST + 1 + number
+    assert {entry["time"][:10] for entry in status["driftHistory"]} == {"2026-05-06"}
