@@ -7,6 +7,7 @@ fails: a malformed payload names no roles, and a name only causes the declared r
 import asyncio
 import json
 import logging
+import math
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn, TypeAlias
@@ -19,7 +20,7 @@ from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.framing import NotificationFilter
 from pgrole_controller.postgres.protocol import protocol_of
-from pgrole_controller.postgres.rows import fetch
+from pgrole_controller.postgres.rows import fetch, fetch_row
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,8 @@ _WATCH_DEADLINE = WATCH_SECONDS + 15.0
 _GREETING_SECONDS = 5.0
 _HEARTBEAT_SECONDS = 5.0
 _HEARTBEAT_DEADLINE = 3.0
+#: The server's clock was set back if it advanced by this much less than ours between two heartbeats, in seconds.
+_SET_BACK_SECONDS = 2.0
 
 
 class NotDelivered(Transient):
@@ -225,9 +228,25 @@ async def is_listening(connection: Connection) -> bool:
 
 
 async def keep_alive(listener: Connection, lock: anyio.Lock) -> NoReturn:
-    """Queries the listening connection regularly: a lost connection receives nothing and raises no error by itself."""
+    """Queries the listening connection regularly: a lost connection receives nothing and raises no error by itself.
+
+    PostgreSQL sleeps by the server's clock. If that was set back, `watch` may sleep until it shows the former time, so
+    the session must end.
+    """
+    before, answered = -math.inf, -math.inf
     while True:
-        await anyio.sleep(_HEARTBEAT_SECONDS)
         async with lock:
             if not await is_listening(listener):
                 raise Transient(Reason.SERVER_NOT_READY, "the listening connection no longer listens")
+            asked = anyio.current_time()
+            clock = await read_clock(listener)
+        if clock - before < asked - answered - _SET_BACK_SECONDS:
+            raise Transient(Reason.SERVER_NOT_READY, "the clock of the server was set back")
+        before, answered = clock, anyio.current_time()
+        await anyio.sleep(_HEARTBEAT_SECONDS)
+
+
+async def read_clock(connection: Connection) -> float:
+    """The server's clock in seconds since 1970. Raises PgRoleError."""
+    query = "SELECT EXTRACT(epoch FROM pg_catalog.clock_timestamp())::pg_catalog.float8 AS clock"
+    return (await fetch_row(connection, "", query, seconds=_HEARTBEAT_DEADLINE)).get("clock", float)

@@ -14,6 +14,7 @@ import pytest_asyncio
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.watch import read_clock
 from tests.integration.sql_support import DEADLINE, MISMATCHES, NotificationListener, listening, role_oid, seen_home
 from tests.servers import Servers
 
@@ -185,6 +186,11 @@ async def test_watch_does_not_return_before_the_requested_time(watcher: Connecti
     start = time.monotonic()
     await watcher.execute("CALL pgrole.watch(lasting => '300 ms')", timeout=DEADLINE)
     assert time.monotonic() - start >= 0.3
+
+
+async def test_the_servers_clock_is_read_in_seconds(home: Connection) -> None:
+    before = time.time()
+    assert before - 1.0 < await read_clock(home) < time.time() + 1.0
 
 
 async def test_watch_returns_even_while_another_transaction_blocks_observing(

@@ -1,12 +1,18 @@
 """postgres/watch: anyone can send a payload, so it is never more than a request."""
 
 import json
+from typing import cast
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgrole_controller.core.errors import Transient
+from pgrole_controller.postgres import watch
+from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.watch import EVERYTHING, greeting, read_databases, read_names
+from tests.timelapse import in_timelapse
 
 
 def test_a_payload_names_the_role_and_its_former_name() -> None:
@@ -62,3 +68,29 @@ def test_a_payload_about_a_database_names_no_role_and_vice_versa() -> None:
     assert read_names('{"op":"databases"}') == ()
     assert read_databases('{"op":"update","oid":1,"name":"new","was":"old"}') == ()
     assert read_databases('{"op":"many"}') == ()
+
+
+@pytest.mark.parametrize(
+    ("steps", "ends"), [((0.0, 3600.0), False), ((0.0, -1.0, -2.0), False), ((0.0, 0.0, -3600.0), True)]
+)
+@in_timelapse
+async def test_a_session_ends_when_the_servers_clock_was_set_back(
+    monkeypatch: pytest.MonkeyPatch, steps: tuple[float, ...], ends: bool
+) -> None:
+    waiting = list(steps)
+
+    async def read_clock(_: object) -> float:
+        return 1.8e9 + anyio.current_time() + (waiting.pop(0) if len(waiting) > 1 else waiting[0])
+
+    async def is_listening(_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(watch, "read_clock", read_clock)
+    monkeypatch.setattr(watch, "is_listening", is_listening)
+    ended = ""
+    with anyio.move_on_after(60.0):
+        try:
+            await watch.keep_alive(cast("Connection", None), anyio.Lock())
+        except Transient as error:
+            ended = error.message
+    assert ended == ("the clock of the server was set back" if ends else "")
