@@ -33,6 +33,7 @@ from pgrole_controller.core.plan import ReassignOwned, ReassignResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Store, Stored
+from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.reassign import reassign_owned
@@ -89,15 +90,24 @@ class Background:
         """Takes over the reconcile, and ends it when the password task is done. The log's reconcile id is kept."""
         self._waiting.put(result.key.namespace, (logs.current_reconcile_id(), result, task))
 
-    async def empty_role(self, limits: EmptyingLimits, endpoint: Endpoint, result: Result, fence: Fence | None) -> None:
-        """Empties the role of the result and ends its reconcile, also when cancelled with the session."""
+    async def empty_role(
+        self,
+        limits: EmptyingLimits,
+        endpoint: Endpoint,
+        result: Result,
+        fence: Fence | None,
+        server: Identity | None = None,
+    ) -> None:
+        """Empties the role of the result and ends its reconcile, also when cancelled with the session. `server`: that
+        of the session.
+        """
         stored, task = result.target.stored, result.reassign
         try:
             if stored is None or task is None:
                 return
             with self._interrupted(stored):
                 async with limits.namespace(result.key.namespace), limits.roles:
-                    self.keep(stored, await _reassign(result.key, endpoint, task, fence))
+                    self.keep(stored, await _reassign(result.key, endpoint, task, fence, server))
         finally:
             self._endings.end(result)
 
@@ -165,9 +175,11 @@ class Background:
                 del self._interruptible[stored.key]
 
 
-async def _reassign(key: Key, endpoint: Endpoint, task: ReassignOwned, fence: Fence | None) -> ReassignResult:
+async def _reassign(
+    key: Key, endpoint: Endpoint, task: ReassignOwned, fence: Fence | None, server: Identity | None
+) -> ReassignResult:
     try:
-        await reassign_owned(endpoint, task, fence=fence)
+        await reassign_owned(endpoint, task, fence=fence, server=server)
     except PgRoleError as error:
         return ReassignResult(task, error)
     except Exception as error:  # noqa: BLE001 -- one object's error

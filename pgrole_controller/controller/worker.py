@@ -317,7 +317,7 @@ class ServerWorker:
             contain(error, result.key)
         reporter, background, endpoint = self._context.reporter, self._context.background, self.server.endpoint
         if result.reassign is not None and endpoint is not None:
-            beside.start_soon(background.empty_role, self._emptying, endpoint, result, session.fence)
+            beside.start_soon(background.empty_role, self._emptying, endpoint, result, session.fence, session.identity)
         elif result.password_task is not None and result.target.finalizer is None and not result.done_with:
             reporter.record(result)
             background.prepare_password(result, result.password_task)

@@ -19,6 +19,7 @@ import anyio
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.plan import Blocker, ReassignOwned, blocked, check_new_owner
 from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.catalog import count_sessions, read_dependents
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.errors import translate_errors
@@ -26,6 +27,7 @@ from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.reassign_answers import ask, reassign_sql, refusing
 from pgrole_controller.postgres.reassign_in_database import (
     CheckLead,
+    ConnectionPlace,
     DependentDatabase,
     RoleEmptying,
     empty_database,
@@ -50,24 +52,31 @@ PIECE = 300
 
 
 async def reassign_owned(
-    endpoint: Endpoint, task: ReassignOwned, deadline: float = REASSIGN_SECONDS, fence: Fence | None = None
+    endpoint: Endpoint,
+    task: ReassignOwned,
+    deadline: float = REASSIGN_SECONDS,
+    fence: Fence | None = None,
+    server: Identity | None = None,
 ) -> None:
     """Returns when the role has no sessions and, with a new owner, owns nothing and has no privileges.
 
     `endpoint`: the home database. `deadline`: total seconds. Before each step it verifies with `fence` that this
-    process still leads; transactions in other databases cannot verify it themselves, without schema pgrole. Raises
-    Waiting (DropBlocked) with the blockers by database; Transient if the server is not ready, the role has changed, or
-    the deadline has passed.
+    process still leads; transactions in other databases cannot verify it themselves, without schema pgrole. `server`:
+    where the role was read; None: not verified. Raises Waiting (DropBlocked) with the blockers by database; Transient
+    if the server is not ready or is another one, the role has changed, or the deadline has passed.
     """
     check_new_owner(task)
     blockers: list[Blocker] = []
     with anyio.move_on_after(deadline):
         async with connect(endpoint, "reassign", **_TIMEOUTS, **{"pgrole.role": str(task.oid)}) as home:
+            place = await find_place(home)
+            if server is not None and not place.is_on(server):
+                raise Transient(Reason.SERVER_NOT_READY, "the address of the server now leads to another one")
             check_lead = partial(_check_lead, home, fence)
             new_owner = await _find_new_owner(home, task)
             await _end_sessions(home, task, check_lead)
             if task.new_owner is not None:
-                await _empty(home, await _prepare(home, endpoint, task, new_owner, check_lead, blockers))
+                await _empty(home, _prepare(endpoint, task, new_owner, place, check_lead, blockers))
         log.info(
             "owned objects reassigned and privileges revoked", extra={"role": task.role, "new_owner": task.new_owner}
         )
@@ -87,16 +96,16 @@ async def _check_lead(home: Connection, fence: Fence | None) -> None:
         await home.execute(queries.without_schema("check_not_suspended"))
 
 
-async def _prepare(
-    home: Connection,
+def _prepare(
     endpoint: Endpoint,
     task: ReassignOwned,
     new_owner: int | None,
+    place: ConnectionPlace,
     check_lead: CheckLead,
     blockers: list[Blocker],
 ) -> RoleEmptying:
     oids = {"pgrole.role": str(task.oid), "pgrole.new_owner": str(new_owner), "pgrole.piece": str(PIECE)}
-    return RoleEmptying(endpoint, task, {**_TIMEOUTS, **oids}, await find_place(home), check_lead, PIECE, blockers)
+    return RoleEmptying(endpoint, task, {**_TIMEOUTS, **oids}, place, check_lead, PIECE, blockers)
 
 
 async def _find_new_owner(home: Connection, task: ReassignOwned) -> int | None:

@@ -15,6 +15,7 @@ import anyio.lowlevel
 
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Transient, Waiting, make_legible
 from pgrole_controller.core.plan import Blocker, ReassignOwned
+from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.errors import NO_DATABASE, sqlstate_of, translate_errors
 from pgrole_controller.postgres.reassign_answers import ask, describe_blocker, reassign_sql
@@ -44,6 +45,10 @@ class ConnectionPlace:
     started_at: datetime
     acting_role: int
     database: int
+
+    def is_on(self, server: "ConnectionPlace | Identity") -> bool:
+        """Whether both are on the same live server."""
+        return (self.system_identifier, self.started_at) == (server.system_identifier, server.started_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +134,7 @@ async def find_place(connection: Connection) -> ConnectionPlace:
 async def _check_place(connection: Connection, home: ConnectionPlace, database: DependentDatabase) -> None:
     """A pooler may connect to another server, and database settings may change the acting role. Raises PgRoleError."""
     place = await find_place(connection)
-    if (place.system_identifier, place.started_at) != (home.system_identifier, home.started_at):
+    if not place.is_on(home):
         raise Waiting(Reason.DROP_BLOCKED, "the same address leads to another server for this database")
     if place.acting_role != home.acting_role:
         raise Waiting(

@@ -5,7 +5,8 @@ import secrets
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 
 import anyio
 import asyncpg
@@ -17,6 +18,7 @@ from pgrole_controller.core.errors import Reason, Transient, Waiting
 from pgrole_controller.core.plan import Blocker, ReassignOwned, blocked
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import catalog, queries
+from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.reassign import reassign_owned
 from pgrole_controller.postgres.reassign_answers import reassign_sql
@@ -244,6 +246,21 @@ GRANT ALL ON FOREIGN DATA WRAPPER w TO PUBLIC; GRANT ALL ON FOREIGN SERVER loopb
 
 def privileges(trial: ReassignTrial) -> dict[str, str]:
     return {kind: statement for kind, statement in PRIVILEGES.items() if trial.version >= 15 or kind != "a parameter"}
+
+
+async def test_nothing_is_reassigned_on_another_server_at_the_same_address(trial: ReassignTrial) -> None:
+    """New servers give the same oids to their first roles, and a copy has the roles of its origin."""
+    table = f"public.t_{trial.tag}"
+    await trial.home.execute(f"CREATE TABLE {table} (a int); ALTER TABLE {table} OWNER TO {trial.q}")
+    here = await identify(trial.home)
+    before = replace(here, started_at=here.started_at - timedelta(days=1))
+    task = ReassignOwned(trial.role, await trial.oid(), trial.new_owner, terminate=False)
+    with pytest.raises(Transient, match="now leads to another"):
+        await reassign_owned(Endpoint(trial.server.dsn()), task, server=before)
+    assert await trial.owner(trial.home, table) == trial.role
+    await reassign_owned(Endpoint(trial.server.dsn()), task, server=here)
+    assert await trial.owner(trial.home, table) == trial.new_owner
+    await trial.home.execute(f"DROP TABLE {table}")
 
 
 async def test_drop_owned_fails_whenever_it_would_drop_something(trial: ReassignTrial) -> None:
