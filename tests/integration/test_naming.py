@@ -30,8 +30,8 @@ from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.schema import install
 from pgrole_controller.postgres.status_claims import StatusClaims
+from tests.integration.test_reassign import reached
 
-DEADLINE = 60.0
 #: 63 bytes, with everything that a name can contain.
 OURS = "o\"u'r$s %s \\ " + "日" * 16 + "xy"
 THEIRS = "theirs"
@@ -106,12 +106,6 @@ class NamingScene:
                 pass
             await self.holder.execute("COMMIT" if done else "ROLLBACK")
         return results, done
-
-
-async def reached(connection: Connection, query: str, *arguments: object) -> None:
-    with anyio.fail_after(DEADLINE):
-        while not await connection.fetchval(query, *arguments):  # noqa: ASYNC110
-            await anyio.sleep(0.01)
 
 
 async def find(connection: Connection, name: str) -> int | None:
