@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pgrole_controller.core.errors import NOT_UTF8
 from pgrole_controller.core.policy import matches
-from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectKind
+from pgrole_controller.core.privileges.acl import TABLE_KINDS, DatabaseObject, ObjectKind
 from pgrole_controller.core.privileges.default_acl_decision import DEFAULT_KINDS
 from pgrole_controller.core.privileges.grantee import Access, ObjectPrivileges, SchemaAccess
 from pgrole_controller.core.privileges.object_patterns import SYSTEM_SCHEMAS, covers, given_by, is_pattern
