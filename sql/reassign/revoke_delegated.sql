@@ -1,7 +1,8 @@
 -- Revokes privileges that roles other than an object's owner granted to the role in this database, or on shared objects. DROP
 -- OWNED leaves them: it revokes as the owner. Setting of the session: pgrole.role, its oid.
 -- REVOKE acts for one grantor, so this becomes each of them; fails with PGR08 if it may not, and with PGR09 if the grantor is a
--- superuser now, in whose name PostgreSQL revokes nothing. A grantor without USAGE on a schema gets that meanwhile.
+-- superuser now, in whose name PostgreSQL revokes nothing. A grantor without USAGE on a schema gets that meanwhile, and one that lost the grant
+-- option for columns gets that (sql/privileges/lost_options.sql).
 -- A superuser locks the role's name first; other roles resolve it again at the end. If a name has changed meanwhile, that of a
 -- grantor included, this fails with PGR03, and nothing is changed.
 DO $revoke_delegated$
@@ -75,14 +76,35 @@ DECLARE
             FROM held AS h
             JOIN pg_catalog.pg_tablespace AS b ON h.classid = 'pg_catalog.pg_tablespace'::regclass AND b.oid = h.objid
             /* parameters */
+        ), lost AS (
+            SELECT
+                format('TABLE %I.%I', n.nspname, c.relname) AS object, format(' (%I)', a.attname) AS part,
+                e.grantor, e.privilege_type, EXISTS (
+                    SELECT FROM aclexplode(a.attacl) AS k
+                    WHERE (k.grantee, k.grantor, k.privilege_type) = (e.grantor, c.relowner, e.privilege_type)
+                ) AS kept
+            FROM held AS h
+            JOIN pg_catalog.pg_attribute AS a
+                ON h.classid = 'pg_catalog.pg_class'::regclass AND a.attrelid = h.objid AND a.attnum = h.objsubid
+            JOIN pg_catalog.pg_class AS c ON c.oid = a.attrelid
+            JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+            CROSS JOIN LATERAL aclexplode(a.attacl) AS e
+            WHERE h.objsubid <> 0 AND e.grantee = $1 AND NOT EXISTS (
+                SELECT FROM aclexplode(coalesce(c.relacl, '{}') || a.attacl) AS w
+                WHERE (w.grantee, w.privilege_type) = (e.grantor, e.privilege_type) AND w.is_grantable
+            )
         )
         -- Not ALL, which fails if the grantor holds nothing else on some column. What was granted without grant option comes first:
         -- with a grant option, CASCADE may take everything from another of these grantors, who then may not even revoke.
         SELECT
             o.object, o.schemas, g.oid AS grantor_oid, g.rolname AS grantor, g.rolsuper AS is_superuser,
-            string_agg(e.privilege_type || o.part, ', ') AS privileges
+            string_agg(e.privilege_type || o.part, ', ') AS privileges,
+            string_agg(e.privilege_type || o.part, ', ') FILTER (WHERE NOT l.kept) AS lent,
+            string_agg(e.privilege_type || o.part, ', ') FILTER (WHERE l.kept) AS lent_option
         FROM objects AS o
         CROSS JOIN LATERAL aclexplode(o.acl) AS e
+        LEFT JOIN lost AS l
+            ON (l.object, l.part, l.grantor, l.privilege_type) = (o.object, o.part, e.grantor, e.privilege_type)
         JOIN pg_catalog.pg_roles AS g ON g.oid = e.grantor
         WHERE e.grantee = $1 AND e.grantor <> o.owner
         GROUP BY o.object, o.schemas, g.oid, g.rolname, g.rolsuper, e.is_grantable
@@ -105,6 +127,14 @@ DECLARE
         FROM pg_catalog.pg_namespace AS n CROSS JOIN LATERAL aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) AS e
         WHERE n.oid = ANY ($1)
     $schema_acls$;
+    column_acls CONSTANT text := $column_acls$
+        SELECT string_agg(format('%s %s', a.attnum, e), ' ' ORDER BY a.attnum, e.grantor, e.grantee, e.privilege_type)
+        FROM pg_catalog.pg_class AS c
+        JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid
+        CROSS JOIN LATERAL aclexplode(a.attacl) AS e
+        JOIN pg_catalog.pg_roles AS r ON r.oid = e.grantor
+        WHERE c.oid = $1::regclass AND (e.grantor = c.relowner OR r.rolname = current_user)
+    $column_acls$;
     version CONSTANT int := current_setting('server_version_num')::int;
     query text := granted;
     role_name name;
@@ -112,6 +142,9 @@ DECLARE
     closed text;
     acls_before text;
     acls_after text;
+    lent text;
+    columns_before text;
+    columns_after text;
     is_left boolean;
 BEGIN
     IF has_table_privilege('pg_catalog.pg_authid', 'UPDATE') THEN
@@ -140,9 +173,26 @@ BEGIN
             EXECUTE schema_acls INTO acls_before USING item.schemas;
             EXECUTE format('GRANT USAGE ON SCHEMA %s TO %I', closed, item.grantor);
         END IF;
+        lent := concat_ws(', ', item.lent, item.lent_option);
+        IF lent <> '' THEN
+            EXECUTE column_acls INTO columns_before USING substr(item.object, 7);
+            EXECUTE format('GRANT %s ON %s TO %I WITH GRANT OPTION', lent, item.object, item.grantor);
+        END IF;
         EXECUTE format('SET LOCAL ROLE %I', item.grantor);
         EXECUTE format('REVOKE %s ON %s FROM %I CASCADE', item.privileges, item.object, role_name);
         EXECUTE format('SET LOCAL ROLE %I', acting);
+        IF lent <> '' THEN
+            IF item.lent IS NOT NULL THEN
+                EXECUTE format('REVOKE %s ON %s FROM %I', item.lent, item.object, item.grantor);
+            END IF;
+            IF item.lent_option IS NOT NULL THEN
+                EXECUTE format('REVOKE GRANT OPTION FOR %s ON %s FROM %I', item.lent_option, item.object, item.grantor);
+            END IF;
+            EXECUTE column_acls INTO columns_after USING substr(item.object, 7);
+            IF columns_after IS DISTINCT FROM columns_before THEN
+                RAISE EXCEPTION 'a role was renamed in the meantime' USING ERRCODE = 'PGR03';
+            END IF;
+        END IF;
         IF closed IS NOT NULL THEN
             EXECUTE format('REVOKE USAGE ON SCHEMA %s FROM %I', closed, item.grantor);
             EXECUTE schema_acls INTO acls_after USING item.schemas;

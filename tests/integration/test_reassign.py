@@ -342,6 +342,37 @@ async def test_privileges_are_revoked_even_from_a_role_that_got_one_back_from_wh
         assert await trial.dependents() == {}
 
 
+@pytest.mark.parametrize("lost", ["SELECT", "GRANT OPTION FOR SELECT"])
+@pytest.mark.parametrize("kept", ["SELECT", "SELECT (b)"])
+async def test_what_a_grantor_granted_on_columns_before_it_lost_the_grant_option_is_revoked(
+    trial: ReassignTrial, lost: str, kept: str
+) -> None:
+    delegate = f"delegate_{trial.tag}"
+    superuser = await trial.enter(
+        await trial.create_database(),
+        "postgres",
+        f"CREATE ROLE {delegate}; CREATE TABLE t (a int, b int); GRANT SELECT ON t TO {delegate} WITH GRANT OPTION",
+        f"SET ROLE {delegate}; GRANT SELECT (a, b) ON t TO {trial.q}; RESET ROLE",
+        f"REVOKE {lost} ON t FROM {delegate}; GRANT {kept} ON t TO {delegate}",
+    )
+    acls = (
+        "SELECT (SELECT relacl FROM pg_class WHERE oid = 't'::regclass)::text, array_agg(attacl::text ORDER BY attnum)"
+    )
+    acls += " FROM pg_attribute WHERE attrelid = 't'::regclass AND attnum > 0"
+    before = await superuser.fetchrow(acls)
+    await trial.reassign()
+    after = await superuser.fetchrow(acls)
+    assert after is not None
+    assert before is not None
+    assert after[0] == before[0]
+    for old, new in zip(before[1], after[1], strict=True):
+        others = [one for one in old.strip("{}").split(",") if trial.tag in one and delegate == one.partition("=")[0]]
+        assert [one for one in (new or "").strip("{}").split(",") if one] == others
+    await trial.drop()
+    await superuser.execute(f"DROP OWNED BY {delegate}")
+    await trial.home.execute(f"DROP ROLE {delegate}")
+
+
 async def test_a_privilege_that_its_grantor_cannot_revoke_as_a_superuser_is_named(trial: ReassignTrial) -> None:
     name = await trial.create_database()
     delegate = f"delegate_{trial.tag}"
