@@ -9,6 +9,7 @@ An existing role that an object may take over is published as an adoptee: the wo
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from pgrole_controller.controller.errors import contain
@@ -125,11 +126,10 @@ async def _note_owners(
     """
     some = [one for one in grantees.published(server_name) if one.key.namespace in namespaces]
     owning = databases = frozenset[str]().union(*(one.databases for one in some))
-    try:
+    with suppress(PgRoleError):  # without an answer, any
         owning = await session.read_owning_databases(moved, databases)
-    finally:  # without an answer, any
-        for one in some:
-            grantees.note_owners(server_name, one.key, owning)
+    for one in some:
+        grantees.note_owners(server_name, one.key, owning)
 
 
 def _compare(owned: frozenset[int], namespace: str, grantees: Grantees, server_name: str) -> frozenset[int]:
