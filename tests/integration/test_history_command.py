@@ -22,7 +22,7 @@ BY = DriftAuthor(
 )
 VALUES = {"createdb": {"declared": "false", "observed": "true"}}
 DRIFTS = (
-    RecordedDrift("app", ("createdb", "login"), True, at=NOW - timedelta(hours=2), by=BY, values=VALUES),
+    RecordedDrift("app", ("createdb", "login"), True, at=NOW - timedelta(days=2), by=BY, values=VALUES),
     RecordedDrift(
         "reader", ("privileges",), False, "orders", NOW - timedelta(hours=1), 3, BY, words=("DELETE granted",)
     ),
@@ -86,7 +86,7 @@ async def test_role_period_and_limit_filter_the_drifts(home: Connection, databas
     await record(home)
     one = await run_command("history", "app", "-o", "json", PGROLE_DSN=database)
     assert [drift["role"] for drift in one.json()["drifts"]] == ["app"]
-    recent = await run_command("history", "--since", "90m", "-o", "json", PGROLE_DSN=database)
+    recent = await run_command("history", "--since", "1440m", "-o", "json", PGROLE_DSN=database)
     assert len(recent.json()["drifts"]) == 2
     cut = await run_command("history", "--limit", "1", PGROLE_DSN=database)
     assert (len(cut.out.splitlines()), "Only the latest 1 are shown" in cut.err) == (2, True)
