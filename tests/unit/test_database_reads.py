@@ -16,6 +16,9 @@ class Reader:
     async def read(self, *, gated: bool) -> PrivilegeRead:  # noqa: ARG002
         return self.next
 
+    def forget(self) -> None:
+        """Nothing is remembered."""
+
 
 def begin() -> tuple[DatabaseSession, Reader, list[None]]:
     """Returns the session, its events, and a list that grows with each notice."""
