@@ -20,7 +20,7 @@ WITH written AS (
     UNION ALL
     SELECT 'pg_default_acl', d.defaclrole, textsend(coalesce(n.nspname::text, '')), d.defaclobjtype::text, d.xmax
     FROM pg_catalog.pg_default_acl AS d LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid = d.defaclnamespace
-    WHERE d.defaclrole = ANY ($2::oid[])
+    WHERE d.defaclrole = ANY ($2::oid[]) AND (d.defaclnamespace = 0 OR n.oid IS NOT NULL)
 )
 SELECT 'pg_class' AS catalog, l.relation AS oid, NULL::bytea AS schema, NULL AS object_type
 FROM pg_catalog.pg_locks AS l

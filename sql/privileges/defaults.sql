@@ -1,5 +1,5 @@
 -- Which default privileges do the grantees have? One row for each creator, schema and type of object, with at most 10,000 entries:
--- postgres/privileges/long_acls.py.
+-- postgres/privileges/long_acls.py. Rows whose schema is gone are left out: nothing can change them, and nothing is created there.
 -- `page_key`, `page_size`: postgres/answer_pages.py.
 -- $1 oid[] grantees   $2 bytea[] names of schemas, empty for none; NULL: all
 SELECT
@@ -21,5 +21,5 @@ CROSS JOIN LATERAL (
         LIMIT 10000
     ) AS a
 ) AS e
-WHERE e.grantees IS NOT NULL
+WHERE e.grantees IS NOT NULL AND (d.defaclnamespace = 0 OR n.oid IS NOT NULL)
   AND ($2::bytea[] IS NULL OR textsend(coalesce(n.nspname::text, '')) IN (SELECT unnest($2::bytea[])))

@@ -65,6 +65,7 @@ WITH listed AS (
     SELECT 'Default', coalesce(n.nspname, ''), d.defaclobjtype::text || ' of ' || pg_get_userbyid(d.defaclrole), '',
         d.defaclrole, d.defaclacl
     FROM pg_default_acl AS d LEFT JOIN pg_namespace AS n ON n.oid = d.defaclnamespace
+    WHERE d.defaclnamespace = 0 OR n.oid IS NOT NULL -- some outlive their schema
 )
 SELECT DISTINCT kind, schema, name, part, e.privilege_type || CASE WHEN e.is_grantable THEN '*' ELSE '' END AS privilege
 FROM listed, aclexplode(acl) AS e, pg_roles AS r

@@ -759,7 +759,7 @@ LARGE = {
         """
         SET allow_system_table_mods = on;
         INSERT INTO pg_default_acl (oid, defaclrole, defaclnamespace, defaclobjtype, defaclacl)
-        SELECT 3000000000 + n, to_regrole('{owner}'), 3000000000 + n, 'r', '{{reader}=arwdDxt/{owner}}'::aclitem[]
+        SELECT 3000000000 + n, 3000000000 + n, 0, 'r', '{{reader}=arwdDxt/{owner}}'::aclitem[]
         FROM generate_series(1, 20000) AS n
         """,
         0,

@@ -455,6 +455,29 @@ async def test_an_irrevocable_entry_delays_no_other_role_on_the_same_object(
     await drop_role(world, delegate)
 
 
+async def test_default_privileges_that_outlived_their_schema_are_no_drift(world: DatabaseWorkerWorld) -> None:
+    """PostgreSQL locks no schema for ALTER DEFAULT PRIVILEGES. What it writes while the schema is dropped stays."""
+    await world.hand.execute("CREATE SCHEMA passing")
+    other = await asyncpg.connect(world.server.dsn(database=world.database))
+    try:
+        await other.execute("BEGIN; DROP SCHEMA passing")
+        await world.hand.execute(f"ALTER DEFAULT PRIVILEGES IN SCHEMA passing GRANT SELECT ON TABLES TO {world.role}")
+        await other.execute("COMMIT")
+    finally:
+        await other.close()
+    assert await world.hand.fetchval("SELECT count(*) FROM pg_default_acl") == 1
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        await world.hand.execute(f"ALTER DEFAULT PRIVILEGES GRANT DELETE ON TABLES TO {world.role}")
+        result = await world.wait(lambda result: result.drift_count > 0)
+        assert result.error is None
+        left = await world.hand.fetchval(
+            "SELECT array_agg(e.privilege_type) FROM pg_default_acl, aclexplode(defaclacl) AS e"
+        )
+        assert left == ["SELECT"]
+
+
 async def test_a_change_that_no_event_names_is_found_in_the_same_session(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working() as worker:
