@@ -1,8 +1,8 @@
 -- Revokes privileges that roles other than an object's owner granted to the role in this database, or on shared objects. DROP
 -- OWNED leaves them: it revokes as the owner. Setting of the session: pgrole.role, its oid.
 -- REVOKE acts for one grantor, so this becomes each of them; fails with PGR08 if it may not, and with PGR09 if the grantor is a
--- superuser now, in whose name PostgreSQL revokes nothing. A grantor without USAGE on a schema gets that meanwhile, and one that lost the grant
--- option for columns gets that (sql/privileges/lost_options.sql).
+-- superuser now, in whose name PostgreSQL revokes nothing. A grantor without USAGE on a schema gets that meanwhile, and one that
+-- lost the grant option for columns gets that (sql/privileges/lost_options.sql).
 -- A superuser locks the role's name first; other roles resolve it again at the end. If a name has changed meanwhile, that of a
 -- grantor included, this fails with PGR03, and nothing is changed.
 DO $revoke_delegated$
