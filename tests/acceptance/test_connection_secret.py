@@ -481,8 +481,8 @@ async def test_two_objects_that_use_each_others_secrets_settle(kube: Kube, datab
 
 
 async def test_a_forged_rotation_time_breaks_nothing(kube: Kube, database: Database, role: str) -> None:
-    """Anyone who may write the Secret can compute a matching hash. A time that lies further ahead than the next rotation
-    is no reason to wait for it.
+    """Anyone who may write the Secret can compute a matching hash. A time further ahead than the next rotation is no
+    reason to wait for it.
     """
     before = await deliver(kube, role, password={"generate": {"rotateEvery": "87600h"}})
     stamp = RotationStamp(datetime(9999, 12, 31, tzinfo=UTC))
