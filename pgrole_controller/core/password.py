@@ -129,18 +129,22 @@ def is_due(desired: DesiredPassword, rotated_at: datetime | None, handled: Colle
     """
     if desired.rotate and desired.rotate not in handled:
         return True
-    if desired.origin is not PasswordOrigin.GENERATED or desired.rotate_every is None or rotated_at is None:
-        return False
-    return not -desired.rotate_every <= at - rotated_at < desired.rotate_every
+    period = _period_of(desired)
+    return period is not None and rotated_at is not None and not -period <= at - rotated_at < period
 
 
 def next_rotation(desired: DesiredPassword, rotated_at: datetime | None) -> datetime | None:
-    if desired.origin is not PasswordOrigin.GENERATED or desired.rotate_every is None or rotated_at is None:
+    period = _period_of(desired)
+    if period is None or rotated_at is None:
         return None
     try:
-        return rotated_at + desired.rotate_every
+        return rotated_at + period
     except OverflowError:  # the time comes from a Secret, which anyone may have edited
         return None
+
+
+def _period_of(desired: DesiredPassword) -> timedelta | None:
+    return desired.rotate_every if desired.origin is PasswordOrigin.GENERATED else None
 
 
 def version_of(source: str) -> str | None:
