@@ -14,7 +14,7 @@ MOST = 10
 LARGEST = 512
 
 #: A time that is further ahead than this was recorded while a server's clock was wrong.
-FUTURE = timedelta(days=1)
+_FUTURE = timedelta(days=1)
 
 _FEW = 5
 _NAME = 63
@@ -104,7 +104,12 @@ def _size(described: Mapping[str, Any]) -> int:
 
 def order(time: str, now: datetime) -> tuple[bool, str]:
     """By which the newest time (RFC 3339) sorts last, and times too far in the future sort first."""
-    return time <= rfc3339(now + FUTURE), time
+    return time <= rfc3339(now + _FUTURE), time
+
+
+def find_newest(records: Iterable[DriftRecord], now: datetime) -> DriftRecord:
+    """Returns the newest of at least one record, as in `order`."""
+    return max(records, key=lambda one: (one.time <= now + _FUTURE, one.time))
 
 
 def extend_history(

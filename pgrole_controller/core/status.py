@@ -9,11 +9,11 @@ from typing import Any
 from pgrole_controller.core.approval import UNFIT, RoleOffer
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.drift_record import (
-    FUTURE,
     DriftRecord,
     count_new,
     describe_last,
     extend_history,
+    find_newest,
     keep_known,
     keep_reported_time,
     order,
@@ -228,8 +228,7 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
         if drifts:
             latest.append(record_of(result.database, combine_drifts(drifts)))
     if latest:
-        newest = max(latest, key=lambda one: (one.time <= now + FUTURE, one.time))
-        last = describe_last(newest, exposes_all=exposes_all)
+        last = describe_last(find_newest(latest, now), exposes_all=exposes_all)
         known = read_moment(before.get("time"))
         of_claim = before.get("corrected") and not before.get("database")
         if of_claim or known is None or order(rfc3339(known), now) <= order(last["time"], now):
