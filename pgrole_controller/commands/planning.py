@@ -21,7 +21,7 @@ from pgrole_controller.commands.plan_privileges import PlannedGrantee, plan_priv
 from pgrole_controller.commands.plan_words import CLAIMS_UNREADABLE, CLAIMS_UNSAFE
 from pgrole_controller.commands.server_reading import reading
 from pgrole_controller.controller.objects import RIVALS, Target
-from pgrole_controller.controller.observation import read_observed, server_of
+from pgrole_controller.controller.observation import read_observed, server_of_session
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.adoption import find_adoptee
 from pgrole_controller.core.claim import Claim, Owner
@@ -116,7 +116,7 @@ class _ServerPlan:
         self._simulation: Simulation | None = None
 
     def _server_of(self, session: Session) -> Server:
-        server = server_of(session, self._config)
+        server = server_of_session(session, self._config)
         return replace(server, notes_generations=server.notes_generations or self._view.claims_unseen)
 
     async def read(self, subjects: Sequence[Subject]) -> None:

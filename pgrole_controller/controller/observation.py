@@ -23,7 +23,7 @@ Question = TypeVar("Question")
 Found = TypeVar("Found")
 
 
-def server_of(session: Session, declared: ServerConfig) -> Server:
+def server_of_session(session: Session, declared: ServerConfig) -> Server:
     """Returns the server of the session, as decisions see it."""
     identity = session.identity
     return Server(

@@ -14,7 +14,7 @@ import anyio
 
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.objects import Objects, Target
-from pgrole_controller.controller.observation import read_observed, server_of
+from pgrole_controller.controller.observation import read_observed, server_of_session
 from pgrole_controller.controller.privileges.grantee_publisher import add_results, publish, withdraw_unread
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.read_back import ReadBack, ReadBackCache
@@ -85,7 +85,7 @@ async def reconcile(
     `drifted`: the keys with an announced drift, which are reconciled first and in full. `prepared`: what the background
     prepared for these reconciles, by key.
     """
-    batch = _Batch(declared, server_of(session, declared), objects, session, memory)
+    batch = _Batch(declared, server_of_session(session, declared), objects, session, memory)
     known = [one for key in keys if key not in drifted and key not in prepared and (one := _find(key, batch))]
     known_keys = {one.target.key for one in known}
     unknown = [key for key in keys if key not in known_keys]
