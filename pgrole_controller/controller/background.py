@@ -96,7 +96,7 @@ class Background:
         endpoint: Endpoint,
         result: Result,
         fence: Fence | None,
-        server: Identity | None = None,
+        server: Identity | None,
     ) -> None:
         """Empties the role of the result and ends its reconcile, also when cancelled with the session. `server`: that
         of the session.

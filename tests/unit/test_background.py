@@ -226,7 +226,8 @@ async def test_a_role_whose_emptying_was_blocked_is_reconciled_at_once_with_the_
     world, emptying = BackgroundWorld(), FakeEmptying(monkeypatch)
     emptying.failure = Waiting(Reason.DROP_BLOCKED, "locked")
     emptying.may_end.set()
-    await world.background.empty_role(EmptyingLimits(), ENDPOINT, await world.reconcile(reassign=REASSIGN), None)
+    result = await world.reconcile(reassign=REASSIGN)
+    await world.background.empty_role(EmptyingLimits(), ENDPOINT, result, None, None)
     assert [item.key for item in await world.queue.take("main", 1)] == [KEY]
     prepared = world.background.take(KEY)
     assert isinstance(prepared, ReassignResult)
@@ -252,7 +253,7 @@ async def test_emptying_stops_when_the_object_changes(monkeypatch: pytest.Monkey
         world.store.put(made(2))
     with anyio.fail_after(30.0):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(world.background.empty_role, EmptyingLimits(), ENDPOINT, result, None)
+            tasks.start_soon(world.background.empty_role, EmptyingLimits(), ENDPOINT, result, None, None)
             await anyio.wait_all_tasks_blocked()
             _change(world, emptying, change)
     assert (emptying.running, emptying.done) == (0, 0)
@@ -264,7 +265,7 @@ async def test_emptying_cancelled_with_the_session_ends_the_reconcile(monkeypatc
     world, emptying = BackgroundWorld(), FakeEmptying(monkeypatch)
     result = await world.reconcile(reassign=REASSIGN)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(world.background.empty_role, EmptyingLimits(), ENDPOINT, result, None)
+        tasks.start_soon(world.background.empty_role, EmptyingLimits(), ENDPOINT, result, None, None)
         await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
     assert (emptying.running, emptying.done) == (0, 0)
@@ -284,7 +285,7 @@ async def test_concurrent_emptying_is_limited_per_server_and_per_namespace(
                 stored = made(1, f"{server}-{number}", f"ns-{number % namespaces}")
                 world.store.put(stored)
                 result = await world.reconcile(stored, reassign=REASSIGN)
-                tasks.start_soon(world.background.empty_role, limits, ENDPOINT, result, None)
+                tasks.start_soon(world.background.empty_role, limits, ENDPOINT, result, None, None)
         await anyio.wait_all_tasks_blocked()
         assert emptying.running == 2 * most  # each server has its own limit
         emptying.may_end.set()

@@ -392,7 +392,7 @@ async def test_an_error_while_emptying_a_role_is_reported_on_its_object(
     queue.put("default", Request(POISONED, RequestReason.OBJECT))
     await queue.take("default", 1)
     result = Result(objects.read(POISONED, "default", SERVER.server_policy), reassign=cast("Any", "task"))
-    await background.empty_role(EmptyingLimits(), cast("Any", None), result, None)
+    await background.empty_role(EmptyingLimits(), cast("Any", None), result, None, None)
     prepared = background.take(POISONED)
     assert prepared is not None
     assert prepared.problem is not None
