@@ -419,16 +419,28 @@ async def test_a_change_while_an_adoptee_is_compared_is_compared_afterwards(
         await world.wait(lambda result: result.adoption is not None and result.adoption.revoked == ())
 
 
+async def create_tables(world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Creates app.t1 and so on. From now on, each is granted in a transaction of its own."""
+    monkeypatch.setattr(acl_apply, "OBJECTS", 1)
+    await world.hand.execute(
+        f"DO $$ BEGIN FOR i IN 1..{number} LOOP EXECUTE format('CREATE TABLE app.t%s ()', i); END LOOP; END $$"
+    )
+
+
+async def correct_beside_grants(world: DatabaseWorkerWorld, other: str) -> None:
+    """Has a drift of the first role corrected once the other role is granted its first privilege."""
+    await world.wait_may("SELECT", "app.t1", role=other)
+    await world.hand.execute(f"GRANT DELETE ON app.t1 TO {world.role}")
+    await world.wait_may("DELETE", "app.t1", expected=False)
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_drift_is_corrected_between_the_transactions_of_a_first_declaration(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
 ) -> None:
     """`restarted`: the process knows nothing yet, and reads everything for both roles together."""
     monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
-    monkeypatch.setattr(acl_apply, "OBJECTS", 1)
-    await world.hand.execute(
-        "DO $$ BEGIN FOR i IN 1..400 LOOP EXECUTE format('CREATE TABLE app.t%s ()', i); END LOOP; END $$"
-    )
+    await create_tables(world, monkeypatch, 400)
     world.declare()
     async with AsyncExitStack() as working:
         await working.enter_async_context(world.working())
@@ -439,9 +451,7 @@ async def test_a_drift_is_corrected_between_the_transactions_of_a_first_declarat
         other = world.declare_other(READ)
         if restarted:
             await working.enter_async_context(world.working())
-        await world.wait_may("SELECT", "app.t1", role=other)
-        await world.hand.execute(f"GRANT DELETE ON app.t1 TO {world.role}")
-        await world.wait_may("DELETE", "app.t1", expected=False)
+        await correct_beside_grants(world, other)
         result = await world.wait(lambda result: result.drift_count == 1)
         assert not await world.may("SELECT", "app.t400", other), "the drift waited for all grants"
         monkeypatch.setattr(AclTransactions, "run", run_at_once)
@@ -454,18 +464,13 @@ async def test_a_revoke_is_drift_of_a_role_beside_whose_first_grants_a_drift_of_
 ) -> None:
     """The complete read for the declared role was the first to find its objects. The small round read only one."""
     monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
-    monkeypatch.setattr(acl_apply, "OBJECTS", 1)
-    await world.hand.execute(
-        "DO $$ BEGIN FOR i IN 1..40 LOOP EXECUTE format('CREATE TABLE app.t%s ()', i); END LOOP; END $$"
-    )
+    await create_tables(world, monkeypatch, 40)
     world.declare()
     async with world.working():
         await world.wait_settled()
         monkeypatch.setattr(AclTransactions, "run", run_slowly)
         other = world.declare_other(READ)
-        await world.wait_may("SELECT", "app.t1", role=other)
-        await world.hand.execute(f"GRANT DELETE ON app.t1 TO {world.role}")
-        await world.wait_may("DELETE", "app.t1", expected=False)
+        await correct_beside_grants(world, other)
         assert not await world.may("SELECT", "app.t40", other)
         monkeypatch.setattr(AclTransactions, "run", run_at_once)
         await world.wait_other_settled()
