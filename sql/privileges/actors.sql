@@ -1,6 +1,6 @@
 -- May the role that logged in act as these? One row for each that exists. Names are sent as bytes: another database may have
--- written them in its encoding. `member_of`: the role that it must be a member of. That is the database's owner for pg_database_owner,
--- which is granted to no one.
+-- written them in its encoding. `member_of`: the role that it must be a member of. For pg_database_owner, which is granted to
+-- no one, that is the owner of the database.
 -- $1 bytea[] names of roles
 SELECT
     textsend(r.rolname::text) AS name, textsend(m.rolname::text) AS member_of, textsend(session_user::text) AS own_role,

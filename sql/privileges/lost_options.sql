@@ -1,5 +1,5 @@
--- Which privileges on columns did a role grant, but has lost the grant option for? PostgreSQL keeps what it granted on a column
--- if it loses the grant option on the whole table, and then lets it revoke nothing. One row for each column and privilege.
+-- For which privileges that it granted on columns has a role lost the grant option? If it loses the one on the whole table,
+-- PostgreSQL keeps what it granted on columns, and lets it revoke nothing there. One row for each column and privilege.
 -- `kept`: whether it has the privilege itself, so that only a grant option would be taken back from it.
 -- $1 bytea name of the role   $2 oid[] tables   $3 bytea[] columns   $4 text[] privileges
 SELECT

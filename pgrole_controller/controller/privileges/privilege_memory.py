@@ -151,7 +151,7 @@ class PrivilegeMemory:
         self._meanwhile, self._columns_meanwhile = None, frozenset()
 
     def select_new(self, read: frozenset[ObjectId]) -> frozenset[ObjectId]:
-        """Of these objects, those that are new since the last round that granted every role what it needs there."""
+        """Returns those of these objects on which not every role has been granted what it needs yet."""
         return read & self._new.keys()
 
     def note_objects(self, observed: ObservedDatabase, *, complete: bool) -> NewObjects:
@@ -197,8 +197,8 @@ class PrivilegeMemory:
         self._columns_meanwhile |= found
 
     def begin_noting(self, key: Key, missed: frozenset[ObjectId], number: int) -> None:
-        """After the role's first complete read, of this number: what it misses from now on is known. `missed`: objects
-        that may have appeared since its declaration was applied.
+        """Call it after the role's first complete read. `number`: of that read. `missed`: objects that may have
+        appeared since the role's declaration was applied.
         """
         if key not in self._resting:
             role = self._roles[key]

@@ -46,7 +46,7 @@ class RoleMemory:
 
     `missed`: objects that were new when the role was granted nothing on them: it was suspended or ignored, or the grant
     failed. None: not known, as before the role's first complete read. `settled`: number of the last complete read after
-    which the role had what it needs. What this read found is not new to it, even if it is to other roles.
+    which the role had what it needs. What this read found may be new to other roles, but not to this one.
     """
 
     uid: str

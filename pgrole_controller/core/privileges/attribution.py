@@ -82,7 +82,7 @@ class ChangedRow:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether another row shows the change: of what is revoked from a column, the table's row need not."""
+        """Whether the change may have left the table's row as it was: a column's REVOKE may write only the column's."""
         return self.change is not None and bool(self.change.column) and not self.change.granted
 
 

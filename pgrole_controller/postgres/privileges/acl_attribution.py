@@ -99,8 +99,8 @@ class PatientAttribution:
     async def ask(
         self, connection: Connection, database: str, rows: Sequence[ChangedRow]
     ) -> dict[ChangedRow, DriftAuthor]:
-        """As `read_authors`, about up to 1,000 transactions; without what is not answered in time. Raises PgRoleError
-        if the connection is lost.
+        """As `read_authors`, for the first 1,000 transactions, and as far as the time suffices. Raises PgRoleError if
+        the connection is lost.
         """
         began, found = anyio.current_time(), dict[ChangedRow, DriftAuthor]()
         if began < self._asks_from:

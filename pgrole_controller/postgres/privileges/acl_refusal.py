@@ -147,8 +147,8 @@ async def _find_remedy(connection: Connection, repair: AclRepair, version: int) 
 
 
 def _revoke_from_grantors(repair: AclRepair, version: int) -> str:
-    """A grantor without grant option got that to revoke what it granted on columns, and cannot lose it again: others
-    hold the same from it (sql/privileges/lost_options.sql).
+    """To revoke what it granted on columns, a grantor needs the grant option that it has lost. It could not lose it
+    again, since other roles hold the same from it (sql/privileges/lost_options.sql).
     """
     texts: list[str] = []
     for one in repair.changes:

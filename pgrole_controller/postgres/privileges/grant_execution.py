@@ -67,8 +67,8 @@ async def _execute_as_grantor(connection: Connection, statement: GrantStatement)
     """Raises asyncpg's errors; 40001 if roles were renamed meanwhile.
 
     A grantor without USAGE on a schema, of the object or of the types of its arguments, could not name them, and gets
-    USAGE until the statement is done. One that lost the grant option for columns likewise gets that. The transaction
-    fails unless every role then has on the schema and the columns what it had.
+    USAGE until the statement is done. One that lost the grant option for columns gets that as well. The transaction
+    fails if any role then has other privileges on the schema or the columns than before.
     """
     acting = f"SELECT pg_catalog.set_config('role', {seen_name(statement.acting_as)}, true)"
     texts = [acting, statement.text, "RESET ROLE"]
