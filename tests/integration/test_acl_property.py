@@ -234,7 +234,7 @@ async def _begin(db: AclDatabase, history: Iterable[str]) -> None:
 async def _everything(db: AclDatabase) -> dict[ObjectId, ObservedAcl]:
     grantees = [PUBLIC, *db.oids.values()]
     found = await read_acls(db.connection, grantees, anywhere)
-    tables = [one.object.id.oid for one in found if one.object.kind in TABLE_KINDS]
+    tables = [one.object.id.oid for one in found if one.object.kind in {*TABLE_KINDS, ObjectKind.SEQUENCE}]
     found += await read_named_acls(db.connection, grantees, tables, tables)
     return {one.object.id: one for one in found}
 
@@ -484,6 +484,16 @@ _OPTION_OF_A_MANAGED_ROLE = {
     "writer": replace(_NOTHING, unmanaged=("s*",)),
 }
 
+_OWNERS_OPTION_ON_COLUMNS = {
+    "history": [
+        "ALTER SEQUENCE hr.seq OWNER TO {delegate}",
+        "GRANT SELECT (last_value, ctid) ON hr.seq TO {delegate} WITH GRANT OPTION; SET ROLE {delegate};"
+        "GRANT SELECT (last_value, ctid) ON hr.seq TO {reader}",
+    ],
+    "reader": _NOTHING,
+    "writer": _NOTHING,
+}
+
 _CASES = given(history=st.lists(_EVENTS, min_size=4, max_size=14), reader=_DECLARED, writer=_DECLARED)
 _CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
@@ -494,6 +504,7 @@ _CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 @example(**_OPTION_OF_A_MANAGED_ROLE)
 @example(**_COLUMNS_OF_A_SEQUENCE)
 @example(**_COLUMNS_OF_A_FORMER_DELEGATE)
+@example(**_OWNERS_OPTION_ON_COLUMNS)
 @settings(
     max_examples=12,
     deadline=None,
