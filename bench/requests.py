@@ -18,7 +18,8 @@ from bench.stand import NAMESPACE, BenchStand
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.resource import APPLY, PGROLES
 from pgrole_controller.kube.server_side_apply import MANAGER, apply_status
-from pgrole_controller.kube.store import pack, parse
+from pgrole_controller.kube.stored_object import pack
+from pgrole_controller.kube.unvalidated import parse
 
 _REQUESTS = 300
 _WARM_UP = 20

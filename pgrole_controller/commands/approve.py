@@ -25,7 +25,7 @@ from pgrole_controller.core.password import request_of
 from pgrole_controller.ending import make_printable
 from pgrole_controller.kube.errors import ApiError, KubeError, is_absent, is_away
 from pgrole_controller.kube.resource import MERGE_PATCH, PGROLES
-from pgrole_controller.kube.store import mapping, parse, sequence, whole
+from pgrole_controller.kube.unvalidated import mapping, parse, sequence, whole
 from pgrole_controller.program import spell_commands
 from pgrole_controller.settings import WrongSetting
 

@@ -26,7 +26,7 @@ from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerCon
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
-from pgrole_controller.kube.store import mapping
+from pgrole_controller.kube.unvalidated import mapping
 from pgrole_controller.settings import WrongSetting
 
 if TYPE_CHECKING:

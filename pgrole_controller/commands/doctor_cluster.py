@@ -18,7 +18,7 @@ from pgrole_controller.core.findings.finding import Finding, FindingState, Remed
 from pgrole_controller.kube.errors import ApiError, BadStream
 from pgrole_controller.kube.listing import list_objects, list_pages
 from pgrole_controller.kube.resource import CONFIGMAPS, LEASES, NAMESPACES, PGROLES, PGSERVERS, Resource
-from pgrole_controller.kube.store import mapping, parse, sequence
+from pgrole_controller.kube.unvalidated import mapping, parse, sequence
 
 if TYPE_CHECKING:
     from pgrole_controller.kube.client import Client

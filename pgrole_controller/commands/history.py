@@ -36,7 +36,7 @@ from pgrole_controller.ending import make_printable
 from pgrole_controller.kube.errors import ApiError, NotConfigured
 from pgrole_controller.kube.listing import list_pages
 from pgrole_controller.kube.resource import PGROLES
-from pgrole_controller.kube.store import mapping, sequence
+from pgrole_controller.kube.unvalidated import mapping, sequence
 from pgrole_controller.postgres.history_listing import HistoryState, find_history, list_drifts
 from pgrole_controller.program import spell_commands
 from pgrole_controller.settings import WrongSetting

@@ -16,7 +16,7 @@ from pgrole_controller.kube.contexts import read_namespace
 from pgrole_controller.kube.errors import ApiError, BadStream, KubeError, NotConfigured
 from pgrole_controller.kube.listing import list_objects
 from pgrole_controller.kube.resource import NAMESPACES, PGROLES
-from pgrole_controller.kube.store import mapping, parse
+from pgrole_controller.kube.unvalidated import mapping, parse
 from pgrole_controller.settings import DSN
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.request import Key
 from pgrole_controller.imports import gc_paused
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
-from pgrole_controller.kube.store import mapping, whole
+from pgrole_controller.kube.unvalidated import mapping, whole
 from pgrole_controller.settings import WrongSetting
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from pgrole_controller.dsn import address_of
 from pgrole_controller.imports import startup_imports
 from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.resource import PGSERVERS
-from pgrole_controller.kube.store import Stored, pack, parse
+from pgrole_controller.kube.stored_object import Stored, pack
+from pgrole_controller.kube.unvalidated import parse
 from pgrole_controller.postgres.connection import Connection, Endpoint
 from pgrole_controller.postgres.database_connection import connect_read_only
 from pgrole_controller.postgres.errors import translate_errors

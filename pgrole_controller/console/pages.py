@@ -20,7 +20,7 @@ from pgrole_controller.core.enumeration import count_things
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.nesting import read_json
 from pgrole_controller.kube.resource import PGROLES, PGSERVERS
-from pgrole_controller.kube.store import mapping
+from pgrole_controller.kube.unvalidated import mapping
 
 _SUMMARIES = SummaryCache()
 #: Names of objects and namespaces: what cannot be one is never part of a request's path.

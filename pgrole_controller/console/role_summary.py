@@ -22,7 +22,7 @@ from pgrole_controller.console.json_reading import (
 )
 from pgrole_controller.console.kept_fields import LEFT_OUT
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.store import Stored
+from pgrole_controller.kube.stored_object import Stored
 
 _MESSAGE = 300
 

@@ -14,7 +14,7 @@ from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, BadStream
 from pgrole_controller.kube.nesting import read_json
 from pgrole_controller.kube.resource import NAMESPACES, PGROLES, PGSERVERS, Resource
-from pgrole_controller.kube.store import mapping, sequence
+from pgrole_controller.kube.unvalidated import mapping, sequence
 
 #: Maximum numbers of namespaces that are tried for one viewer, and that are watched.
 MOST_TRIED = 200

@@ -22,7 +22,8 @@ from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import AnswerTooLong, ApiError, KubeError, NotConfigured
 from pgrole_controller.kube.reflector import WatchTiming, reflect
 from pgrole_controller.kube.resource import PGROLES, PGSERVERS
-from pgrole_controller.kube.store import Change, Stored
+from pgrole_controller.kube.store import Change
+from pgrole_controller.kube.stored_object import Stored
 from pgrole_controller.kube.transport import Reachability
 from pgrole_controller.signals import Signal
 

@@ -32,7 +32,8 @@ from pgrole_controller.core.password import PasswordResult, PasswordTask
 from pgrole_controller.core.plan import ReassignOwned, ReassignResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
-from pgrole_controller.kube.store import Store, Stored
+from pgrole_controller.kube.store import Store
+from pgrole_controller.kube.stored_object import Stored
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.postgres.fence import Fence

@@ -8,7 +8,7 @@ from pgrole_controller.controller.errors import CannotStart
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.resource import NAMESPACES
-from pgrole_controller.kube.store import parse
+from pgrole_controller.kube.unvalidated import parse
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,8 @@ from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.resource import CONFIGMAPS
 from pgrole_controller.kube.secrets import read_secret
-from pgrole_controller.kube.store import Stored, mapping, parse
+from pgrole_controller.kube.stored_object import Stored
+from pgrole_controller.kube.unvalidated import mapping, parse
 from pgrole_controller.postgres.connection import Endpoint, PasswordFactory
 
 if TYPE_CHECKING:  # imported with the first object: `api.reading`

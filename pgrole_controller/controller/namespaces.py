@@ -22,7 +22,8 @@ from pgrole_controller.core.errors import Reason, Waiting
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.errors import BadStream, KubeError
 from pgrole_controller.kube.resource import NAMESPACES
-from pgrole_controller.kube.store import Store, parse
+from pgrole_controller.kube.store import Store
+from pgrole_controller.kube.unvalidated import parse
 from pgrole_controller.signals import Signal
 
 if TYPE_CHECKING:

@@ -25,7 +25,9 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Desired
 from pgrole_controller.core.status import is_ready
 from pgrole_controller.kube.server_side_apply import FINALIZER
-from pgrole_controller.kube.store import Change, Store, Stored, mapping, sequence
+from pgrole_controller.kube.store import Change, Store
+from pgrole_controller.kube.stored_object import Stored
+from pgrole_controller.kube.unvalidated import mapping, sequence
 
 if TYPE_CHECKING:  # imported with the first object: `api.reading`
     from pgrole_controller.api.pgrole import PgRole

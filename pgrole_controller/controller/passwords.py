@@ -47,7 +47,8 @@ from pgrole_controller.kube.errors import ApiError, KubeError, TooManyFields
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.resource import PGROLES
 from pgrole_controller.kube.secrets import NotWritable, Secret, delete_secret, read_secret, stored_of, write_secret
-from pgrole_controller.kube.store import Store, Stored
+from pgrole_controller.kube.store import Store
+from pgrole_controller.kube.stored_object import Stored
 
 log = logging.getLogger(__name__)
 

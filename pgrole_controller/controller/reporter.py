@@ -29,7 +29,9 @@ from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import EventType, Recorder
 from pgrole_controller.kube.resource import PGROLES
 from pgrole_controller.kube.server_side_apply import FINALIZER, apply_finalizer
-from pgrole_controller.kube.store import Store, Stored, mapping
+from pgrole_controller.kube.store import Store
+from pgrole_controller.kube.stored_object import Stored
+from pgrole_controller.kube.unvalidated import mapping
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,9 @@ from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, KubeError
 from pgrole_controller.kube.resource import PGSERVERS
 from pgrole_controller.kube.server_side_apply import FINALIZER_MANAGER, apply_finalizer, apply_status, unchanged
-from pgrole_controller.kube.store import Store, Stored, mapping, sequence
+from pgrole_controller.kube.store import Store
+from pgrole_controller.kube.stored_object import Stored
+from pgrole_controller.kube.unvalidated import mapping, sequence
 
 log = logging.getLogger(__name__)
 

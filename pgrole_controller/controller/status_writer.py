@@ -33,7 +33,9 @@ from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.resource import PGROLES
 from pgrole_controller.kube.server_side_apply import apply_status, unchanged
-from pgrole_controller.kube.store import Store, Stored, mapping, whole
+from pgrole_controller.kube.store import Store
+from pgrole_controller.kube.stored_object import Stored
+from pgrole_controller.kube.unvalidated import mapping, whole
 from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)

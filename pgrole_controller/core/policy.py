@@ -4,10 +4,10 @@ deletion.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.name_patterns import matches, names_itself
 from pgrole_controller.core.parameters import IDENTITY_PARAMETERS, MODULES, Parameters
 from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
 from pgrole_controller.core.role import FIELD_NAMES, POWERS, RESERVED_NAMES, Membership, ObservedRole, Role
@@ -78,17 +78,6 @@ class Policy:
     adopt: bool = True
     drop: bool = True
     privileges: PrivilegePolicy = field(default_factory=PrivilegePolicy)
-
-
-def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Tells whether a name matches any of these patterns, in which * matches any text and ? one character."""
-    # fnmatch would read a bracket as a character class.
-    return any(fnmatchcase(name, pattern.replace("[", "[[]")) for pattern in patterns)
-
-
-def names_itself(name: str, patterns: Iterable[str]) -> bool:
-    """Tells whether the exact name is listed, rather than a pattern that matches it."""
-    return any(name == pattern and not set("*?") & set(pattern) for pattern in patterns)
 
 
 def check_admitted(policy: Policy, name: str) -> None:

@@ -41,8 +41,9 @@ from pgrole_controller.kube.lease import (
 )
 from pgrole_controller.kube.reflector import reflect
 from pgrole_controller.kube.resource import LEASES
-from pgrole_controller.kube.store import Change, Store, is_older, parse
+from pgrole_controller.kube.store import Change, Store, is_older
 from pgrole_controller.kube.term import Term
+from pgrole_controller.kube.unvalidated import parse
 from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, Unreachable
 from pgrole_controller.kube.resource import EVENTS, MERGE_PATCH
-from pgrole_controller.kube.store import Stored
+from pgrole_controller.kube.stored_object import Stored
 from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)

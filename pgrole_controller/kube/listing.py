@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgrole_controller.kube.errors import AnswerTooLong, ApiError
 from pgrole_controller.kube.resource import Resource
-from pgrole_controller.kube.store import mapping, parse, sequence
+from pgrole_controller.kube.unvalidated import mapping, parse, sequence
 
 if TYPE_CHECKING:
     from pgrole_controller.kube.client import Client

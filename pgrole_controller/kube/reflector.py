@@ -29,7 +29,8 @@ from pgrole_controller.kube.errors import AnswerTooLong, ApiError, BadStream, Si
 from pgrole_controller.kube.listing import PAGE
 from pgrole_controller.kube.nesting import read_json
 from pgrole_controller.kube.resource import JSON, Resource
-from pgrole_controller.kube.store import Listener, Store, Stored, is_older, pack_metadata
+from pgrole_controller.kube.store import Listener, Store, is_older
+from pgrole_controller.kube.stored_object import Stored, pack_metadata
 
 log = logging.getLogger(__name__)
 

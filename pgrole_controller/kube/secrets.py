@@ -14,7 +14,7 @@ from pgrole_controller.kube.errors import ApiError, BadStream, KubeError, TooMan
 from pgrole_controller.kube.nesting import read_json
 from pgrole_controller.kube.resource import JSON, SECRETS
 from pgrole_controller.kube.server_side_apply import MANAGER
-from pgrole_controller.kube.store import LAST_APPLIED, OWN_PREFIX, Stored, pack_metadata
+from pgrole_controller.kube.stored_object import LAST_APPLIED, OWN_PREFIX, Stored, pack_metadata
 
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 

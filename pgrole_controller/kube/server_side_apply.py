@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.resource import APPLY, JSON_PATCH, Resource
-from pgrole_controller.kube.store import Stored, pack, parse
+from pgrole_controller.kube.stored_object import Stored, pack
+from pgrole_controller.kube.unvalidated import parse
 
 if TYPE_CHECKING:
     from pgrole_controller.kube.client import Client

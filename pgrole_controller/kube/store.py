@@ -1,10 +1,7 @@
 """In-memory copy of one resource: compressed bytes and a few strings for each object, with change notifications."""
 
 import heapq
-import json
 import logging
-import sys
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView
 from dataclasses import dataclass
@@ -13,50 +10,17 @@ from typing import Any
 import anyio
 
 from pgrole_controller import metrics
-from pgrole_controller.core.connection_secret import HASH
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.errors import BadStream
-from pgrole_controller.kube.nesting import limit_depth, read_json
-from pgrole_controller.kube.parse_cache import ParseCache
+from pgrole_controller.kube.stored_object import Stored, identify, pack
 from pgrole_controller.logs import describe_error
 from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 
-LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-OWN_PREFIX = "pgrole.dev/"
-
-_OWN_KINDS = ("PgRole", "PgServer")
-
+#: Number of removed objects whose uids are remembered.
 _REMOVED_KEPT = 4_096
-#: Maximum length kept of the hash annotation: anyone may write up to 256 KiB of annotations on a Secret.
-_HASH_KEPT = 128
-_OWNERS_KEPT = 8
+#: Maximum number of keys of one index entry that are kept as a tuple.
 _FEW = 8
-
-
-@dataclass(frozen=True, slots=True, weakref_slot=True)
-class Stored:
-    key: Key  # namespace "" when cluster-scoped
-    uid: str
-    resource_version: str
-    body: bytes  # compressed JSON: of `pack` or of `pack_metadata`
-    created: str = ""  # creationTimestamp; only from `pack`
-
-    def object(self) -> dict[str, Any]:
-        """Returns the parsed object. It is shared: do not change it, and keep it no longer than needed."""
-        return _parsed.get(self.body)
-
-    def parse(self) -> dict[str, Any]:
-        """Returns a parsed object of the caller's own. Any thread may call it."""
-        parsed: dict[str, Any] = json.loads(zlib.decompress(self.body))
-        return parsed
-
-    def is_same(self, other: "Stored") -> bool:
-        return (self.uid, self.resource_version) == (other.uid, other.resource_version)
-
-
-_parsed = ParseCache()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,104 +38,6 @@ class Change:
 
 
 Listener = Callable[[Change], None]
-
-
-def mapping(value: object) -> dict[str, Any]:
-    """Returns the value if it is a mapping, else an empty one: an object may have bypassed the schema."""
-    return value if isinstance(value, dict) else {}
-
-
-def sequence(value: object) -> list[Any]:
-    """Returns the value if it is a list, else an empty one."""
-    return value if isinstance(value, list) else []
-
-
-def whole(value: object) -> int:
-    """Returns the value if it is a whole number, else 0."""
-    return value if isinstance(value, int) else 0
-
-
-def parse(answer: bytes) -> dict[str, Any]:
-    """Parses an answer with one object. Raises BadStream: a proxy may answer 200 with an HTML page."""
-    try:
-        parsed: dict[str, Any] = read_json(answer)
-        _metadata_of(parsed)
-    except (ValueError, AttributeError) as error:
-        raise BadStream(f"the API server's answer is not an object: {len(answer)} bytes") from error
-    return parsed
-
-
-def pack(obj: dict[str, Any], *, api_version: str = "", kind: str = "") -> Stored:
-    """Packs an object for the store, without managedFields, kubectl's copy and what `_drop_unread` drops, all of which
-    is removed in place. `object()` may return the argument itself, so the caller must not use it any more.
-
-    `api_version` and `kind` are for items of a list, which may lack them. Raises ValueError if it is not an object.
-    """
-    metadata = _metadata_of(obj)
-    metadata.pop("managedFields", None)
-    mapping(metadata.get("annotations")).pop(LAST_APPLIED, None)
-    if obj.get("kind", kind) in _OWN_KINDS:
-        _drop_unread(metadata)
-    if "kind" not in obj and kind:
-        obj = {"apiVersion": api_version, "kind": kind, **obj}
-    obj = limit_depth(obj)
-    identity, text = _identify(metadata), _write(obj)
-    body = zlib.compress(text, level=1)
-    _parsed.put(body, obj, len(text))
-    return Stored(*identity, body, str(metadata.get("creationTimestamp") or ""))
-
-
-def _drop_unread(metadata: dict[str, Any]) -> None:
-    """Drops what no one reads: a tenant may store a megabyte of it, and each change has it parsed several times."""
-    for name in ("labels", "ownerReferences"):
-        metadata.pop(name, None)
-    if finalizers := sequence(metadata.get("finalizers")):
-        metadata["finalizers"] = [name for name in finalizers if f".{OWN_PREFIX}" in f".{name}"]
-
-
-def pack_metadata(obj: dict[str, Any]) -> Stored:
-    """Packs only what tells whose object it is, never its content, even if the API server sent it.
-
-    The body is `{"metadata": {…}}` with deletionTimestamp and, if annotation pgrole.dev/hash exists, that and the first
-    ownerReferences. Absent parts are omitted. Raises ValueError if it is not an object.
-    """
-    metadata = _metadata_of(obj)
-    annotations = mapping(metadata.get("annotations"))
-    kept: dict[str, Any] = {"deletionTimestamp": metadata.get("deletionTimestamp")}
-    if HASH in annotations:
-        kept["annotations"] = {HASH: str(annotations[HASH])[:_HASH_KEPT]}
-        kept["ownerReferences"] = sequence(metadata.get("ownerReferences"))[:_OWNERS_KEPT]
-    kept = limit_depth({name: value for name, value in kept.items() if value})
-    return Stored(*_identify(metadata), _compress({"metadata": kept}) if kept else _NOTHING_KEPT)
-
-
-def _metadata_of(obj: dict[str, Any]) -> dict[str, Any]:
-    metadata = obj.get("metadata")
-    if not isinstance(metadata, dict):
-        raise ValueError("an object without metadata")
-    return metadata
-
-
-def _identify(metadata: dict[str, Any]) -> tuple[Key, str, str]:
-    for part in ("name", "uid", "resourceVersion"):
-        if not isinstance(metadata.get(part), str):
-            raise ValueError(f"an object without metadata.{part}")
-    key = Key(sys.intern(metadata.get("namespace", "")), metadata["name"])
-    return key, metadata["uid"], metadata["resourceVersion"]
-
-
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
-
-def _write(obj: dict[str, Any]) -> bytes:
-    return _encode(obj).encode()
-
-
-def _compress(obj: dict[str, Any]) -> bytes:
-    return zlib.compress(_write(obj), level=1)
-
-
-_NOTHING_KEPT = _compress({"metadata": {}})  # shared: most Secrets of a cluster are not ours
 
 
 class _LargeGroup(dict[Key, None]):
@@ -277,7 +143,7 @@ class Store:
 
         Raises ValueError if it is not an object.
         """
-        key, uid, version = _identify(_metadata_of(obj))
+        key, uid, version = identify(obj)
         known = self._objects.get(key)
         return self._is_gone(uid, None) or (known is not None and not is_older(known.resource_version, than=version))
 

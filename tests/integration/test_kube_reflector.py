@@ -24,7 +24,8 @@ from pgrole_controller.kube.reflector import WatchTiming, reflect
 from pgrole_controller.kube.resource import MERGE_PATCH, SECRETS, Resource
 from pgrole_controller.kube.secrets import read_secret, stored_of
 from pgrole_controller.kube.server_side_apply import apply_status
-from pgrole_controller.kube.store import Change, Store, Stored, pack
+from pgrole_controller.kube.store import Change, Store
+from pgrole_controller.kube.stored_object import Stored, pack
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.apiserver import api_server as run_api_server
 from pgrole_controller.local.binaries import Binaries

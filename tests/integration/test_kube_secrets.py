@@ -23,7 +23,7 @@ from pgrole_controller.kube.secrets import (
     stored_of,
     write_secret,
 )
-from pgrole_controller.kube.store import Stored, pack
+from pgrole_controller.kube.stored_object import Stored, pack
 from pgrole_controller.local.apiserver import ApiServer
 from tests.fake_apiserver import FakeApiServer, plain, status_body
 

@@ -17,7 +17,7 @@ from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.events import MAKE_WAY_SECONDS, Recorder
 from pgrole_controller.kube.resource import EVENTS, MERGE_PATCH, NAMESPACES
 from pgrole_controller.kube.server_side_apply import FINALIZER, apply_finalizer, apply_status, unchanged
-from pgrole_controller.kube.store import Stored, pack
+from pgrole_controller.kube.stored_object import Stored, pack
 from pgrole_controller.local.apiserver import ApiServer
 from tests.fake_apiserver import (
     WIDGETS,

@@ -34,7 +34,8 @@ from pgrole_controller.core.reconnect import FIRST_DELAY, TROUBLED_SECONDS
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.core.workqueue import Done
 from pgrole_controller.kube.client import Client
-from pgrole_controller.kube.store import Store, Stored, pack
+from pgrole_controller.kube.store import Store
+from pgrole_controller.kube.stored_object import Stored, pack
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.postgres.errors import UnexpectedError

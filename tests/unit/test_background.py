@@ -34,7 +34,8 @@ from pgrole_controller.core.plan import ReassignOwned, ReassignResult
 from pgrole_controller.core.request import Key, Request, RequestReason
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, Unreachable
-from pgrole_controller.kube.store import Store, Stored, pack
+from pgrole_controller.kube.store import Store
+from pgrole_controller.kube.stored_object import Stored, pack
 from pgrole_controller.postgres.connection import Endpoint
 from tests.timelapse import in_timelapse
 

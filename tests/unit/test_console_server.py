@@ -39,7 +39,7 @@ from pgrole_controller.console.web_server import OwnerKey
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError
-from pgrole_controller.kube.store import pack
+from pgrole_controller.kube.stored_object import pack
 from pgrole_controller.listening import listen
 from pgrole_controller.settings import WrongSetting
 

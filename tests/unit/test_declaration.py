@@ -19,7 +19,8 @@ from pgrole_controller.core.privileges.acl import ObjectKind
 from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
-from pgrole_controller.kube.store import Store, pack
+from pgrole_controller.kube.store import Store
+from pgrole_controller.kube.stored_object import pack
 
 
 class OneSecret:

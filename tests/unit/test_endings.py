@@ -11,7 +11,7 @@ from pgrole_controller.core.next_attempt import CONFIRM_SECONDS
 from pgrole_controller.core.plan import Action
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.core.status import RECONCILED
-from pgrole_controller.kube.store import pack
+from pgrole_controller.kube.stored_object import pack
 from tests.timelapse import in_timelapse
 
 KEY = Key("shop", "app")

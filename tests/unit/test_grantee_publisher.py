@@ -24,7 +24,8 @@ from pgrole_controller.core.privileges.privilege_result import AdoptionFindings,
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole, Role, digest
 from pgrole_controller.core.state import Desired, Observed, Server
-from pgrole_controller.kube.store import Store, Stored, pack
+from pgrole_controller.kube.store import Store
+from pgrole_controller.kube.stored_object import Stored, pack
 from pgrole_controller.postgres.session import Session
 
 KEY, OTHER = Key("shop", "app"), Key("shop", "other")

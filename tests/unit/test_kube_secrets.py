@@ -13,7 +13,7 @@ from pgrole_controller.core.scram import SALT_BYTES
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, KubeError, TooManyFields, Unreachable
 from pgrole_controller.kube.secrets import read_secret, write_secret
-from pgrole_controller.kube.store import Stored, pack
+from pgrole_controller.kube.stored_object import Stored, pack
 from tests.cpu_time import within_a_callback
 
 KEY = Key("shop", "delivered")

@@ -16,7 +16,8 @@ from pgrole_controller.controller.namespaces import REFRESH_SECONDS, Namespaces,
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, KubeError, Unreachable
-from pgrole_controller.kube.store import Store, pack
+from pgrole_controller.kube.store import Store
+from pgrole_controller.kube.stored_object import pack
 from pgrole_controller.kube.transport import Reachability
 from tests.timelapse import in_timelapse
 

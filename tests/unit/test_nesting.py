@@ -9,7 +9,8 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.kube import nesting
 from pgrole_controller.kube.client import read_status
 from pgrole_controller.kube.nesting import DEEPEST, limit_depth, read_json
-from pgrole_controller.kube.store import Store, pack_metadata
+from pgrole_controller.kube.store import Store
+from pgrole_controller.kube.stored_object import pack_metadata
 
 
 def nested(levels: int) -> bytes:

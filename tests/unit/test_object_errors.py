@@ -44,7 +44,8 @@ from pgrole_controller.core.workqueue import Done, Retry
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.server_side_apply import FINALIZER
-from pgrole_controller.kube.store import Store, Stored, pack
+from pgrole_controller.kube.store import Store
+from pgrole_controller.kube.stored_object import Stored, pack
 from pgrole_controller.postgres.catalog import ReferencedNames
 from pgrole_controller.postgres.session import Session
 from pgrole_controller.signals import Signal

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.policy import matches
+from pgrole_controller.core.name_patterns import matches
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
-from pgrole_controller.core.privileges.object_patterns import CompiledPrivileges, Wanted, check_declarable
+from pgrole_controller.core.privileges.object_patterns import CompiledPrivileges, Wanted
+from pgrole_controller.core.privileges.reserved_objects import check_declarable
 from pgrole_controller.core.privileges.routine_signature import normalize_arguments, split_signature
 from tests.cpu_time import within_a_callback
 

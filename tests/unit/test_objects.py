@@ -19,7 +19,8 @@ from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Desired
 from pgrole_controller.kube.client import Client
-from pgrole_controller.kube.store import Store, Stored, pack
+from pgrole_controller.kube.store import Store
+from pgrole_controller.kube.stored_object import Stored, pack
 from tests.cpu_time import within_a_callback
 from tests.worker_context import make_context
 

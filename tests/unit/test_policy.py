@@ -10,8 +10,9 @@ from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.diff import RevokeMembership, RevokeOption, SetAttribute, SetParameter
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
+from pgrole_controller.core.name_patterns import matches, names_itself
 from pgrole_controller.core.plan import Action, Plan
-from pgrole_controller.core.policy import Policy, Reached, References, matches, names_itself
+from pgrole_controller.core.policy import Policy, Reached, References
 from pgrole_controller.core.role import POWERS, Grant, Membership, ObservedRole, Role, digest, membership_of
 from pgrole_controller.core.state import Claims, Desired, Observed, Rival, Server
 from pgrole_controller.core.status import of_read_back

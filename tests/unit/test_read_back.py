@@ -25,7 +25,8 @@ from pgrole_controller.core.role import ObservedRole, Role
 from pgrole_controller.core.state import Detection, Observed
 from pgrole_controller.core.status import RECONCILED
 from pgrole_controller.kube.client import Client
-from pgrole_controller.kube.store import Store, pack
+from pgrole_controller.kube.store import Store
+from pgrole_controller.kube.stored_object import pack
 from pgrole_controller.postgres.session import Session
 from tests.timelapse import in_timelapse
 

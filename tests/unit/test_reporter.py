@@ -25,7 +25,8 @@ from pgrole_controller.core.status import RECONCILED, Outcome, Phase, StatusDeta
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.server_side_apply import FINALIZER
-from pgrole_controller.kube.store import Store, Stored, pack
+from pgrole_controller.kube.store import Store
+from pgrole_controller.kube.stored_object import Stored, pack
 from pgrole_controller.kube.transport import Reachability
 from pgrole_controller.signals import Signal
 from tests.timelapse import in_timelapse

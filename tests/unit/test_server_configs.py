@@ -26,7 +26,8 @@ from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, Unreachable
-from pgrole_controller.kube.store import Store, Stored, pack, pack_metadata
+from pgrole_controller.kube.store import Store
+from pgrole_controller.kube.stored_object import Stored, pack, pack_metadata
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.signals import Signal

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pgrole_controller.core.policy import Requirement, ServerPolicy, matches
+from pgrole_controller.core.name_patterns import matches
+from pgrole_controller.core.policy import Requirement, ServerPolicy
 
 PROD = {"env": "prod", "team": "a"}
 

@@ -26,7 +26,8 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import build_conditions
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError
-from pgrole_controller.kube.store import Store, Stored, pack
+from pgrole_controller.kube.store import Store
+from pgrole_controller.kube.stored_object import Stored, pack
 from pgrole_controller.local.process import reached
 from tests.timelapse import in_timelapse
 from tests.worker_context import make_context

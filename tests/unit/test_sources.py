@@ -16,7 +16,8 @@ from pgrole_controller.core.request import Key, Rank, RequestReason
 from pgrole_controller.core.workqueue import Done
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.server_side_apply import FINALIZER
-from pgrole_controller.kube.store import Store, Stored, pack, pack_metadata
+from pgrole_controller.kube.store import Store
+from pgrole_controller.kube.stored_object import Stored, pack, pack_metadata
 from tests.cpu_time import within_a_callback
 from tests.timelapse import in_timelapse
 from tests.worker_context import make_context

@@ -9,7 +9,7 @@ from pgrole_controller.controller.telemetry import KEPT, MOST, OVERDUE, DriftCou
 from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role_drift import RoleDrift
-from pgrole_controller.kube.store import Stored
+from pgrole_controller.kube.stored_object import Stored
 
 
 def sent(*names: str, at: float = 0.0) -> OwnChanges:

@@ -29,7 +29,8 @@ from pgrole_controller.core.privileges.privilege_outcome import find_problems
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.state import Desired, Observed, Server
-from pgrole_controller.kube.store import Store, mapping
+from pgrole_controller.kube.store import Store
+from pgrole_controller.kube.unvalidated import mapping
 from pgrole_controller.postgres.session import Session
 
 

@@ -16,8 +16,14 @@ from pgrole_controller.core.access.role_graph import (
     ChainSearch,
     RoleGraph,
 )
-from pgrole_controller.core.privileges.acl import DECLARABLE, TABLE_KINDS, AclEntry, DatabaseObject, ObjectKind
-from pgrole_controller.core.privileges.object_patterns import MAINTAIN_SINCE
+from pgrole_controller.core.privileges.acl import (
+    DECLARABLE,
+    MAINTAIN_SINCE,
+    TABLE_KINDS,
+    AclEntry,
+    DatabaseObject,
+    ObjectKind,
+)
 
 #: The grantee of entries for every role (PUBLIC).
 PUBLIC = 0

@@ -31,8 +31,9 @@ from pgrole_controller.core.privileges.grantee import (
     Grantee,
     PrivilegePolicy,
 )
-from pgrole_controller.core.privileges.object_patterns import TEMPORARY_SCHEMAS, given_by
+from pgrole_controller.core.privileges.object_patterns import given_by
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.reserved_objects import TEMPORARY_SCHEMAS
 from pgrole_controller.core.request import Key
 
 #: Limits of one database, as in api/privileges.py.

@@ -7,8 +7,8 @@ of their objects are read.
 from collections import Counter
 
 from pgrole_controller.core.privileges.acl import TABLE_KINDS, ObjectKind
-from pgrole_controller.core.privileges.object_patterns import SYSTEM_SCHEMAS
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.reserved_objects import SYSTEM_SCHEMAS
 
 PUBLIC = 0
 

@@ -46,7 +46,10 @@ TABLE_KINDS = frozenset({ObjectKind.TABLE, ObjectKind.VIEW, ObjectKind.MATERIALI
 
 _TABLE_PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER", "MAINTAIN")
 
-#: Privileges of each kind that a PgRole can declare. MAINTAIN exists since PostgreSQL 17.
+#: server_version_num of the first version with MAINTAIN.
+MAINTAIN_SINCE = 170000
+
+#: Privileges of each kind that a PgRole can declare.
 DECLARABLE: dict[ObjectKind, tuple[str, ...]] = {
     ObjectKind.DATABASE: ("CONNECT", "TEMPORARY", "CREATE"),
     ObjectKind.SCHEMA: ("USAGE", "CREATE"),

@@ -15,7 +15,6 @@ from pgrole_controller.core.privileges.acl import (
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.object_patterns import (
     NOTHING_WANTED,
-    TEMPORARY_SCHEMAS,
     CompiledPrivileges,
     Wanted,
     compile_privileges,
@@ -27,6 +26,7 @@ from pgrole_controller.core.privileges.privilege_difference import (
     PrivilegeDifference,
 )
 from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts, Denial, why_not_granted
+from pgrole_controller.core.privileges.reserved_objects import TEMPORARY_SCHEMAS
 
 
 @dataclass(frozen=True, slots=True)

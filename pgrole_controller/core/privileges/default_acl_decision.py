@@ -7,11 +7,12 @@ the declaration: for schemas that are named exactly, without exceptions.
 from collections.abc import Mapping, Sequence
 
 from pgrole_controller.core.enumeration import spell_name
+from pgrole_controller.core.name_patterns import is_pattern
 from pgrole_controller.core.policy import FIRST_NORMAL_OID
 from pgrole_controller.core.privileges.acl import DatabaseObject, DefaultAcl, DefaultAclChange, ObjectId, ObjectKind
 from pgrole_controller.core.privileges.awaited_privileges import mark_default, mark_schema
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
-from pgrole_controller.core.privileges.object_patterns import SYSTEM_SCHEMAS, CompiledPrivileges, given_by, is_pattern
+from pgrole_controller.core.privileges.object_patterns import CompiledPrivileges, given_by
 from pgrole_controller.core.privileges.privilege_difference import (
     DifferenceClassifier,
     PendingNames,
@@ -23,6 +24,7 @@ from pgrole_controller.core.privileges.privilege_policy import (
     why_not_created_by,
     why_not_granted,
 )
+from pgrole_controller.core.privileges.reserved_objects import SYSTEM_SCHEMAS
 
 #: Types of objects in pg_default_acl that a declaration covers.
 DEFAULT_KINDS: Mapping[str, ObjectKind] = {

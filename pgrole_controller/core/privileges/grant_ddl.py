@@ -10,6 +10,7 @@ from pgrole_controller.core.ddl import make_sendable, render_identifier
 from pgrole_controller.core.privileges.acl import (
     COLUMN_PRIVILEGES,
     DECLARABLE,
+    MAINTAIN_SINCE,
     TABLE_KINDS,
     AclChange,
     DatabaseObject,
@@ -17,7 +18,6 @@ from pgrole_controller.core.privileges.acl import (
     ObjectId,
     ObjectKind,
 )
-from pgrole_controller.core.privileges.object_patterns import MAINTAIN_SINCE
 
 _T = TypeVar("_T")
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 
-from pgrole_controller.core.enumeration import name_some
-from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.name_patterns import compile_patterns, is_pattern
 from pgrole_controller.core.policy import FIRST_NORMAL_OID
-from pgrole_controller.core.privileges.acl import DECLARABLE, TABLE_KINDS, DatabaseObject, ObjectKind
+from pgrole_controller.core.privileges.acl import DECLARABLE, MAINTAIN_SINCE, TABLE_KINDS, DatabaseObject, ObjectKind
 from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, ObjectPrivileges
+from pgrole_controller.core.privileges.reserved_objects import is_of_system, is_reserved
 from pgrole_controller.core.privileges.routine_signature import normalize_arguments, split_signature
 
 _READ: Mapping[ObjectKind, str] = {
@@ -34,24 +34,6 @@ ACCESS: Mapping[Access, Mapping[ObjectKind, frozenset[str]]] = {
     access: {kind: frozenset(privileges.split()) for kind, privileges in given.items()}
     for access, given in ((Access.READ, _READ), (Access.WRITE, _WRITE), (Access.EXECUTE, _EXECUTE))
 }
-
-#: Schemas that PostgreSQL was initialized with, except public. Of their objects, only those of extensions are managed.
-POSTGRESQL_SCHEMAS = frozenset({"pg_catalog", "information_schema"})
-
-#: What to do about a declaration that concerns these objects.
-NOT_MANAGED = (
-    "privileges on PostgreSQL's own objects are not managed: remove them from spec, and list a predefined role in "
-    "memberOf or have a superuser grant them"
-)
-
-#: Schemas whose objects are never matched by a pattern.
-SYSTEM_SCHEMAS = POSTGRESQL_SCHEMAS | {"pgrole"}
-
-#: Prefixes of schemas that belong to sessions, or to PostgreSQL's storage.
-TEMPORARY_SCHEMAS = ("pg_temp_", "pg_toast")
-
-#: server_version_num of the first version with MAINTAIN.
-MAINTAIN_SINCE = 170000
 
 _NOTHING: Mapping[str, frozenset[str]] = MappingProxyType({})
 
@@ -252,7 +234,7 @@ class CompiledPrivileges:
                 patterns += [(*each, wish) for each in known.patterns]
         return _Part(
             _combine((wish, wish.literal) for wish in always),
-            _is_of_system(schema),
+            is_of_system(schema),
             tuple(excepted),
             tuple(named),
             tuple(patterns),
@@ -282,57 +264,15 @@ def _schema_patterns(declared: DatabasePrivileges) -> tuple[frozenset[str], re.P
     return frozenset(named.difference(patterns)), compile_patterns(patterns) if patterns else None
 
 
-def is_reserved(obj: DatabaseObject) -> bool:
-    """Tells whether only an exact name may match: objects of PostgreSQL, of the controller and of extensions. Schema
-    `public` comes with every database, but is for its users.
-    """
-    if obj.extension or _is_of_system(obj.schema):
-        return True
-    return obj.id.oid < FIRST_NORMAL_OID and not (
-        obj.kind is ObjectKind.DATABASE or (obj.kind is ObjectKind.SCHEMA and obj.name == "public")
-    )
-
-
-def _is_of_system(schema: str) -> bool:
-    return schema in SYSTEM_SCHEMAS or schema.startswith(TEMPORARY_SCHEMAS)
-
-
 def covers(declared: ObjectKind, kind: ObjectKind) -> bool:
     """Tells whether a declared kind includes this one: Table includes views and foreign tables."""
     return declared is kind or (declared is ObjectKind.TABLE and kind in TABLE_KINDS)
-
-
-def is_pattern(name: str) -> bool:
-    return "*" in name or "?" in name
 
 
 def count_patterns(declared: DatabasePrivileges) -> int:
     """Returns the number of patterns and exceptions that may be compared with the name of one object."""
     in_schemas = sum(len(one.exceptions) for one in declared.schemas)
     return in_schemas + sum(is_pattern(name) for one in declared.objects for name in one.names)
-
-
-def check_declarable(declared: DatabasePrivileges, version: int) -> Refused | None:
-    """Returns which part of the declaration no server supports, or not this version (server_version_num); None if none.
-
-    Of the schemas of PostgreSQL, only objects of extensions can be declared, by exact names.
-    """
-    where = f'spec.privileges: database "{declared.database}"'
-    if version < MAINTAIN_SINCE:
-        for index, one in enumerate(declared.objects):
-            if "MAINTAIN" in one.privileges:
-                return Refused(
-                    Reason.INVALID_SPEC,
-                    f"{where}: objects[{index}].privileges: MAINTAIN requires PostgreSQL 17 or later, this server has "
-                    f"{version // 10000}: remove it",
-                )
-    own = [f"schema {one.schema}" for one in declared.schemas if one.schema in POSTGRESQL_SCHEMAS]
-    for index, one in enumerate(declared.objects):
-        if one.schema in POSTGRESQL_SCHEMAS:
-            own += [f"{one.schema}.{name} (objects[{index}].names)" for name in one.names if is_pattern(name)]
-    if own:
-        return Refused(Reason.INVALID_SPEC, f"{where}: {name_some(own, most=1)}: {NOT_MANAGED}")
-    return None
 
 
 def given_by(access: Iterable[Access], kind: ObjectKind) -> frozenset[str]:
@@ -384,17 +324,3 @@ def _combine(wishes: Iterable[tuple[_Wish, bool]]) -> Wanted:
             if exact:
                 literal_columns[privilege] = literal_columns.get(privilege, frozenset()) | some
     return Wanted(frozenset(privileges), columns, frozenset(literal), literal_columns)
-
-
-def compile_patterns(patterns: Iterable[str]) -> re.Pattern[str]:
-    """Returns an expression whose `fullmatch` tells what `policy.matches` does, however many patterns there are."""
-    return re.compile("|".join(map(_expression, patterns)) or r"(?!)", re.DOTALL)
-
-
-def _expression(pattern: str) -> str:
-    """Atomic groups keep a pattern with many asterisks from taking exponential time."""
-    first, *others = ("".join("." if one == "?" else re.escape(one) for one in part) for part in pattern.split("*"))
-    if not others:
-        return first
-    *middle, last = others
-    return first + "".join(f"(?>.*?{part})" for part in middle if part) + ".*" + last

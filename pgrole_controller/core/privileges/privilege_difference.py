@@ -17,8 +17,8 @@ from pgrole_controller.core.privileges.awaited_privileges import (
     mark_object,
     mark_schema,
 )
-from pgrole_controller.core.privileges.object_patterns import NOT_MANAGED
 from pgrole_controller.core.privileges.privilege_policy import Denial
+from pgrole_controller.core.privileges.reserved_objects import NOT_MANAGED
 
 #: Maximum number of differences that a message names before it counts the rest.
 MOST_NAMED = 5

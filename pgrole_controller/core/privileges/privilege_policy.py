@@ -9,10 +9,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.core.policy import FIRST_NORMAL_OID, matches, names_itself
+from pgrole_controller.core.name_patterns import matches, names_itself
+from pgrole_controller.core.policy import FIRST_NORMAL_OID
 from pgrole_controller.core.privileges.acl import TABLE_KINDS, DatabaseObject, ObjectKind
 from pgrole_controller.core.privileges.grantee import Grantee, PrivilegePolicy, PrivilegeRule
-from pgrole_controller.core.privileges.object_patterns import POSTGRESQL_SCHEMAS, covers, is_reserved
+from pgrole_controller.core.privileges.object_patterns import covers
+from pgrole_controller.core.privileges.reserved_objects import POSTGRESQL_SCHEMAS, is_reserved
 
 #: The schema of the controller's own objects. No rule opens it.
 OWN_SCHEMA = "pgrole"

@@ -5,10 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from pgrole_controller.core.policy import matches
+from pgrole_controller.core.name_patterns import compile_patterns, is_pattern, matches
 from pgrole_controller.core.privileges.acl import TABLE_KINDS, DatabaseObject, ObjectKind
 from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, Grantee
-from pgrole_controller.core.privileges.object_patterns import compile_patterns, is_pattern
 
 #: Maximum number of schemas with a cached answer.
 _MOST_REMEMBERED = 5000
