@@ -119,7 +119,8 @@ class PasswordTasks:
         self._check_reserved("spec.password.secretRef", Key(password_task.namespace, asked.secret))
         secret = await self._read(password_task.namespace, asked.secret)
         if secret is not None and secret.type in TOKEN_TYPES:
-            raise Refused(Reason.NOT_ALLOWED, f"{which} is a Kubernetes token ({secret.type}), not a password")
+            what = f"{which} is a Kubernetes token ({secret.type}), not a password"
+            raise Refused(Reason.NOT_ALLOWED, f"{what}: name another Secret")
         if secret is None or asked.key not in secret.data:
             raise Waiting(Reason.SECRET_MISSING, f"{which} does not exist; the role keeps its current password")
         try:
@@ -164,7 +165,8 @@ class PasswordTasks:
         if self._is_reserved(key):
             raise Refused(
                 Reason.NOT_ALLOWED,
-                f'{field}: Secret "{key.name}" holds the credentials of a PgServer: PgRoles cannot use it',
+                f'{field}: Secret "{key.name}" holds the credentials of a PgServer, which PgRoles cannot use: '
+                "name another",
             )
 
     async def _read(self, namespace: str, name: str) -> Secret | None:

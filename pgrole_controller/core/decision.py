@@ -179,7 +179,10 @@ def decide_absent(observed: Observed) -> Plan:
 
 def _check_name(desired: Desired, observed: Observed, server: Server, policy: Policy) -> None:
     found = [one for one in (observed.named, observed.claimed) if one]
-    check_protected(policy, desired.role.name, found, server.own_roles)
+    try:
+        check_protected(policy, desired.role.name, found, server.own_roles)
+    except Refused as refusal:
+        raise refusal.extend("Choose another spec.name") from refusal
 
 
 def _plan_new(desired: Desired, observed: Observed, server: Server, policy: Policy, decided: PasswordDecision) -> Plan:

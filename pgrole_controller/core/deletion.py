@@ -117,7 +117,10 @@ def _check_deletion(desired: Desired, observed: Observed, server: Server, policy
             Reason.SUSPENDED, "spec.suspend is true, so the controller does not drop the role: set it to false"
         )
     if not policy.drop:
-        raise Refused(Reason.NOT_ALLOWED, "the server's policy does not allow objects to drop roles")
+        raise Refused(
+            Reason.NOT_ALLOWED,
+            "the server's policy does not allow objects to drop roles: ask the server's administrator for allow.drop",
+        )
     check_admitted(policy, desired.role.name)
     found = [one for one in (observed.named, observed.claimed) if one]
     check_protected(policy, desired.role.name, found, server.own_roles)
@@ -249,9 +252,11 @@ def _check_new_owner(policy: Policy, desired: Desired, observed: Observed, serve
         raise Refused(Reason.INVALID_SPEC, "spec.reassignOwnedTo must not be the role itself: name another role")
     why = protection(policy, name, new_owner.oid if new_owner else None, server.own_roles)
     if why:
-        raise Refused(Reason.PROTECTED, f'spec.reassignOwnedTo: role "{name}" is {why}')
+        raise Refused(Reason.PROTECTED, f'spec.reassignOwnedTo: role "{name}" is {why}: name another role')
     if new_owner is None:
-        raise Refused(Reason.DROP_BLOCKED, f'spec.reassignOwnedTo: role "{name}" does not exist')
+        raise Refused(
+            Reason.DROP_BLOCKED, f'spec.reassignOwnedTo: role "{name}" does not exist: create it, or name another role'
+        )
     own = (desired.owner.cluster, desired.owner.namespace, desired.owner.namespace_uid)
     if new_owner.place != own and not matches(name, policy.reassign_to):
         raise Refused(

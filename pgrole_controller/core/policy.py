@@ -250,7 +250,8 @@ def check_parameters(policy: Policy, desired: Role, references: References) -> N
         if guarded and name not in policy.parameters:
             raise Refused(
                 Reason.NOT_ALLOWED,
-                f'{field}: "{name}" is for superusers, unless the server\'s policy lists it',
+                f'{field}: "{name}" is for superusers, unless the server\'s policy lists it: remove it, or ask the '
+                f"server's administrator for allow.parameters",
             )
 
 

@@ -170,14 +170,14 @@ class TestDecidingNewOwner:
         ("name", "new_owner", "reaches", "words"),
         [
             ("app", NEW_OWNER, (), "must not be the role itself"),
-            ("heir", None, (), 'role "heir" does not exist'),
+            ("heir", None, (), 'role "heir" does not exist: create it, or name another role'),
             ("heir", replace(NEW_OWNER, place=None), (), "no PgRole in namespace shop"),
             ("heir", replace(NEW_OWNER, place=("cluster-b", *PLACE[1:])), (), "no PgRole in namespace shop"),
             ("heir", replace(NEW_OWNER, place=(*PLACE[:2], "an earlier namespace")), (), "no PgRole in namespace shop"),
             ("heir", replace(NEW_OWNER, oid=10), (), "an initial role of PostgreSQL"),
             ("heir", NEW_OWNER, ("pg_execute_server_program",), "reaches pg_execute_server_program"),
             ("heir", NEW_OWNER, ("heir",), "reaches heir"),
-            ("keeper", NEW_OWNER, (), "the controller's own role"),
+            ("keeper", NEW_OWNER, (), "the controller's own role: name another role"),
             ("pg_monitor", NewOwner(3373), (), "a role of PostgreSQL itself"),
             ("rds_admin", NEW_OWNER, (), 'protected by the server\'s pattern "rds_*"'),
         ],
@@ -243,7 +243,7 @@ class TestDecidingRetain:
         assert plan.releases == (("app", "uid-1"),)
 
     def test_a_release_needs_no_permission_from_the_policy(self) -> None:
-        blocked(desired(), see(), Policy(drop=False))
+        assert "for allow.drop" in blocked(desired(), see(), Policy(drop=False)).message
         assert end(self.asked, see(), Policy(drop=False, protected=("*",))).releases
 
     @pytest.mark.parametrize(

@@ -146,15 +146,22 @@ class TestOwnership:
         assert error.reason is Reason.NOT_ALLOWED
         assert "admin" in error.message
 
-    def test_another_objects_claim_is_a_conflict_and_is_named(self) -> None:
+    def test_another_objects_claim_is_a_conflict_that_names_it_and_says_what_to_do(self) -> None:
         error = refusal(desired(adopt=True), Observed(named=FOUND, claim=claim(owner=OTHER)))
         assert error.reason is Reason.CONFLICT
-        assert "shop/other" in error.message
+        assert "shop/other: delete one of the two, or choose another spec.name" in error.message
 
-    def test_another_clusters_claim_is_named_with_its_cluster(self) -> None:
+    def test_the_claim_of_an_object_of_the_same_name_in_an_earlier_namespace_is_told_from_ones_own(self) -> None:
+        earlier = replace(ME, object_uid="uid-0", namespace_uid="another")
+        error = refusal(desired(adopt=True), Observed(named=FOUND, claim=claim(owner=earlier)))
+        assert error.reason is Reason.CONFLICT
+        assert "shop/orders-app of an earlier namespace shop" in error.message
+        assert "ask an administrator to transfer the claim (pgrole-controller claims)" in error.message
+
+    def test_another_clusters_claim_is_named_with_its_cluster_and_what_to_do(self) -> None:
         error = refusal(desired(), Observed(named=FOUND, claim=claim(owner=replace(OTHER, cluster="cluster-b"))))
         assert error.reason is Reason.CLAIMED_ELSEWHERE
-        assert "cluster-b" in error.message
+        assert "of cluster cluster-b: delete it there and set spec.adopt: true, or ask" in error.message
 
     def test_without_a_claim_the_older_of_two_objects_takes_precedence(self) -> None:
         error = refusal(desired(older_rivals=(Rival("shop/older", DESIRED, POLICY),)), Observed())
@@ -238,6 +245,7 @@ class TestPolicy:
         policy = Policy(protected=("rds_*",))
         error = refusal(desired(role=Role(name), adopt=True), Observed(), policy=policy)
         assert error.reason is Reason.PROTECTED
+        assert error.message.endswith("PgRoles cannot change, adopt or drop it. Choose another spec.name")
 
     def test_the_bootstrap_superuser_is_refused_by_its_oid(self) -> None:
         error = refusal(desired(adopt=True), Observed(named=ObservedRole(10, Role("app", superuser=True))))

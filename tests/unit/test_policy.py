@@ -193,6 +193,7 @@ class TestParameters:
         assert error.reason is Reason.NOT_ALLOWED
         field = "spec.databaseParameters" if scoped else "spec.parameters"
         assert error.message.startswith(f'{field}: "{name}"')
+        assert error.message.endswith("remove it, or ask the server's administrator for allow.parameters")
         allowing = replace(POLICY, parameters=frozenset({name}))
         assert decide(desired(role=desired_role), Observed(references=references), SERVER, allowing).writes
 
