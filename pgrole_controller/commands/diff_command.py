@@ -14,15 +14,13 @@ from pgrole_controller.commands.plan_cluster import ClusterView, created_at, cur
 from pgrole_controller.commands.plan_command import left_out, plan_servers, show
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport, join_reports
 from pgrole_controller.commands.server_reading import (
-    at_dsn,
     check_one_server,
-    of_dsn,
+    find_declared,
     open_cluster,
-    read_server,
     unreachable_server,
 )
 from pgrole_controller.controller.objects import server_of
-from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig
+from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
@@ -90,11 +88,7 @@ async def _leave_out(
 
     Raises Refused if there is no such PgServer, unless the DSN stands for it; ApiError, Unreachable.
     """
-    try:
-        await read_server(client, choice.server or "", choice.own_namespace)
-    except PgRoleError:
-        if choice.dsn is None or choice.server != DEFAULT_SERVER:
-            raise
+    await find_declared(client, choice.server or "", choice)
     if asked is None:
         return PlanReport((), left_out(len(left), choice))
     return PlanReport(tuple(_elsewhere(key, server, choice) for key, server in left.items() if key in asked))
@@ -115,16 +109,10 @@ def _on_one_server(by_server: dict[str, list[Subject]], asked: frozenset[Key] | 
 
 
 async def _find(client: "Client", name: str, choice: ServerChoice) -> ServerConfig:
-    """Returns the PgServer, or the server of the DSN where none is named `default`."""
-    dsn = None if choice.dsn is None else of_dsn(choice.dsn)
     try:
-        found = await read_server(client, name, choice.own_namespace)
+        return await find_declared(client, name, choice)
     except (PgRoleError, ApiError, BadStream, Unreachable) as error:
-        absent = isinstance(error, PgRoleError) and error.reason is Reason.SERVER_NOT_READY
-        if dsn is not None and name == DEFAULT_SERVER and absent:
-            return dsn
         return unreachable_server(name, error)
-    return found if choice.dsn is None else at_dsn(found, choice.dsn)
 
 
 def _subject(key: Key, obj: dict[str, Any], view: ClusterView) -> Subject | PlannedObject:

@@ -32,11 +32,10 @@ from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, 
 from pgrole_controller.commands.plan_output import print_plan, render_json, render_sql
 from pgrole_controller.commands.planning import plan_server
 from pgrole_controller.commands.server_reading import (
-    at_dsn,
     check_one_server,
     complete_server,
+    find_declared,
     of_dsn,
-    read_server,
     unreachable_server,
 )
 from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig
@@ -53,6 +52,8 @@ if TYPE_CHECKING:
 
 #: Objects that are not in the cluster are younger than all that are, in the order of the files.
 _NOT_YET = datetime(9998, 1, 1, tzinfo=UTC)
+
+_POLICY_OF_DSN = "the policy is that of a controller with PGROLE_DSN"
 
 
 def run(options: argparse.Namespace) -> int:
@@ -97,7 +98,7 @@ async def plan_files(manifests: Manifests, choice: ServerChoice) -> PlanReport:
     async with AsyncExitStack() as stack:
         client = await open_client(stack, choice) if _needs_cluster(chosen, declared, choice) else None
         if client is not None and not chosen.by_server:
-            await read_server(client, choice.server or "", choice.own_namespace)  # raises Refused if there is none
+            await find_declared(client, choice.server or "", choice)  # raises Refused if there is none
         roles = [one for some in chosen.by_server.values() for one in some]
         view = ClusterView()
         if client is not None:
@@ -185,19 +186,16 @@ async def _find(
             found = await complete_server(None, declared.obj, choice.own_namespace)
             return replace(found, endpoint=from_dsn.endpoint, address=from_dsn.address, problem=None), ""
         if choice.server is None or client is None:
-            note = "no PgServer in the files: the policy is that of a controller with PGROLE_DSN"
-            return replace(from_dsn, name=name), note
+            return replace(from_dsn, name=name), f"no PgServer in the files: {_POLICY_OF_DSN}"
     try:
         if client is None:
             raise WrongSetting(f'no server: set PGROLE_DSN, or use --kubeconfig to find PgServer "{name}"')
         if declared is not None:
             return await complete_server(client, declared.obj, choice.own_namespace), ""
-        found = await read_server(client, name, choice.own_namespace)
+        found = await find_declared(client, name, choice)
     except (PgRoleError, ApiError, BadStream, Unreachable) as error:
         return unreachable_server(name, error), ""
-    if choice.dsn is not None:
-        found = at_dsn(found, choice.dsn)
-    return found, ""
+    return found, "" if found.uid else f"no PgServer is named {name}: {_POLICY_OF_DSN}"
 
 
 def _subject(place: int, one: DeclaredRole, view: ClusterView, *, read: bool) -> Subject:

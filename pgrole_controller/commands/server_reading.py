@@ -47,12 +47,25 @@ async def find_server(choice: ServerChoice) -> ServerConfig:
             raise WrongSetting("no server: set PGROLE_DSN, or use --server NAME for a PgServer in the cluster")
         return of_dsn(choice.dsn)
     async with open_cluster(choice) as client:
-        found = await read_server(client, choice.server, choice.own_namespace)
-    if choice.dsn is not None:
-        return at_dsn(found, choice.dsn)
+        found = await find_declared(client, choice.server, choice)
     if found.problem is not None:
         raise found.problem
     return found
+
+
+async def find_declared(client: "Client", name: str, choice: ServerChoice) -> ServerConfig:
+    """A PgServer in the cluster, with the DSN's connection if one is given. Where none is named `default`, the DSN
+    stands for it.
+
+    Raises as `read_server`.
+    """
+    try:
+        found = await read_server(client, name, choice.own_namespace)
+    except Refused as error:
+        if choice.dsn is None or name != DEFAULT_SERVER or error.reason is not Reason.SERVER_NOT_READY:
+            raise
+        return of_dsn(choice.dsn)
+    return found if choice.dsn is None else at_dsn(found, choice.dsn)
 
 
 async def read_server(client: "Client", name: str, own_namespace: str) -> ServerConfig:
@@ -68,7 +81,7 @@ async def read_server(client: "Client", name: str, own_namespace: str) -> Server
             raise
         hint = ""
         if name == DEFAULT_SERVER:
-            hint = f". If the controller uses {DSN.variable}, set it here as well, without --server"
+            hint = f". If the controller uses {DSN.variable}, set it here as well"
         raise Refused(Reason.SERVER_NOT_READY, f'PgServer "{name}" does not exist{hint}') from error
     except Invalid as error:
         raise Refused(Reason.INVALID_SPEC, f'PgServer "{name}": {error}') from error

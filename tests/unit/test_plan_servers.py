@@ -114,14 +114,31 @@ async def test_an_unexpected_error_with_one_server_hides_no_other(monkeypatch: p
 
 
 class EmptyCluster:
-    """Has one PgServer, and nothing that it names."""
+    """Has one PgServer, main, and nothing that it names."""
 
     async def request(self, method: str, path: str, **_: object) -> bytes:
-        if "/pgservers/" not in path:
+        if not path.endswith("/pgservers/main"):
             raise ApiError(404, "NotFound", f"{method} {path}")
         (server,) = yaml.safe_load_all(write({}, "main"))
         server["metadata"] |= {"uid": "u", "resourceVersion": "1", "generation": 1}
         return json.dumps(server).encode()
+
+
+@pytest.mark.parametrize(("server", "stands"), [("default", True), ("other", False)])
+async def test_where_no_pgserver_is_named_default_the_dsn_stands_for_it(
+    monkeypatch: pytest.MonkeyPatch, server: str, stands: bool
+) -> None:
+    async def open_client(*_: object) -> EmptyCluster:
+        return EmptyCluster()
+
+    monkeypatch.setattr("pgrole_controller.commands.plan_command.open_client", open_client)
+    manifests = parse_manifests([("f", write({"b": "other", "c": ""}))], "shop")
+    report = await plan_files(manifests, choose(dsn=DSN, server=server))
+    assert all(one.server == server for one in report.objects)
+    missing = f'PgServer "{server}" does not exist'
+    assert all((one.errors[0].message == missing) is not stands for one in report.objects)
+    note = "no PgServer is named default: the policy is that of a controller with PGROLE_DSN"
+    assert (note in report.notes) is stands
 
 
 async def test_credentials_that_do_not_exist_may_be_in_another_namespace() -> None:
