@@ -271,7 +271,7 @@ def _period(value: str) -> float:
     except ValueError:
         seconds = 0.0
     if seconds <= 0:
-        raise argparse.ArgumentTypeError("must be a period such as 30m, 12h or 7d, at most 9999d")
+        raise argparse.ArgumentTypeError("must be a period such as 30s, 12h or 7d, above 0 and at most 9999d")
     return seconds
 
 

@@ -282,7 +282,7 @@ class ClusterChecks:
             return [not_checked("PgRoles", why)]
         if self.choice.server is not None:
             objects = [one for one in objects if server_of(one) == self.choice.server]
-        return judge.judge_roles(objects)
+        return judge.judge_roles(objects, self.choice.server)
 
 
 def _read(answer: bytes) -> dict[str, Any]:

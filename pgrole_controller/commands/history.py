@@ -46,12 +46,12 @@ _STATEMENT = 60
 _CELL = 160
 
 _STATUS_LACKS = (
-    "each PgRole records its last ten drifts only",
-    "who: the login only, no acting role, application, address or statement",
-    "no observed values",
+    "all but the last ten drifts of each PgRole",
+    "of who caused them all but the login: acting role, application, address, statement",
+    "observed values",
 )
-_OWN_DRIFTS = "this database's own drifts only; the home database has all"
-_NO_NAMESPACES = "no namespaces of PgRoles: -n selects nothing"
+_OTHER_DRIFTS = "drifts of other databases, and of the roles themselves, which the home database has"
+_NAMESPACES = "namespaces of PgRoles, so -n is ignored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,9 @@ async def _read(options: argparse.Namespace, choice: ServerChoice) -> History:
         place = await find_history(connection)
         if place.state is HistoryState.READABLE:
             drifts = await list_drifts(connection, since, options.role, options.limit + 1)
-            lacks = () if place.home else (_OWN_DRIFTS,)
+            lacks = () if place.home else (_OTHER_DRIFTS,)
             if choice.namespace is not None:
-                lacks = (*lacks, _NO_NAMESPACES)
+                lacks = (*lacks, _NAMESPACES)
             return History(f'database "{place.database}"', drifts, since, options.limit, lacks=lacks)
     why = f'database "{place.database}" has no history for "{place.login}": {place.state.value}'
     if options.database is not None:

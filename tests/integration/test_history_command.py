@@ -94,13 +94,13 @@ async def test_role_period_and_limit_filter_the_drifts(home: Connection, databas
     assert none.out.startswith("No drift since ")
 
 
-async def test_a_namespace_that_a_database_does_not_record_is_said_to_select_nothing(
+async def test_a_namespace_that_a_database_does_not_record_is_said_to_be_ignored(
     home: Connection, database: str
 ) -> None:
     await record(home)
     answer = await run_command("history", "-n", "shop", PGROLE_DSN=database)
     assert "reader" in answer.out
-    assert "It lacks: no namespaces of PgRoles: -n selects nothing." in answer.err
+    assert "It lacks: namespaces of PgRoles, so -n is ignored." in answer.err
     assert "It lacks" not in (await run_command("history", PGROLE_DSN=database)).err
 
 

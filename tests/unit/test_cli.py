@@ -210,7 +210,7 @@ def test_a_name_that_nothing_can_have_is_misuse(words: str) -> None:
         ("--limit", "0", "must be a number from 1 to 5000"),
         ("--limit", "5001", "must be a number from 1 to 5000"),
         ("--limit", "9" * 5000, "must be a number from 1 to 5000"),
-        ("--since", "10000d", "must be a period such as 30m, 12h or 7d, at most 9999d"),
+        ("--since", "10000d", "must be a period such as 30s, 12h or 7d, above 0 and at most 9999d"),
     ],
 )
 def test_a_number_or_period_out_of_range_is_answered_with_the_range(

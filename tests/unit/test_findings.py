@@ -385,6 +385,7 @@ def test_roles_that_are_not_ready_are_grouped_by_reason() -> None:
     assert "and 2 more. why" in found[0].text
     assert cluster_findings.judge_roles([role("t", "Reconciled", "True")])[0].state is OK
     assert [one.text for one in cluster_findings.judge_roles([])] == ["none exist"]
+    assert [one.text for one in cluster_findings.judge_roles([], "eu")] == ["none references PgServer eu"]
 
 
 def test_the_checked_permissions_are_those_that_deploy_grants() -> None:

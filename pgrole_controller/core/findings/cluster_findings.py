@@ -255,8 +255,8 @@ def judge_server(obj: Mapping[str, Any]) -> Finding:
     return Finding(CLUSTER, check, OK, f"Ready, mode {mode or 'unknown'}")
 
 
-def judge_roles(objects: Iterable[Mapping[str, Any]]) -> list[Finding]:
-    """PgRoles that are not Ready, by reason."""
+def judge_roles(objects: Iterable[Mapping[str, Any]], server: str | None = None) -> list[Finding]:
+    """PgRoles that are not Ready, by reason. `server`: they are those of this PgServer; None: of all."""
     waiting: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     number = 0
     for obj in objects:
@@ -265,7 +265,8 @@ def judge_roles(objects: Iterable[Mapping[str, Any]]) -> list[Finding]:
         if ready.get("status") != "True":
             waiting[_text(ready, "reason") or "no status"].append(obj)
     if not waiting:
-        return [Finding(CLUSTER, "PgRoles", OK, f"{number}, all Ready" if number else "none exist")]
+        none = "none exist" if server is None else f"none references PgServer {server}"
+        return [Finding(CLUSTER, "PgRoles", OK, f"{number}, all Ready" if number else none)]
     findings = []
     for reason, objs in sorted(waiting.items(), key=lambda item: (-len(item[1]), item[0])):
         names = [f"{_text(_map(obj, 'metadata'), 'namespace')}/{_text(_map(obj, 'metadata'), 'name')}" for obj in objs]
