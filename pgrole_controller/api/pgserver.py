@@ -32,7 +32,7 @@ _INTERVAL = ("100ms", "1h", "spec.drift.interval must be a duration from 100ms t
 _RESYNC = ("1s", "720h", "spec.resyncInterval must be a duration from 1s to 720h, such as 1h")
 _NO_CA = "spec.connection.sslMode verify-ca requires spec.connection.caRef: add it, or set verify-full"
 _CA = "spec.connection.caRef requires sslMode verify-ca or verify-full: set one of them, or remove caRef"
-_HOST = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9._:]*[A-Za-z0-9])?$")
+_HOST = re.compile(r"^(::)?[A-Za-z0-9]([-A-Za-z0-9._:]*[A-Za-z0-9])?$")
 
 Attribute = Literal["superuser", "createrole", "createdb", "replication", "bypassrls"]
 Method = Literal["password", "md5", "scram-sha-256", "none"]

@@ -112,7 +112,7 @@ async def test_a_full_spec_is_admitted(api_server: ApiServer) -> None:
     spec: dict[str, Any] = {
         "connection": {
             **_CONNECTION,
-            "hosts": ["pg-1.example", "10.0.0.1", "2001:db8::1"],
+            "hosts": ["pg-1.example", "10.0.0.1", "2001:db8::1", "::1"],
             "caRef": {"kind": "Secret", "name": "ca", "key": "tls.crt"},
             "requireAuth": ["password", "md5", "scram-sha-256", "none"],
         },
