@@ -1036,6 +1036,25 @@ async def contest(world: DatabaseWorkerWorld) -> None:
     await world.wait(lambda result: result.error is not None and result.error.reason is Reason.CONTESTED)
 
 
+async def test_a_new_object_is_granted_and_no_drift_although_a_grant_on_it_is_contested(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contests, "FIRST_DELAY", 600.0)
+    plain = world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        await contest(world)
+        await world.hand.execute(f"CREATE TABLE app.others (id int); GRANT UPDATE ON app.others TO {world.role}")
+        await world.wait_may("SELECT", "app.others")
+        assert await world.may("UPDATE", "app.others")
+        world.grantees.publish(SERVER, replace(plain, generation=2))  # ends the contest
+        await world.wait_may("UPDATE", "app.others", expected=False)
+        await world.wait_settled()
+    assert world.result is not None
+    words = {word for drift in world.result.last_drifts for word in drift.words}
+    assert words == {"UPDATE on table app.orders was granted", "UPDATE on table app.others was granted"}
+
+
 async def test_any_change_of_the_spec_ends_a_contest(world: DatabaseWorkerWorld) -> None:
     plain = world.declare(READ)
     async with world.working():

@@ -1,14 +1,15 @@
 """What is known of one role during a round in one database, and how its drift is summarized, stored and restored."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import product
 
 from pgrole_controller.controller.privileges.role_memory import AppliedState, RoleMemory
 from pgrole_controller.core.approval import Approval
 from pgrole_controller.core.contest import describe_field
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
-from pgrole_controller.core.privileges.acl import AclChange, DefaultAclChange, ObjectId
+from pgrole_controller.core.privileges.acl import AclChange, DatabaseObject, DefaultAclChange, ObjectId
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
@@ -52,6 +53,22 @@ class PrivilegeProgress:
     news: list[PrivilegeNews] = field(default_factory=list)
     approval: Approval | None = None
     decided: int = 0
+
+    def hold_back(self, grantors: frozenset[str]) -> None:
+        """Leaves out what reverts drift of these grantors. What is missing on new objects is granted all the same."""
+        decision = self.decision
+        extended = {(one.object, one.privilege, one.column) for one in decision.extended} if grantors else set()
+        self.held = grantors
+        self.held_places = frozenset(place_of(each) for each in decision.drift if each.granted_by in grantors)
+        self.changes = tuple(
+            each
+            for each in decision.changes
+            if place_of_change(each) not in self.held_places or _only_extends(each, extended)
+        )
+        self.default_changes = tuple(
+            each for each in decision.default_changes if (None, each.creator_name) not in self.held_places
+        )
+        self.touched = self.touched or self.has_changes or bool(grantors)
 
     @property
     def needs_storing(self) -> bool:
@@ -113,6 +130,12 @@ def place_of(difference: PrivilegeDifference) -> Place:
 
 def place_of_change(change: AclChange) -> Place:
     return change.object.id, change.grantor or change.object.owner_name
+
+
+def _only_extends(change: AclChange, extended: Container[tuple[DatabaseObject | None, str, str]]) -> bool:
+    """Whether the change grants nothing but these."""
+    each = product((change.object,), change.privileges, change.columns or ("",))
+    return not change.revoke and all(one in extended for one in each)
 
 
 def restore_applied(one: PrivilegeProgress, stored: StoredState, remembered: Mapping[int, AppliedState]) -> None:

@@ -25,8 +25,6 @@ from pgrole_controller.controller.privileges.privilege_progress import (
     build_result,
     is_done,
     is_verified,
-    place_of,
-    place_of_change,
     report_unfinished,
     restore_applied,
     where_changed,
@@ -264,16 +262,9 @@ class PrivilegeReconcile:
 
     def _hold(self, one: PrivilegeProgress, *, complete: bool) -> None:
         """Leaves out repairs of contested changes."""
-        decision = one.decision
         # A correction that a person approved is never contested.
-        drifting = set() if one.approval else {difference.granted_by for difference in decision.drift}
-        one.held = one.role.hold(self._now, drifting, complete=complete)
-        one.held_places = frozenset(place_of(each) for each in decision.drift if each.granted_by in one.held)
-        one.changes = tuple(each for each in decision.changes if place_of_change(each) not in one.held_places)
-        one.default_changes = tuple(
-            each for each in decision.default_changes if (None, each.creator_name) not in one.held_places
-        )
-        one.touched = one.touched or one.has_changes or bool(one.held)
+        drifting = set() if one.approval else {difference.granted_by for difference in one.decision.drift}
+        one.hold_back(one.role.hold(self._now, drifting, complete=complete))
 
     async def _attribute(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
         """Finds who caused the drift, before it is repaired or reported."""
