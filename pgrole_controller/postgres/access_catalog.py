@@ -181,7 +181,7 @@ def _misspelt(text: str) -> ValueError:
 
 async def find_object(connection: Connection, name: ObjectName, database: AccessObject) -> FoundObject:
     """Returns the object with this name, and its ACL. Raises Refused, with similar names, unless exactly one exists."""
-    place = ObjectId(*await _locate(connection, name))
+    place = ObjectId(*await _locate(connection, name, database.object.name))
     rows = await fetch(connection, "", access_query(connection, "object"), CATALOG_OIDS[place.catalog], place.oid)
     acls: dict[ObjectId, AccessObject] = {}
     versions: list[AclVersion] = []
@@ -201,7 +201,7 @@ async def find_object(connection: Connection, name: ObjectName, database: Access
     return FoundObject(acls[place], EnclosingObjects(database, schema), tuple(versions))
 
 
-async def _locate(connection: Connection, name: ObjectName) -> tuple[str, int]:
+async def _locate(connection: Connection, name: ObjectName, database: str) -> tuple[str, int]:
     found = await fetch(connection, "", access_query(connection, "find"), name.schema, name.name)
     places = [(CATALOGS.get(row.get("catalog", int), ""), row.get("oid", int), row.text("arguments")) for row in found]
     relations = [] if name.arguments is not None else [place for place in places if place[0] != "pg_proc"]
@@ -210,14 +210,15 @@ async def _locate(connection: Connection, name: ObjectName) -> tuple[str, int]:
         wanted = normalize_arguments(name.arguments)
         fitting = [place for place in routines if wanted == normalize_arguments(place[2])]
         if not fitting and routines:
-            raise Refused(Reason.INVALID_SPEC, f"{name} does not exist in this database; {_list(name, routines)}")
+            text = f'{name} does not exist in database "{database}"; {_list(name, routines)}'
+            raise Refused(Reason.INVALID_SPEC, text)
         routines = fitting
     if relations or len(routines) == 1:
         catalog, oid, _ = (relations or routines)[0]
         return catalog, oid
     if routines:
         raise Refused(Reason.INVALID_SPEC, f"{name} is the name of several routines; {_list(name, routines)}")
-    raise Refused(Reason.INVALID_SPEC, await _explain_missing(connection, name))
+    raise Refused(Reason.INVALID_SPEC, await _explain_missing(connection, name, database))
 
 
 def _list(name: ObjectName, routines: Sequence[tuple[str, int, str]]) -> str:
@@ -226,7 +227,7 @@ def _list(name: ObjectName, routines: Sequence[tuple[str, int, str]]) -> str:
     return f"there are {', '.join(shown)}{more}"
 
 
-async def _explain_missing(connection: Connection, name: ObjectName) -> str:
+async def _explain_missing(connection: Connection, name: ObjectName, database: str) -> str:
     rows = await fetch(connection, "", access_query(connection, "near"), name.schema, name.name)
     known = [ObjectName(row.text("schema"), row.text("name") or None) for row in rows]
     exists = any(one == ObjectName(name.schema) for one in known)
@@ -236,11 +237,11 @@ async def _explain_missing(connection: Connection, name: ObjectName) -> str:
         wanted, near = (name.name or name.schema), [one for one in known if (one.name is None) == (name.name is None)]
     else:
         wanted, near = name.schema, [one for one in known if one.name is None or one.name.lower() == name.name.lower()]
-    shown = _nearest(wanted, near)
+    shown, where = _nearest(wanted, near), f'database "{database}"'
     if shown:
-        return f"{what} does not exist in this database; did you mean {' or '.join(shown)}?"
+        return f"{what} does not exist in {where}; did you mean {' or '.join(shown)}?"
     hint = f"; write the schema before a name, as in {ObjectName('public', name.schema)}"
-    return f"{what} does not exist in this database{hint if name.name is None else ''}"
+    return f"{what} does not exist in {where}{hint if name.name is None else ''}"
 
 
 def _nearest(wanted: str, names: Sequence[ObjectName]) -> list[str]:

@@ -355,5 +355,6 @@ def _say(error: BaseException) -> str:
 def refusing_connections(database: str) -> PgRoleError:
     """Returns the error for a database that its administrator has closed."""
     return Waiting(
-        Reason.PRIVILEGE_PENDING, f'database "{database}" does not accept connections (ALLOW_CONNECTIONS false)'
+        Reason.PRIVILEGE_PENDING,
+        f'database "{database}" does not accept connections: run ALTER DATABASE … ALLOW_CONNECTIONS true',
     )

@@ -467,21 +467,21 @@ async def test_an_inaccessible_database_is_listed_with_the_reason(monitored: Mon
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
-        ("app.order", "app.order does not exist in this database; did you mean app.orders?"),
-        ("ap.orders", "schema ap does not exist in this database; did you mean app"),
+        ("app.order", 'app.order does not exist in database "{}"; did you mean app.orders?'),
+        ("ap.orders", 'schema ap does not exist in database "{}"; did you mean app'),
         ("my.x", 'did you mean "My Schema"?'),
         (
             "invoices",
-            "schema invoices does not exist in this database; write the schema before a name",
+            'schema invoices does not exist in database "{}"; write the schema before a name',
         ),
         ("app.fn", "app.fn is the name of several routines; there are app.fn(integer), app.fn(text[])"),
-        ("app.fn(bigint)", "app.fn(bigint) does not exist in this database; there are app.fn(integer)"),
+        ("app.fn(bigint)", 'app.fn(bigint) does not exist in database "{}"; there are app.fn(integer)'),
     ],
 )
 async def test_a_wrong_object_name_is_answered_with_similar_names(monitored: Monitored, name: str, answer: str) -> None:
     with pytest.raises(PgRoleError) as raised:
         await look_at_object(monitored.choice, name, None)
-    assert answer in raised.value.message
+    assert answer.format(monitored.dsn.rpartition("/")[2]) in raised.value.message
 
 
 @pytest.mark.parametrize("name", ["", '"Orders', "a.b.c", "app.", "app.orders; DROP"])

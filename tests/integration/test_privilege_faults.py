@@ -211,7 +211,7 @@ async def test_a_database_that_allows_no_connections_is_reported_and_served_agai
         worker.note_database()
         result = await world.wait(lambda result: result.error is not None)
         assert error_of(result).reason is Reason.PRIVILEGE_PENDING
-        assert "does not accept connections" in error_of(result).message
+        assert "does not accept connections: run ALTER DATABASE" in error_of(result).message
         moved = f"{world.database}_old"
         await world.home.execute(f"ALTER DATABASE {world.database} RENAME TO {moved}")
         await world.home.execute(f"ALTER DATABASE {moved} ALLOW_CONNECTIONS true")

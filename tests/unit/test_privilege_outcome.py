@@ -214,10 +214,11 @@ class TestPrivilegeStatus:
 
     def test_a_former_database_is_named_until_it_confirms(self) -> None:
         grantee = replace(GRANTEE, declared={}, former={"lake": (DECLARED["lake"],)})
-        for results in ({}, {"lake": replace(LAKE, digest=grantee.digest_of("lake"))}):
+        confirmed = {"lake": replace(LAKE, digest=grantee.digest_of("lake"))}
+        for results, state in ({}, "are being revoked"), (confirmed, "are revoked"):
             (one,) = build(GrantedPrivileges(grantee, results))["privileges"]
             assert (one["database"], one["ready"]) == ("lake", False)
-            assert one["message"] == "privileges that spec.privileges no longer declares are revoked"
+            assert one["message"] == f"privileges that the object declared before {state}"
         assert "privileges" not in build(GrantedPrivileges())
 
     def test_status_is_kept_while_nothing_is_known_and_removed_with_the_field(self) -> None:

@@ -103,9 +103,8 @@ class GrantedPrivileges:
         if result is not None and result.reported:
             return _entry(database, Reason.DRIFT_REPORTED, name_some(result.reported, "; "))
         if not self.declares(database):
-            return _entry(
-                database, Reason.PROGRESSING, "privileges that spec.privileges no longer declares are revoked"
-            )
+            done = "are being revoked" if result is None else "are revoked"
+            return _entry(database, Reason.PROGRESSING, f"privileges that the object declared before {done}")
         if result is None:
             return _entry(database, Reason.PROGRESSING, "the privileges are being applied")
         return {"database": database, "ready": True, "reason": Reason.RECONCILED.value}
