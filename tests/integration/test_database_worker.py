@@ -1051,8 +1051,10 @@ async def test_a_new_object_is_granted_and_no_drift_although_a_grant_on_it_is_co
         await world.wait_may("UPDATE", "app.others", expected=False)
         await world.wait_settled()
     assert world.result is not None
-    words = {word for drift in world.result.last_drifts for word in drift.words}
+    drifts = world.result.last_drifts
+    words = {word for drift in drifts for word in drift.words}
     assert words == {"UPDATE on table app.orders was granted", "UPDATE on table app.others was granted"}
+    assert {drift.by.proof for drift in drifts} == {Evidence.TRANSACTION}
 
 
 async def test_any_change_of_the_spec_ends_a_contest(world: DatabaseWorkerWorld) -> None:

@@ -13,7 +13,7 @@ from pgrole_controller.core.privileges.attribution import DEFAULTS, GRANTED, REV
 from pgrole_controller.core.privileges.default_acl_decision import label_default
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
-from pgrole_controller.core.privileges.privilege_result import DriftAuthor
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 from pgrole_controller.core.privileges.recorded_statement import ChangedPrivilege
 from pgrole_controller.event_loop import run_aside
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
@@ -39,8 +39,10 @@ async def find_authors(
     distinct = dict.fromkeys(row for by_one in rows for row in by_one.values() if row is not None)
     authors = await session.read_authors(list(distinct))
     return [
-        await run_aside(len(differences), large_rounds.MANY_COMPARISONS, group_by_author, differences, found, authors)
-        for (_, differences), found in zip(some, rows, strict=True)
+        await run_aside(
+            len(differences), large_rounds.MANY_COMPARISONS, group_by_author, differences, found, authors, role.authors
+        )
+        for role, differences, found in ((one.role, each, row) for (one, each), row in zip(some, rows, strict=True))
     ]
 
 
@@ -90,8 +92,11 @@ def group_by_author(
     drift: Iterable[PrivilegeDifference],
     rows: Mapping[PrivilegeDifference, ChangedRow | None],
     authors: Mapping[ChangedRow, DriftAuthor],
+    noted: Mapping[PrivilegeDifference, DriftAuthor],
 ) -> list[AuthorDifferences]:
-    """Who caused which differences, the latest last; beyond a limit, the last one found stands for the rest."""
+    """Who caused which differences, the latest last; beyond a limit, the last one found stands for the rest. `noted`:
+    known from before, of rows that no longer tell it.
+    """
     by_row: dict[ChangedRow | None, DriftAuthor] = {}
     grouped: dict[DriftAuthor, list[PrivilegeDifference]] = {}
     commands: dict[DriftAuthor, list[DriftAuthor]] = {}
@@ -100,6 +105,7 @@ def group_by_author(
         who = by_row.get(row)
         if who is None:
             by = authors.get(row, DriftAuthor()) if row is not None else DriftAuthor()
+            by = noted.get(difference, by) if by.proof is Evidence.NONE else by
             who = replace(by, time=None, statement="")
             if who not in grouped and len(grouped) >= _MOST_AUTHORS:
                 who = next(reversed(grouped))

@@ -1,6 +1,6 @@
 """What is known of one role during a round in one database, and how its drift is summarized, stored and restored."""
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import product
@@ -84,6 +84,11 @@ class PrivilegeProgress:
         """What is repaired now."""
         left = set(self.decision.reported)
         return [one for one in self.decision.drift if place_of(one) not in self.held_places and one not in left]
+
+    def held_on(self, objects: Collection[ObjectId]) -> list[PrivilegeDifference]:
+        """Returns what is held back on these objects."""
+        some = (one for one in self.decision.drift if self.held_places and place_of(one) in self.held_places)
+        return [one for one in some if one.object is not None and one.object.id in objects]
 
     @property
     def newly_reported(self) -> list[PrivilegeDifference]:

@@ -271,15 +271,20 @@ class PrivilegeReconcile:
         if observed.complete:
             for one in some:
                 one.reported = ()
+                one.role.keep_authors(one.decision.drift)
+        changed = {change.object.id for one in some for change in one.changes}
+        overwritten = [(one, held) for one in some if (held := one.held_on(changed))]
         drifting = [(one, drift) for one in some if one.has_changes and (drift := one.drift)]
         reported = [(one, new) for one in some if observed.complete and (new := one.newly_reported)]
-        if not (drifting or reported):
+        if not (drifting or reported or overwritten):
             return
-        found = await find_authors([*drifting, *reported], observed, self._session)
-        for (one, _), by_author in zip(drifting, found[: len(drifting)], strict=True):
+        found = iter(await find_authors([*drifting, *reported, *overwritten], observed, self._session))
+        for (one, _), by_author in zip(drifting, found, strict=False):
             one.told = tuple((self._describe(by, differences), differences, by) for by, differences in by_author)
-        for (one, _), by_author in zip(reported, found[len(drifting) :], strict=True):
+        for (one, _), by_author in zip(reported, found, strict=False):
             one.reported = tuple(by_author)
+        for (one, _), by_author in zip(overwritten, found, strict=True):
+            one.role.note_authors({each: by for by, differences in by_author for each in differences})
 
     def _describe(
         self, by: DriftAuthor, differences: Sequence[PrivilegeDifference], *, corrected: bool = True

@@ -7,7 +7,8 @@ from pgrole_controller.core.approval import PrivilegeOffer
 from pgrole_controller.core.contest import FieldContest, Moment, notice, repair
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl import ObjectId
-from pgrole_controller.core.privileges.privilege_result import PrivilegeDrift
+from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, PrivilegeDrift
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class RoleMemory:
     `missed`: objects that were new when the role was granted nothing on them: it was suspended or ignored, or the grant
     failed. None: not known, as before the role's first complete read. `settled`: number of the last complete read after
     which the role had what it needs. What this read found may be new to other roles, but not to this one.
+
+    `authors`: of drift that is held back on objects whose rows the controller has written since.
     """
 
     uid: str
@@ -63,6 +66,15 @@ class RoleMemory:
     offer: PrivilegeOffer | None = None
     missed: frozenset[ObjectId] | None = None
     settled: int = 0
+    authors: Mapping[PrivilegeDifference, DriftAuthor] = field(default_factory=dict)
+
+    def note_authors(self, found: Mapping[PrivilegeDifference, DriftAuthor]) -> None:
+        self.authors = {**self.authors, **{one: by for one, by in found.items() if by.proof is not Evidence.NONE}}
+
+    def keep_authors(self, drift: Iterable[PrivilegeDifference]) -> None:
+        """`drift`: all that the role has."""
+        if self.authors:
+            self.authors = {one: self.authors[one] for one in drift if one in self.authors}
 
     def select_new(self, objects: NewObjects) -> frozenset[ObjectId] | None:
         """Returns those that are new to this role. None: not known."""
