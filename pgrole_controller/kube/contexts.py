@@ -1,4 +1,4 @@
-"""The namespace that a kubeconfig's context names, for commands that people run.
+"""The contexts of a kubeconfig: the namespace that one names, for commands that people run, and whether it exists.
 
 Read without the client's library, so that a command without a cluster needs neither.
 """
@@ -27,17 +27,31 @@ def read_namespace(kubeconfig: str | None, context: str | None) -> str | None:
     """The namespace of the context (None: the current one) in `kubeconfig`, KUBECONFIG or ~/.kube/config; None if it
     names none. Raises NotConfigured for a file that cannot be read.
     """
-    named = kubeconfig or os.environ.get("KUBECONFIG") or HOME_CONFIG
-    current, contexts = context, dict[str, Any]()
-    for text in named.split(os.pathsep):
+    current, contexts = _read_contexts(kubeconfig or os.environ.get("KUBECONFIG") or HOME_CONFIG)
+    chosen = contexts.get(context or current or "", {})
+    return _text(chosen.get("namespace"))
+
+
+def check_context(files: str, context: str | None) -> None:
+    """Raises NotConfigured if a file is not YAML, or if no file has the context that was asked for."""
+    _, contexts = _read_contexts(files)
+    if context is not None and context not in contexts:
+        known = ", ".join(sorted(contexts)) or "none"
+        message = f'--context: kubeconfig {files} has no context "{context}"; it has: {known}'
+        raise NotConfigured(message)
+
+
+def _read_contexts(files: str) -> tuple[str | None, dict[str, Any]]:
+    """Returns the current context's name and the contexts by name. Raises NotConfigured."""
+    current, contexts = None, dict[str, Any]()
+    for text in files.split(os.pathsep):
         found = _read(text) if text else {}
         current = current or _text(found.get("current-context"))
         listed = found.get("contexts")
         for one in listed if isinstance(listed, list) else ():
             if isinstance(one, dict) and isinstance(one.get("context"), dict):
                 contexts.setdefault(str(one.get("name")), one["context"])
-    chosen = contexts.get(current or "", {})
-    return _text(chosen.get("namespace"))
+    return current, contexts
 
 
 def _read(path: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 
 from pgrole_controller import imports
-from pgrole_controller.kube.contexts import HOME_CONFIG, is_file
+from pgrole_controller.kube.contexts import HOME_CONFIG, check_context, is_file
 from pgrole_controller.kube.errors import NotConfigured
 
 imports.register_kubernetes()
@@ -129,6 +129,7 @@ async def _load_files(files: str, context: str | None) -> Credentials:
                 config_file=files, context=context, client_configuration=configuration, persist_config=False
             )
     except (*_UNUSABLE, yaml.YAMLError, RecursionError) as error:
+        check_context(files, context)
         message = f"kubeconfig {files} is not usable: {error or type(error).__name__}"
         raise NotConfigured(message) from error
 

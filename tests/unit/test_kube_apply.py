@@ -125,6 +125,18 @@ async def test_a_missing_or_invalid_kubeconfig_is_named_in_the_error(tmp_path: P
                 pass
 
 
+async def test_a_context_that_does_not_exist_is_named_with_those_that_do(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text("contexts: [{name: eu, context: {cluster: c}}, {name: us, context: {cluster: c}}]")
+    with pytest.raises(NotConfigured, match=r'^--context: kubeconfig .* has no context "nope"; it has: eu, us$'):
+        async with Client.connect(str(config), context="nope"):
+            pass
+    config.write_text("a: [")
+    with pytest.raises(NotConfigured, match=r"config is not usable: it is not YAML$"):
+        async with Client.connect(str(config)):
+            pass
+
+
 async def test_no_body_is_logged_even_at_level_debug(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fake = FakeApiServer()
     caplog.set_level(logging.DEBUG)
