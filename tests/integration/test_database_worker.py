@@ -1057,6 +1057,32 @@ async def test_a_new_object_is_granted_and_no_drift_although_a_grant_on_it_is_co
     assert {drift.by.proof for drift in drifts} == {Evidence.TRANSACTION}
 
 
+async def test_default_privileges_in_a_new_schema_are_set_although_others_of_their_creator_are_contested(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contests, "FIRST_DELAY", 600.0)
+    creator = await declare_with_creator(world, SchemaAccess("later", READ.access))
+    again = f"ALTER DEFAULT PRIVILEGES FOR ROLE {creator} IN SCHEMA app GRANT INSERT ON TABLES TO {world.role}"
+    async with world.working():
+        await world.wait(lambda result: result.error is not None and result.error.reason is Reason.PRIVILEGE_PENDING)
+        for count in range(5):
+            await world.hand.execute(again)
+            await world.wait_more_drifts(count)
+        await world.hand.execute(again)
+        await world.wait(lambda result: result.error is not None and result.error.reason is Reason.CONTESTED)
+        await world.hand.execute("CREATE SCHEMA later; CREATE TABLE later.one (id int)")
+        await world.wait_may("SELECT", "later.one")
+        query = "SELECT defaclnamespace::regnamespace::text, defaclacl::text FROM pg_default_acl"
+
+        async def is_set() -> bool:
+            acls = {(schema, "=r/" in acl, "=ar/" in acl) for schema, acl in await world.hand.fetch(query)}
+            return {("later", True, False), ("app", False, True)} <= acls
+
+        assert await reached(is_set, DEADLINE), await world.hand.fetch(query)
+    await world.hand.execute(f"DROP OWNED BY {creator}")
+    await world.home.execute(f"DROP ROLE {creator}")
+
+
 async def test_any_change_of_the_spec_ends_a_contest(world: DatabaseWorkerWorld) -> None:
     plain = world.declare(READ)
     async with world.working():
@@ -1369,11 +1395,11 @@ async def test_reported_drift_is_attributed(world: DatabaseWorkerWorld) -> None:
     assert await world.hand.fetchval("SELECT login FROM pgrole.history") == world.alice
 
 
-async def declare_with_creator(world: DatabaseWorkerWorld) -> str:
+async def declare_with_creator(world: DatabaseWorkerWorld, *schemas: SchemaAccess) -> str:
     """Declares default privileges, too. Returns the role whose future objects they are about."""
     creator = f"{world.database}_creator"
     await world.home.execute(f"CREATE ROLE {creator}")
-    declared = replace(DatabasePrivileges(world.database, schemas=(READ,)), created_by=(creator,))
+    declared = replace(DatabasePrivileges(world.database, schemas=(READ, *schemas)), created_by=(creator,))
     policy = replace(POLICY, rules=(PrivilegeRule(), PrivilegeRule(owned_by=(creator,))))
     grantee = Grantee(KEY, "uid-1", 1, world.role, world.oid, {world.database: declared}, policy=policy)
     world.grantees.publish(SERVER, grantee)

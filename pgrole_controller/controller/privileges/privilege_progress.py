@@ -11,6 +11,7 @@ from pgrole_controller.core.contest import describe_field
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.privileges.acl import AclChange, DatabaseObject, DefaultAclChange, ObjectId
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision
+from pgrole_controller.core.privileges.default_acl_decision import label_place
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
 from pgrole_controller.core.privileges.privilege_result import (
@@ -57,16 +58,20 @@ class PrivilegeProgress:
     def hold_back(self, grantors: frozenset[str]) -> None:
         """Leaves out what reverts drift of these grantors. What is missing on new objects is granted all the same."""
         decision = self.decision
-        extended = {(one.object, one.privilege, one.column) for one in decision.extended} if grantors else set()
+        some = decision.extended if grantors else ()
+        extended = {(one.object or one.place, one.privilege, one.column) for one in some}
         self.held = grantors
         self.held_places = frozenset(place_of(each) for each in decision.drift if each.granted_by in grantors)
         self.changes = tuple(
             each
             for each in decision.changes
-            if place_of_change(each) not in self.held_places or _only_extends(each, extended)
+            if place_of_change(each) not in self.held_places or _only_extends(each, each.object, extended)
         )
         self.default_changes = tuple(
-            each for each in decision.default_changes if (None, each.creator_name) not in self.held_places
+            each
+            for each in decision.default_changes
+            if (None, each.creator_name) not in self.held_places
+            or _only_extends(each, label_place((each.creator_name, each.schema, each.object_type)), extended)
         )
         self.touched = self.touched or self.has_changes or bool(grantors)
 
@@ -137,9 +142,12 @@ def place_of_change(change: AclChange) -> Place:
     return change.object.id, change.grantor or change.object.owner_name
 
 
-def _only_extends(change: AclChange, extended: Container[tuple[DatabaseObject | None, str, str]]) -> bool:
-    """Whether the change grants nothing but these."""
-    each = product((change.object,), change.privileges, change.columns or ("",))
+def _only_extends(
+    change: AclChange | DefaultAclChange, where: DatabaseObject | str, extended: Container[tuple[object, str, str]]
+) -> bool:
+    """Whether the change grants nothing but these. `where`: the object, or PrivilegeDifference.place."""
+    columns = change.columns if isinstance(change, AclChange) else ()
+    each = product((where,), change.privileges, columns or ("",))
     return not change.revoke and all(one in extended for one in each)
 
 
