@@ -43,7 +43,7 @@ from pgrole_controller.core.password_rules import name_copied, name_delivery, na
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import SALT_BYTES, Verifier, make_verifier, read_password, verifies
 from pgrole_controller.kube.client import Client
-from pgrole_controller.kube.errors import ApiError, KubeError, TooManyFields
+from pgrole_controller.kube.errors import NAMESPACE_GOES, ApiError, KubeError, TooManyFields
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.resource import PGROLES
 from pgrole_controller.kube.secrets import NotWritable, Secret, delete_secret, read_secret, stored_of, write_secret
@@ -264,6 +264,10 @@ def _explain(what: str, error: ApiError) -> PgRoleError | ApiError:
     """The error to report if the API server refused; the error itself if it may pass (conflict, limit, fault)."""
     if error.status in (404, 409, 429) or error.status > 500:
         return error
+    if NAMESPACE_GOES in error.causes:
+        return Waiting(
+            Reason.SECRET_MISSING, f"{what}: its namespace is being deleted, and Kubernetes creates nothing more in it"
+        )
     if error.status in (401, 403, 500):
         return Waiting(Reason.SECRET_MISSING, f"{what}: {error}")
     # What a Secret is made of was checked before: it is an admission policy, which may change.

@@ -12,6 +12,9 @@
          └─ TooManyFields  a Secret has more fields than are read; the message says so
 """
 
+#: Cause given by the API server when it creates nothing more in a namespace.
+NAMESPACE_GOES = "NamespaceTerminating"
+
 
 class KubeError(Exception):
     pass

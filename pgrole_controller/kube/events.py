@@ -22,7 +22,7 @@ from pgrole_controller import metrics
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
-from pgrole_controller.kube.errors import ApiError, Unreachable
+from pgrole_controller.kube.errors import NAMESPACE_GOES, ApiError, Unreachable
 from pgrole_controller.kube.resource import EVENTS, MERGE_PATCH
 from pgrole_controller.kube.stored_object import Stored
 from pgrole_controller.signals import Signal
@@ -44,8 +44,6 @@ AT_ONCE = 4  # requests
 #: Maximum time in seconds that an Event makes way for more urgent requests.
 MAKE_WAY_SECONDS = 5.0
 _CROWDED_CHECK = 0.2
-
-NAMESPACE_GOES = "NamespaceTerminating"  # cause given by the API server when it creates nothing more in a namespace
 
 EventType = Literal["Normal", "Warning"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
-from pgrole_controller.kube.errors import ApiError, BadStream, KubeError, TooManyFields, Unreachable
+from pgrole_controller.kube.errors import NAMESPACE_GOES, ApiError, BadStream, KubeError, TooManyFields, Unreachable
 from pgrole_controller.kube.nesting import read_json
 from pgrole_controller.kube.resource import JSON, SECRETS
 from pgrole_controller.kube.server_side_apply import MANAGER
@@ -264,9 +264,8 @@ async def _send(client: Client, method: str, path: str, body: dict[str, Any], co
     try:
         return await client.request(method, path, query={"fieldManager": MANAGER}, body=body, content_type=content_type)
     except ApiError as error:
-        failed = ApiError(
-            error.status, error.reason if error.reason in _REASONS else "Refused", _UNSHOWN, error.retry_after
-        )
+        reason, causes = error.reason if error.reason in _REASONS else "Refused", error.causes & {NAMESPACE_GOES}
+        failed = ApiError(error.status, reason, _UNSHOWN, error.retry_after, causes)
     except Unreachable as error:
         # The cause's message contains an answer that is not HTTP.
         failed = error if error.__cause__ is None else Unreachable(f"{method} {path}: {type(error.__cause__).__name__}")

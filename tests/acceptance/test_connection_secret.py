@@ -261,6 +261,17 @@ async def test_a_secret_of_another_owner_stays_untouched_and_the_rest_is_applied
     await database.wait_password(role, text(await kube.wait_secret("delivered")))
 
 
+async def test_in_a_namespace_that_is_deleted_the_condition_says_why_no_secret_is_written(
+    kube: Kube, role: str
+) -> None:
+    await deliver(kube, role)
+    await kube.server.request("DELETE", f"/api/v1/namespaces/{kube.namespace}")
+    await kube.delete_secret("delivered")
+    await kube.wait_for(
+        "app", lambda obj: says(obj, "SecretMissing", "delivered", "its namespace is being deleted"), "the cause"
+    )
+
+
 async def test_a_secret_left_by_an_object_of_the_same_name_is_taken_over_with_its_password(
     kube: Kube, database: Database, role: str
 ) -> None:

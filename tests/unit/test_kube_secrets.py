@@ -11,7 +11,7 @@ from pgrole_controller.core.connection_secret import HASH, is_ours
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import SALT_BYTES
 from pgrole_controller.kube.client import Client
-from pgrole_controller.kube.errors import ApiError, KubeError, TooManyFields, Unreachable
+from pgrole_controller.kube.errors import NAMESPACE_GOES, ApiError, KubeError, TooManyFields, Unreachable
 from pgrole_controller.kube.secrets import read_secret, write_secret
 from pgrole_controller.kube.stored_object import Stored, pack
 from tests.cpu_time import within_a_callback
@@ -41,11 +41,13 @@ def owner() -> Stored:
     ("reason", "shown"), [("Conflict", "Conflict"), (f"Conflict {HIDDEN}", "Refused"), ("", "Refused")]
 )
 async def test_a_refusal_shows_only_its_status_and_a_known_reason(reason: str, shown: str) -> None:
-    client = cast("Client", FailingClient(ApiError(409, reason, f"it was modified: {HIDDEN}", 3.0)))
+    causes = frozenset({NAMESPACE_GOES, HIDDEN})
+    client = cast("Client", FailingClient(ApiError(409, reason, f"it was modified: {HIDDEN}", 3.0, causes)))
     with pytest.raises(ApiError) as refused:
         await write_secret(client, KEY, owner(), {}, {}, {"password": HIDDEN.encode()}, None)
     assert (refused.value.status, refused.value.reason, refused.value.retry_after) == (409, shown, 3.0)
     assert "not shown" in refused.value.message
+    assert refused.value.causes == {NAMESPACE_GOES}
     assert HIDDEN not in "".join(traceback.format_exception(refused.value)) + repr(vars(refused.value))
     assert (refused.value.__cause__, refused.value.__context__) == (None, None)
 
