@@ -173,7 +173,7 @@ class Client:
         Raises ApiError, Unreachable (AnswerTooLong among them).
         """
         if method != "GET" and not self._may_write():
-            raise Unreachable(f"{method} {path}: not sent, another process leads")
+            raise Unreachable(f"{method} {path}: not sent, the Lease does not confirm that this process leads")
         limits = Limits(CONNECT_TIMEOUT, total=timeout)
         headers = {"Accept": accept, "Content-Type": content_type or JSON}
         with RequestTimer(method, path) as latency:

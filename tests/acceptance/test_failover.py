@@ -128,3 +128,4 @@ async def test_everything_converges_on_a_promoted_standby_with_an_older_fence(pa
         await database.wait_role("app", lambda row: not row["rolcreatedb"], "repaired by the other")
     for one in (pair.first, pair.second):
         assert "another process leads" not in one.controller.log
+        assert "does not confirm that this process leads" not in one.controller.log

@@ -214,14 +214,14 @@ async def test_a_client_of_a_process_that_does_not_lead_can_only_read(client: Cl
     leading = False
     limited = client.limited(lambda: leading)
     body = {"apiVersion": LEASES.api_version, "kind": "Lease", "metadata": {"name": lease.name}}
-    with pytest.raises(Unreachable, match="another process leads"):
+    with pytest.raises(Unreachable, match="not sent, the Lease does not confirm that this process leads"):
         await limited.request("POST", LEASES.path(lease.namespace), body=body)
     assert json.loads(await limited.request("GET", LEASES.path(lease.namespace)))["items"] == []
     leading = True
     await limited.request("POST", LEASES.path(lease.namespace), body=body)
     leading = False
     for method in ("PUT", "PATCH", "DELETE"):
-        with pytest.raises(Unreachable, match="another process leads"):
+        with pytest.raises(Unreachable, match="not sent, the Lease does not confirm that this process leads"):
             await limited.request(method, LEASES.path(lease.namespace, lease.name), body=body)
     assert json.loads(await client.request("GET", LEASES.path(lease.namespace, lease.name)))["kind"] == "Lease"
 

@@ -55,7 +55,7 @@ async def test_a_refusal_shows_only_its_status_and_a_known_reason(reason: str, s
 async def test_the_content_of_a_broken_answer_is_hidden_but_the_clients_own_messages_are_shown() -> None:
     broken = Unreachable(f"POST /secrets: bad status line {HIDDEN}")
     broken.__cause__ = ValueError(f"bad status line {HIDDEN}")
-    for error, said in ((broken, "ValueError"), (Unreachable("not sent, another process leads"), "not sent")):
+    for error, said in ((broken, "ValueError"), (Unreachable("not sent, no leader"), "not sent")):
         with pytest.raises(Unreachable, match=said) as failed:
             await write_secret(cast("Client", FailingClient(error)), KEY, owner(), {}, {}, {}, None)
         assert HIDDEN not in "".join(traceback.format_exception(failed.value))
