@@ -6,8 +6,10 @@ from contextlib import asynccontextmanager
 from pgrole_controller.core.ddl import spell_identifier
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient, Waiting
 from pgrole_controller.dsn import user_of
+from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.errors import NO_DATABASE, refusing_connections
+from pgrole_controller.postgres.rows import fetch_row
 
 _NOT_ACCEPTING = "55000"
 _FORBIDDEN = "42501"
@@ -27,6 +29,18 @@ async def connect_to(endpoint: Endpoint, database: str, purpose: str, **settings
             raise
         login = user_of(endpoint.dsn) if endpoint.dsn is not None else endpoint.user
         raise explain(error, database, login) from error.__cause__
+
+
+async def check_unreserved(connection: Connection, database: str) -> None:
+    """Raises Transient if a superuser's connection, which is to be kept, took one of those that are reserved. With one
+    for each of many databases, no administrator could connect any more.
+    """
+    if (await fetch_row(connection, "", queries.inspect("reserved"))).get("reserved", bool):
+        raise Transient(
+            Reason.DATABASE_ERROR,
+            f'the controller stays out of database "{database}": the server has no connection left but those reserved '
+            "for superusers; close some, raise max_connections, or lower PgServer.spec.databases.max",
+        )
 
 
 @asynccontextmanager

@@ -144,6 +144,8 @@ def test_the_version_of_the_schema_is_judged(schema: SchemaFacts, owns: bool, st
         (SERVER, replace(ROLE, connection_limit=4), 10, PROBLEM),
         (SERVER, replace(ROLE, connection_limit=5), 10, OK),
         (SERVER, replace(ROLE, superuser=True, connection_limit=1), 10, OK),
+        (SERVER, replace(ROLE, superuser=True), 92, WARNING),
+        (SERVER, replace(ROLE, superuser=True), 93, PROBLEM),
         (replace(SERVER, database_limit=2), ROLE, 10, PROBLEM),
     ],
 )

@@ -109,7 +109,9 @@ def judge_connections(
     check = "connections"
     needed = _SESSIONS + databases
     findings = []
-    free = facts.max_connections - (0 if role.superuser else facts.reserved) - sessions.server
+    # a superuser's sessions with databases leave the reserved connections alone, too
+    reserved = 0 if role.superuser and not databases else facts.reserved
+    free = facts.max_connections - reserved - sessions.server
     used = f"{sessions.server} of {facts.max_connections} in use, {facts.reserved} reserved"
     if free < needed:
         more = facts.max_connections + max(needed, 10)

@@ -9,7 +9,7 @@ from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.postgres.capabilities import Identity, explaining, identify
 from pgrole_controller.postgres.connection import Connection, Endpoint
-from pgrole_controller.postgres.database_connection import connect_to
+from pgrole_controller.postgres.database_connection import check_unreserved, connect_to
 from pgrole_controller.postgres.errors import convert_unexpected, is_lacking, translate_errors
 from pgrole_controller.postgres.fence import Candidate, Fence, NotLeading, lead_while_away, take_lead
 from pgrole_controller.postgres.missing_privileges import explain_database_access
@@ -78,6 +78,8 @@ async def _prepare(connection: Connection, database: str, server: Identity) -> I
     identity = await _identify(connection, database)
     if not identity.is_same_server(server):
         raise Transient(Reason.SERVER_NOT_READY, f'database "{database}" is on a different server')
+    if identity.superuser:
+        await check_unreserved(connection, database)
     await _silence_triggers(connection, identity)
     await _interrupt_autovacuum(connection)
     return identity

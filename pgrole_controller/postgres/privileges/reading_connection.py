@@ -16,7 +16,7 @@ import anyio
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.postgres.capabilities import Identity, identify
 from pgrole_controller.postgres.connection import Connection, Endpoint
-from pgrole_controller.postgres.database_connection import connect_to
+from pgrole_controller.postgres.database_connection import check_unreserved, connect_to
 from pgrole_controller.postgres.unnamed_statements import forgetting
 
 log = logging.getLogger(__name__)
@@ -109,4 +109,6 @@ class ReadingConnections:
                 identity = await identify(connection)
             if not identity.is_same_server(self.server):
                 raise Transient(Reason.SERVER_NOT_READY, "a different server answers on the same address")
+            if self.server.superuser:
+                await check_unreserved(connection, self.database)
             yield connection
