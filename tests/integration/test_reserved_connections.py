@@ -71,6 +71,18 @@ async def test_sessions_with_databases_leave_the_reserved_connections_to_adminis
         await many.wait_settled(*many.names)
 
 
+async def test_a_turn_may_take_a_reserved_connection_since_it_soon_ends(many: DatabasesWorld) -> None:
+    held = [await asyncpg.connect(many.server.dsn()) for _ in range(FREE)]
+    many.config = replace(many.config, databases=DatabasesConfig(("*",), max=1))
+    many.declare(*many.names[:2])
+    async with many.serving():
+        await many.wait(
+            lambda: any(one is not None and one.error is None for one in map(many.result, many.names[:2])), "served"
+        )
+    for one in held:
+        await one.close()
+
+
 async def test_a_second_connection_to_a_database_is_not_a_reserved_one(short: PostgresServer) -> None:
     endpoint = Endpoint(short.dsn())
     async with connect(endpoint, "test") as connection:

@@ -234,7 +234,7 @@ class DatabaseWorker:
 
     @asynccontextmanager
     async def _open(
-        self, detection: DatabaseMode | None = None, known: Fence | None = None
+        self, detection: DatabaseMode | None = None, known: Fence | None = None, *, in_turn: bool = False
     ) -> AsyncIterator[DatabaseSession]:
         """`detection` None: as declared."""
         config = self._context.config()
@@ -252,6 +252,7 @@ class DatabaseWorker:
             candidate=self._context.leadership.candidate(_stand_by),
             on_notice=self._note_event,
             known=known,
+            in_turn=in_turn,
         ) as session:
             yield session
 
@@ -262,7 +263,7 @@ class DatabaseWorker:
     async def _run_turn(self) -> None:
         self.opened = False
         with anyio.move_on_after(OPENING_SECONDS) as limit:
-            async with self._open(DatabaseMode.RESYNC, self._fence) as session:
+            async with self._open(DatabaseMode.RESYNC, self._fence, in_turn=True) as session:
                 limit.deadline = anyio.current_time() + TURN_SECONDS
                 self.opened, self._fence = True, session.fence
                 self._everything = True

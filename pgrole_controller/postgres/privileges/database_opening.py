@@ -35,9 +35,11 @@ async def open_database(
     candidate: Candidate | None,
     on_notice: Callable[[], None],
     known: Fence | None = None,
+    in_turn: bool = False,
 ) -> AsyncIterator[DatabaseSession]:
     """A session with one database of the server that `server` identifies. `home`: the name of the home database.
-    `known`: the leadership that this process took there in an earlier session.
+    `known`: the leadership that this process took there in an earlier session. `in_turn`: it soon ends, and no other
+    such session exists meanwhile, so it may take a connection that is reserved for superusers.
 
     `on_notice` is called when something may have changed. Raises PgRoleError if the session cannot begin; what is wrong
     with the database itself is Waiting or names the remedy.
@@ -52,6 +54,8 @@ async def open_database(
                 async with explaining(connection, explain_database_access):
                     with forgetting():
                         identity = await _prepare(connection, database, server)
+                        if identity.superuser and not in_turn:
+                            await check_unreserved(connection, database)
                         installation = await install_database(connection, allowed=may_install)
                         fence = await _lead(connection, candidate, installation, known)
                         place = await fetch_row(connection, "", resources.text("sql", "events", "place.sql"))
@@ -78,8 +82,6 @@ async def _prepare(connection: Connection, database: str, server: Identity) -> I
     identity = await _identify(connection, database)
     if not identity.is_same_server(server):
         raise Transient(Reason.SERVER_NOT_READY, f'database "{database}" is on a different server')
-    if identity.superuser:
-        await check_unreserved(connection, database)
     await _silence_triggers(connection, identity)
     await _interrupt_autovacuum(connection)
     return identity
