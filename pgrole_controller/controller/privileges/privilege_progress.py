@@ -22,6 +22,7 @@ from pgrole_controller.core.privileges.privilege_result import (
     PrivilegeResult,
 )
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
+from pgrole_controller.postgres.privileges.acl_refusal import OutdatedAcl
 from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
 from pgrole_controller.postgres.privileges.stored_state import StoredState
 
@@ -123,6 +124,20 @@ def report_unfinished(some: Iterable[PrivilegeProgress], database: str) -> None:
             one.error = Transient(
                 Reason.PROGRESSING, f'privileges in database "{database}" keep changing while they are applied'
             )
+
+
+def find_outdated(some: Iterable[PrivilegeProgress], published: Iterable[Grantee]) -> frozenset[int]:
+    """Returns the oids of the roles that are published otherwise than when they were read."""
+    now = {one.key: one for one in published}
+    return frozenset(one.grantee.oid for one in some if one.grantee.is_outdated(now.get(one.grantee.key)))
+
+
+def find_failure(one: PrivilegeProgress, applied: AppliedAcls) -> PgRoleError | None:
+    """Returns why not everything was changed that should be: what reading again does not help against comes first."""
+    found = (applied.find_error(change.object.id, one.grantee.oid) for change in one.changes)
+    errors = [error for error in found if error is not None]
+    errors += [applied.default_errors[each] for each in one.default_changes if each in applied.default_errors]
+    return min(errors, key=lambda error: isinstance(error, OutdatedAcl), default=None)
 
 
 def is_done(difference: PrivilegeDifference, grantee: int, applied: AppliedAcls) -> bool:

@@ -23,6 +23,8 @@ from pgrole_controller.controller.privileges.privilege_progress import (
     AuthorDrift,
     PrivilegeProgress,
     build_result,
+    find_failure,
+    find_outdated,
     is_done,
     is_verified,
     report_unfinished,
@@ -84,6 +86,7 @@ class PrivilegeReconcile:
         self._memory = context.memory
         self._config = context.config
         self._suspended = context.suspended
+        self._published = context.grantees
         self._interruptions = interruptions or Uninterrupted()
         self._now = Moment(anyio.current_time(), datetime.now(UTC))
         self._is_suspended = False
@@ -156,7 +159,8 @@ class PrivilegeReconcile:
             for one in some:
                 one.changes = ()
             return []
-        return [one for one in some if one.has_changes]
+        outdated = find_outdated(some, self._published())
+        return [one for one in some if one.has_changes and one.grantee.oid not in outdated]
 
     async def record(self) -> None:
         """As `record_waiting`, unless nothing may be written now."""
@@ -314,22 +318,24 @@ class PrivilegeReconcile:
         for one in some:
             one.error = None if one.has_changes else one.error
         apply = partial(apply_and_record, self._session, self._records, self._memory.drifts, some)
-        give_way = self._interruptions.give_way
-        applied = await apply(repairs, defaults, self._read_oids, whole=self._whole, give_way=give_way)
+        applied = await apply(
+            repairs, defaults, self._read_oids, whole=self._whole, give_way=partial(self._give_way, some)
+        )
         if applied.stored and any(one.told for one in some):
             self._memory.repaired_at = anyio.current_time()
         for one in some:
-            found = (applied.find_error(change.object.id, one.grantee.oid) for change in one.changes)
-            errors = [error for error in found if error is not None]
-            errors += [applied.default_errors[each] for each in one.default_changes if each in applied.default_errors]
-            one.error = min(errors, key=lambda error: isinstance(error, OutdatedAcl), default=one.error)
-        if applied.errors or applied.default_errors:
+            one.error = find_failure(one, applied) or one.error
+        if applied.failed:
             for one in some:
                 one.told = tuple(self._keep_succeeded(one, applied))
             if not applied.stored:
                 await apply()
         for one in some:
             self._conclude(one, applied)
+
+    async def _give_way(self, some: Sequence[PrivilegeProgress]) -> frozenset[int]:
+        await self._interruptions.give_way()
+        return find_outdated(some, self._published())
 
     def _keep_succeeded(self, one: PrivilegeProgress, applied: AppliedAcls) -> Iterator[AuthorDrift]:
         """Yields what was corrected, described without what was not."""

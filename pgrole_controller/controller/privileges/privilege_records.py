@@ -17,7 +17,7 @@ from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Priv
 from pgrole_controller.postgres.drift_history import MOST_RECORDED, RecordedDrift, build_record_statement
 from pgrole_controller.postgres.fence import is_another_leading
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
-from pgrole_controller.postgres.privileges.acl_batches import GiveWay
+from pgrole_controller.postgres.privileges.acl_batches import GiveWay, go_on
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.stored_state import build_applied_statement, build_approval_statement
@@ -85,7 +85,7 @@ async def apply_and_record(
     grantees: Collection[int] = (),
     *,
     whole: bool = False,
-    give_way: GiveWay = anyio.lowlevel.checkpoint,
+    give_way: GiveWay = go_on,
 ) -> AppliedAcls:
     """As `DatabaseSession.apply`, with what these roles' repairs have to record. If others have locked the table of the
     history, it is recorded later. Raises PgRoleError.

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -131,6 +131,12 @@ class Grantee:
     def rests(self) -> bool:
         """Suspended or ignored: the role is granted nothing on new objects."""
         return self.suspended or self.ignored
+
+    def is_outdated(self, published: "Grantee | None") -> bool:
+        """Whether something else is published by now. That the namespace owns more roles only allows more."""
+        if published is None or not self.owned <= published.owned:
+            return True
+        return published is not self and replace(self, owned=published.owned) != published
 
     @property
     def databases(self) -> frozenset[str]:

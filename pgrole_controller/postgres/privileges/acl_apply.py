@@ -6,7 +6,7 @@ delaying the others.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio
 import anyio.lowlevel
@@ -20,6 +20,7 @@ from pgrole_controller.postgres.privileges.acl_batches import (
     Batches,
     Deadlines,
     GiveWay,
+    go_on,
     raise_if_common,
     split_large,
 )
@@ -35,6 +36,7 @@ from pgrole_controller.postgres.privileges.acl_refusal import (
     explain,
     explain_default,
     explain_storing,
+    tell_outdated,
 )
 from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AclTransactions
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
@@ -50,6 +52,7 @@ class AppliedAcls:
     grantees except these (oid, and whether it is about what someone other than the owner granted). `default_errors`: of
     the default privileges that were not changed. `stored`: the transaction of the last change ran the `extra`
     statements, which it does only without errors. `unrecorded`: why without `history`, whose table others have locked.
+    `outdated`: objects that were not changed for a grantee (oid), since that is declared otherwise by now.
     """
 
     errors: Mapping[ObjectId, PgRoleError] = field(default_factory=dict)
@@ -57,9 +60,16 @@ class AppliedAcls:
     default_errors: Mapping[DefaultAclChange, PgRoleError] = field(default_factory=dict)
     stored: bool = False
     unrecorded: PgRoleError | None = None
+    outdated: Collection[tuple[ObjectId, int]] = frozenset()
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.errors or self.default_errors or self.outdated)
 
     def find_error(self, identity: ObjectId, grantee: int, parts: Sequence[bool] = (False, True)) -> PgRoleError | None:
         """Returns why the object was not changed for this grantee; None if it was. `parts`: as in `grantee_errors`."""
+        if (identity, grantee) in self.outdated:
+            return tell_outdated()
         divided = self.grantee_errors.get(identity)
         if divided is None:
             return self.errors.get(identity)
@@ -73,7 +83,7 @@ async def apply_acls(
     grantees: Collection[int],
     dialect: AclDialect,
     extra: str = "",
-    give_way: GiveWay = anyio.lowlevel.checkpoint,
+    give_way: GiveWay = go_on,
     *,
     history: str = "",
 ) -> AppliedAcls:
@@ -114,6 +124,7 @@ async def apply_acls(
         transactions.default_errors,
         transactions.stored,
         await tell_locked_table(connection, HISTORY) if transactions.stored and transactions.unrecorded else None,
+        transactions.outdated,
     )
 
 
@@ -193,6 +204,14 @@ class _ObjectSteps:
     def report(self, one: AclRepair, error: PgRoleError) -> None:
         self._transactions.errors[one.observed.object.id] = error
 
+    def leave_out(self, one: AclRepair, grantees: Collection[int]) -> AclRepair | None:
+        left = tuple(change for change in one.changes if change.grantee not in grantees)
+        if len(left) == len(one.changes):
+            return one
+        outdated = {change.grantee for change in one.changes} & set(grantees)
+        self._transactions.outdated.update((one.observed.object.id, grantee) for grantee in outdated)
+        return replace(one, changes=left) if left else None
+
 
 class _DefaultSteps:
     """Changes default privileges."""
@@ -218,3 +237,9 @@ class _DefaultSteps:
 
     def report(self, one: DefaultAclChange, error: PgRoleError) -> None:
         self._transactions.default_errors[one] = error
+
+    def leave_out(self, one: DefaultAclChange, grantees: Collection[int]) -> DefaultAclChange | None:
+        if one.grantee not in grantees:
+            return one
+        self.report(one, tell_outdated())
+        return None

@@ -2,14 +2,16 @@
 
 What others have locked is set aside and comes last. A transaction that fails nevertheless is divided into halves, until
 what fails is alone. That takes time, of which one call has little: what failed in an earlier call comes after all else.
+Changes of a role whose object or policy has changed are left out from the next transaction on.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import anyio
+import anyio.lowlevel
 
 from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.privileges.acl import DefaultAclChange
@@ -37,11 +39,17 @@ CHANGES = 5000
 #: Time limit in seconds for dividing transactions that fail; what is left is postponed.
 DIVIDING_SECONDS = 3.0
 
-#: Awaited between two transactions: what must not wait for all of them runs there, on the same connection.
-GiveWay: TypeAlias = Callable[[], Awaitable[None]]
+#: Awaited before each transaction: what must not wait for all of them runs there, on the same connection. Returns the
+#: oids of the roles that are now declared otherwise, or have another policy.
+GiveWay: TypeAlias = Callable[[], Awaitable[Collection[int]]]
+
+
+async def go_on() -> Collection[int]:
+    await anyio.lowlevel.checkpoint()
+    return ()
+
 
 T = TypeVar("T", bound=AclRepair | DefaultAclChange)
-T_contra = TypeVar("T_contra", bound=AclRepair | DefaultAclChange, contravariant=True)
 
 
 @dataclass(slots=True)
@@ -61,20 +69,24 @@ class Deadlines:
         self.locks_end = min(self.locks_end, anyio.current_time() + PATIENCE_SECONDS)
 
 
-class Steps(Protocol[T_contra]):
+class Steps(Protocol[T]):
     """How to change one kind of things. `last`: nothing follows. `seconds`: the longest wait for a lock."""
 
-    async def change_all(self, some: Sequence[T_contra], *, last: bool, seconds: float) -> None:
+    async def change_all(self, some: Sequence[T], *, last: bool, seconds: float) -> None:
         """One transaction. Raises PgRoleError; nothing is changed then."""
         ...
 
-    async def change_one(self, one: T_contra, *, last: bool, seconds: float) -> PgRoleError | None:
+    async def change_one(self, one: T, *, last: bool, seconds: float) -> PgRoleError | None:
         """Several attempts, each in its own way. Returns the error to report. Raises it as it is if a lock is not
         free, and errors that concern everything.
         """
         ...
 
-    def report(self, one: T_contra, error: PgRoleError) -> None: ...
+    def report(self, one: T, error: PgRoleError) -> None: ...
+
+    def leave_out(self, one: T, grantees: Collection[int]) -> T | None:
+        """Notes that it is not changed for these roles. Returns what is left of it."""
+        ...
 
 
 class Batches(Generic[T]):
@@ -96,8 +108,7 @@ class Batches(Generic[T]):
         """`last`: nothing follows, except for what others have locked, which is left to `change_busy`."""
         if self._waits.met:
             some = await self._set_aside(some, doubt=True)
-        while some:
-            await self._give_way()
+        while some := await self._begin(some):
             if self._deadlines.locked is not None:
                 self._postpone(some)
                 return
@@ -143,7 +154,17 @@ class Batches(Generic[T]):
                 free.append(one)
         return free
 
+    async def _begin(self, some: Sequence[T]) -> Sequence[T]:
+        """Returns what is still to be changed."""
+        outdated = await self._give_way()
+        if not outdated:
+            return some
+        left = (self._steps.leave_out(one, outdated) for one in some)
+        return [one for one in left if one is not None]
+
     async def _change_all(self, some: Sequence[T], *, last: bool, seconds: float) -> None:
+        if not some:
+            return
         try:
             await self._steps.change_all(some, last=last, seconds=seconds)
         except PgRoleError as error:
@@ -161,6 +182,7 @@ class Batches(Generic[T]):
             self._deadlines.note_lock()
 
     async def _change_doubtful(self, some: Sequence[T], *, last: bool) -> None:
+        some = await self._begin(some)
         if self._deadlines.locked is not None:
             self._postpone(some)
             return
@@ -189,7 +211,7 @@ class Batches(Generic[T]):
 
     async def _try_piece(self, piece: Sequence[T], *, last: bool) -> list[Sequence[T]]:
         """Returns the pieces to try instead."""
-        await self._give_way()
+        piece = await self._begin(piece)
         try:
             await self._change_all(piece, last=last, seconds=PROBE_SECONDS)
         except PgRoleError as error:
@@ -199,7 +221,9 @@ class Batches(Generic[T]):
         return []
 
     async def _try_one(self, one: T, *, last: bool, seconds: float) -> None:
-        await self._give_way()
+        if not (left := await self._begin([one])):
+            return
+        (one,) = left
         try:
             error = await self._steps.change_one(one, last=last, seconds=seconds)
         except PgRoleError as raised:

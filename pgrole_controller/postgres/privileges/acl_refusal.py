@@ -30,7 +30,7 @@ Part: TypeAlias = tuple[int, bool]
 
 
 class OutdatedAcl(Transient):
-    """The object changed after it was read. Reading it again shows what is left to do."""
+    """The object, or what is declared for it, changed after it was read. Reading it again shows what is left to do."""
 
 
 class Ineffective(Transient):
@@ -68,6 +68,12 @@ def tell_locked(one: AclRepair | DefaultAclChange) -> PgRoleError:
 
 def postpone() -> PgRoleError:
     return Transient(Reason.PROGRESSING, "postponed, since other objects in its transaction wait for locks")
+
+
+def tell_outdated() -> PgRoleError:
+    return OutdatedAcl(
+        Reason.PROGRESSING, "spec or the server's policy changed while privileges were applied: the controller goes on"
+    )
 
 
 def _said(error: PgRoleError) -> str:

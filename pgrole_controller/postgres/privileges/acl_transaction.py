@@ -67,8 +67,8 @@ class AclDialect:
 class AclTransactions:
     """The transactions of one call of `apply_acls`.
 
-    `extra`, `history`: as in `apply_acls`. `errors`, `grantee_errors`, `default_errors`: as in AppliedAcls. `stored`:
-    the `extra` statements ran; `unrecorded`: without `history`, since others have locked its table.
+    `extra`, `history`: as in `apply_acls`. `errors`, `grantee_errors`, `default_errors`, `outdated`: as in AppliedAcls.
+    `stored`: the `extra` statements ran; `unrecorded`: without `history`, since others have locked its table.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class AclTransactions:
         self.errors: dict[ObjectId, PgRoleError] = {}
         self.grantee_errors: dict[ObjectId, dict[Part, PgRoleError]] = {}
         self.default_errors: dict[DefaultAclChange, PgRoleError] = {}
+        self.outdated: set[tuple[ObjectId, int]] = set()
         self.stored = False
         self.unrecorded = False
 
@@ -127,7 +128,7 @@ class AclTransactions:
             refused = await execute_changes(self._connection, self._dialect.version, changes, defaults, cascade=cascade)
             await self._read_back.verify(fresh, refused)
             await self._read_back.verify_defaults(defaults)
-            storing = extra and not (self.errors or self.default_errors or stale)
+            storing = extra and not (self._failed or stale)
             for statement in self._ending if storing else ():
                 await self._connection.execute(statement)
         self.errors.update(stale)
@@ -192,7 +193,7 @@ class AclTransactions:
         """Runs one transaction in one round trip. Returns False if nothing was changed, because these objects need
         more than one message, or because the failed object must be found.
         """
-        storing = extra and not (self.errors or self.default_errors)
+        storing = extra and not self._failed
         last = self._ending if storing else []
         if repairs and self._dialect.whole:
             last.append(NOTE_OWN_TRANSACTION)
@@ -208,6 +209,10 @@ class AclTransactions:
             return False
         self.stored = self.stored or storing
         return True
+
+    @property
+    def _failed(self) -> bool:
+        return bool(self.errors or self.default_errors or self.outdated)
 
     @property
     def _ending(self) -> list[str]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 import anyio
-import anyio.lowlevel
 
 from pgrole_controller import resources
 from pgrole_controller.core.database_options import DatabaseMode
@@ -29,7 +28,7 @@ from pgrole_controller.postgres.errors import refusing_connections
 from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls, apply_acls
 from pgrole_controller.postgres.privileges.acl_attribution import PatientAttribution
-from pgrole_controller.postgres.privileges.acl_batches import GiveWay
+from pgrole_controller.postgres.privileges.acl_batches import GiveWay, go_on
 from pgrole_controller.postgres.privileges.acl_catalog import read_older
 from pgrole_controller.postgres.privileges.acl_checks import prepare_checks
 from pgrole_controller.postgres.privileges.acl_fingerprint import Fingerprints
@@ -242,7 +241,7 @@ class DatabaseSession:
         *,
         history: str = "",
         whole: bool = False,
-        give_way: GiveWay = anyio.lowlevel.checkpoint,
+        give_way: GiveWay = go_on,
     ) -> AppliedAcls:
         """As `apply_acls`. `whole`: as in AclDialect."""
         dialect = AclDialect(self.identity.version_number, self.fence, self.enforcing, self.installation.spared, whole)
