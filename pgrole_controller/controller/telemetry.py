@@ -106,7 +106,6 @@ class DriftCounts:
     def __init__(self) -> None:
         self.counted = HourlyDrifts()
         self._reported: dict[Key, tuple[str, ...]] = {}  # fields of the drift that is reported now
-        self._began = datetime.now(UTC)
 
     def count(self, result: Result) -> None:
         """Counts the drifts in the result of one reconcile."""
@@ -114,8 +113,8 @@ class DriftCounts:
         reported = sum(news.reason is News.DRIFT_REPORTED for news in result.news)
         corrected += bool(result.corrected)
         if result.drift is not None and not result.drift.corrected:
-            # One that was first seen before this process began is in the status, counted by the process before.
-            new = self._reported.get(result.key) != result.drift.fields and result.drift.at >= self._began
+            # One that an earlier process reported has the time that is in the status: that process counted it.
+            new = self._reported.get(result.key) != result.drift.fields and result.drift.at == result.reported_at
             reported += new
             self._reported[result.key] = result.drift.fields
         elif result.decided or result.done_with or result.target.stored is None:

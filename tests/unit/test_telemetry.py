@@ -84,15 +84,16 @@ def test_notifications_of_own_changes_are_expected_until_they_arrive() -> None:
 
 
 KEY = Key("shop", "app")
-LATER = datetime.now(UTC) + timedelta(days=1)
+NOW = datetime.now(UTC)
 
 
 def a_result(**given: Any) -> Result:
     return Result(Target(KEY, stored=given.pop("stored", cast("Stored", object()))), decided=True, **given)
 
 
-def reported(at: datetime = LATER, *fields: str) -> Result:
-    return a_result(drift=RoleDrift("app", 1, "u", fields or ("superuser",), corrected=False, at=at))
+def reported(*fields: str, at: datetime = NOW, observed_at: datetime = NOW) -> Result:
+    drift = RoleDrift("app", 1, "u", fields or ("superuser",), corrected=False, at=at)
+    return a_result(drift=drift, reported_at=observed_at)
 
 
 def counts_of(*results: Result) -> tuple[int, int]:
@@ -112,9 +113,14 @@ def test_each_reconcile_that_corrects_drift_and_each_news_item_about_it_counts_o
 
 def test_drift_that_is_only_reported_counts_once_while_it_lasts() -> None:
     assert counts_of(reported(), reported()) == (0, 1)
-    assert counts_of(reported(), reported(LATER, "login")) == (0, 2)
+    assert counts_of(reported(), reported("login")) == (0, 2)
     assert counts_of(reported(), a_result(), reported()) == (0, 2)
 
 
 def test_drift_that_an_earlier_process_reported_is_not_counted_again() -> None:
-    assert counts_of(reported(datetime(2020, 1, 1, tzinfo=UTC))) == (0, 0)
+    assert counts_of(reported(at=NOW - timedelta(hours=1))) == (0, 0)
+
+
+def test_reported_drift_counts_whatever_the_clock_of_its_server_shows() -> None:
+    long_ago = NOW - timedelta(days=365)
+    assert counts_of(reported(at=long_ago, observed_at=long_ago)) == (0, 1)
