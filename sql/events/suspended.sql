@@ -1,5 +1,5 @@
 -- Has a superuser suspended all changes, by a setting of this database, of the home database or of the role that logged in?
--- One row. As sql/inspect/suspended.sql.
+-- And what time is it there? One row. As sql/inspect/suspended.sql.
 -- $1 text the name of the home database
 SELECT EXISTS (
     SELECT
@@ -16,4 +16,4 @@ SELECT EXISTS (
           WHERE c.setting LIKE 'pgrole.suspend=%'
             AND pg_catalog.lower(substr(c.setting, 16)) IN ('on', 'true', 'yes', '1')
       ) ELSE false END
-) AS suspended
+) AS suspended, pg_catalog.clock_timestamp() AS at

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
@@ -681,6 +682,29 @@ async def test_the_worker_polls_where_it_may_not_install(world: DatabaseWorkerWo
     assert (drift.role, drift.database, drift.corrected) == (world.role, world.database, True)
     assert drift.words == ("UPDATE on table app.orders was granted",)
     assert drift.key
+
+
+async def test_a_drift_of_unknown_author_has_the_time_of_the_server(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behind, read = timedelta(days=365), DatabaseSession.read
+
+    async def read_behind(*arguments: Any, **options: Any) -> Any:
+        observed, stored = await read(*arguments, **options)
+        return observed, replace(stored, at=stored.at - behind)
+
+    async def find_nobody(*_: Any) -> dict[ChangedRow, DriftAuthor]:
+        return {}
+
+    monkeypatch.setattr(DatabaseSession, "read", read_behind)
+    monkeypatch.setattr(DatabaseSession, "read_authors", find_nobody)
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        began = await world.hand.fetchval("SELECT clock_timestamp()")
+        await world.hand.execute(f"GRANT UPDATE ON app.orders TO {world.role}")
+        (drift,) = (await world.wait(lambda result: result.drift_count == 1)).last_drifts
+        assert began - behind <= drift.time <= await world.hand.fetchval("SELECT clock_timestamp()") - behind
 
 
 async def test_a_column_that_gets_a_declared_name_is_noticed_by_polling(

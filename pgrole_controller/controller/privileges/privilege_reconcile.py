@@ -184,7 +184,7 @@ class PrivilegeReconcile:
             observed, stored = await read_beside(self._interruptions, self._session, read)
         else:
             observed, stored = await read()
-        self._is_suspended = stored.suspended
+        self._is_suspended, self._now = stored.suspended, self._now._replace(at=stored.at)
         self._whole = len(grantees) == self._everyone
         if observed.complete:
             self._memory.note_creators(reach.creators, observed.roles, whole=self._whole)

@@ -72,7 +72,7 @@ def postpone() -> PgRoleError:
 
 def tell_outdated() -> PgRoleError:
     return OutdatedAcl(
-        Reason.PROGRESSING, "spec or the server's policy changed while privileges were applied: the controller goes on"
+        Reason.PROGRESSING, "spec or the server's policy changed while privileges were applied; the rest is not applied yet"
     )
 
 

@@ -1,4 +1,5 @@
-"""What one database stores: what was last applied for each role, and whether a superuser suspended all changes.
+"""What one database stores: what was last applied for each role, and whether a superuser suspended all changes; and
+the time by the server's clock.
 
 A partial read asks for it together with something else, in one row that omits long values. `read_left_out` reads these
 for the few roles that are decided about.
@@ -7,6 +8,7 @@ for the few roles that are decided about.
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from pgrole_controller import resources
 from pgrole_controller.core.ddl import literal, storable
@@ -32,10 +34,11 @@ class AppliedDigest:
 @dataclass(frozen=True, slots=True)
 class StoredState:
     """`suspended`: a superuser has suspended all changes, here or in the home database. `stores`: the database stores
-    what was applied. `incomplete`: the row omitted some of it.
+    what was applied. `at`: when that was read, by the server's clock. `incomplete`: the row omitted some of it.
     """
 
     suspended: bool
+    at: datetime
     stores: bool
     _applied: Mapping[int, AppliedDigest]
     incomplete: bool = False
@@ -44,9 +47,11 @@ class StoredState:
     def of(cls, row: Row, *, stores: bool) -> "StoredState":
         """`row`: of `ask_state`. Raises PgRoleError."""
         if not stores:
-            return cls(row.get("suspended", bool), stores, {})
-        left_out = row.get("left_out", int)
-        return cls(row.get("suspended", bool), stores, dict(_read_short(row)), incomplete=left_out > 0)
+            return cls(row.get("suspended", bool), row.get("at", datetime), stores, {})
+        left_out = row.get("left_out", int) > 0
+        return cls(
+            row.get("suspended", bool), row.get("at", datetime), stores, dict(_read_short(row)), incomplete=left_out
+        )
 
     def find(self, role: int) -> AppliedDigest | None:
         """Returns what was last applied for the role with this oid; None if nothing was, or if the row omitted it."""
@@ -92,7 +97,8 @@ async def read_state(connection: Connection, roles: Sequence[int], home: str, *,
         row = await fetch_row(connection, "applied", suspended.question, *suspended.arguments)
         return StoredState.of(row, stores=False)
     rows = await fetch_pages(connection, "applied", _query("applied"), list(roles), True, beside=suspended)
-    return StoredState(first(rows).get("suspended", bool), stores, dict(_read_applied(rows)))
+    row = first(rows)
+    return StoredState(row.get("suspended", bool), row.get("at", datetime), stores, dict(_read_applied(rows)))
 
 
 def _read_short(row: Row) -> Iterator[tuple[int, AppliedDigest]]:
