@@ -72,7 +72,7 @@ def postpone() -> PgRoleError:
 
 def tell_outdated() -> PgRoleError:
     return OutdatedAcl(
-        Reason.PROGRESSING, "spec or the server's policy changed while privileges were applied; the rest is not applied yet"
+        Reason.PROGRESSING, "spec or the server's policy changed while privileges were applied: not all of them are"
     )
 
 
