@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import anyio
 import pytest
 import pytest_asyncio
 import yaml
@@ -227,6 +228,28 @@ async def test_a_lease_without_a_recent_renewal_is_a_problem(cluster: ApiServer)
             },
         )
         assert states((await look(cluster))["lease"]) == {state}
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_a_leader_whose_clock_is_wrong_is_not_taken_for_dead(cluster: ApiServer, hours: int) -> None:
+    async def renew_for_ever() -> None:
+        while True:
+            renewed = (datetime.now(UTC) + timedelta(hours=hours)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            spec = {"holderIdentity": "pod-1", "renewTime": renewed, "leaseDurationSeconds": 15}
+            metadata = {"name": "pgrole-controller", "namespace": OWN}
+            lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+            await apply(cluster, lease)
+            renewing.set()
+            await anyio.sleep(0.5)
+
+    renewing = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(renew_for_ever)
+        await renewing.wait()
+        (finding,) = (await look(cluster))["lease"]
+        tasks.cancel_scope.cancel()
+    assert finding.state is WARNING
+    assert finding.text.startswith("pod-1 leads, but the clock of its machine is 3")
 
 
 async def test_a_pgserver_is_checked_with_its_secret_independently_of_one_that_fails(

@@ -375,6 +375,20 @@ def test_a_lease_must_have_a_holder_that_renews_it(spec: dict[str, Any], state: 
     assert cluster_findings.judge_lease("l", "n", None, NOW).state is WARNING
 
 
+@pytest.mark.parametrize("renewed", ["2026-11-22T11:00:00.000000Z", "2026-11-22T13:00:00.000000Z"])
+def test_whether_a_holder_with_another_clock_renews_its_lease_shows_when_it_is_read_again(renewed: str) -> None:
+    def lease(renewed: str) -> dict[str, Any]:
+        return {"spec": {"holderIdentity": "a", "renewTime": renewed}}
+
+    assert cluster_findings.is_in_doubt(lease(renewed), NOW)
+    assert not cluster_findings.is_in_doubt(lease("2026-11-22T11:59:58.000000Z"), NOW)
+    again = cluster_findings.judge_lease("l", "n", lease(renewed), NOW, lease(renewed.replace(":00.", ":04.")))
+    assert (again.state, "3600 s" in again.text) == (WARNING, True)
+    assert [one.command for one in again.remedies] == ["chronyc makestep"]
+    dead = cluster_findings.judge_lease("l", "n", lease(renewed), NOW, lease(renewed))
+    assert (dead.state, "no process leads" in dead.text) == (PROBLEM, True)
+
+
 def test_roles_that_are_not_ready_are_grouped_by_reason() -> None:
     def role(name: str, reason: str, status: str = "False") -> dict[str, Any]:
         conditions = [{"type": "Ready", "status": status, "reason": reason, "message": "why"}]

@@ -218,8 +218,26 @@ def find_environment(deployment: Mapping[str, Any]) -> tuple[dict[str, str], tup
     return {_text(one, "name"): _text(one, "value") for one in variables}, tuple(name for name in names if name)
 
 
-def judge_lease(name: str, namespace: str, lease: Mapping[str, Any] | None, now: datetime) -> Finding:
-    """`now`: by the API server's clock. `lease` None: there is none."""
+def is_in_doubt(lease: Mapping[str, Any], now: datetime) -> bool:
+    """Whether it shows only later whether its holder renews it: the time in it is by the holder's clock."""
+    renewed = _renewed_at(lease)
+    return renewed is not None and not -_CLOCK_SECONDS <= (now - renewed).total_seconds() <= _LEASE_SECONDS
+
+
+def _renewed_at(lease: Mapping[str, Any]) -> datetime | None:
+    return read_moment(_map(lease, "spec").get("renewTime"))
+
+
+def judge_lease(
+    name: str,
+    namespace: str,
+    lease: Mapping[str, Any] | None,
+    now: datetime,
+    later: Mapping[str, Any] | None = None,
+) -> Finding:
+    """`now`: by the API server's clock. `lease` None: there is none. `later`: as it was a few seconds later, None: not
+    read again.
+    """
     check, logs = (
         "lease",
         shell(f"kubectl -n {quote(namespace)} logs -l app.kubernetes.io/name=pgrole-controller --tail=50"),
@@ -228,12 +246,22 @@ def judge_lease(name: str, namespace: str, lease: Mapping[str, Any] | None, now:
         text = f"Lease {name} does not exist in namespace {namespace}: no controller has led"
         return Finding(CLUSTER, check, WARNING, text, logs)
     spec = _map(lease, "spec")
-    holder, renewed = _text(spec, "holderIdentity"), read_moment(spec.get("renewTime"))
+    holder, renewed = _text(spec, "holderIdentity"), _renewed_at(lease)
     if not holder:
         return Finding(CLUSTER, check, PROBLEM, f"no process holds Lease {name}: no controller runs", logs)
     if renewed is None:
         return Finding(CLUSTER, check, PROBLEM, f"Lease {name} of {holder} was never renewed", logs)
     age = (now - renewed).total_seconds()
+    if later is not None and _renewed_at(later) != renewed:
+        way = "behind" if age > 0 else "ahead of"
+        text = (
+            f"{_text(_map(later, 'spec'), 'holderIdentity') or holder} leads, but the clock of its machine is "
+            f"{abs(age):.0f} s {way} the API server: set the clock of the machine that is wrong; there run"
+        )
+        return Finding(CLUSTER, check, WARNING, text, shell("chronyc makestep"))
+    if later is not None and age < 0:
+        text = f"{holder} does not renew Lease {name}, whose time is {-age:.0f} s ahead: no process leads"
+        return Finding(CLUSTER, check, PROBLEM, text, logs)
     if age > _LEASE_SECONDS:
         return Finding(
             CLUSTER, check, PROBLEM, f"{holder} renewed Lease {name} {age:.0f} s ago: no process leads", logs
