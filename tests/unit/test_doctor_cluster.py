@@ -1,0 +1,54 @@
+"""commands/doctor_cluster: what `doctor` says of the Lease, whatever the clocks show."""
+
+import json
+from collections import deque
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+
+from pgrole_controller.commands.doctor_cluster import ClusterChecks, ClusterKnowledge
+from pgrole_controller.core.findings.finding import FindingState
+from tests.commands import choose
+from tests.timelapse import in_timelapse
+
+if TYPE_CHECKING:
+    from pgrole_controller.kube.client import Client
+
+HOUR = timedelta(hours=1)
+
+
+class LeaseAnswers:
+    """Answers each read of a Lease with the next of these times of its last renewal, and the last one again."""
+
+    def __init__(self, *renewed: datetime) -> None:
+        self._left = deque(renewed)
+
+    async def request(self, *_: Any) -> bytes:
+        renewed = self._left.popleft() if len(self._left) > 1 else self._left[0]
+        spec = {"holderIdentity": "pod-1", "renewTime": f"{renewed:%Y-%m-%dT%H:%M:%S.%fZ}"}
+        return json.dumps({"kind": "Lease", "metadata": {}, "spec": spec}).encode()
+
+
+async def judge(answers: LeaseAnswers, ahead: timedelta = timedelta()) -> FindingState:
+    """`ahead`: the API server's clock, compared with this machine's."""
+    checks = ClusterChecks(cast("Client", answers), choose(), ClusterKnowledge(), ahead=ahead)
+    (finding,) = await checks._ask_lease()
+    return finding.state
+
+
+@in_timelapse
+async def test_a_lease_that_is_renewed_by_another_clock_is_read_twice() -> None:
+    for off in (HOUR, -HOUR):
+        renewed = datetime.now(UTC) + off
+        began = anyio.current_time()
+        assert await judge(LeaseAnswers(renewed, renewed + timedelta(seconds=4))) is FindingState.WARNING
+        assert await judge(LeaseAnswers(renewed)) is FindingState.PROBLEM
+        assert anyio.current_time() - began >= 4.0  # longer than a leader's period
+
+
+@in_timelapse
+async def test_a_lease_is_recent_by_the_clock_of_the_api_server() -> None:
+    began = anyio.current_time()
+    assert await judge(LeaseAnswers(datetime.now(UTC) + HOUR), HOUR) is FindingState.OK
+    assert anyio.current_time() == began
