@@ -110,7 +110,7 @@ class Reporter:
             details = StatusDetails(
                 result.claim,
                 result.reported if outcome.reason is Reason.DRIFT_REPORTED else (),
-                result.reported_at,
+                result.observed_at,
                 result.next_rotation,
                 result.privileges,
                 result.cause,

@@ -44,7 +44,7 @@ class Result:
     action: Action = Action.NOTHING
     fields: tuple[str, ...] = ()  # that were changed or, under Report, were not
     reported: tuple[str, ...] = ()  # those that were not
-    reported_at: datetime | None = None  # when these were observed, by the server's clock
+    observed_at: datetime | None = None  # when the role was read, by the server's clock
     cascades: tuple[str, ...] = ()  # what the changes revoked from others, in words
     released: tuple[str, ...] = ()  # role names that no object claims any more
     password_task: PasswordTask | None = None  # must run before the next reconcile, which follows at once
@@ -223,6 +223,10 @@ class Attempt:
         return self.observed.named
 
     @property
+    def _observed_at(self) -> datetime | None:
+        return self.observed.at if self.was_read else None
+
+    @property
     def _uid(self) -> str:
         return self.target.stored.uid if self.target.stored else ""
 
@@ -253,7 +257,7 @@ class Attempt:
         cascades = describe_cascades(change for plan in self._done for change in plan.changes)
         if isinstance(self.decision, PgRoleError):
             refused = replace(refuse(self.target, self.decision), released=released, changed_at=self._changed_at)
-            refused = replace(refused, privileges=self._privileges)
+            refused = replace(refused, privileges=self._privileges, observed_at=self._observed_at)
             if not self._corrected:
                 return refused
             refused = replace(refused, claim=claim, next_rotation=due, action=Action.CORRECTED, fields=self._corrected)
@@ -268,7 +272,7 @@ class Attempt:
             fields=self.decision.reported or first.drift or field_names(first.changes),
             cascades=cascades,
             reported=self.decision.reported,
-            reported_at=self.observed.at if self.decision.reported else None,
+            observed_at=self._observed_at,
             released=released,
             done_with=ending and not self.decision.writes and self.decision.reassign is None,
             password_task=self.decision.password_task,

@@ -114,7 +114,7 @@ class DriftCounts:
         corrected += bool(result.corrected)
         if result.drift is not None and not result.drift.corrected:
             # One that an earlier process reported has the time that is in the status: that process counted it.
-            new = self._reported.get(result.key) != result.drift.fields and result.drift.at == result.reported_at
+            new = self._reported.get(result.key) != result.drift.fields and result.drift.at == result.observed_at
             reported += new
             self._reported[result.key] = result.drift.fields
         elif result.decided or result.done_with or result.target.stored is None:

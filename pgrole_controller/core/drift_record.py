@@ -13,8 +13,10 @@ from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Priv
 MOST = 10
 LARGEST = 512
 
-#: A time that is further ahead than this was recorded while a server's clock was wrong.
-_FUTURE = timedelta(days=1)
+#: A time that is further ahead of the server's clock than this was recorded while that was wrong; likewise of this
+#: machine's clock, which may be wrong itself.
+_AHEAD = timedelta(minutes=1)
+_FAR_AHEAD = timedelta(days=1)
 
 _FEW = 5
 _NAME = 63
@@ -102,18 +104,23 @@ def _size(described: Mapping[str, Any]) -> int:
     return len(json.dumps(described, ensure_ascii=False).encode())
 
 
-def order(time: str, now: datetime) -> tuple[bool, str]:
-    """By which the newest time (RFC 3339) sorts last, and times too far in the future sort first."""
-    return time <= rfc3339(now + _FUTURE), time
+def find_latest_time(observed_at: datetime | None, now: datetime) -> datetime:
+    """Returns the latest time that a drift can have. `observed_at`: when the role was read, by the server's clock."""
+    return now + _FAR_AHEAD if observed_at is None else observed_at + _AHEAD
 
 
-def find_newest(records: Iterable[DriftRecord], now: datetime) -> DriftRecord:
+def order(time: str, latest: datetime) -> tuple[bool, str]:
+    """By which the newest time (RFC 3339) sorts last, and times after the latest possible one sort first."""
+    return time <= rfc3339(latest), time
+
+
+def find_newest(records: Iterable[DriftRecord], latest: datetime) -> DriftRecord:
     """Returns the newest of at least one record, as in `order`."""
-    return max(records, key=lambda one: (one.time <= now + _FUTURE, one.time))
+    return max(records, key=lambda one: (one.time <= latest, one.time))
 
 
 def extend_history(
-    previous: Sequence[Mapping[str, Any]], records: Iterable[DriftRecord], now: datetime
+    previous: Sequence[Mapping[str, Any]], records: Iterable[DriftRecord], latest: datetime
 ) -> list[dict[str, Any]]:
     """Returns status.driftHistory, newest first: the previous entries, and those of these drifts that are new or whose
     cause is new.
@@ -122,15 +129,15 @@ def extend_history(
     for record in records:
         described = _describe_shortly(record)
         history[_identity(described)] = {**history.get(_identity(described), {}), **described}
-    return sorted(history.values(), key=lambda entry: order(str(entry.get("time")), now), reverse=True)[:MOST]
+    return sorted(history.values(), key=lambda entry: order(str(entry.get("time")), latest), reverse=True)[:MOST]
 
 
-def count_new(history: Iterable[Mapping[str, Any]], records: Iterable[DriftRecord], now: datetime) -> int:
+def count_new(history: Iterable[Mapping[str, Any]], records: Iterable[DriftRecord], latest: datetime) -> int:
     """Returns how many of these drifts were corrected and are later than everything in `history`, of the previous
     status. Without a history, none is known to be new.
     """
-    newest = max((order(str(entry.get("time")), now) for entry in history), default=None)
-    return 0 if newest is None else sum(one.corrected and order(rfc3339(one.time), now) > newest for one in records)
+    newest = max((order(str(entry.get("time")), latest) for entry in history), default=None)
+    return 0 if newest is None else sum(one.corrected and order(rfc3339(one.time), latest) > newest for one in records)
 
 
 def keep_known(described: dict[str, Any], previous: Mapping[str, Any] | None, *, hides: bool) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pgrole_controller.core.drift_record import (
     count_new,
     describe_last,
     extend_history,
+    find_latest_time,
     find_newest,
     keep_known,
     keep_reported_time,
@@ -144,7 +145,7 @@ _LARGEST_COUNT = 2**63 - 1  # format int64
 @dataclass(frozen=True, slots=True)
 class StatusDetails:
     """What status contains besides conditions. `reported` are the fields whose drift was reported and not corrected;
-    `reported_at`: when it was observed this time, by the server's clock.
+    `observed_at`: when the role was read, by the server's clock; None: it was not.
 
     `privileges`: None if there are none, or if nothing is known of them. `cause`: of a drift of the role, if it is
     known. `offer`: drift of the role that can be approved.
@@ -152,7 +153,7 @@ class StatusDetails:
 
     claim: Claim | None = None
     reported: tuple[str, ...] = ()
-    reported_at: datetime | None = field(default=None, compare=False)
+    observed_at: datetime | None = field(default=None, compare=False)
     next_rotation: datetime | None = None
     privileges: GrantedPrivileges | None = None
     cause: FoundCause | None = None
@@ -209,6 +210,7 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
     because the claim, the role or a database was lost since.
     """
     claim, cause, records = details.claim, details.cause, []
+    latest_time = find_latest_time(details.observed_at, now)
     results = details.privileges.last_results if details.privileges else ()
     history = previous.get("driftHistory") or ()
     exposes_all = (details.privileges is not None and details.privileges.exposes_all) or (
@@ -228,10 +230,10 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
         if drifts:
             latest.append(record_of(result.database, combine_drifts(drifts)))
     if latest:
-        last = describe_last(find_newest(latest, now), exposes_all=exposes_all)
+        last = describe_last(find_newest(latest, latest_time), exposes_all=exposes_all)
         known = read_moment(before.get("time"))
         of_claim = before.get("corrected") and not before.get("database")
-        if of_claim or known is None or order(rfc3339(known), now) <= order(last["time"], now):
+        if of_claim or known is None or order(rfc3339(known), latest_time) <= order(last["time"], latest_time):
             status["lastDrift"] = keep_known(last, before, hides=hides)
     if details.reported:
         by = (
@@ -239,17 +241,17 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
             if cause and not cause.drift.corrected and cause.drift.fields == details.reported
             else DriftAuthor()
         )
-        seen = find_reported_time(previous, details.reported) or details.reported_at or now
+        seen = find_reported_time(previous, details.reported) or details.observed_at or now
         record = DriftRecord(seen, details.reported, corrected=False, count=len(details.reported), by=by)
         status["lastDrift"] = keep_known(describe_last(record, exposes_all=exposes_all), before, hides=hides)
         records.append(record)
     if claim is not None:
         in_databases = sum(result.drift_count for result in results)
         remembered = claim.drift_count + max(in_databases, claim.counted)
-        counted = int(previous.get("driftCount", 0)) + count_new(history, latest, now)
+        counted = int(previous.get("driftCount", 0)) + count_new(history, latest, latest_time)
         status["driftCount"] = min(max(remembered, counted), _LARGEST_COUNT)
     if records:
-        status["driftHistory"] = extend_history(history, records, now)
+        status["driftHistory"] = extend_history(history, records, latest_time)
 
 
 def find_reported_time(previous: Mapping[str, Any], fields: Sequence[str]) -> datetime | None:

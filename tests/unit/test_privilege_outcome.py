@@ -306,7 +306,8 @@ class TestHistory:
 
     def test_the_history_keeps_ten_entries(self) -> None:
         records = [DriftRecord(NOW + timedelta(seconds=n), ("login",), True, 1) for n in range(15)]
-        history = extend_history(extend_history([], records[:12], NOW), records[12:], NOW)
+        latest = records[-1].time
+        history = extend_history(extend_history([], records[:12], latest), records[12:], latest)
         assert [one["time"][-3:-1] for one in history] == [f"{n:02}" for n in range(23, 13, -1)]
         assert len(history) == MOST
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pgrole_controller.core.claim import Claim, Owner
-from pgrole_controller.core.drift_record import MOST
+from pgrole_controller.core.drift_record import MOST, rfc3339
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
@@ -220,7 +220,7 @@ def test_drift_that_is_reported_again_after_it_was_undone_is_another_drift() -> 
     by_alice = FoundCause(replace(DRIFT, fields=("createdb",), corrected=False), BY)
     first = build(outcome, claim=claim, reported=("createdb",), cause=by_alice)
     undone = build(RECONCILED, first, claim=claim)
-    again = build(outcome, undone, claim=claim, reported=("createdb",), reported_at=LATER)
+    again = build(outcome, undone, claim=claim, reported=("createdb",), observed_at=LATER)
     assert again["lastDrift"] == {"time": "2026-05-06T08:08:09Z", "fields": ["createdb"], "corrected": False}
     assert [(one["time"][11:13], "by" in one) for one in again["driftHistory"]] == [("08", False), ("07", True)]
 
@@ -376,3 +376,14 @@ def test_drifts_dated_in_the_future_do_not_hide_later_ones_once_the_clock_is_set
             assert status["lastDrift"]["time"] == status["driftHistory"][0]["time"] == f"{at:%Y-%m-%dT%H:%M:%SZ}"
             assert status["driftCount"] == 3 + MOST + 1 + number
     assert {entry["time"][:10] for entry in status["driftHistory"]} == {"2026-05-06"}
+
+
+@pytest.mark.parametrize("back", [timedelta(minutes=10), timedelta(days=365)])
+def test_the_newest_drifts_are_shown_while_the_clock_of_the_server_is_set_back(back: timedelta) -> None:
+    status: dict[str, Any] = {}
+    for number in range(2 * MOST):
+        at = NOW + timedelta(seconds=number) - (back if number >= MOST else timedelta())
+        drift = PrivilegeDrift(at, ("DELETE on table app.orders was granted",), 1, corrected=True)
+        found = answered(replace(result_of(number + 1), last_drifts=(drift,)))
+        status = build(RECONCILED, status, claim=CLAIM, privileges=found, observed_at=at)
+        assert status["lastDrift"]["time"] == status["driftHistory"][0]["time"] == rfc3339(at)

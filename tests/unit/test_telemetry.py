@@ -93,7 +93,7 @@ def a_result(**given: Any) -> Result:
 
 def reported(*fields: str, at: datetime = NOW, observed_at: datetime = NOW) -> Result:
     drift = RoleDrift("app", 1, "u", fields or ("superuser",), corrected=False, at=at)
-    return a_result(drift=drift, reported_at=observed_at)
+    return a_result(drift=drift, observed_at=observed_at)
 
 
 def counts_of(*results: Result) -> tuple[int, int]:
