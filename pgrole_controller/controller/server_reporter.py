@@ -196,6 +196,8 @@ class ServerReporter:
             status["driftsPerHour"] = drifts
         if not unchanged(previous, status):
             await self._apply(worker, stored, previous, status)
+        if "driftsPerHour" in status and drifts != previous.get("driftsPerHour"):
+            self._drifts_written_at[stored.uid] = anyio.current_time()
         self._own[stored.uid] = {name: status.get(name) for name in _OWN_FIELDS}
 
     def _with_own(self, uid: str, previous: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -239,7 +241,6 @@ class ServerReporter:
             written is not None and now - self._drifts_written_at.get(uid, -math.inf) < DRIFT_SECONDS
         ):
             return written
-        self._drifts_written_at[uid] = now
         return counted
 
     def _status(self, worker: ServerWorker, previous: dict[str, Any], outcome: Outcome) -> dict[str, Any]:

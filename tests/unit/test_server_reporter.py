@@ -290,6 +290,21 @@ async def test_a_new_drift_alone_is_not_written_at_once() -> None:
     assert [status["driftsPerHour"] for status in world.api.statuses] == [[]]
 
 
+async def test_drifts_whose_write_failed_are_written_again_at_once() -> None:
+    world = ServerReporterWorld()
+    world.api.refuses = True
+    drifted(world, 1)
+    assert await status_with(world, {"driftsPerHour": []}) == []
+    world.api.refuses = False
+    async with running(world):
+
+        async def is_written() -> bool:
+            return bool(world.api.statuses)
+
+        assert await reached(is_written, PATIENCE)
+    assert world.api.statuses[0]["driftsPerHour"] == [{"hour": HOUR, "corrected": 1, "reported": 0}]
+
+
 async def test_older_crds_get_the_status_without_drifts() -> None:
     world = ServerReporterWorld()
     world.api.older = True
