@@ -153,6 +153,7 @@ $$;
 
 -- Empties the partitions whose rows are all older than `keep`, and deletes the oldest rows beyond `most`, at most 10,000 of them
 -- at once. `keep` of more than 14 months counts as 14. A partition that someone reads right now is left for the next time.
+-- While the clock was ahead, rows were recorded in partitions that still had rows of another month: old ones are deleted there.
 CREATE OR REPLACE FUNCTION pgrole.prune_history(keep interval DEFAULT '90 days', most bigint DEFAULT 1000000) RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
@@ -165,11 +166,19 @@ DECLARE
     beyond bigint;
     used   boolean;
     young  boolean;
+    mixed  boolean;
 BEGIN
     FOR number IN 0 .. 15 LOOP
         part := format('pgrole.drift_history_%s', number);
-        EXECUTE format('SELECT EXISTS (SELECT FROM %1$s), EXISTS (SELECT FROM %1$s WHERE last_at >= $1)', part)
-        INTO used, young USING until;
+        EXECUTE format(
+            'SELECT EXISTS (SELECT FROM %1$s), EXISTS (SELECT FROM %1$s WHERE last_at >= $1),
+                    EXISTS (SELECT FROM %1$s WHERE last_at < $2)', part
+        ) INTO used, young, mixed USING until, until - interval '32 days';
+        IF young AND mixed THEN
+            EXECUTE format(
+                'DELETE FROM %1$s WHERE ctid = ANY (ARRAY(SELECT o.ctid FROM %1$s AS o WHERE o.last_at < $1 LIMIT 10000))', part
+            ) USING until - interval '32 days';
+        END IF;
         CONTINUE WHEN young OR NOT used;
         BEGIN
             IF has_table_privilege(part, 'TRUNCATE') THEN

@@ -171,6 +171,22 @@ async def test_old_rows_and_rows_beyond_the_maximum_are_pruned(other: Connection
     assert await other.fetchval("SELECT array_agg(role ORDER BY role) FROM pgrole.drift_history") == ["new3", "new4"]
 
 
+async def test_old_rows_are_pruned_although_the_clock_was_a_year_ahead(other: Connection) -> None:
+    old = NOW - timedelta(days=150)
+    ahead = old.replace(year=old.year + 1 + (old.month > 8), month=(old.month + 3) % 12 + 1, day=1)  # 16 months later
+    await record(
+        other,
+        RecordedDrift("old", ("login",), True, at=old),
+        RecordedDrift("ahead", ("login",), True, at=ahead),
+        RecordedDrift("new", ("login",), True, at=NOW),
+    )
+    same = "SELECT count(DISTINCT slot) FROM pgrole.drift_history WHERE role IN ('old', 'ahead')"
+    assert await other.fetchval(same) == 1
+    await prune_history(other, CONFIG)
+    kept = "SELECT array_agg(role ORDER BY role) FROM pgrole.drift_history"
+    assert await other.fetchval(kept) == ["ahead", "new"]
+
+
 async def test_maintenance_deletes_all_rows_beyond_the_maximum(other: Connection) -> None:
     await other.execute("""
         INSERT INTO pgrole.drift_history (slot, role, kind, corrected, copied)
