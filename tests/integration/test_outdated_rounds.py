@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.privileges.grantee import Grantee, PrivilegePolicy, PrivilegeRule
-from pgrole_controller.core.privileges.privilege_result import News
+from pgrole_controller.core.privileges.privilege_result import News, PrivilegeResult
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.privileges import acl_apply
@@ -130,8 +130,16 @@ async def test_a_role_that_was_withdrawn_is_granted_nothing_more(
 
 
 async def test_drift_that_was_not_yet_corrected_when_the_policy_became_report_is_reported(
-    world: DatabaseWorkerWorld, transactions: HeldTransactions
+    world: DatabaseWorkerWorld, transactions: HeldTransactions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    results: list[PrivilegeResult] = []
+    report = world.grantees.report
+
+    def note(server: str, result: PrivilegeResult) -> None:
+        results.append(result)
+        report(server, result)
+
+    monkeypatch.setattr(world.grantees, "report", note)
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -139,11 +147,14 @@ async def test_drift_that_was_not_yet_corrected_when_the_policy_became_report_is
         transactions.hold()
         await world.hand.execute(f"GRANT DELETE ON ALL TABLES IN SCHEMA app TO {world.role}")
         async with transactions.holding():
-            world.declare(READ, report_only=True)
+            declared = world.declare(READ, report_only=True)
+            results.clear()
             before = await count(world, "DELETE")
         result = await world.wait(lambda result: bool(result.reported))
         assert await count(world, "DELETE") == before > 0
         assert result.drift_count == 1
+        answers = [one for one in results if one.digest == declared.digest_of(world.database)]
+        assert all(one.reported for one in answers), "the end of the round before is no answer"
         assert [reason for reason, _ in world.news()] == [News.DRIFT_CORRECTED, News.DRIFT_REPORTED]
         assert await world.count_drifts() == 2
 

@@ -126,6 +126,20 @@ def test_a_result_is_no_answer_to_the_same_declaration_after_another_one(heard: 
     assert len(heard.results) == 2
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [replace(GRANTEE, report_only=True), replace(GRANTEE, ignored=True), replace(GRANTEE, suspended=True)],
+    ids=["reported", "ignored", "suspended"],
+)
+def test_a_result_is_no_answer_once_drift_is_treated_otherwise(heard: Heard, changed: Grantee) -> None:
+    heard.grantees.publish("main", GRANTEE)
+    heard.grantees.report("main", RESULT)
+    heard.grantees.publish("main", replace(GRANTEE, generation=2))
+    assert heard.grantees.results("main", KEY)["orders"].digest == RESULT.digest
+    heard.grantees.publish("main", changed)
+    assert heard.grantees.results("main", KEY)["orders"].digest == ""
+
+
 @pytest.mark.parametrize("result", [replace(RESULT, uid="uid-0"), replace(RESULT, key=OTHER)])
 def test_a_result_for_a_role_that_is_not_published_is_ignored(heard: Heard, result: PrivilegeResult) -> None:
     heard.grantees.publish("main", GRANTEE)

@@ -49,8 +49,9 @@ class Grantees:
         results = self._results.get((server, grantee.key), {})
         for database in [name for name, one in results.items() if name not in grantee.databases and not one.news]:
             del results[database]
+        anew = before is not None and before.drift_options != grantee.drift_options
         for database, one in results.items():
-            if one.digest != grantee.digest_of(database):  # it is no answer either if this is declared again later
+            if anew or one.digest != grantee.digest_of(database):  # nor an answer if this is declared again later
                 results[database] = replace(one, digest="")
         self._on_change(server, grantee.key, grantee.databases | (before.databases if before else frozenset()))
 

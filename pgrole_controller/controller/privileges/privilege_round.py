@@ -1,6 +1,7 @@
 """One round in one database: which roles it reconciles, and how much it reads for each."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import anyio
 
@@ -8,6 +9,7 @@ from pgrole_controller.controller.privileges.adoptee_comparison import compare_a
 from pgrole_controller.controller.privileges.privilege_reconcile import PrivilegeReconcile, RoundContext
 from pgrole_controller.controller.privileges.privilege_screening import find_dependent
 from pgrole_controller.controller.privileges.small_rounds import Notice, Report, SmallRounds
+from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.privileges.ddl_events import EVERYTHING, PrivilegeRead, Scope
@@ -28,10 +30,13 @@ async def run_round(
     results: list[PrivilegeResult] = []
 
     def note(found: Sequence[PrivilegeResult], noticed: float) -> None:
+        now = {one.key: one for one in context.grantees()}
+        found = [one if _answers(begun[one.key], now.get(one.key)) else replace(one, digest="") for one in found]
         results.extend(found)
         report(found, noticed)
 
     session, memory, grantees = context.session, context.memory, context.grantees()
+    begun = {one.key: one for one in grantees}
     adoptees, due = [one for one in grantees if one.adoptee is not None], keys
     grantees = [one for one in grantees if one.adoptee is None]
     keys -= {one.key for one in adoptees}
@@ -72,3 +77,8 @@ async def run_round(
         note(await compare_adoptees(session, adoptees, to_read, due, memory.adoptees, small), since)
         small.finish()
     return results
+
+
+def _answers(begun: Grantee, now: Grantee | None) -> bool:
+    """Whether the result of a round that began with this Grantee is an answer to what is published now."""
+    return now is None or now.drift_options == begun.drift_options

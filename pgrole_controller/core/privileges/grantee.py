@@ -139,6 +139,11 @@ class Grantee:
         return published is not self and replace(self, owned=published.owned) != published
 
     @property
+    def drift_options(self) -> tuple[bool, bool, bool]:
+        """What decides, besides the digest, whether a result is an answer to the spec."""
+        return self.report_only, self.ignored, self.suspended
+
+    @property
     def databases(self) -> frozenset[str]:
         return frozenset(self.declared) | frozenset(self.former)
 
