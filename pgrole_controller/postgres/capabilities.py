@@ -72,6 +72,7 @@ _COLUMNS = (
     "own_role",
     "database",
     "creates",
+    "publishes",
     "present",
     "owns",
     "uses",

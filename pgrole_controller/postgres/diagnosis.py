@@ -112,6 +112,7 @@ async def read_schema_facts(connection: Connection, role: str) -> SchemaFacts:
         foreign_parts=parts.find_text("foreign_parts") or "",
         recorded=home.recorded,
         elsewhere=home.elsewhere,
+        publications=parts.find_text("publications") or "",
     )
 
 
@@ -129,6 +130,7 @@ async def read_event_trigger_facts(connection: Connection, role: str) -> EventTr
         disabled=row.texts("disabled"),
         switched_off=row.get("switched_off", bool),
         others=row.texts("others"),
+        publications=row.texts("publications"),
     )
 
 

@@ -158,14 +158,16 @@ async def _install(connection: Connection, *, allowed: bool) -> SchemaState:
         await record_home(connection)
         return SchemaState.PRESENT
     check_only(await read_home(connection))  # even if it may not be installed: claims may be in that database
-    if not allowed or not (row["present"] or row["may_create"]):
+    publications = "" if row["home"] and version is None else find_publications(row)
+    if not allowed or publications or not (row["present"] or row["may_create"]):
         if version is not None:
             _check_announcing(row)
             return SchemaState.OLDER
         raise (Refused if row["present"] else SchemaMissing)(
             Reason.SERVER_NOT_READY,
-            "schema pgrole is missing or outdated, and the controller is not allowed to install it; "
-            f"an administrator can install it with the output of `pgrole-controller sql`{_remedy(allowed, row)}",
+            f"schema pgrole is missing or outdated, and the controller {_why_not(publications)}; "
+            "an administrator can install it with the output of `pgrole-controller sql`"
+            f"{_remedy(allowed and not publications, row)}",
         )
     try:
         await _create_or_replace(connection, row)
@@ -194,6 +196,28 @@ async def _create_or_replace(connection: Connection, row: Row) -> None:
             raise InstalledMeanwhile
         await connection.execute(queries.install())
         await _read_parts(connection)
+
+
+def find_publications(row: Row) -> str:
+    """Names of publications FOR ALL TABLES, for people; empty if there are none. A subscriber stops at the first row in
+    a table that it lacks, so they keep the controller from adding tables. It may replace those that others dropped.
+
+    `row`: of sql/inspect/installation.sql.
+    """
+    return _text(row.find("publications", bytes) or b"")
+
+
+def describe_publications(publications: str) -> str:
+    return (
+        f"publication {publications} is FOR ALL TABLES, and its subscribers would stop for lack of the tables of "
+        "schema pgrole (docs/running.md)"
+    )
+
+
+def _why_not(publications: str) -> str:
+    if not publications:
+        return "is not allowed to install it"
+    return f"does not install it: {describe_publications(publications)}"
 
 
 def _remedy(allowed: bool, row: Row) -> str:

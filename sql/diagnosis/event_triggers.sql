@@ -35,6 +35,14 @@ SELECT
               WHERE pg_catalog.lower(c.setting) IN ('event_triggers=off', 'event_triggers=false', 'event_triggers=no', 'event_triggers=0')
           )
     ) AS switched_off,
+    -- they keep the controller from installing the schema
+    ARRAY(
+        SELECT textsend(b.pubname::text)
+        FROM pg_catalog.pg_publication AS b
+        WHERE b.puballtables AND NOT EXISTS (SELECT FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'pgrole')
+        ORDER BY 1
+        LIMIT 5
+    ) AS publications,
     ARRAY(
         SELECT textsend(t.evtname::text)
         FROM event_trigger AS t

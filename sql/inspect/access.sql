@@ -5,6 +5,7 @@ SELECT
     textsend(own.rolname::text) AS own_role,
     textsend(pg_catalog.current_database()::text) AS database,
     pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE') AS creates,
+    EXISTS (SELECT FROM pg_catalog.pg_publication AS b WHERE b.puballtables) AS publishes,
     n.oid IS NOT NULL AS present,
     coalesce(n.nspowner = own.oid OR own.rolsuper, false) AS owns,
     coalesce(pg_catalog.has_schema_privilege(n.oid, 'USAGE'), false) AND f.names = '{}' AS uses,

@@ -25,6 +25,8 @@ def judge_schema(area: str, schema: SchemaFacts, role: RoleFacts, database: str,
         return [Finding(area, "schema pgrole", PROBLEM, text)]
     if schema.owner is None:
         text = f'schema pgrole does not exist in database "{database}"'
+        if schema.publications:
+            return [Finding(area, "schema pgrole", WARNING, f"{text}, and {_publishes(schema.publications)}")]
         if role.superuser or role.creates:
             return [Finding(area, "schema pgrole", OK, f"{text}; the controller may create it")]
         remedy = sql("GRANT CREATE ON DATABASE {} TO {}", database, role.name)
@@ -71,9 +73,12 @@ def judge_detection(area: str, role: RoleFacts, schema: SchemaFacts, database: s
     check, may_watch = "detection", "Auto chooses Watch"
     if not (role.superuser or role.createrole) and role.monitors:
         return [Finding(area, check, UNKNOWN, "it depends on the controller's role: name it with --login")]
+    present = schema.owner is not None
+    if not present and schema.publications:
+        text = f"Auto chooses Poll, with claims in status: {_publishes(schema.publications)}"
+        return [Finding(area, check, WARNING, text)]
     if role.superuser:
         return [Finding(area, check, OK, may_watch)]
-    present = schema.owner is not None
     see = sql("GRANT SELECT (oid, xmin) ON pg_catalog.pg_authid TO {}", role.name, database=database)
     if not present and not role.creates:
         remedies = (
@@ -103,6 +108,13 @@ def judge_detection(area: str, role: RoleFacts, schema: SchemaFacts, database: s
     return [Finding(area, check, OK, f"{may_watch}; {seen}")]
 
 
+def _publishes(publications: str) -> str:
+    return (
+        f"the controller does not create schema pgrole, since publication {publications} is FOR ALL TABLES: its "
+        "subscribers would stop. Create it there first: docs/running.md"
+    )
+
+
 def report_missing_database(area: str, database: str) -> Finding:
     """For a database in which PgRoles declare privileges."""
     text = f'database "{database}" does not exist: PgRoles that declare privileges there are PrivilegePending'
@@ -117,7 +129,10 @@ def judge_event_triggers(area: str, triggers: EventTriggerFacts, role: RoleFacts
     check = _event_triggers_of(triggers.database)
     database = triggers.database
     findings = []
-    if triggers.installed < 2:
+    if triggers.publications:
+        names = ", ".join(f'"{name}"' for name in triggers.publications)
+        findings.append(Finding(area, check, WARNING, f"not installed, and privileges are polled: {_publishes(names)}"))
+    elif triggers.installed < 2:
         install = shell('pgrole-controller sql --database | psql -v ON_ERROR_STOP=1 "$ADMIN_DSN_OF_THIS_DATABASE"')
         if role.superuser or role.administers:
             text = "not installed; the controller installs them when a PgRole declares privileges there"

@@ -59,7 +59,8 @@ class RoleFacts:
 class SchemaFacts:
     """Schema pgrole in the home database. `owner` None: it does not exist. `version` None: this login may not read it.
 
-    `elsewhere`: another database that is recorded as the home; `recorded`: this one is.
+    `elsewhere`: another database that is recorded as the home; `recorded`: this one is. `publications`: FOR ALL TABLES,
+    for people.
     """
 
     owner: str | None
@@ -69,6 +70,7 @@ class SchemaFacts:
     foreign_parts: str = ""
     recorded: bool = False
     elsewhere: tuple[str, ...] = ()
+    publications: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ class SessionFacts:
 @dataclass(frozen=True, slots=True)
 class EventTriggerFacts:
     """Event triggers of one database. `installed`: of the two that record changes; `others`: enabled, not trusted, and
-    not turned off in the controller's own sessions.
+    not turned off in the controller's own sessions. `publications`: those FOR ALL TABLES of a database without schema
+    pgrole.
     """
 
     database: str
@@ -91,6 +94,7 @@ class EventTriggerFacts:
     disabled: tuple[str, ...] = ()
     switched_off: bool = False
     others: tuple[str, ...] = ()
+    publications: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

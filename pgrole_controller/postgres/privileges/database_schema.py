@@ -39,6 +39,7 @@ class DatabaseInstallation:
       superuser nor the controller's role. `spared`: none fires in this session.
     - `max_prepared_transactions`: unless it is 0, events send no notification.
     - `others_may_create`: call the guard (sql/inspect/guard.sql) before anything in the schema is called.
+    - `publications`: those that keep the controller from adding tables to the schema (`schema.find_publications`).
     - `remedy`: if something could not be installed, why, and what an administrator can do.
     """
 
@@ -52,12 +53,14 @@ class DatabaseInstallation:
     spared: bool
     max_prepared_transactions: int
     others_may_create: bool
+    publications: str = ""
     remedy: str = ""
 
     @property
     def essentials(self) -> tuple[object, ...]:
         """What a session relies on: it ends when this changes."""
-        return self.present, self.armed, self.endangered, self.foreign_parts, self.others_may_create
+        trusted = self.foreign_parts, self.others_may_create
+        return self.present, self.armed, self.endangered, *trusted, self.publications
 
     @property
     def notifies(self) -> bool:
@@ -81,6 +84,9 @@ async def inspect_database(connection: Connection) -> DatabaseInstallation:
         version = None
         if not parts["foreign_parts"] and row.get("versioned", bool):
             version = await schema.read_version(connection, parts)
+        # what is incomplete is repaired: in the home database by its own session
+        repaired = version is None and parts.get("present", bool) and not parts.get("home", bool)
+        complete = repaired or (version is not None and version >= schema.VERSION)
         return DatabaseInstallation(
             database=_text(row, "database"),
             home=parts.get("home", bool),
@@ -94,6 +100,7 @@ async def inspect_database(connection: Connection) -> DatabaseInstallation:
             spared=row.get("spared", bool),
             max_prepared_transactions=row.get("max_prepared_transactions", int),
             others_may_create=parts.get("others_may_create", bool),
+            publications="" if complete else schema.find_publications(parts),
         )
 
 
@@ -114,6 +121,8 @@ async def install_database(connection: Connection, *, allowed: bool) -> Database
         )
     if (found.current and found.armed) or not allowed:
         return _explain(found, allowed=allowed)
+    if found.publications:
+        return _explain(found, refused=schema.describe_publications(found.publications))
     await _check_event_triggers(connection, found)
     with translate_errors("install"):
         if not found.current:
