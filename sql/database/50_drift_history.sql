@@ -23,9 +23,10 @@ CREATE TABLE IF NOT EXISTS pgrole.drift_history (
     statement   text CHECK (octet_length(statement) <= 400),
     proof       text CHECK (octet_length(proof) <= 20),
     cluster     text CHECK (octet_length(cluster) <= 63),
-    copied      boolean NOT NULL DEFAULT false,
-    PRIMARY KEY (slot, drift)
+    copied      boolean NOT NULL DEFAULT false
 ) PARTITION BY LIST (slot);
+-- Not a primary key: pg_dump --clean drops that of each partition first, which PostgreSQL refuses, and the restore fails.
+CREATE UNIQUE INDEX IF NOT EXISTS drift_history_drift ON pgrole.drift_history (slot, drift);
 DO $$
 BEGIN
     FOR slot IN 0 .. 15 LOOP
@@ -33,6 +34,12 @@ BEGIN
             'CREATE TABLE IF NOT EXISTS pgrole.drift_history_%s PARTITION OF pgrole.drift_history FOR VALUES IN (%s)',
             slot, slot
         );
+        -- as a primary key, for publications: else they fail every UPDATE
+        IF (SELECT c.relreplident = 'd' FROM pg_class AS c WHERE c.oid = to_regclass(format('pgrole.drift_history_%s', slot))) THEN
+            EXECUTE format(
+                'ALTER TABLE pgrole.drift_history_%s REPLICA IDENTITY USING INDEX drift_history_%s_slot_drift_idx', slot, slot
+            );
+        END IF;
     END LOOP;
 END
 $$;

@@ -720,8 +720,35 @@ async def test_after_removal_a_role_without_superuser_can_restore_a_dump(
         await connection.execute("DROP ROLE part_restorer")
 
 
-async def dump(server: PostgresServer, dsn: str) -> bytes:
+@pytest.mark.parametrize("home", [False, True])
+async def test_a_dump_is_restored_in_place_of_what_is_there(
+    postgres_server: PostgresServer, connection: Connection, database: str, *, home: bool
+) -> None:
+    if home:
+        await schema.install(connection)
+    await install_database(connection, allowed=True)
+    await connection.execute("SELECT pgrole.store_applied(10, 'postgres', 'u', 'digest')")
+    script = await dump(postgres_server, database, "--clean", "--if-exists")
+    await connection.execute("TRUNCATE pgrole.applied")
+    command = [str(postgres_server.psql), "-1", "-v", "ON_ERROR_STOP=1", "-q", database]
+    await anyio.run_process(command, input=script)
+    assert (await install_database(connection, allowed=False)).notifies
+    assert await connection.fetchval("SELECT digest FROM pgrole.applied") == "digest"
+
+
+async def test_a_publication_fails_no_update_of_the_history(connection: Connection) -> None:
+    await install_database(connection, allowed=True)
+    await connection.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+    for _ in range(2):
+        await connection.execute("SELECT pgrole.record_drifts($1)", json.dumps([{"role": "r", "kind": "role"}]))
+    assert await connection.fetchval("SELECT count FROM pgrole.drift_history") == 2
+    await connection.execute("UPDATE pgrole.leader SET heartbeat = NULL; UPDATE pgrole.applied SET digest = ''")
+    await connection.execute("DELETE FROM pgrole.drift_history; DELETE FROM pgrole.ddl_event")
+
+
+async def dump(server: PostgresServer, dsn: str, *options: str) -> bytes:
     program = server.programs / "pg_dump"
     if not program.exists():
         pytest.skip("this PostgreSQL comes without pg_dump")
-    return (await anyio.run_process([str(program), "--no-owner", "--no-privileges", dsn])).stdout
+    chosen = options or ("--no-owner", "--no-privileges")
+    return (await anyio.run_process([str(program), *chosen, dsn])).stdout
