@@ -5,6 +5,7 @@ its protection.
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 import asyncpg
@@ -734,6 +735,25 @@ async def test_a_dump_is_restored_in_place_of_what_is_there(
     await anyio.run_process(command, input=script)
     assert (await install_database(connection, allowed=False)).notifies
     assert await connection.fetchval("SELECT digest FROM pgrole.applied") == "digest"
+
+
+async def test_a_dump_is_restored_without_the_schema(
+    postgres_server: PostgresServer, connection: Connection, database: str, tmp_path: Path
+) -> None:
+    """As docs/running.md does."""
+    await install_database(connection, allowed=True)
+    await connection.execute("CREATE TABLE public.kept AS SELECT 7 AS a")
+    path, chosen = tmp_path / "all.dump", tmp_path / "list"
+    path.write_bytes(await dump(postgres_server, database, "--format=custom"))
+    program = str(postgres_server.programs / "pg_restore")
+    entries = (await anyio.run_process([program, "--list", str(path)])).stdout.decode().splitlines()
+    chosen.write_text("".join(f"{line}\n" for line in entries if "pgrole" not in line))
+    await connection.execute("SELECT pgrole.store_applied(10, 'postgres', 'u', 'digest'); TRUNCATE public.kept")
+    options = ["--clean", "--if-exists", "--exit-on-error", f"--use-list={chosen}"]
+    await anyio.run_process([program, *options, f"--dbname={database}", str(path)])
+    assert await connection.fetchval("SELECT a FROM public.kept") == 7
+    assert await connection.fetchval("SELECT digest FROM pgrole.applied") == "digest"
+    assert (await inspect_database(connection)).notifies
 
 
 async def test_a_publication_fails_no_update_of_the_history(connection: Connection) -> None:
