@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import anyio
 import asyncpg
 import pytest
 import pytest_asyncio
@@ -185,6 +186,20 @@ async def test_old_rows_are_pruned_although_the_clock_was_a_year_ahead(other: Co
     await prune_history(other, CONFIG)
     kept = "SELECT array_agg(role ORDER BY role) FROM pgrole.drift_history"
     assert await other.fetchval(kept) == ["ahead", "new"]
+
+
+async def test_pruning_waits_for_no_reader(postgres_server: PostgresServer, other: Connection) -> None:
+    """A request that waits would fail `LOCK TABLE … NOWAIT` of others, as in the processes of `pg_dump --jobs`."""
+    await record(other, RecordedDrift("old", ("login",), True, at=NOW - timedelta(days=200)))
+    await other.execute("ALTER FUNCTION pgrole.prune_history SET lock_timeout = '1min'")
+    dump = await asyncpg.connect(postgres_server.dsn(database=await other.fetchval("SELECT current_database()::text")))
+    await dump.execute("BEGIN; LOCK TABLE pgrole.drift_history IN ACCESS SHARE MODE")
+    with anyio.fail_after(10):
+        await prune_history(other, CONFIG)
+    assert await other.fetchval("SELECT count(*) FROM pgrole.drift_history") == 1
+    await dump.close()
+    await prune_history(other, CONFIG)
+    assert await other.fetchval("SELECT count(*) FROM pgrole.drift_history") == 0
 
 
 async def test_maintenance_deletes_all_rows_beyond_the_maximum(other: Connection) -> None:
