@@ -100,9 +100,7 @@ class Connections:
         if not silent:
             return False
         protocol = min(silent, key=silent.__getitem__)
-        transport = getattr(protocol, "transport", None)
-        if transport is not None:
-            transport.abort()
+        asyncio.get_running_loop().call_soon(_abort, protocol)  # one that was accepted just now has no transport yet
         self._forget(protocol)
         return True
 
@@ -116,3 +114,9 @@ class Connections:
     def _forget(self, protocol: asyncio.BaseProtocol) -> None:
         del self._silent_since[protocol]
         self._unsent.pop(protocol, None)
+
+
+def _abort(protocol: asyncio.BaseProtocol) -> None:
+    transport = getattr(protocol, "transport", None)
+    if transport is not None:
+        transport.abort()

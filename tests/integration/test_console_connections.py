@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from contextlib import suppress
 
 import anyio
 import pytest
@@ -50,3 +51,21 @@ async def test_a_client_that_takes_a_page_slowly_gets_all_of_it_and_one_that_tak
             tasks.cancel_scope.cancel()
     listener.close()
     assert (received, steps > 10) == ((PAGE, True) if reads else (0, False))
+
+
+async def test_connections_made_at_once_are_no_more_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 3)
+    made = Connections(Answering)
+    loop = asyncio.get_running_loop()
+    listener = await loop.create_server(made.accept, "127.0.0.1", 0)
+    clients = [socket.create_connection(listener.sockets[0].getsockname()) for _ in range(10)]
+    with anyio.fail_after(DEADLINE):
+        for client in clients[:-3]:
+            client.setblocking(False)
+            with suppress(ConnectionError):
+                while await loop.sock_recv(client, 2**20):
+                    pass
+    listener.close()
+    for client in clients:
+        client.close()
+    assert len(made) == 3
