@@ -1,6 +1,6 @@
 -- Which claims exist, and what is the state of the role of each?
--- role: there (has the oid) · renamed (has the oid, not the name) · replaced (has the name, not the oid) · gone
---   · unproven (has the name; the claim was made on another server or copy, whose oids mean nothing here)
+-- role: there (has the oid), renamed (has the oid, not the name), replaced (has the name, not the oid), gone,
+--   unproven (has the name; the claim was made on another server or copy, whose oids mean nothing here)
 -- Role names are sent as bytes: another database may have written them in its encoding.
 -- $1 text cluster   $2 text namespace   $3 text role name   $4 boolean released; NULL: any
 SELECT

@@ -189,7 +189,7 @@ BEGIN
         CONTINUE WHEN young OR NOT used;
         BEGIN
             IF has_table_privilege(part, 'TRUNCATE') THEN
-                -- a request that waits would fail LOCK TABLE … NOWAIT of others, as of pg_dump --jobs
+                -- a request that waits would fail LOCK TABLE ... NOWAIT of others, as of pg_dump --jobs
                 EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE NOWAIT', part);
                 EXECUTE format('TRUNCATE %s', part);
             ELSE

@@ -1,5 +1,5 @@
--- Has a superuser suspended all changes, by ALTER DATABASE … SET pgrole.suspend = on for the home database, or by
--- ALTER ROLE … SET for the role that logged in? One row.
+-- Has a superuser suspended all changes, by ALTER DATABASE ... SET pgrole.suspend = on for the home database, or by
+-- ALTER ROLE ... SET for the role that logged in? One row.
 -- Only superusers can set a parameter that PostgreSQL does not know. Settings of a database can have any size, and its owner
 -- can add some, so very large ones are not read: the owner can hide the first setting that way, but not the second.
 SELECT EXISTS (
