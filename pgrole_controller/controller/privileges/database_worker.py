@@ -14,6 +14,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import anyio
 
@@ -350,9 +351,8 @@ class DatabaseWorker:
         config = self._context.config()
         if to_read.scope is not Scope.NOTHING or keys:
             metrics.PRIVILEGE_READS.labels(config.name, (to_read.scope or Scope.FULL).name.lower()).inc()
-        context = RoundContext(
-            session, self.memory, config, lambda: self._grantees, self._context.cluster, self._context.suspended
-        )
+        published = partial(self._context.grantees.published_in, config.name, self.database)
+        context = RoundContext(session, self.memory, config, published, self._context.cluster, self._context.suspended)
         results = await run_round(context, to_read, keys, since, self._notice, self._report_results)
         last = {result.key: result for result in results}
         for key in (self._retries.keys() & keys) - last.keys():  # withdrawn, or an adoptee that waits for its turn

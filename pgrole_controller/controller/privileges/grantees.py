@@ -5,7 +5,7 @@ the workers of the databases read it, and report results. A result that differs 
 reconcile the object again, which writes status and Events; one that differs only in its news is announced at once.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from pgrole_controller.core.privileges.grantee import Grantee
@@ -49,9 +49,10 @@ class Grantees:
         results = self._results.get((server, grantee.key), {})
         for database in [name for name, one in results.items() if name not in grantee.databases and not one.news]:
             del results[database]
-        anew = before is not None and before.drift_options != grantee.drift_options
+        other_options = before is not None and before.drift_options != grantee.drift_options
         for database, one in results.items():
-            if anew or one.digest != grantee.digest_of(database):  # nor an answer if this is declared again later
+            # It stays no answer if the former spec returns later.
+            if other_options or one.digest != grantee.digest_of(database):
                 results[database] = replace(one, digest="")
         self._on_change(server, grantee.key, grantee.databases | (before.databases if before else frozenset()))
 
@@ -97,7 +98,11 @@ class Grantees:
             self.withdraw(server, key)
 
     def of_database(self, server: str, database: str) -> tuple[Grantee, ...]:
-        return tuple(self._by_database.get(server, {}).get(database, {}).values())
+        return tuple(self.published_in(server, database).values())
+
+    def published_in(self, server: str, database: str) -> Mapping[Key, Grantee]:
+        """Returns a live view: copy it before awaiting."""
+        return self._by_database.get(server, {}).get(database, {})
 
     def databases(self, server: str) -> frozenset[str]:
         """Every database that a published Grantee names."""

@@ -40,9 +40,9 @@ async def find_authors(
     authors = await session.read_authors(list(distinct))
     return [
         await run_aside(
-            len(differences), large_rounds.MANY_COMPARISONS, group_by_author, differences, found, authors, role.authors
+            len(drift), large_rounds.MANY_COMPARISONS, group_by_author, drift, found, authors, one.role.authors
         )
-        for role, differences, found in ((one.role, each, row) for (one, each), row in zip(some, rows, strict=True))
+        for (one, drift), found in zip(some, rows, strict=True)
     ]
 
 

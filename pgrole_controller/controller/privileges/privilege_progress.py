@@ -1,6 +1,6 @@
 """What is known of one role during a round in one database, and how its drift is summarized, stored and restored."""
 
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import product
@@ -21,6 +21,7 @@ from pgrole_controller.core.privileges.privilege_result import (
     PrivilegeNews,
     PrivilegeResult,
 )
+from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
 from pgrole_controller.postgres.privileges.acl_refusal import OutdatedAcl
 from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
@@ -57,7 +58,7 @@ class PrivilegeProgress:
     decided: int = 0
 
     def hold_back(self, grantors: frozenset[str]) -> None:
-        """Leaves out what reverts drift of these grantors. What is missing on new objects is granted all the same."""
+        """Leaves out what would undo drift of these grantors. What is missing on new objects is still granted."""
         decision = self.decision
         some = decision.extended if grantors else ()
         extended = {(one.object or one.place, one.privilege, one.column) for one in some}
@@ -92,8 +93,8 @@ class PrivilegeProgress:
         return [one for one in self.decision.drift if place_of(one) not in self.held_places and one not in left]
 
     def held_on(self, objects: Collection[ObjectId]) -> list[PrivilegeDifference]:
-        """Returns what is held back on these objects."""
-        some = (one for one in self.decision.drift if self.held_places and place_of(one) in self.held_places)
+        """Returns the drift on these objects that is held back."""
+        some = (one for one in self.decision.drift if place_of(one) in self.held_places)
         return [one for one in some if one.object is not None and one.object.id in objects]
 
     @property
@@ -126,10 +127,20 @@ def report_unfinished(some: Iterable[PrivilegeProgress], database: str) -> None:
             )
 
 
-def find_outdated(some: Iterable[PrivilegeProgress], published: Iterable[Grantee]) -> frozenset[int]:
-    """Returns the oids of the roles that are published otherwise than when they were read."""
-    now = {one.key: one for one in published}
-    return frozenset(one.grantee.oid for one in some if one.grantee.is_outdated(now.get(one.grantee.key)))
+def find_overwritten(some: Sequence[PrivilegeProgress]) -> list[tuple[PrivilegeProgress, list[PrivilegeDifference]]]:
+    """Returns what is held back on objects that will be changed all the same, by role: who caused it must be found
+    before.
+    """
+    holding = [one for one in some if one.held_places]
+    if not holding:
+        return []
+    changed = {change.object.id for one in some for change in one.changes}
+    return [(one, held) for one in holding if (held := one.held_on(changed))]
+
+
+def find_outdated(some: Iterable[PrivilegeProgress], published: Mapping[Key, Grantee]) -> frozenset[int]:
+    """Returns the oids of the roles whose object or policy has changed since they were read."""
+    return frozenset(one.grantee.oid for one in some if one.grantee.is_outdated(published.get(one.grantee.key)))
 
 
 def find_failure(one: PrivilegeProgress, applied: AppliedAcls) -> PgRoleError | None:

@@ -6,7 +6,7 @@ an error only after everything was read back, by the transaction that changed it
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -25,6 +25,7 @@ from pgrole_controller.controller.privileges.privilege_progress import (
     build_result,
     find_failure,
     find_outdated,
+    find_overwritten,
     is_done,
     is_verified,
     report_unfinished,
@@ -65,14 +66,14 @@ PASSES = 3
 
 @dataclass(frozen=True, slots=True)
 class RoundContext:
-    """What reconciles in one database need. `grantees`: that are published now. `cluster`: of this controller's
-    objects. `suspended`: whether changes are suspended on the server.
+    """What reconciles in one database need. `grantees`: that are published now, a live view. `cluster`: of this
+    controller's objects. `suspended`: whether changes are suspended on the server.
     """
 
     session: DatabaseSession
     memory: PrivilegeMemory
     config: ServerConfig
-    grantees: Callable[[], Sequence[Grantee]]
+    grantees: Callable[[], Mapping[Key, Grantee]]
     cluster: str
     suspended: Callable[[], bool]
 
@@ -276,8 +277,7 @@ class PrivilegeReconcile:
             for one in some:
                 one.reported = ()
                 one.role.keep_authors(one.decision.drift)
-        changed = {change.object.id for one in some for change in one.changes}
-        overwritten = [(one, held) for one in some if (held := one.held_on(changed))]
+        overwritten = find_overwritten(some)
         drifting = [(one, drift) for one in some if one.has_changes and (drift := one.drift)]
         reported = [(one, new) for one in some if observed.complete and (new := one.newly_reported)]
         if not (drifting or reported or overwritten):

@@ -30,15 +30,14 @@ async def run_round(
     results: list[PrivilegeResult] = []
 
     def note(found: Sequence[PrivilegeResult], noticed: float) -> None:
-        now = {one.key: one for one in context.grantees()}
+        now = context.grantees()
         found = [one if _answers(begun[one.key], now.get(one.key)) else replace(one, digest="") for one in found]
         results.extend(found)
         report(found, noticed)
 
-    session, memory, grantees = context.session, context.memory, context.grantees()
-    begun = {one.key: one for one in grantees}
-    adoptees, due = [one for one in grantees if one.adoptee is not None], keys
-    grantees = [one for one in grantees if one.adoptee is None]
+    session, memory, begun = context.session, context.memory, dict(context.grantees())
+    adoptees, due = [one for one in begun.values() if one.adoptee is not None], keys
+    grantees = [one for one in begun.values() if one.adoptee is None]
     keys -= {one.key for one in adoptees}
     memory.keep_only(grantees)
     everyone = frozenset(one.key for one in grantees)
@@ -80,5 +79,5 @@ async def run_round(
 
 
 def _answers(begun: Grantee, now: Grantee | None) -> bool:
-    """Whether the result of a round that began with this Grantee is an answer to what is published now."""
+    """Whether the result of a round that began with this Grantee still answers the spec."""
     return now is None or now.drift_options == begun.drift_options

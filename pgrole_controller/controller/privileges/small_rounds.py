@@ -103,7 +103,7 @@ class SmallRounds:
         since = min(self._notice.take(), now)
         to_read = await session.read_events(gated=unannounced)
         self._looked_at = anyio.current_time()
-        published = {one.key: one for one in self._context.grantees()}
+        published = self._context.grantees()
         self._busy |= {one.key for one in self._grantees if published.get(one.key) is not one}
         some = [one for one in self._grantees if one.key not in self._busy]
         if some and self._is_small(to_read):
