@@ -40,19 +40,19 @@ def find_own_claim(desired: Desired, observed: Observed, server: Server) -> Clai
         raise Refused(
             Reason.CLAIMED_ELSEWHERE,
             f'role "{claim.role_name}" is claimed by PgRole {claim.owner} of cluster {claim.owner.cluster}: delete it '
-            f"there and set spec.adopt: true, or ask an administrator to move the claim (pgrole-controller claims)",
+            "there and set spec.adopt: true, or ask an administrator to move the claim (pgrole-controller claims)",
         )
     if (claim.owner.namespace, claim.owner.object) == (desired.owner.namespace, desired.owner.object):
         raise Refused(
             Reason.CONFLICT,
             f'role "{claim.role_name}" is claimed by PgRole {claim.owner} of an earlier namespace '
             f"{claim.owner.namespace}: if it was yours, ask an administrator to transfer the claim (pgrole-controller "
-            f"claims); otherwise choose another spec.name",
+            "claims); otherwise choose another spec.name",
         )
     raise Refused(
         Reason.CONFLICT,
         f'role "{claim.role_name}" is claimed by PgRole {claim.owner}: delete one of the two, or choose another '
-        f"spec.name",
+        "spec.name",
     )
 
 

@@ -251,7 +251,7 @@ def check_parameters(policy: Policy, desired: Role, references: References) -> N
             raise Refused(
                 Reason.NOT_ALLOWED,
                 f'{field}: "{name}" is for superusers, unless the server\'s policy lists it: remove it, or ask the '
-                f"server's administrator for allow.parameters",
+                "server's administrator for allow.parameters",
             )
 
 

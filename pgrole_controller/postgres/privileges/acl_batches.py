@@ -40,7 +40,7 @@ CHANGES = 5000
 DIVIDING_SECONDS = 3.0
 
 #: Awaited before each transaction: what must not wait for all of them runs there, on the same connection. Returns the
-#: oids of the roles that are now declared otherwise, or have another policy.
+#: oids of the roles whose object or policy has changed meanwhile.
 GiveWay: TypeAlias = Callable[[], Awaitable[Collection[int]]]
 
 
@@ -85,7 +85,7 @@ class Steps(Protocol[T]):
     def report(self, one: T, error: PgRoleError) -> None: ...
 
     def leave_out(self, one: T, grantees: Collection[int]) -> T | None:
-        """Notes that it is not changed for these roles. Returns what is left of it."""
+        """Drops the changes for these roles, and notes that. Returns what is left, None: nothing."""
         ...
 
 
@@ -155,7 +155,7 @@ class Batches(Generic[T]):
         return free
 
     async def _begin(self, some: Sequence[T]) -> Sequence[T]:
-        """Returns what is still to be changed."""
+        """Gives way, and returns the changes that are still wanted."""
         outdated = await self._give_way()
         if not outdated:
             return some

@@ -84,7 +84,7 @@ async def inspect_database(connection: Connection) -> DatabaseInstallation:
         version = None
         if not parts["foreign_parts"] and row.get("versioned", bool):
             version = await schema.read_version(connection, parts)
-        # what is incomplete is repaired: in the home database by its own session
+        # An incomplete schema is repaired. The home database has a session of its own for that.
         repaired = version is None and parts.get("present", bool) and not parts.get("home", bool)
         complete = repaired or (version is not None and version >= schema.VERSION)
         return DatabaseInstallation(

@@ -1,5 +1,5 @@
-"""What one database stores: what was last applied for each role, and whether a superuser suspended all changes; and
-the time by the server's clock.
+"""What one database tells: what was last applied for each role, whether a superuser suspended all changes, and what
+time it is by the server's clock.
 
 A partial read asks for it together with something else, in one row that omits long values. `read_left_out` reads these
 for the few roles that are decided about.
