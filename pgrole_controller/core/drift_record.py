@@ -126,10 +126,14 @@ def extend_history(
     cause is new.
     """
     history = {_identity(entry): dict(entry) for entry in previous}
-    for record in records:
+    new: dict[str, dict[str, Any]] = {}
+    for record in sorted(records, key=lambda one: one.time):
         described = _describe_shortly(record)
-        history[_identity(described)] = {**history.get(_identity(described), {}), **described}
-    return sorted(history.values(), key=lambda entry: order(str(entry.get("time")), latest), reverse=True)[:MOST]
+        known = _identity(described) in history
+        (history if known else new).setdefault(_identity(described), {}).update(described)
+    # Times have whole seconds, and sorting keeps the order of equal ones.
+    entries = [*reversed(new.values()), *history.values()]
+    return sorted(entries, key=lambda entry: order(str(entry.get("time")), latest), reverse=True)[:MOST]
 
 
 def count_new(history: Iterable[Mapping[str, Any]], records: Iterable[DriftRecord], latest: datetime) -> int:

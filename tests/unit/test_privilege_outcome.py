@@ -311,6 +311,14 @@ class TestHistory:
         assert [one["time"][-3:-1] for one in history] == [f"{n:02}" for n in range(23, 13, -1)]
         assert len(history) == MOST
 
+    def test_the_newest_of_one_second_comes_first_also_when_one_is_recorded_again(self) -> None:
+        moments = [NOW.replace(microsecond=n) for n in range(4)]
+        records = [DriftRecord(moment, (f"f{n}",), True, 1) for n, moment in enumerate(moments)]
+        first = extend_history([], [records[1], records[0]], NOW)
+        last = extend_history(extend_history(first, records[2:], NOW), records[:1], NOW)
+        assert [one["fields"] for one in first] == [["f1"], ["f0"]]
+        assert [one["fields"] for one in last] == [["f3"], ["f2"], ["f1"], ["f0"]]
+
     def test_a_history_entry_is_bounded_in_size(self) -> None:
         words = tuple("é" * 300 for _ in range(9))
         record = DriftRecord(NOW, tuple("x" * 60 for _ in range(60)), True, 9, "d" * 63, words, BY)
