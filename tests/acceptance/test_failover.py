@@ -1,4 +1,6 @@
-"""A standby without the last commits is promoted: everything converges on it, and roles of others stay untouched."""
+"""A standby without the last commits is promoted: everything converges on it, privileges in a database too, and roles
+of others stay untouched.
+"""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -11,7 +13,7 @@ from pgrole_controller.local.workspace import free_port
 from tests.acceptance import copies
 from tests.acceptance.replicas import Replicas, replicas
 from tests.acceptance.test_identity import DELIVERED, declared, versions_of_roles, wait_claimed
-from tests.acceptance.world import Database, Stage, open_database
+from tests.acceptance.world import Database, Json, Stage, open_database
 from tests.servers import Servers
 
 pytestmark = pytest.mark.slow
@@ -32,7 +34,7 @@ def _files(servers: Servers) -> None:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def pair(stage: Stage) -> AsyncIterator[Replicas]:
-    async with replicas(stage) as made:
+    async with replicas(stage, "--databases-detection", "auto") as made:
         yield made
 
 
@@ -77,7 +79,7 @@ async def lose(stage: Stage, database: Database) -> str:
 async def check(stage: Stage, database: Database, before: Mapping[str, str], password: str) -> None:
     """Verifies that everything is as declared, and that only what the lost commits affected was changed."""
     kube = stage.kube
-    names = set(declared()) - {"last"} | {"since"}
+    names = set(declared()) - {"last"} | {"since", "wider", "narrower", "watched"}
     await wait_claimed(database, names)
     await database.wait_role("app", lambda row: row["rolconnlimit"] == 7, "as declared now")
     await database.wait_password("keyed", password)
@@ -93,10 +95,84 @@ async def check(stage: Stage, database: Database, before: Mapping[str, str], pas
     assert await database.fetchval(released)
     for obj in objects:
         drifted = obj["status"].get("driftCount", 0)
-        assert drifted <= (obj["metadata"]["name"] == "batch"), obj
+        assert drifted <= (obj["metadata"]["name"] in ("batch", "wider")), obj
     for reason in ("RoleExists", "NameTaken", "Conflict", "Protected", "NotAllowed", "RoleAdopted", "RoleDropped"):
         about = [event["regarding"]["name"] for event in await kube.events(reason)]
         assert set(about) <= {"last"}, reason
+
+
+def reads(*on_orders: str) -> list[Json]:
+    """Returns privileges to read schema app of database orders, and these on its table orders."""
+    objects = [{"kind": "Table", "schema": "app", "names": ["orders"], "privileges": list(on_orders)}]
+    return [
+        {
+            "database": "orders",
+            "schemas": [{"name": "app", "access": ["Read"]}],
+            **({"objects": objects} if on_orders else {}),
+        }
+    ]
+
+
+async def wait_held(database: Database, role: str, *expected: str) -> None:
+    """Waits until the role has exactly these privileges on table app.orders."""
+    query = (
+        "SELECT coalesce(string_agg(privilege_type, ' ' ORDER BY privilege_type), '') "
+        f"FROM information_schema.table_privileges WHERE grantee = '{role}' AND table_name = 'orders'"
+    )
+    await database.wait_value(query, " ".join(sorted(expected)))
+
+
+@asynccontextmanager
+async def orders(stage: Stage) -> AsyncIterator[Database]:
+    async with open_database(stage.postgres.dsn(database="orders")) as database:
+        yield database
+
+
+async def declare_privileges(pair: Replicas) -> None:
+    kube = pair.stage.kube
+    await pair.database.execute("CREATE DATABASE orders")
+    async with orders(pair.stage) as database:
+        await database.execute(
+            "CREATE SCHEMA app AUTHORIZATION readers; CREATE TABLE app.orders ();"
+            "ALTER TABLE app.orders OWNER TO readers"
+        )
+        await kube.apply("wider", name="wider", privileges=reads())
+        await kube.apply("narrower", name="narrower", privileges=reads("UPDATE"))
+        await kube.apply("watched", name="watched", privileges=reads(), drift={"policy": "Report"})
+        await kube.wait_all_ready()
+        await wait_held(database, "narrower", "SELECT", "UPDATE")
+
+
+async def lose_privileges(stage: Stage) -> None:
+    """Changes declarations, and corrects a drift, in commits that the standby never receives."""
+    kube = stage.kube
+    await kube.apply("wider", name="wider", privileges=reads("INSERT"))
+    await kube.apply("narrower", name="narrower", privileges=reads())
+    async with orders(stage) as database:
+        await wait_held(database, "wider", "SELECT", "INSERT")
+        await wait_held(database, "narrower", "SELECT")
+        await kube.wait_all_ready()
+        await database.execute("GRANT TRUNCATE ON app.orders TO wider")
+        await kube.wait_for("wider", lambda obj: obj["status"].get("driftCount") == 1, "one drift")
+
+
+async def check_privileges(stage: Stage) -> None:
+    """Verifies that privileges are as declared now, and that drift is noticed."""
+    kube = stage.kube
+    async with orders(stage) as database:
+        await wait_held(database, "wider", "SELECT", "INSERT")
+        await wait_held(database, "narrower", "SELECT")
+        await kube.wait_all_ready()
+        await database.execute("GRANT DELETE ON app.orders TO wider, watched")
+        await wait_held(database, "wider", "SELECT", "INSERT")
+        await kube.wait_reason("watched", "DriftReported")
+        await wait_held(database, "watched", "SELECT", "DELETE")
+        for name, count in (("wider", 2), ("watched", 0)):
+            obj = await kube.wait_for(name, lambda obj: "DELETE" in str(obj["status"].get("lastDrift")), "the drift")
+            assert obj["status"]["lastDrift"]["by"]["proof"] == "Transaction", obj
+            assert obj["status"]["driftCount"] == count
+        await database.execute("REVOKE DELETE ON app.orders FROM watched")
+        await kube.wait_all_ready()
 
 
 async def test_everything_converges_on_a_promoted_standby_with_an_older_fence(pair: Replicas) -> None:
@@ -105,6 +181,7 @@ async def test_everything_converges_on_a_promoted_standby_with_an_older_fence(pa
     for name, spec in declared().items():
         await kube.apply(name, **spec)
     await kube.wait_all_ready()
+    await declare_privileges(pair)
     await pair.database.execute(THEIRS)
     standby, before = await follow(stage)
     old = await pair.database.fetchval(LED)
@@ -112,9 +189,11 @@ async def test_everything_converges_on_a_promoted_standby_with_an_older_fence(pa
     await pair.second.leads()
     await pair.database.wait_value(f"SELECT number > {old} FROM pgrole.leader", True)
     password = await lose(stage, pair.database)
+    await lose_privileges(stage)
     async with promoted(stage, standby) as database:
         await pair.second.leads(2)
         await check(stage, database, before, password)
+        await check_privileges(stage)
         assert await database.fetchval("SELECT holder FROM pgrole.leader") != ""
         assert await database.fetchval(LED) > old
         await database.execute("ALTER ROLE app CREATEDB; ALTER ROLE keyed PASSWORD 'guessed'")
