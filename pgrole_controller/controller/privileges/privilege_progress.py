@@ -92,9 +92,10 @@ class PrivilegeProgress:
         left = set(self.decision.reported)
         return [one for one in self.decision.drift if place_of(one) not in self.held_places and one not in left]
 
-    def held_on(self, objects: Collection[ObjectId]) -> list[PrivilegeDifference]:
-        """Returns the drift on these objects that is held back."""
-        some = (one for one in self.decision.drift if place_of(one) in self.held_places)
+    def left_on(self, objects: Collection[ObjectId]) -> list[PrivilegeDifference]:
+        """Returns the drift on these objects that is held back, or is to be reported."""
+        held = (one for one in self.decision.drift if place_of(one) in self.held_places)
+        some = dict.fromkeys((*held, *self.newly_reported))
         return [one for one in some if one.object is not None and one.object.id in objects]
 
     @property
@@ -128,14 +129,14 @@ def report_unfinished(some: Iterable[PrivilegeProgress], database: str) -> None:
 
 
 def find_overwritten(some: Sequence[PrivilegeProgress]) -> list[tuple[PrivilegeProgress, list[PrivilegeDifference]]]:
-    """Returns what is held back on objects that will be changed all the same, by role: who caused it must be found
+    """Returns the drift that stays on objects that will be changed all the same, by role: who caused it must be found
     before.
     """
-    holding = [one for one in some if one.held_places]
-    if not holding:
+    leaving = [one for one in some if one.held_places or one.newly_reported]
+    if not leaving:
         return []
     changed = {change.object.id for one in some for change in one.changes}
-    return [(one, held) for one in holding if (held := one.held_on(changed))]
+    return [(one, left) for one in leaving if (left := one.left_on(changed))]
 
 
 def find_outdated(some: Iterable[PrivilegeProgress], published: Mapping[Key, Grantee]) -> frozenset[int]:

@@ -276,7 +276,7 @@ class PrivilegeReconcile:
         if observed.complete:
             for one in some:
                 one.reported = ()
-                one.role.keep_authors(one.decision.drift)
+                one.role.keep_authors((*one.decision.drift, *one.decision.reported))
         overwritten = find_overwritten(some)
         drifting = [(one, drift) for one in some if one.has_changes and (drift := one.drift)]
         reported = [(one, new) for one in some if observed.complete and (new := one.newly_reported)]

@@ -47,14 +47,11 @@ async def run_round(
     if to_read.dropped:
         unclear |= memory.waiting() | find_dependent(grantees, session.database, to_read.dropped)
     complete = keys | memory.further.admit(unclear, now)
-    match to_read.scope:
-        case Scope.NOTHING:
-            partial = frozenset[Key]()
-        case Scope.FULL:
-            complete, partial = everyone, frozenset()
-        case _:
-            partial = everyone - complete
+    if to_read.scope is Scope.FULL:
+        complete = everyone
     busy = {one.key for one in grantees if one.key in complete and not memory.is_applied(one, session.database)}
+    # Those to be read completely take part, too: the repair of another role hides who changed the object.
+    partial = frozenset[Key]() if to_read.scope in (Scope.NOTHING, Scope.FULL) else everyone - busy
     async with session.lock:
         small = SmallRounds(context, grantees, busy, notice, note)
         reconcile = PrivilegeReconcile(context, everyone=len(everyone), interruptions=small)

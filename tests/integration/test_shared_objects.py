@@ -1,0 +1,76 @@
+"""Two roles hold privileges on one object, and one statement changes both: who made it is reported for each."""
+
+from dataclasses import replace
+
+import pytest
+
+from pgrole_controller.controller.privileges.database_worker import DatabaseWorker
+from pgrole_controller.core.privileges.acl import ObjectKind
+from pgrole_controller.core.privileges.grantee import ObjectPrivileges
+from pgrole_controller.core.privileges.privilege_result import Evidence
+from pgrole_controller.core.request import Key
+from pgrole_controller.postgres.privileges.database_session import DatabaseSession
+from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead
+from tests.integration.database_world import KEY, OTHER, READ, SERVER, DatabaseWorkerWorld, note_sessions
+
+GRANTED = "GRANT DELETE ON app.orders TO {0}, {1}"
+HIDDEN = "DO $$ BEGIN GRANT DELETE ON app.orders TO {0}, {1}; END $$"
+
+
+def authors(world: DatabaseWorkerWorld, key: Key) -> list[tuple[str, Evidence]]:
+    result = world.grantees.results(SERVER, key).get(world.database)
+    return [] if result is None else [(one.by.login, one.by.proof) for one in result.last_drifts]
+
+
+@pytest.mark.parametrize("statement", [GRANTED, HIDDEN])
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("reported", [False, True])
+@pytest.mark.parametrize("live", [False, True])
+async def test_who_granted_to_two_roles_is_the_author_for_both(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, statement: str, reported: bool, waits: bool, live: bool
+) -> None:
+    sessions = note_sessions(monkeypatch)
+    grantee = world.declare(READ, report_only=reported)
+    if waits:
+        missing = ObjectPrivileges(ObjectKind.TABLE, "app", ("missing",), frozenset({"SELECT"}))
+        declared = replace(grantee.declared[world.database], objects=(missing,))
+        world.grantees.publish(SERVER, replace(grantee, declared={world.database: declared}))
+    world.declare_other(READ)
+    change = statement.format(world.role, world.other)
+    async with world.working():
+        await world.wait_other_settled()
+        await world.wait(lambda result: (result.error is not None) is waits)
+        if live:
+            await world.hand.execute(change)
+            await world.wait(lambda result: bool(result.last_drifts))
+    if not live:
+        await world.hand.execute(change)
+        async with world.working():
+            await world.wait(lambda result: bool(result.last_drifts))
+    assert len(sessions) == 1 + (not live)
+    await world.wait_may("DELETE", "app.orders", expected=False, role=world.other)
+    assert authors(world, KEY) == authors(world, OTHER) == [("postgres", Evidence.TRANSACTION)]
+
+
+@pytest.mark.parametrize("reported", [False, True])
+async def test_who_granted_to_two_roles_is_the_author_also_for_one_that_is_due_for_a_complete_read(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, reported: bool
+) -> None:
+    collect = DatabaseWorker._collect
+
+    async def collect_with_the_reader(
+        worker: DatabaseWorker, session: DatabaseSession, now: float
+    ) -> tuple[PrivilegeRead, frozenset[Key], float]:
+        to_read, keys, since = await collect(worker, session, now)
+        return to_read, keys | {KEY} if to_read.is_needed else keys, since
+
+    monkeypatch.setattr(DatabaseWorker, "_collect", collect_with_the_reader)
+    world.declare(READ, report_only=reported)
+    world.declare_other(READ)
+    async with world.working():
+        await world.wait_other_settled()
+        await world.wait_settled()
+        await world.hand.execute(GRANTED.format(world.role, world.other))
+        await world.wait_may("DELETE", "app.orders", expected=False, role=world.other)
+        await world.wait(lambda result: bool(result.last_drifts))
+    assert authors(world, KEY) == authors(world, OTHER) == [("postgres", Evidence.TRANSACTION)]
