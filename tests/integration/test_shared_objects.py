@@ -5,13 +5,16 @@ from dataclasses import replace
 import pytest
 
 from pgrole_controller.controller.privileges.database_worker import DatabaseWorker
+from pgrole_controller.controller.privileges.further_reads import FurtherReads
 from pgrole_controller.core.privileges.acl import ObjectKind
 from pgrole_controller.core.privileges.grantee import ObjectPrivileges
 from pgrole_controller.core.privileges.privilege_result import Evidence
 from pgrole_controller.core.request import Key
+from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead
-from tests.integration.database_world import KEY, OTHER, READ, SERVER, DatabaseWorkerWorld, note_sessions
+from tests.integration.database_world import DEADLINE, KEY, OTHER, READ, SERVER, DatabaseWorkerWorld, note_sessions
+from tests.integration.test_database_worker import as_alice
 
 GRANTED = "GRANT DELETE ON app.orders TO {0}, {1}"
 HIDDEN = "DO $$ BEGIN GRANT DELETE ON app.orders TO {0}, {1}; END $$"
@@ -74,3 +77,27 @@ async def test_who_granted_to_two_roles_is_the_author_also_for_one_that_is_due_f
         await world.wait_may("DELETE", "app.orders", expected=False, role=world.other)
         await world.wait(lambda result: bool(result.last_drifts))
     assert authors(world, KEY) == authors(world, OTHER) == [("postgres", Evidence.TRANSACTION)]
+
+
+async def test_a_reported_drift_that_must_wait_to_be_read_has_its_author_although_another_role_was_repaired(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.declare(READ, report_only=True)
+    world.declare_other(READ)
+    async with world.working() as worker:
+        await world.wait_other_settled()
+        await world.wait_settled()
+        with monkeypatch.context() as full:
+            full.setattr(FurtherReads, "may_begin", lambda _reads, _now: False)
+            full.setattr(FurtherReads, "due", lambda _reads, _now: frozenset())
+            await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
+
+            async def waits() -> bool:
+                return KEY in worker.memory.further._put_off
+
+            assert await reached(waits, DEADLINE)
+            await as_alice(world, f"GRANT UPDATE ON app.orders TO {world.other}")
+            await world.wait_may("UPDATE", "app.orders", expected=False, role=world.other)
+        await world.wait(lambda result: bool(result.last_drifts))
+    assert authors(world, KEY) == [("postgres", Evidence.TRANSACTION)]
+    assert authors(world, OTHER) == [(world.alice, Evidence.TRANSACTION)]

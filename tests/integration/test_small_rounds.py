@@ -13,7 +13,7 @@ from pgrole_controller.controller.privileges.small_rounds import Notice
 from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.core.privileges.grantee import SchemaAccess, Takeover
-from pgrole_controller.core.privileges.privilege_result import News
+from pgrole_controller.core.privileges.privilege_result import Evidence, News
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.privileges import acl_apply, reading_connection
@@ -102,6 +102,23 @@ async def run_slowly(*arguments: Any, **options: Any) -> None:
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> HeldReads:
     return HeldReads(monkeypatch)
+
+
+async def test_a_reported_drift_whose_row_was_changed_during_a_complete_read_has_its_author(
+    world: DatabaseWorkerWorld, reads: HeldReads
+) -> None:
+    world.declare(READ, report_only=True)
+    world.declare_other(READ)
+    async with world.working() as worker:
+        await world.wait_settled()
+        await world.wait_other_settled()
+        async with reads.hold() as held:
+            worker.note_everything()
+            await held.wait()
+            await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}, {world.other}")
+            await world.wait_may("DELETE", "app.orders", expected=False, role=world.other)
+        result = await world.wait(lambda result: bool(result.last_drifts))
+    assert [(one.by.login, one.by.proof) for one in result.last_drifts] == [("postgres", Evidence.TRANSACTION)]
 
 
 async def test_a_drift_during_a_complete_read_is_corrected_and_counted_once(

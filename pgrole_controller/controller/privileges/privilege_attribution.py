@@ -88,6 +88,10 @@ def sum_up(commands: Sequence[DriftAuthor]) -> DriftAuthor:
     return replace(commands[0], time=min(times, default=None), statement=statements[:_LONGEST_STATEMENT])
 
 
+def _certainty(by: DriftAuthor) -> int:
+    return {Evidence.TRANSACTION: 2, Evidence.NONE: 0}.get(by.proof, 1)
+
+
 def group_by_author(
     drift: Iterable[PrivilegeDifference],
     rows: Mapping[PrivilegeDifference, ChangedRow | None],
@@ -95,7 +99,7 @@ def group_by_author(
     noted: Mapping[PrivilegeDifference, DriftAuthor],
 ) -> list[AuthorDifferences]:
     """Who caused which differences, the latest last; beyond a limit, the last one found stands for the rest. `noted`:
-    known from before, of rows that no longer tell it.
+    known from before, of rows that may no longer tell it.
     """
     by_row: dict[ChangedRow | None, DriftAuthor] = {}
     grouped: dict[DriftAuthor, list[PrivilegeDifference]] = {}
@@ -105,7 +109,7 @@ def group_by_author(
         who = by_row.get(row)
         if who is None:
             by = authors.get(row, DriftAuthor()) if row is not None else DriftAuthor()
-            by = noted.get(difference, by) if by.proof is Evidence.NONE else by
+            by = max(by, noted.get(difference, by), key=_certainty)
             who = replace(by, time=None, statement="")
             if who not in grouped and len(grouped) >= _MOST_AUTHORS:
                 who = next(reversed(grouped))

@@ -142,9 +142,12 @@ class PrivilegeMemory:
         absent = frozenset(declared) - frozenset(existing)
         self.absent_creators = absent if whole else (self.absent_creators - frozenset(existing)) | absent
 
-    def begin_reading(self) -> None:
-        """A complete read begins: what small rounds note from now on is newer than what it returns."""
+    def begin_reading(self) -> int:
+        """A complete read begins: what small rounds note from now on is newer than what it returns. Returns the number
+        of the last read before it.
+        """
         self._meanwhile, self._columns_meanwhile = {}, frozenset()
+        return self._reads
 
     def end_reading(self) -> None:
         """The large round is over."""

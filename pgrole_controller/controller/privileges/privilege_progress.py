@@ -1,9 +1,9 @@
 """What is known of one role during a round in one database, and how its drift is summarized, stored and restored."""
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import product
+from itertools import islice, product
 
 from pgrole_controller.controller.privileges.role_memory import AppliedState, RoleMemory
 from pgrole_controller.core.approval import Approval
@@ -26,6 +26,9 @@ from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
 from pgrole_controller.postgres.privileges.acl_refusal import OutdatedAcl
 from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
 from pgrole_controller.postgres.privileges.stored_state import StoredState
+
+#: Maximum number of differences of a role whose authors are noted at once.
+MOST_NOTED = 1000
 
 #: What one author did: the drift as it is reported, its differences, and the author with everything that is known.
 AuthorDrift = tuple[PrivilegeDrift, tuple[PrivilegeDifference, ...], DriftAuthor]
@@ -92,11 +95,14 @@ class PrivilegeProgress:
         left = set(self.decision.reported)
         return [one for one in self.decision.drift if place_of(one) not in self.held_places and one not in left]
 
-    def left_on(self, objects: Collection[ObjectId]) -> list[PrivilegeDifference]:
-        """Returns the drift on these objects that is held back, or is to be reported."""
+    @property
+    def left(self) -> list[PrivilegeDifference]:
+        """Drift that is held back, or to be reported, and whose author is not noted yet."""
+        if not (self.held_places or self.decision.reported):
+            return []
         held = (one for one in self.decision.drift if place_of(one) in self.held_places)
         some = dict.fromkeys((*held, *self.newly_reported))
-        return [one for one in some if one.object is not None and one.object.id in objects]
+        return list(islice((one for one in some if one not in self.role.noted), MOST_NOTED))
 
     @property
     def newly_reported(self) -> list[PrivilegeDifference]:
@@ -126,17 +132,6 @@ def report_unfinished(some: Iterable[PrivilegeProgress], database: str) -> None:
             one.error = Transient(
                 Reason.PROGRESSING, f'privileges in database "{database}" keep changing while they are applied'
             )
-
-
-def find_overwritten(some: Sequence[PrivilegeProgress]) -> list[tuple[PrivilegeProgress, list[PrivilegeDifference]]]:
-    """Returns the drift that stays on objects that will be changed all the same, by role: who caused it must be found
-    before.
-    """
-    leaving = [one for one in some if one.held_places or one.newly_reported]
-    if not leaving:
-        return []
-    changed = {change.object.id for one in some for change in one.changes}
-    return [(one, left) for one in leaving if (left := one.left_on(changed))]
 
 
 def find_outdated(some: Iterable[PrivilegeProgress], published: Mapping[Key, Grantee]) -> frozenset[int]:

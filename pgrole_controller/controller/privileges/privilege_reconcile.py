@@ -25,7 +25,6 @@ from pgrole_controller.controller.privileges.privilege_progress import (
     build_result,
     find_failure,
     find_outdated,
-    find_overwritten,
     is_done,
     is_verified,
     report_unfinished,
@@ -92,6 +91,7 @@ class PrivilegeReconcile:
         self._now = Moment(anyio.current_time(), datetime.now(UTC))
         self._is_suspended = False
         self._whole = False  # the last read was for every role
+        self._last_read = 0  # before the complete one, as in RoleMemory.keep_authors
         self._read_oids: list[int] = []  # roles of the last read
         self._screening = RoundScreening(context.memory, context.session.database)
         session = context.session
@@ -176,7 +176,7 @@ class PrivilegeReconcile:
 
     async def _read(self, grantees: Sequence[Grantee], to_read: PrivilegeRead) -> tuple[ObservedDatabase, StoredState]:
         if to_read.scope is Scope.FULL:
-            self._memory.begin_reading()
+            self._last_read = self._memory.begin_reading()
         reach = self._memory.reach(grantees, self._session.database)
         self._screening.forget()
         self._read_oids = [one.oid for one in grantees]
@@ -272,23 +272,25 @@ class PrivilegeReconcile:
         one.hold_back(one.role.hold(self._now, drifting, complete=complete))
 
     async def _attribute(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
-        """Finds who caused the drift, before it is repaired or reported."""
+        """Finds who caused the drift, before it is repaired or reported, and before a repair for another role hides who
+        caused what is left.
+        """
         if observed.complete:
             for one in some:
                 one.reported = ()
-                one.role.keep_authors((*one.decision.drift, *one.decision.reported))
-        overwritten = find_overwritten(some)
+                one.role.keep_authors({*one.decision.drift, *one.decision.reported}, self._last_read)
+        left = [(one, drift) for one in some if (drift := one.left)]
         drifting = [(one, drift) for one in some if one.has_changes and (drift := one.drift)]
         reported = [(one, new) for one in some if observed.complete and (new := one.newly_reported)]
-        if not (drifting or reported or overwritten):
+        if not (drifting or reported or left):
             return
-        found = iter(await find_authors([*drifting, *reported, *overwritten], observed, self._session))
+        found = iter(await find_authors([*drifting, *reported, *left], observed, self._session))
         for (one, _), by_author in zip(drifting, found, strict=False):
             one.told = tuple((self._describe(by, differences), differences, by) for by, differences in by_author)
         for (one, _), by_author in zip(reported, found, strict=False):
             one.reported = tuple(by_author)
-        for (one, _), by_author in zip(overwritten, found, strict=True):
-            one.role.note_authors({each: by for by, differences in by_author for each in differences})
+        for (one, _), by_author in zip(left, found, strict=True):
+            one.role.note_authors({each: by for by, differences in by_author for each in differences}, one.decided)
 
     def _describe(
         self, by: DriftAuthor, differences: Sequence[PrivilegeDifference], *, corrected: bool = True

@@ -8,7 +8,7 @@ from pgrole_controller.core.contest import FieldContest, Moment, notice, repair
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl import ObjectId
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
-from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, PrivilegeDrift
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, PrivilegeDrift
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class RoleMemory:
     failed. None: not known, as before the role's first complete read. `settled`: number of the last complete read after
     which the role had what it needs. What this read found may be new to other roles, but not to this one.
 
-    `authors`: of drift that is held back on objects whose rows the controller has written since.
+    `noted`: who caused drift that was held back or is to be reported, and the number of the read that found it: a
+    repair for another role may hide it since.
     """
 
     uid: str
@@ -66,15 +67,23 @@ class RoleMemory:
     offer: PrivilegeOffer | None = None
     missed: frozenset[ObjectId] | None = None
     settled: int = 0
-    authors: Mapping[PrivilegeDifference, DriftAuthor] = field(default_factory=dict)
+    noted: Mapping[PrivilegeDifference, tuple[DriftAuthor, int]] = field(default_factory=dict)
 
-    def note_authors(self, found: Mapping[PrivilegeDifference, DriftAuthor]) -> None:
-        self.authors = {**self.authors, **{one: by for one, by in found.items() if by.proof is not Evidence.NONE}}
+    @property
+    def authors(self) -> dict[PrivilegeDifference, DriftAuthor]:
+        """Those that are noted."""
+        return {one: by for one, (by, _) in self.noted.items()}
 
-    def keep_authors(self, drift: Iterable[PrivilegeDifference]) -> None:
-        """`drift`: all that the role has."""
-        if self.authors:
-            self.authors = {one: self.authors[one] for one in drift if one in self.authors}
+    def note_authors(self, found: Mapping[PrivilegeDifference, DriftAuthor], read: int) -> None:
+        """`read`: number of the read that found these differences."""
+        self.noted = {**self.noted, **{one: (by, read) for one, by in found.items()}}
+
+    def keep_authors(self, drift: Collection[PrivilegeDifference], last: int) -> None:
+        """`drift`: all that the role had at a complete read. `last`: number of the last read before it; small rounds
+        may have found more meanwhile.
+        """
+        if self.noted:
+            self.noted = {one: found for one, found in self.noted.items() if one in drift or found[1] > last}
 
     def select_new(self, objects: NewObjects) -> frozenset[ObjectId] | None:
         """Returns those that are new to this role. None: not known."""
