@@ -20,8 +20,8 @@ from pgrole_controller.imports import startup_imports
 
 with startup_imports():
     from pgrole_controller.dsn import address_of
-    from pgrole_controller.ending import FAILED, INTERRUPTED, end, leaves, make_printable
-    from pgrole_controller.program import PLUGIN, CommandParser, program_name, show_examples, spell_commands
+    from pgrole_controller.ending import DONE, FAILED, INTERRUPTED, MISUSED, end, leaves, print_error
+    from pgrole_controller.program import PLUGIN, CommandParser, program_name, show_examples
     from pgrole_controller.settings import (
         DSN,
         SETTINGS,
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from pgrole_controller.controller.app import Config
 
 log = logging.getLogger(__name__)
-
-MISUSED = 2
 
 _CREATE = "CREATE SCHEMA IF NOT EXISTS pgrole;"
 #: An update finds most parts in place, and PostgreSQL would announce each.
@@ -64,9 +62,10 @@ def _main(arguments: Sequence[str] | None) -> int:
     try:
         code: int = options.command(options)
     except WrongSetting as error:
-        parser.exit(MISUSED, f"{parser.prog}: {make_printable(spell_commands(str(error)))}\n")
+        print_error(str(error))
+        return MISUSED
     except KeyboardInterrupt:
-        return 0 if options.command in (_run, _dev) else INTERRUPTED
+        return DONE if options.command in (_run, _dev) else INTERRUPTED
     return code
 
 
@@ -225,12 +224,12 @@ def _run(options: argparse.Namespace) -> int:
         from pgrole_controller.logs import set_up
 
     set_up(settings.log_level, settings.log_format)
-    code = 0
+    code = DONE
     try:
         anyio.run(run, config_of(settings), backend_options={"loop_factory": watched_loop})
     except* CannotStart as group:
         for error in leaves(group):
-            print(f"{program_name()}: {error}", file=sys.stderr)  # noqa: T201
+            print_error(str(error))
         code = FAILED
     except* Exception:
         log.exception("ended by an error")
@@ -301,11 +300,11 @@ def _crds(options: argparse.Namespace) -> int:
         stale = [name for name, text in files.items() if _read(options.check / name) != text]
         if stale:
             remedy = f"run `{program_name()} crds --write {quote(str(options.check))}`"
-            print(f"{program_name()}: not of this version: {', '.join(stale)}: {remedy}", file=sys.stderr)  # noqa: T201
+            print_error(f"not of this version: {', '.join(stale)}: {remedy}")
             return FAILED
     else:
         print("---\n".join(files.values()), end="")  # noqa: T201
-    return 0
+    return DONE
 
 
 def _read(path: Path) -> str | None:
@@ -323,4 +322,4 @@ def _sql(options: argparse.Namespace) -> int:
     else:
         parts = ["BEGIN;", _CREATE, queries.install(), "COMMIT;"]
     print(*queries.SCRIPT_SETTINGS, _QUIET, *parts, sep="\n")  # noqa: T201
-    return 0
+    return DONE

@@ -10,9 +10,12 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-from pgrole_controller.program import program_name
+from pgrole_controller.program import program_name, spell_commands
 
+DONE = 0
 FAILED = 1
+#: As argparse reports it.
+MISUSED = 2
 #: As a shell reports a program that the signals SIGINT and SIGPIPE ended.
 INTERRUPTED = 128 + 2
 UNREAD = 128 + 13
@@ -105,6 +108,11 @@ def make_printable(text: str) -> str:
     )
 
 
+def print_error(text: str) -> None:
+    """Prints one line to standard error, with the commands in it as this user types them."""
+    print(f"{program_name()}: {make_printable(spell_commands(text))}", file=sys.stderr)  # noqa: T201
+
+
 def _fill_standard_files() -> None:
     """A standard file that is closed would become the next file or connection that is opened."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -128,7 +136,7 @@ def _fail(error: BaseException, text: str) -> int:
     if shows_tracebacks():
         sys.excepthook(type(error), error, error.__traceback__)
     try:
-        print(f"{program_name()}: {text}", file=sys.stderr)  # noqa: T201
+        print_error(text)
     except OSError:
         _discard_output()
     return FAILED

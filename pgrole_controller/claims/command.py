@@ -17,7 +17,7 @@ from pgrole_controller.claims.arguments import Arguments, ListArguments, Release
 from pgrole_controller.core.drift_record import rfc3339
 from pgrole_controller.core.enumeration import count_things
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.ending import escape_unencodable, make_printable
+from pgrole_controller.ending import DONE, FAILED, escape_unencodable, make_printable, print_error
 from pgrole_controller.postgres.claims import (
     ClaimedRoleState,
     ListedClaim,
@@ -30,7 +30,6 @@ from pgrole_controller.postgres.claims import (
 )
 from pgrole_controller.postgres.connection import Endpoint
 from pgrole_controller.postgres.errors import is_lacking, is_without_schema
-from pgrole_controller.program import program_name, spell_commands
 from pgrole_controller.settings import DSN, WrongSetting
 
 _HEADINGS = ("ROLE", "IN DATABASE", "CLUSTER", "OBJECT", "STATE", "APPLIED", "DRIFTS", "LAST DRIFT", "RELEASED")
@@ -98,10 +97,6 @@ def _moment(moment: datetime | None) -> str | None:
     return None if moment is None else rfc3339(moment)
 
 
-DONE = 0
-FAILED = 1
-
-
 def run(options: Arguments, dsn: str) -> int:
     """Returns the exit code. Raises WrongSetting if it must ask and no one can answer."""
     endpoint = Endpoint.of_dsn(dsn)
@@ -111,8 +106,7 @@ def run(options: Arguments, dsn: str) -> int:
             return _show(options, endpoint)
         return _change(options, endpoint)
     except PgRoleError as error:
-        text = f"{error.message}{_hint(error)}"
-        print(f"{program_name()}: {make_printable(spell_commands(text))}", file=sys.stderr)  # noqa: T201
+        print_error(f"{error.message}{_hint(error)}")
         return FAILED
 
 

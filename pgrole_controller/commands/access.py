@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import anyio
 
 from pgrole_controller.commands.access_reading import ObjectReport, RoleReport, look_at_object, look_at_role
-from pgrole_controller.commands.command_arguments import DONE, server_choice
+from pgrole_controller.commands.command_arguments import server_choice
 from pgrole_controller.commands.output import finish, make_console, write_document
+from pgrole_controller.ending import DONE
 
 if TYPE_CHECKING:
     from pgrole_controller.core.access.membership_graph import MembershipGraph

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from rich.console import Console
 
-from pgrole_controller.commands.command_arguments import DONE, FAILED, ServerChoice, cluster_choice
+from pgrole_controller.commands.command_arguments import ServerChoice, cluster_choice
 from pgrole_controller.commands.output import finish, make_console, spell_error
 from pgrole_controller.commands.plan_cluster import current_namespace
 from pgrole_controller.commands.server_reading import open_cluster
 from pgrole_controller.core.approval import APPROVE
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.password import request_of
-from pgrole_controller.ending import make_printable
+from pgrole_controller.ending import DONE, FAILED, make_printable
 from pgrole_controller.kube.errors import ApiError, KubeError, is_absent, is_away
 from pgrole_controller.kube.resource import MERGE_PATCH, PGROLES
 from pgrole_controller.kube.unvalidated import mapping, parse, sequence, whole

@@ -1,15 +1,10 @@
-"""What the commands that look at roles are given: which server, which cluster; and their exit codes."""
+"""What the commands that look at roles are given: which server and which cluster."""
 
 import argparse
 import os
 from dataclasses import dataclass
 
 from pgrole_controller.settings import DSN, read_settings
-
-#: Exit codes. `plan` and `diff` end with DIFFERENT if something would change; 2 is argparse's own.
-DONE = 0
-FAILED = 1
-DIFFERENT = 3
 
 #: Default of --own-namespace.
 OWN_NAMESPACE = "pgrole-system"

@@ -16,7 +16,7 @@ from argcomplete.completers import SuppressCompleter
 from argcomplete.finders import CompletionFinder
 from argcomplete.shell_integration import shellcode
 
-from pgrole_controller.commands.command_arguments import DONE
+from pgrole_controller.ending import DONE
 from pgrole_controller.program import CONTROLLER, PLUGIN_COMPLETER, PLUGIN_EXECUTABLE
 
 #: The first argument by which kubectl's completer asks for completions, as programs made with cobra have it.

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pgrole_controller.commands.command_arguments import DONE, FAILED, ServerChoice, server_choice
+from pgrole_controller.commands.command_arguments import ServerChoice, server_choice
 from pgrole_controller.commands.doctor_cluster import ClusterChecks, ClusterKnowledge
 from pgrole_controller.commands.doctor_server import check_server
 from pgrole_controller.commands.output import finish, make_console, render_document, spell_error, write_document
@@ -21,7 +21,7 @@ from pgrole_controller.core.ddl import spell_printably
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.findings.cluster_findings import CLUSTER, not_checked
 from pgrole_controller.core.findings.finding import Finding, FindingState, RemedyKind, describe, has_problem, summarize
-from pgrole_controller.ending import make_printable
+from pgrole_controller.ending import DONE, FAILED, make_printable
 from pgrole_controller.kube.errors import KubeError, NotConfigured
 from pgrole_controller.program import spell_commands
 from pgrole_controller.settings import WrongSetting

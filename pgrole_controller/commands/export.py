@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from pgrole_controller.commands.command_arguments import DONE, FAILED, ServerChoice, server_choice
+from pgrole_controller.commands.command_arguments import ServerChoice, server_choice
 from pgrole_controller.commands.export_objects import (
     ExportedObject,
     find_refusal,
@@ -31,7 +31,7 @@ from pgrole_controller.core.policy import Policy, References, protection
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectKind
 from pgrole_controller.core.privileges.privilege_policy import check_database
 from pgrole_controller.core.role import ObservedRole
-from pgrole_controller.ending import make_printable
+from pgrole_controller.ending import DONE, FAILED, print_error
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.catalog import ReferencedNames, read_references
 from pgrole_controller.postgres.connection import Endpoint
@@ -43,7 +43,6 @@ from pgrole_controller.postgres.role_catalog import (
     read_role_names,
     read_roles,
 )
-from pgrole_controller.program import program_name, spell_commands
 
 #: First line of every file, by which a later export recognizes files that it would no longer write.
 MARK = "Exported by pgrole-controller."
@@ -92,7 +91,7 @@ async def _run(options: ExportOptions) -> int:
         exported = await export_roles(server, options, progress)
     remarks = () if options.output_dir is None else exported.remarks
     for text in dict.fromkeys((*exported.warnings, *exported.errors, *remarks)):
-        _warn(spell_commands(text))
+        print_error(text)
     if options.output_dir is None:
         write_document("".join(render(exported)))
     else:
@@ -274,11 +273,7 @@ def write_files(objects: Sequence[ExportedObject], folder: Path, *, every_role: 
         _write(folder / f"{one.name}.yaml", to_yaml(one.document, (MARK, *one.notes)))
     if every_role:
         for name in _find_stale(folder, {f"{one.name}.yaml" for one in objects}):
-            _warn(f"{name} belongs to no exported role: delete it if it is obsolete")
-
-
-def _warn(text: str) -> None:
-    print(f"{program_name()}: {make_printable(text)}", file=sys.stderr)  # noqa: T201
+            print_error(f"{name} belongs to no exported role: delete it if it is obsolete")
 
 
 def _write(file: Path, text: str) -> None:

@@ -10,7 +10,7 @@ import anyio
 from rich.table import Table
 from rich.text import Text
 
-from pgrole_controller.commands.command_arguments import DONE, ServerChoice, server_choice
+from pgrole_controller.commands.command_arguments import ServerChoice, server_choice
 from pgrole_controller.commands.output import (
     NARROWEST,
     finish,
@@ -32,7 +32,7 @@ from pgrole_controller.core.listed_drift import (
     read_status_entry,
     select,
 )
-from pgrole_controller.ending import make_printable
+from pgrole_controller.ending import DONE, make_printable
 from pgrole_controller.kube.errors import ApiError, NotConfigured
 from pgrole_controller.kube.listing import list_pages
 from pgrole_controller.kube.resource import PGROLES

@@ -9,11 +9,17 @@ from typing import TextIO
 
 from rich.console import Console
 
-from pgrole_controller.commands.command_arguments import FAILED
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Transient, make_legible
-from pgrole_controller.ending import describe_unexpected, escape_unencodable, leaves, make_printable, shows_tracebacks
+from pgrole_controller.ending import (
+    FAILED,
+    describe_unexpected,
+    escape_unencodable,
+    leaves,
+    print_error,
+    shows_tracebacks,
+)
 from pgrole_controller.kube.errors import KubeError, describe_error
-from pgrole_controller.program import program_name, spell_commands
+from pgrole_controller.program import spell_commands
 
 log = logging.getLogger(__name__)
 
@@ -89,5 +95,5 @@ def finish(command: Callable[[], int]) -> int:
         return command()
     except* (PgRoleError, KubeError) as group:
         error = next(leaves(group))  # of several errors, the first suffices
-        print(f"{program_name()}: {make_printable(spell_error(error))}", file=sys.stderr)  # noqa: T201
+        print_error(spell_error(error))
     return FAILED

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from pgrole_controller.api.reading import Invalid, read_pgrole
-from pgrole_controller.commands.command_arguments import DIFFERENT, DONE, FAILED, ServerChoice, server_choice
+from pgrole_controller.commands.command_arguments import ServerChoice, server_choice
 from pgrole_controller.commands.manifest_files import (
     DeclaredRole,
     DeclaredServer,
@@ -42,6 +42,7 @@ from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerCon
 from pgrole_controller.core.enumeration import count_things
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.request import Key
+from pgrole_controller.ending import DONE, FAILED
 from pgrole_controller.imports import gc_paused
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.unvalidated import mapping, whole
@@ -49,6 +50,9 @@ from pgrole_controller.settings import WrongSetting
 
 if TYPE_CHECKING:
     from pgrole_controller.kube.client import Client
+
+#: The exit code of `plan` and `diff` if something would change.
+DIFFERENT = 3
 
 #: Objects that are not in the cluster are younger than all that are, in the order of the files.
 _NOT_YET = datetime(9998, 1, 1, tzinfo=UTC)

@@ -5,7 +5,6 @@ import functools
 import logging
 import signal
 import socket
-import sys
 import threading
 import webbrowser
 from collections.abc import AsyncIterator, Callable
@@ -23,13 +22,12 @@ from pgrole_controller.console.security import RequestRules
 from pgrole_controller.console.sessions import Sessions
 from pgrole_controller.console.viewer import Viewer
 from pgrole_controller.console.web_server import ConsoleServer, OwnerKey, Pages
-from pgrole_controller.ending import FAILED, describe_os_error, leaves, make_printable
+from pgrole_controller.ending import DONE, FAILED, describe_os_error, leaves, print_error
 from pgrole_controller.kube.api_address import ApiAddress
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import KubeError, describe_error
 from pgrole_controller.listening import listen
 from pgrole_controller.logs import set_up
-from pgrole_controller.program import program_name, spell_commands
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +44,12 @@ class CannotServe(Exception):
 
 def run_console(arguments: ConsoleArguments) -> int:
     set_up(arguments.log_level, "auto")
-    code = 0
+    code = DONE
     try:
         anyio.run(_run, arguments)
     except* (CannotServe, KubeError) as group:
         for error in leaves(group):
-            text = describe_error(error) if isinstance(error, KubeError) else str(error)
-            print(f"{program_name()}: {make_printable(spell_commands(text))}", file=sys.stderr)  # noqa: T201
+            print_error(describe_error(error) if isinstance(error, KubeError) else str(error))
         code = FAILED
     return code
 

@@ -16,7 +16,7 @@ from urllib.error import URLError
 
 import yaml
 
-from pgrole_controller.ending import FAILED, end
+from pgrole_controller.ending import DONE, FAILED, end
 
 _PATH = "/apis/pgrole.dev/v1alpha1/pgroles"
 Json = dict[str, Any]
@@ -35,11 +35,11 @@ def _run(kubeconfig: str, *, watch: bool) -> int:
     try:
         _show(kubeconfig, watch=watch)
     except KeyboardInterrupt:
-        return 0
+        return DONE
     except URLError as error:
         print(f"the API server does not answer: {error.reason}", file=sys.stderr)  # noqa: T201
         return FAILED
-    return 0
+    return DONE
 
 
 def _show(kubeconfig: str, *, watch: bool) -> None:

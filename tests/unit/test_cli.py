@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from pgrole_controller.api import crd
-from pgrole_controller.cli import MISUSED, main, make_parser
-from pgrole_controller.ending import FAILED
+from pgrole_controller.cli import main, make_parser
+from pgrole_controller.controller.errors import CannotStart
+from pgrole_controller.ending import FAILED, MISUSED
 from pgrole_controller.local import table
 from pgrole_controller.program import CONTROLLER, PLUGIN, SHARED_COMMANDS, spell_commands
 from pgrole_controller.settings import DSN, SETTINGS
@@ -232,6 +233,18 @@ def test_a_kubeconfig_that_is_not_yaml_is_said_to_be_none(tmp_path: Path, capsys
         config.write_bytes(content)
         assert end("diff", "--kubeconfig", str(config)) == FAILED
         assert capsys.readouterr().err == f"pgrole-controller: kubeconfig {config} is not usable: it is not YAML\n"
+
+
+def test_why_the_controller_cannot_start_is_one_line_without_control_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise ExceptionGroup("", [CannotStart("a proxy answered:\n\x1b[31mred")])
+
+    monkeypatch.setattr("anyio.run", fail)
+    monkeypatch.setattr("pgrole_controller.logs.set_up", lambda _level, _form: None)
+    assert end("run") == FAILED
+    assert capsys.readouterr().err == "pgrole-controller: a proxy answered:\\n\\x1b[31mred\n"
 
 
 def test_the_name_of_no_pgrole_is_misuse(capsys: pytest.CaptureFixture[str]) -> None:
