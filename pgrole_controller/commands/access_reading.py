@@ -3,9 +3,8 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-import anyio
-
 from pgrole_controller.commands.command_arguments import ServerChoice
+from pgrole_controller.commands.concurrent_reads import read_each
 from pgrole_controller.commands.output import spell_error
 from pgrole_controller.commands.server_reading import find_server, reading
 from pgrole_controller.core.access.access_origin import Changes, Declarations, LastChange
@@ -77,7 +76,7 @@ class ObjectReport:
         return max(some, key=lambda one: one.time) if some and len(some) == len(known) else None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class DatabaseAccess:
     """What a role may do in one database. `problem`: why its objects were not read. `cut`: not all of them were.
 
@@ -168,50 +167,40 @@ async def look_at_role(choice: ServerChoice, name: str, only: str | None) -> Rol
     wanted = [one for one in databases if only is None or one.acl.object.name == only]
     if only is not None and not wanted:
         raise Refused(Reason.INVALID_SPEC, f'database "{only}" does not exist')
-    found = [DatabaseAccess(one.acl.object.name) for one in wanted]
-    limit = anyio.CapacityLimiter(_AT_ONCE)
-    async with anyio.create_task_group() as tasks:
-        for seen, access in zip(wanted, found, strict=True):
-            reader = _DatabaseReader(endpoint, _judge(graph, seen.acl, version), role, declarations, limit)
-            tasks.start_soon(reader.into, seen, access)
+    found = await read_each(
+        wanted,
+        lambda one: _read_database(endpoint, _judge(graph, one.acl, version), role, declarations, one),
+        _AT_ONCE,
+    )
     return RoleReport(role, graph, found, declarations)
 
 
-@dataclass(frozen=True, slots=True)
-class _DatabaseReader:
-    """Reads what a role may do in one database after the other."""
-
-    endpoint: Endpoint
-    judge: AccessJudge
-    role: int
-    declarations: Declarations
-    limit: anyio.CapacityLimiter
-
-    async def into(self, seen: SeenDatabase, access: DatabaseAccess) -> None:
-        """One database that cannot be read does not hide the others."""
-        judge, role = self.judge, self.role
-        around = EnclosingObjects(seen.acl)
-        declared = None if self.declarations.problem else DeclaredHere(self.declarations, access.name)
-        groups: list[NamedObjects] = [NamedObjects(seen.acl, (seen.acl.object.name,))]
-        reach = {role} if role in judge.superusers else judge.graph.inherited(judge.graph.settable(role))
-        everything = role not in judge.superusers and bool(reach & (_READ_EVERYTHING | judge.superusers))
-        read = ReadObjects((), {}, {}, cut=False)
-        access.problem = seen.refusal
-        if not seen.refusal:
-            try:
-                database = None if seen.current else access.name
-                async with self.limit, reading(self.endpoint, database) as connection:
-                    read = await read_objects(connection, reach, everything=everything)
-            except PgRoleError as error:
-                access.problem = spell_error(error)
-        access.cut = read.cut
-        if role in judge.superusers:
-            access.lines = what_can(judge, role, groups, {}, around, {}, declared)
-            plain = _without_superuser(judge, role)
-            lines = what_can(plain, role, [*groups, *read.groups], read.totals, EnclosingObjects(), {}, declared)
-            access.direct = [one for one in lines if one.privileges[0].routes[0].source is not Source.PUBLIC]
-            return
-        access.lines = what_can(judge, role, [*groups, *read.groups], read.totals, around, read.schemas, declared)
+async def _read_database(
+    endpoint: Endpoint, judge: AccessJudge, role: int, declarations: Declarations, seen: SeenDatabase
+) -> DatabaseAccess:
+    """Reads what a role may do in one database. One that cannot be read does not hide the others."""
+    name, problem = seen.acl.object.name, seen.refusal
+    reach = {role} if role in judge.superusers else judge.graph.inherited(judge.graph.settable(role))
+    everything = role not in judge.superusers and bool(reach & (_READ_EVERYTHING | judge.superusers))
+    read = ReadObjects((), {}, {}, cut=False)
+    if not seen.refusal:
+        try:
+            async with reading(endpoint, None if seen.current else name) as connection:
+                read = await read_objects(connection, reach, everything=everything)
+        except PgRoleError as error:
+            problem = spell_error(error)
+    around = EnclosingObjects(seen.acl)
+    declared = None if declarations.problem else DeclaredHere(declarations, name)
+    itself = NamedObjects(seen.acl, (name,))
+    every = [itself, *read.groups]
+    if role not in judge.superusers:
+        lines = what_can(judge, role, every, read.totals, around, read.schemas, declared)
+        return DatabaseAccess(name, lines, problem=problem, cut=read.cut)
+    lines = what_can(judge, role, [itself], {}, around, {}, declared)
+    plain = _without_superuser(judge, role)
+    held = what_can(plain, role, every, read.totals, EnclosingObjects(), {}, declared)
+    direct = [one for one in held if one.privileges[0].routes[0].source is not Source.PUBLIC]
+    return DatabaseAccess(name, lines, direct, problem, read.cut)
 
 
 def _without_superuser(judge: AccessJudge, role: int) -> AccessJudge:

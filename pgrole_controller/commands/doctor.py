@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pgrole_controller.commands.command_arguments import ServerChoice, server_choice
+from pgrole_controller.commands.concurrent_reads import read_each
 from pgrole_controller.commands.doctor_cluster import ClusterChecks, ClusterKnowledge
 from pgrole_controller.commands.doctor_server import check_server
 from pgrole_controller.commands.output import finish, make_console, render_document, spell_error, write_document
@@ -72,17 +73,10 @@ async def examine(choice: ServerChoice, login: str | None) -> list[Finding]:
         known.findings.append(not_checked("API server", f"{error}. To check it, use --kubeconfig"))
         servers = [of_dsn(choice.dsn)]
     findings = list(known.findings)
-    by_server: list[list[Finding]] = [[] for _ in servers]
-    turns = anyio.CapacityLimiter(MOST_AT_ONCE)
-
-    async def check(place: int, server: ServerConfig) -> None:
-        databases = known.databases.get(server.name) if choice.dsn is None or choice.server else None
-        async with turns:
-            by_server[place] = await check_server(server, login, databases, known.cluster)
-
-    async with anyio.create_task_group() as tasks:
-        for place, server in enumerate(servers):
-            tasks.start_soon(check, place, server)
+    databases = known.databases if choice.dsn is None or choice.server else {}
+    by_server = await read_each(
+        servers, lambda one: check_server(one, login, databases.get(one.name), known.cluster), MOST_AT_ONCE
+    )
     findings += chain.from_iterable(by_server)
     if not servers:
         why = "no PgServer was found, and PGROLE_DSN is not set. To check one, set PGROLE_DSN"

@@ -4,8 +4,7 @@ the controller makes. One READ ONLY transaction in each database.
 
 from collections.abc import Sequence
 
-import anyio
-
+from pgrole_controller.commands.concurrent_reads import read_each
 from pgrole_controller.commands.output import make_unexpected
 from pgrole_controller.commands.server_reading import reading
 from pgrole_controller.core.errors import PgRoleError
@@ -24,18 +23,13 @@ _AT_ONCE, _MOST_READ = 4, 100
 async def compare_adoptees(endpoint: Endpoint, adoptees: Sequence[Grantee]) -> dict[Key, dict[str, PrivilegeResult]]:
     """Returns results by object and database. A database that cannot be read is an error in the results."""
     found: dict[Key, dict[str, PrivilegeResult]] = {one.key: {} for one in adoptees}
-    limit = anyio.CapacityLimiter(_AT_ONCE)
-
-    async def run(database: str, some: Sequence[Grantee]) -> None:
-        async with limit:
-            for result in await _compare(endpoint, database, some):
-                found[result.key][database] = result
-
-    async with anyio.create_task_group() as tasks:
-        for database in sorted(frozenset[str]().union(*(one.databases for one in adoptees))):
-            some = [one for one in adoptees if database in one.declared]
-            for start in range(0, len(some), _MOST_READ):
-                tasks.start_soon(run, database, some[start : start + _MOST_READ])
+    batches: list[tuple[str, list[Grantee]]] = []
+    for database in sorted(frozenset[str]().union(*(one.databases for one in adoptees))):
+        some = [one for one in adoptees if database in one.declared]
+        batches += [(database, some[start : start + _MOST_READ]) for start in range(0, len(some), _MOST_READ)]
+    for results in await read_each(batches, lambda batch: _compare(endpoint, *batch), _AT_ONCE):
+        for result in results:
+            found[result.key][result.database] = result
     return found
 
 

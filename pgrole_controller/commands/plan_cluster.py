@@ -1,19 +1,18 @@
 """What plan and diff read in the cluster: PgRoles, their namespaces and PgServers. Nothing is watched or written."""
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import anyio
+from typing import TYPE_CHECKING, Any
 
 from pgrole_controller.commands.command_arguments import ServerChoice
+from pgrole_controller.commands.concurrent_reads import read_each
 from pgrole_controller.commands.server_reading import open_cluster
 from pgrole_controller.core.drift_record import read_moment
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.contexts import read_namespace
-from pgrole_controller.kube.errors import ApiError, BadStream, KubeError, NotConfigured
+from pgrole_controller.kube.errors import ApiError, BadStream, NotConfigured
 from pgrole_controller.kube.listing import list_objects
 from pgrole_controller.kube.resource import NAMESPACES, PGROLES
 from pgrole_controller.kube.unvalidated import mapping, parse
@@ -26,9 +25,6 @@ DEFAULT_NAMESPACE = "default"
 
 #: Servers, or namespaces, that are read at once: a server that does not answer takes five seconds.
 MOST_AT_ONCE = 8
-
-_Name = TypeVar("_Name", str, str | None)
-_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,44 +69,22 @@ async def read_cluster(client: "Client", namespaces: Collection[str] | None, *, 
     places: Sequence[str | None] = (None,) if namespaces is None else sorted(namespaces)
     roles: dict[Key, dict[str, Any]] = {}
     notes: list[str] = []
-    listed = await _read_each(places, lambda place: _list_roles(client, place, required=required))
-    for place in places:
-        if (some := listed[place]) is None:
+    listed = await read_each(places, lambda place: _list_roles(client, place, required=required), MOST_AT_ONCE)
+    for place, some in zip(places, listed, strict=True):
+        if some is None:
             where = f" in namespace {place}" if place else ""
             notes.append(f"PgRoles{where} not read, since you may not list them: claims decide whose role is whose")
         for obj in some or ():
             metadata = mapping(obj.get("metadata"))
             roles[Key(str(metadata.get("namespace", "")), str(metadata.get("name", "")))] = obj
     names = sorted({key.namespace for key in roles} | set(namespaces or ()))
-    found = await _read_each(names, lambda name: _read_namespace(client, name))
+    found = await read_each(names, lambda name: _read_namespace(client, name), MOST_AT_ONCE)
     notes += [
         f"namespace {name} not read, since it does not exist or you may not read it"
-        for name in names
-        if found[name].labels is None
+        for name, namespace in zip(names, found, strict=True)
+        if namespace.labels is None
     ]
-    return ClusterView(roles, found, tuple(notes))
-
-
-async def _read_each(names: Sequence[_Name], read: Callable[[_Name], Awaitable[_Read]]) -> dict[_Name, _Read]:
-    """Reads several at a time. Raises what the first that fails raises."""
-    found: dict[_Name, _Read] = {}
-    failed: list[KubeError] = []
-    turns = anyio.CapacityLimiter(MOST_AT_ONCE)
-
-    async def read_one(name: _Name, scope: anyio.CancelScope) -> None:
-        async with turns:
-            try:
-                found[name] = await read(name)
-            except KubeError as error:
-                failed.append(error)
-                scope.cancel()
-
-    async with anyio.create_task_group() as tasks:
-        for name in names:
-            tasks.start_soon(read_one, name, tasks.cancel_scope)
-    if failed:
-        raise failed[0]
-    return found
+    return ClusterView(roles, dict(zip(names, found, strict=True)), tuple(notes))
 
 
 async def _list_roles(client: "Client", namespace: str | None, *, required: bool) -> list[dict[str, Any]] | None:

@@ -11,6 +11,7 @@ import anyio
 
 from pgrole_controller.api.reading import Invalid, read_pgrole
 from pgrole_controller.commands.command_arguments import ServerChoice, server_choice
+from pgrole_controller.commands.concurrent_reads import read_each
 from pgrole_controller.commands.manifest_files import (
     DeclaredRole,
     DeclaredServer,
@@ -124,17 +125,7 @@ async def plan_servers(
     servers: Sequence[tuple[ServerConfig, Sequence[Subject]]], asked: frozenset[Key] | None = None
 ) -> list[PlanReport]:
     """Returns the report of each server, in this order, as of `plan_server`."""
-    reports = [PlanReport(())] * len(servers)
-    turns = anyio.CapacityLimiter(MOST_AT_ONCE)
-
-    async def plan_one(place: int, config: ServerConfig, subjects: Sequence[Subject]) -> None:
-        async with turns:
-            reports[place] = await plan_server(config, subjects, asked)
-
-    async with anyio.create_task_group() as tasks:
-        for place, (config, subjects) in enumerate(servers):
-            tasks.start_soon(plan_one, place, config, subjects)
-    return reports
+    return await read_each(servers, lambda one: plan_server(*one, asked), MOST_AT_ONCE)
 
 
 def _choose(roles: Sequence[DeclaredRole], choice: ServerChoice) -> _Chosen:

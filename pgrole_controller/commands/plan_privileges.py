@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import anyio
-
+from pgrole_controller.commands.concurrent_reads import read_each
 from pgrole_controller.commands.output import make_unexpected
 from pgrole_controller.commands.plan_model import PlannedChange, PlannedSql, Sign
 from pgrole_controller.commands.plan_words import describe_privileges
@@ -72,24 +71,18 @@ async def plan_privileges(
         for database in sorted(one.grantee.databases - problems.keys()):
             if database in existing:
                 by_database.setdefault(database, []).append(one)
+    databases = sorted(by_database)
+    answers = await read_each(databases, lambda name: _plan_in(endpoint, name, by_database[name], created), _AT_ONCE)
     unseen: list[str] = []
-    limit = anyio.CapacityLimiter(_AT_ONCE)
-
-    async def run(database: str, grantees: Sequence[PlannedGrantee]) -> None:
-        async with limit:
-            results, stored = await _plan_in(endpoint, database, grantees, created)
+    for database, (results, stored) in zip(databases, answers, strict=True):
         if not stored:
             unseen.append(database)
-        for one, result in zip(grantees, results, strict=True):
+        for one, result in zip(by_database[database], results, strict=True):
             found[one.grantee.key].append(result)
-
-    async with anyio.create_task_group() as tasks:
-        for database, grantees in sorted(by_database.items()):
-            tasks.start_soon(run, database, grantees)
     notes = (
         (
-            f"what was last applied not read in {_name(sorted(unseen))}: every difference from a recorded declaration "
-            f"counts as drift",
+            f"what was last applied not read in {_name(unseen)}: every difference from a recorded declaration counts "
+            "as drift",
         )
         if unseen
         else ()
@@ -103,21 +96,14 @@ def _name(databases: Sequence[str]) -> str:
 
 
 def _join(some: Sequence[PlannedPrivileges]) -> PlannedPrivileges:
-    """In the order of the databases."""
-    ordered = sorted(some, key=_place)
     return PlannedPrivileges(
-        tuple(each for one in ordered for each in one.changes),
-        tuple(each for one in ordered for each in one.sql),
-        tuple(each for one in ordered for each in one.notes),
-        tuple(each for one in ordered for each in one.pending),
-        tuple(each for one in ordered for each in one.errors),
-        any(one.drift for one in ordered),
+        tuple(each for one in some for each in one.changes),
+        tuple(each for one in some for each in one.sql),
+        tuple(each for one in some for each in one.notes),
+        tuple(each for one in some for each in one.pending),
+        tuple(each for one in some for each in one.errors),
+        any(one.drift for one in some),
     )
-
-
-def _place(one: PlannedPrivileges) -> str:
-    databases = (*(each.database for each in one.sql), *(each.database for each in one.changes))
-    return databases[0] if databases else ""
 
 
 async def _plan_in(
