@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,7 +34,7 @@ from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.ending import DONE, FAILED, print_error
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.catalog import ReferencedNames, read_references
-from pgrole_controller.postgres.connection import Endpoint
+from pgrole_controller.postgres.connection import Connection, Endpoint
 from pgrole_controller.postgres.privileges.acl_catalog import read_database
 from pgrole_controller.postgres.role_catalog import (
     ListedDatabase,
@@ -112,117 +112,145 @@ async def export_roles(server: ServerConfig, options: ExportOptions, progress: P
     """Reads the server and makes the objects. Raises PgRoleError if nothing can be read."""
     if server.endpoint is None:
         raise server.problem or Refused(Reason.SERVER_NOT_READY, "the server's endpoint is unknown")
-    export = Export()
-    namespace = options.choice.namespace
-    policy = server.server_policy.policy(namespace or _NAMESPACE, {})
-    async with reading(server.endpoint) as home:
-        identity = await identify(home)
-        every = await read_role_names(home)
-        selected = [one for one in every if not options.roles or matches(one.name, options.roles)]
-        for pattern in options.roles:
+    policy = server.server_policy.policy(options.choice.namespace or _NAMESPACE, {})
+    return await _Exporter(server.endpoint, policy, options, progress).run()
+
+
+class _Exporter:
+    """`policy`: of the namespace that the objects will be in."""
+
+    def __init__(self, endpoint: Endpoint, policy: Policy, options: ExportOptions, progress: Progress) -> None:
+        self._endpoint = endpoint
+        self._policy = policy
+        self._options = options
+        self._progress = progress
+        self._export = Export()
+
+    async def run(self) -> Export:
+        async with reading(self._endpoint) as home:
+            identity = await identify(home)
+            every = await read_role_names(home)
+            found = await self._read_roles(home, self._select(every, identity.own_roles))
+            references = await read_references(home, self._referenced(found), identity.version_number)
+            databases = self._choose_databases(await read_databases(home))
+        folded: dict[int, list[FoldedDatabase]] = {one.oid: [] for one in found}
+        bar = self._progress.add_task("databases", total=len(databases))
+        for database in databases:
+            await self._fold_database(database, found, folded)
+            self._progress.advance(bar)
+        names = name_objects(one.name for one in every)
+        for one in found:
+            self._add_object(one, names[one.role.name], folded[one.oid], references)
+        self._export.objects = sort_groups_first(self._export.objects)
+        return self._export
+
+    def _select(self, every: Sequence[NamedRole], own: frozenset[str]) -> list[NamedRole]:
+        """Returns the roles that objects can declare, and remarks on the others, except PostgreSQL's own roles."""
+        patterns = self._options.roles
+        for pattern in patterns:
             if not any(matches(one.name, (pattern,)) for one in every):
-                export.warnings.append(f"no role matches --roles {pattern}")
-        selected = _leave_out(selected, policy, identity.own_roles, export, chosen=bool(options.roles))
-        bar = progress.add_task("roles", total=len(selected))
+                self._export.warnings.append(f"no role matches --roles {pattern}")
+        kept: list[NamedRole] = []
+        for one in every:
+            if patterns and not matches(one.name, patterns):
+                continue
+            why = "the login of this export" if one.name in own else protection(self._policy, one.name, one.oid, own)
+            if NOT_UTF8.search(one.name):
+                self._leave_out(one.name, "its name is not UTF-8, and no PgRole can name it")
+            elif why is None:
+                kept.append(one)
+            elif patterns or not one.name.startswith("pg_"):
+                self._leave_out(one.name, f"it is {why}")
+        return kept
+
+    def _leave_out(self, role: str, why: str) -> str:
+        """Returns the remark."""
+        remark = f'role "{role}" is left out: {why}'
+        self._export.remarks.append(remark)
+        return remark
+
+    async def _read_roles(self, home: Connection, selected: Sequence[NamedRole]) -> list[ObservedRole]:
+        bar = self._progress.add_task("roles", total=len(selected))
         found: list[ObservedRole] = []
         async for name, answer in read_roles(home, [one.name for one in selected]):
-            progress.advance(bar)
+            self._progress.advance(bar)
             if isinstance(answer, PgRoleError):
-                export.errors.append(f'role "{name}" is left out: {answer.message}')
+                self._export.errors.append(f'role "{name}" is left out: {answer.message}')
             else:
                 found.append(answer)
-        references = await read_references(home, _referenced(found, policy), identity.version_number)
-        databases = _choose_databases(await read_databases(home), options, export)
-    folded: dict[int, list[FoldedDatabase]] = {one.oid: [] for one in found}
-    bar = progress.add_task("databases", total=len(databases))
-    for database in databases:
-        await _fold_database(server.endpoint, database, found, folded, options, export, policy)
-        progress.advance(bar)
-    names = name_objects(one.name for one in every)
-    for one in found:
-        _add_object(one, names[one.role.name], folded[one.oid], options, export, policy, references)
-    export.objects = sort_groups_first(export.objects)
-    return export
+        return found
 
+    def _referenced(self, found: Sequence[ObservedRole]) -> ReferencedNames:
+        groups = {held.role for one in found for held in one.role.member_of}
+        parameters = {name for one in found for name in one.role.parameter_names}
+        return ReferencedNames(
+            groups=frozenset(name for name in groups if not NOT_UTF8.search(name)),
+            parameters=frozenset(name for name in parameters if not NOT_UTF8.search(name)),
+            protected=frozenset(self._policy.protected),
+        )
 
-def _leave_out(
-    roles: Iterable[NamedRole], policy: Policy, own: frozenset[str], export: Export, *, chosen: bool
-) -> list[NamedRole]:
-    """Returns the roles that objects can declare, and remarks on the others, except PostgreSQL's own roles."""
-    kept: list[NamedRole] = []
-    for one in roles:
-        why = "the login of this export" if one.name in own else protection(policy, one.name, one.oid, own)
-        if NOT_UTF8.search(one.name):
-            export.remarks.append(f'role "{one.name}" is left out: its name is not UTF-8, and no PgRole can name it')
-        elif why is None:
-            kept.append(one)
-        elif chosen or not one.name.startswith("pg_"):
-            export.remarks.append(f'role "{one.name}" is left out: it is {why}')
-    return kept
+    def _choose_databases(self, listed: Sequence[ListedDatabase]) -> list[str]:
+        """Returns the databases to read. A named one that cannot be read is an error; any other causes a warning."""
+        named = self._options.databases
+        by_name = {one.name: one for one in listed}
+        chosen: list[str] = []
+        for name in sorted(by_name) if named is None else named:
+            found = by_name.get(name)
+            if found is not None and found.connectable and not NOT_UTF8.search(name):
+                chosen.append(name)
+            elif found is None:
+                self._export.errors.append(f'database "{name}" does not exist')
+            elif named is not None or found.allows_connections:
+                why = "no role may connect to it"
+                if found.allows_connections:
+                    why = "this login may not connect to it: GRANT CONNECT"
+                if NOT_UTF8.search(name):
+                    why = "its name is not UTF-8"
+                self._miss(name, why)
+        return chosen
 
+    def _miss(self, database: str, why: str) -> None:
+        text = f'privileges in database "{database}" are left out: {why}'
+        self._export.remarks.append(text)
+        (self._export.warnings if self._options.databases is None else self._export.errors).append(text)
 
-def _referenced(found: Sequence[ObservedRole], policy: Policy) -> ReferencedNames:
-    return ReferencedNames(
-        groups=frozenset(held.role for one in found for held in one.role.member_of if not NOT_UTF8.search(held.role)),
-        parameters=frozenset(name for one in found for name in one.role.parameter_names if not NOT_UTF8.search(name)),
-        protected=frozenset(policy.protected),
-    )
+    async def _fold_database(
+        self, database: str, found: Sequence[ObservedRole], folded: Mapping[int, list[FoldedDatabase]]
+    ) -> None:
+        """Adds what each role holds in one database. An unreadable database is reported, and the others are read."""
+        try:
+            async with reading(replace(self._endpoint, volume=_VOLUME), database) as connection:
+                grantees = [one.oid for one in found]
+                observed = await read_database(connection, [PUBLIC, *grantees], (), _everywhere, _nowhere)
+        except PgRoleError as error:
+            self._miss(database, error.message)
+            return
+        folder = PrivilegeFolder(observed, exact=self._options.exact)
+        held = False
+        for one in found:
+            result = folder.fold(one.oid, one.role.name)
+            if result.declared is not None or result.notes:
+                folded[one.oid].append(replace(result, notes=tuple(f"{database}: {note}" for note in result.notes)))
+                held = held or result.declared is not None
+        refused = check_database(self._policy.privileges, database) if held else None
+        if refused is not None:
+            self._export.warnings.append(refused.message)
+        self._export.remarks += [f"{database}: {line}" for line in describe_public(observed)]
 
-
-def _choose_databases(listed: Sequence[ListedDatabase], options: ExportOptions, export: Export) -> list[str]:
-    """Returns the databases to read. A named database that cannot be read is an error; any other causes a warning."""
-    by_name = {one.name: one for one in listed}
-    chosen: list[str] = []
-    for name in sorted(by_name) if options.databases is None else options.databases:
-        found = by_name.get(name)
-        if found is not None and found.connectable and not NOT_UTF8.search(name):
-            chosen.append(name)
-        elif found is None:
-            export.errors.append(f'database "{name}" does not exist')
-        elif options.databases is not None or found.allows_connections:
-            why = "no role may connect to it"
-            if found.allows_connections:
-                why = "this login may not connect to it: GRANT CONNECT"
-            if NOT_UTF8.search(name):
-                why = "its name is not UTF-8"
-            _miss(name, why, options, export)
-    return chosen
-
-
-def _miss(name: str, why: str, options: ExportOptions, export: Export) -> None:
-    text = f'privileges in database "{name}" are left out: {why}'
-    export.remarks.append(text)
-    (export.warnings if options.databases is None else export.errors).append(text)
-
-
-async def _fold_database(
-    endpoint: Endpoint,
-    database: str,
-    found: Sequence[ObservedRole],
-    folded: dict[int, list[FoldedDatabase]],
-    options: ExportOptions,
-    export: Export,
-    policy: Policy,
-) -> None:
-    """Adds what each role holds in one database. An unreadable database is reported, and the others are read."""
-    try:
-        async with reading(replace(endpoint, volume=_VOLUME), database) as connection:
-            grantees = [one.oid for one in found]
-            observed = await read_database(connection, [PUBLIC, *grantees], (), _everywhere, _nowhere)
-    except PgRoleError as error:
-        _miss(database, error.message, options, export)
-        return
-    folder = PrivilegeFolder(observed, exact=options.exact)
-    held = False
-    for one in found:
-        result = folder.fold(one.oid, one.role.name)
-        if result.declared is not None or result.notes:
-            folded[one.oid].append(replace(result, notes=tuple(f"{database}: {note}" for note in result.notes)))
-            held = held or result.declared is not None
-    refused = check_database(policy.privileges, database) if held else None
-    if refused is not None:
-        export.warnings.append(refused.message)
-    export.remarks += [f"{database}: {line}" for line in describe_public(observed)]
+    def _add_object(
+        self, found: ObservedRole, name: str, folded: Sequence[FoldedDatabase], references: References
+    ) -> None:
+        choice = self._options.choice
+        try:
+            made = make_object(found, name, folded, namespace=choice.namespace, server=choice.server)
+        except Refused as error:
+            self._export.warnings.append(self._leave_out(found.role.name, error.message))
+            return
+        refusal = find_refusal(found, made.document, self._policy, references)
+        notes = tuple(note for one in folded for note in one.notes)
+        if refusal:
+            notes = (f"The controller refuses this object as the server is: {refusal}", *notes)
+        self._export.objects.append(replace(made, notes=(*notes, *made.notes)))
 
 
 def _everywhere(_schema: str, _kind: ObjectKind) -> bool:
@@ -231,29 +259,6 @@ def _everywhere(_schema: str, _kind: ObjectKind) -> bool:
 
 def _nowhere(_table: DatabaseObject) -> bool:
     return False
-
-
-def _add_object(
-    found: ObservedRole,
-    name: str,
-    folded: Sequence[FoldedDatabase],
-    options: ExportOptions,
-    export: Export,
-    policy: Policy,
-    references: References,
-) -> None:
-    choice = options.choice
-    try:
-        made = make_object(found, name, folded, namespace=choice.namespace, server=choice.server)
-    except Refused as error:
-        export.remarks.append(f'role "{found.role.name}" is left out: {error.message}')
-        export.warnings.append(export.remarks[-1])
-        return
-    refusal = find_refusal(found, made.document, policy, references)
-    notes = tuple(note for one in folded for note in one.notes)
-    if refusal:
-        notes = (f"The controller refuses this object as the server is: {refusal}", *notes)
-    export.objects.append(replace(made, notes=(*notes, *made.notes)))
 
 
 def render(exported: Export) -> Iterator[str]:
