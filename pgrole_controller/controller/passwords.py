@@ -195,9 +195,7 @@ class PasswordTasks:
     ) -> Secret:
         key = Key(password_task.namespace, _connection(password_task).name)
         try:
-            written = await write_secret(
-                self._client, key, owner, content.labels, content.annotations, content.data, seen
-            )
+            written = await write_secret(self._client, key, owner, content, seen)
         except NotWritable as error:
             raise Refused(Reason.CONFLICT, f"spec.connectionSecret: {error}") from error
         except ApiError as error:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pgrole_controller.core.connection_secret import SecretContent
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import NAMESPACE_GOES, ApiError, BadStream, KubeError, TooManyFields, Unreachable
@@ -104,20 +105,12 @@ async def read_secret(client: Client, key: Key) -> Secret | None:
     return _take(answer)
 
 
-async def write_secret(
-    client: Client,
-    key: Key,
-    owner: Stored,
-    labels: Mapping[str, str],
-    annotations: Mapping[str, str],
-    data: Mapping[str, bytes],
-    seen: Secret | None,
-) -> Secret:
+async def write_secret(client: Client, key: Key, owner: Stored, content: SecretContent, seen: Secret | None) -> Secret:
     """Writes the Secret in one request, unless it already is as desired; returns the resulting Secret.
 
-    It gets exactly `data` and is controlled by `owner`, which replaces an owner of the same kind and name; other
-    references are kept. Others' labels and annotations are kept. Own ones that are no longer desired are removed, and
-    so is anything that others wrote under pgrole.dev/.
+    It gets exactly `content.data` and is controlled by `owner`, which replaces an owner of the same kind and name;
+    other references are kept. Others' labels and annotations are kept. Own ones that are no longer desired are removed,
+    and so is anything that others wrote under pgrole.dev/.
 
     `seen` None: the Secret does not exist; one created meanwhile is not touched. Otherwise only that version of that
     object is changed. Raises ApiError (409 if it has changed since, 404 if it was deleted; without the API server's
@@ -125,11 +118,11 @@ async def write_secret(
     """
     reference = _refer(owner)
     if seen is None:
-        whole = _whole(key, reference, labels, annotations, data)
+        whole = _whole(key, reference, content)
         answer = await _send(client, "POST", SECRETS.path(key.namespace), whole, JSON)
     else:
         _check(seen, reference)
-        patch = _patch(seen, reference, labels, annotations, data)
+        patch = _patch(seen, reference, content)
         path = SECRETS.path(key.namespace, key.name)
         answer = await _send(client, "PATCH", path, patch, STRATEGIC_MERGE_PATCH)
     return _take(answer)
@@ -196,35 +189,23 @@ def _is_same_name(one: OwnerReference, other: OwnerReference) -> bool:
     return groups[0] == groups[1] and (one.kind, one.name) == (other.kind, other.name)
 
 
-def _whole(
-    key: Key,
-    reference: OwnerReference,
-    labels: Mapping[str, str],
-    annotations: Mapping[str, str],
-    data: Mapping[str, bytes],
-) -> dict[str, Any]:
+def _whole(key: Key, reference: OwnerReference, content: SecretContent) -> dict[str, Any]:
     return {
         "apiVersion": SECRETS.api_version,
         "kind": "Secret",
         "metadata": {
             "namespace": key.namespace,
             "name": key.name,
-            "labels": dict(labels),
-            "annotations": dict(annotations),
+            "labels": dict(content.labels),
+            "annotations": dict(content.annotations),
             "ownerReferences": [_dump(reference)],
         },
         "type": "Opaque",
-        "data": _encode(data),
+        "data": _encode(content.data),
     }
 
 
-def _patch(
-    seen: Secret,
-    reference: OwnerReference,
-    labels: Mapping[str, str],
-    annotations: Mapping[str, str],
-    data: Mapping[str, bytes],
-) -> dict[str, Any]:
+def _patch(seen: Secret, reference: OwnerReference, content: SecretContent) -> dict[str, Any]:
     """Builds a strategic merge patch: null removes, references are merged by uid, and anything not listed is kept.
 
     Server-side apply cannot remove a key of `data` that someone else added.
@@ -235,11 +216,11 @@ def _patch(
         "metadata": {
             "uid": seen.uid,
             "resourceVersion": seen.version,
-            "labels": dict.fromkeys(seen.own_labels) | dict(labels),
-            "annotations": dict.fromkeys(former) | dict(annotations),
+            "labels": dict.fromkeys(seen.own_labels) | dict(content.labels),
+            "annotations": dict.fromkeys(former) | dict(content.annotations),
             "ownerReferences": [*({"$patch": "delete", "uid": uid} for uid in stale), _dump(reference)],
         },
-        "data": dict.fromkeys(seen.data) | _encode(data),
+        "data": dict.fromkeys(seen.data) | _encode(content.data),
     }
 
 

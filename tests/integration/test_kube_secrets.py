@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pgrole_controller.core.connection_secret import SecretContent
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
@@ -63,7 +64,7 @@ async def write(
     annotations: Mapping[str, str] = ANNOTATIONS,
     data: Mapping[str, bytes] = DATA,
 ) -> Secret:
-    return await write_secret(client, key, owner, labels, annotations, data, seen)
+    return await write_secret(client, key, owner, SecretContent(labels, annotations, data), seen)
 
 
 async def read(client: Client, key: Key) -> Secret:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from pgrole_controller.core.connection_secret import HASH, is_ours
+from pgrole_controller.core.connection_secret import HASH, SecretContent, is_ours
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import SALT_BYTES
 from pgrole_controller.kube.client import Client
@@ -44,7 +44,7 @@ async def test_a_refusal_shows_only_its_status_and_a_known_reason(reason: str, s
     causes = frozenset({NAMESPACE_GOES, HIDDEN})
     client = cast("Client", FailingClient(ApiError(409, reason, f"it was modified: {HIDDEN}", 3.0, causes)))
     with pytest.raises(ApiError) as refused:
-        await write_secret(client, KEY, owner(), {}, {}, {"password": HIDDEN.encode()}, None)
+        await write_secret(client, KEY, owner(), SecretContent({}, {}, {"password": HIDDEN.encode()}), None)
     assert (refused.value.status, refused.value.reason, refused.value.retry_after) == (409, shown, 3.0)
     assert "not shown" in refused.value.message
     assert refused.value.causes == {NAMESPACE_GOES}
@@ -57,7 +57,7 @@ async def test_the_content_of_a_broken_answer_is_hidden_but_the_clients_own_mess
     broken.__cause__ = ValueError(f"bad status line {HIDDEN}")
     for error, said in ((broken, "ValueError"), (Unreachable("not sent, no leader"), "not sent")):
         with pytest.raises(Unreachable, match=said) as failed:
-            await write_secret(cast("Client", FailingClient(error)), KEY, owner(), {}, {}, {}, None)
+            await write_secret(cast("Client", FailingClient(error)), KEY, owner(), SecretContent({}, {}, {}), None)
         assert HIDDEN not in "".join(traceback.format_exception(failed.value))
 
 
