@@ -5,10 +5,11 @@ import itertools
 import logging
 import secrets
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -44,8 +45,8 @@ from pgrole_controller.kube.election import Elector
 from pgrole_controller.kube.errors import KubeError
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.reflector import reflect
-from pgrole_controller.kube.resource import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, SECRETS, Resource
-from pgrole_controller.kube.store import Change, Store
+from pgrole_controller.kube.resource import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, SECRETS
+from pgrole_controller.kube.store import Store
 from pgrole_controller.kube.term import Term
 from pgrole_controller.signals import Signal, unless
 
@@ -285,23 +286,18 @@ class _RunningController:
             self._queue.release()
 
     async def _reflect_pgroles(self) -> None:
-        changed, namespace = self._source.changed, self._config.namespace
-        await self._reflect(PGROLES, self._store, changed, namespace, False, _load_models)
+        client, store, changed, namespace = self._client, self._store, self._source.changed, self._config.namespace
+        await self._keep_listed(
+            partial(reflect, client, PGROLES, store, changed, namespace=namespace, prepare=_load_models)
+        )
 
     def _start_sources(self, tasks: TaskGroup) -> None:
         tasks.start_soon(self._follow_pgroles)
         tasks.start_soon(self._relist_when_back)
-        secrets, source = self._secrets, self._secret_source
-        tasks.start_soon(self._reflect, SECRETS, secrets, source.changed, self._config.namespace, True)
-        tasks.start_soon(source.announce_all)
-        tasks.start_soon(source.keys.run)
-        observed, changed = self._observed, self._servers.changed
-        tasks.start_soon(self._reflect, PGSERVERS, observed.pgservers, changed, None, False, _load_models)
-        own = self._config.controller_config.namespace
-        tasks.start_soon(self._reflect, SECRETS, observed.secrets, changed, own, True)
-        tasks.start_soon(self._reflect, CONFIGMAPS, observed.config_maps, changed, own, True)
-        if self._config.namespace is None:
-            tasks.start_soon(self._reflect, NAMESPACES, self._namespaces, self._namespace_source.changed, None, False)
+        for one in self._reflections():
+            tasks.start_soon(self._keep_listed, one)
+        tasks.start_soon(self._secret_source.announce_all)
+        tasks.start_soon(self._secret_source.keys.run)
         tasks.start_soon(self._namespace_source.keys.run)
         tasks.start_soon(
             self._objects.namespaces.run,
@@ -312,29 +308,23 @@ class _RunningController:
         tasks.start_soon(self._server_reporter.run)
         tasks.start_soon(self._decline_unknown)
 
-    async def _reflect(
-        self,
-        resource: Resource,
-        store: Store,
-        changed: Callable[[Change], None],
-        namespace: str | None,
-        metadata_only: bool,
-        prepare: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
+    def _reflections(self) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
+        """Yields what keeps each store except that of the PgRoles equal to the API server."""
+        client, secrets, source, namespace = self._client, self._secrets, self._secret_source, self._config.namespace
+        yield partial(reflect, client, SECRETS, secrets, source.changed, namespace=namespace, metadata_only=True)
+        observed, changed = self._observed, self._servers.changed
+        yield partial(reflect, client, PGSERVERS, observed.pgservers, changed, prepare=_load_models)
+        own = self._config.controller_config.namespace
+        for resource, store in ((SECRETS, observed.secrets), (CONFIGMAPS, observed.config_maps)):
+            yield partial(reflect, client, resource, store, changed, namespace=own, metadata_only=True)
+        if namespace is None:
+            yield partial(reflect, client, NAMESPACES, self._namespaces, self._namespace_source.changed)
+
+    async def _keep_listed(self, reflection: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Runs it, and begins again with a list whenever everything is to be listed again."""
         while True:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(
-                    partial(
-                        reflect,
-                        self._client,
-                        resource,
-                        store,
-                        changed,
-                        namespace=namespace,
-                        metadata_only=metadata_only,
-                        prepare=prepare,
-                    )
-                )
+                tasks.start_soon(reflection)
                 await self._relisted.wait()
                 tasks.cancel_scope.cancel()
 

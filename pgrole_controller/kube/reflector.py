@@ -84,16 +84,14 @@ async def reflect(
     metadata_only: bool = False,
     prepare: Callable[[], Awaitable[None]] | None = None,
     timing: WatchTiming = DEFAULT,
-    clock: Callable[[], float] = time.monotonic,
-    draw: Callable[[], float] = random.random,
 ) -> None:
     """Runs until cancelled. Subscribes `changed` to the store.
 
     `namespace` None means all; `name` selects one object. `metadata_only`: requests and keeps only what `pack_metadata`
-    takes (Secrets). `prepare` is awaited before the store receives its first object. `draw` returns numbers in [0, 1).
+    takes (Secrets). `prepare` is awaited before the store receives its first object.
     """
     store.subscribe(changed)
-    run = _Reflection(client, resource, store, namespace, name, metadata_only, prepare, timing, clock, draw)
+    run = _Reflection(client, resource, store, namespace, name, metadata_only, prepare, timing)
     while True:
         await run.round()
 
@@ -109,8 +107,6 @@ class _Reflection:
         metadata_only: bool,
         prepare: Callable[[], Awaitable[None]] | None,
         timing: WatchTiming,
-        clock: Callable[[], float],
-        draw: Callable[[], float],
     ) -> None:
         self._client = client
         self._resource = resource
@@ -120,8 +116,6 @@ class _Reflection:
         self._metadata_only = metadata_only
         self._prepare = prepare
         self._timing = timing
-        self._clock = clock
-        self._draw = draw
         self._backoff = Backoff(timing.backoff_first, timing.backoff_most)
         self._streak = Streak()
         self._version: str | None = None  # version to watch from; None: list first
@@ -137,7 +131,7 @@ class _Reflection:
         except _Expired as expired:
             self._count("expired")
             self._version = None
-            now, last = self._clock(), self._expired_at
+            now, last = time.monotonic(), self._expired_at
             self._expired_at = now
             log.info("watch expired", extra={"resource": self._resource.plural, "cause": str(expired)})
             if now - last < self._timing.healthy:
@@ -165,9 +159,9 @@ class _Reflection:
         metrics.WATCH_ENDS.labels(self._resource.plural, cause).inc()
 
     async def _rest(self, error: Exception, at_least: float = 0.0) -> None:
-        now = self._clock()
+        now = time.monotonic()
         failures = self._streak.count(now, self._timing.healthy) + 1
-        delay = max(self._backoff.delay(failures, self._draw()), at_least)
+        delay = max(self._backoff.delay(failures, random.random()), at_least)  # noqa: S311 -- jitter
         self._streak = Streak(failures, now + delay)
         log.warning(
             "watch failed, trying again",
@@ -183,7 +177,7 @@ class _Reflection:
 
     async def _list(self) -> str:
         """Lists everything and replaces the store's content; returns the version to watch from."""
-        started = self._clock()
+        started = time.monotonic()
         version, listed = await self._pages(limit=self._timing.page)
         changes = await self._replace(listed)
         self._store.synced.set()
@@ -196,7 +190,7 @@ class _Reflection:
                 "objects": len(listed),
                 "changes": changes,
                 "version": version,
-                "seconds": round(self._clock() - started, 3),
+                "seconds": round(time.monotonic() - started, 3),
             },
         )
         return version
@@ -295,7 +289,7 @@ class _Reflection:
     async def _watch(self, version: str) -> None:
         """Returns when the server ends the watch on time; raises _Ended if it ends much sooner."""
         timing = self._timing
-        lasting = timing.watch_least + (timing.watch_most - timing.watch_least) * self._draw()
+        lasting = timing.watch_least + (timing.watch_most - timing.watch_least) * random.random()  # noqa: S311 -- jitter
         query = {
             **self._selected,
             "watch": "true",
@@ -303,7 +297,7 @@ class _Reflection:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(max(int(lasting), 1)),
         }
-        started = self._clock()
+        started = time.monotonic()
         try:
             async with self._client.stream(
                 self._path,
@@ -322,7 +316,7 @@ class _Reflection:
             if error.status == 410 or "Too large resource version" in error.message:
                 raise _Expired(error.message) from error
             raise
-        if self._clock() - started < min(timing.short, lasting):
+        if time.monotonic() - started < min(timing.short, lasting):
             message = "the watch ended at once"
             raise _Ended(message)
 
