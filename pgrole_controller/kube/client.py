@@ -16,7 +16,7 @@ from pgrole_controller.kube.errors import AnswerTooLong, ApiError, BadStream, No
 from pgrole_controller.kube.http_connection import HttpAnswer, Limits
 from pgrole_controller.kube.nesting import limit_depth, read_json
 from pgrole_controller.kube.resource import JSON
-from pgrole_controller.kube.transport import Reachability, RequestTimer, Transport
+from pgrole_controller.kube.transport import ApiRequest, Reachability, RequestTimer, Transport
 
 log = logging.getLogger(__name__)
 
@@ -174,10 +174,10 @@ class Client:
         """
         if method != "GET" and not self._may_write():
             raise Unreachable(f"{method} {path}: not sent, the Lease does not confirm that this process leads")
-        limits = Limits(CONNECT_TIMEOUT, total=timeout)
         headers = {"Accept": accept, "Content-Type": content_type or JSON}
+        request = ApiRequest(method, path, Limits(CONNECT_TIMEOUT, total=timeout), headers, query, body)
         with RequestTimer(method, path) as latency:
-            response = await self._send(method, path, query, headers, limits, body)
+            response = await self._send(request)
             latency.status = response.status
             async with _Released(response):
                 return await _read(response, method, path, most)
@@ -199,51 +199,33 @@ class Client:
         """
         limits = Limits(CONNECT_TIMEOUT, silence=inactivity)
         with RequestTimer("GET", path, watch=True) as latency:
-            response = await self._send("GET", path, query, {"Accept": accept}, limits, None)
+            response = await self._send(ApiRequest("GET", path, limits, {"Accept": accept}, query))
             latency.status = response.status
         async with _Released(response):
             if response.status != 200:
                 raise await _refusal(response, "WATCH", path)
             yield Lines(response, path, line_limit)
 
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None,
-        headers: dict[str, str],
-        limits: Limits,
-        body: dict[str, Any] | list[Any] | None,
-    ) -> HttpAnswer:
-        """Sends a request. Renews credentials once if the server no longer accepts them."""
+    async def _send(self, request: ApiRequest) -> HttpAnswer:
+        """Renews credentials once if the server no longer accepts them."""
         before = self._renewals
-        response = await self._call(method, path, query, headers, limits, body)
+        response = await self._call(request)
         if response.status != 401:
             return response
         response.close()
-        await self._renew(before, method, path)
-        return await self._call(method, path, query, headers, limits, body)
+        await self._renew(before, request)
+        return await self._call(request)
 
-    async def _call(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None,
-        headers: dict[str, str],
-        limits: Limits,
-        body: dict[str, Any] | list[Any] | None,
-    ) -> HttpAnswer:
+    async def _call(self, request: ApiRequest) -> HttpAnswer:
         try:
-            token = await self._credentials.token()
-            sent = headers if token is None else {**headers, "Authorization": token}
-            response = await self._transport.send(method, path, query=query, headers=sent, limits=limits, body=body)
+            response = await self._transport.send(request, await self._credentials.token())
         except _TRANSPORT as error:
             self.reachability.note_failure()
-            raise _unreachable(method, path, error) from error
+            raise _unreachable(request.method, request.path, error) from error
         self.reachability.note_answer(response.status)
         return response
 
-    async def _renew(self, before: int, method: str, path: str) -> None:
+    async def _renew(self, before: int, request: ApiRequest) -> None:
         """`before`: number of renewals when the refused request was sent; a renewal since then suffices."""
         async with self._renewing:
             if self._renewals != before:
@@ -254,7 +236,7 @@ class Client:
                 if await self._credentials.renew():
                     self._transport.renew_certificates()  # before another task runs: their files may be temporary
             except _TRANSPORT as error:
-                raise _unreachable(method, path, error) from error
+                raise _unreachable(request.method, request.path, error) from error
             finally:
                 credentials.forget_files()
 

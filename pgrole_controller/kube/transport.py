@@ -8,6 +8,7 @@ import json
 import ssl
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -114,6 +115,18 @@ _REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
+@dataclass(frozen=True, slots=True)
+class ApiRequest:
+    """`headers`: without those of every request, and without credentials."""
+
+    method: str
+    path: str
+    limits: Limits
+    headers: Mapping[str, str]
+    query: Mapping[str, str] | None = None
+    body: dict[str, Any] | list[Any] | None = None
+
+
 class Transport:
     """An async context. Certificates are read when it is created and in `renew_certificates`; their files are not
     needed afterwards.
@@ -160,27 +173,21 @@ class Transport:
             connection.abort()
         self._idle.clear()
 
-    async def send(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None,
-        headers: Mapping[str, str],
-        limits: Limits,
-        body: dict[str, Any] | list[Any] | None,
-    ) -> HttpAnswer:
+    async def send(self, request: ApiRequest, authorization: str | None) -> HttpAnswer:
         """Returns the answer once its headers have arrived. Release or close it. Raises OSError."""
-        content = b"" if body is None else _encode(body).encode()
-        sent = {**self._route.headers, **headers, "Accept-Encoding": "gzip"}
+        method, path, limits = request.method, request.path, request.limits
+        content = b"" if request.body is None else _encode(request.body).encode()
+        headers = {**self._route.headers, **request.headers, "Accept-Encoding": "gzip"}
+        if authorization is not None:
+            headers["Authorization"] = authorization
         if content or method in ("POST", "PUT", "PATCH"):
-            sent["Content-Length"] = str(len(content))
-        target = self._route.target(f"{path}?{urlencode(query)}" if query else path)
-        request = encode_head(method, target, sent) + content
+            headers["Content-Length"] = str(len(content))
+        target = self._route.target(f"{path}?{urlencode(request.query)}" if request.query else path)
+        message = encode_head(method, target, headers) + content
         deadline = None if limits.total is None else asyncio.get_running_loop().time() + limits.total
         await self._wait_for_slot(limits)
         try:
-            return await self._exchange(request, limits, deadline, repeatable=method in _REPEATABLE)
+            return await self._exchange(message, limits, deadline, repeatable=method in _REPEATABLE)
         except BaseException:
             self._slots.release()
             raise
@@ -195,19 +202,19 @@ class Transport:
             raise TimeoutError(f"no free connection within {limits.total:g} s") from None
 
     async def _exchange(
-        self, request: bytes, limits: Limits, deadline: float | None, *, repeatable: bool
+        self, message: bytes, limits: Limits, deadline: float | None, *, repeatable: bool
     ) -> HttpAnswer:
         connection = self._take()
         if connection is not None:
             try:
-                return await connection.exchange(request, limits, deadline)
+                return await connection.exchange(message, limits, deadline)
             except ConnectionLost:
                 if not repeatable or connection.answered:
                     raise
         renewals = self._renewals
         connection = await self._route.connect(limits, deadline)
         connection.on_end = partial(self._keep, renewals)
-        return await connection.exchange(request, limits, deadline)
+        return await connection.exchange(message, limits, deadline)
 
     def _take(self) -> HttpConnection | None:
         while self._idle:

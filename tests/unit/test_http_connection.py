@@ -22,7 +22,7 @@ from pgrole_controller.kube.http_connection import (
     HttpConnection,
     Limits,
 )
-from pgrole_controller.kube.transport import CONNECTIONS, Transport
+from pgrole_controller.kube.transport import CONNECTIONS, ApiRequest, Transport
 from tests.raw_server import OK, RawServer, Script, keep_saying, raw_server, say, transport_to
 
 PATIENCE = 30.0
@@ -37,9 +37,7 @@ LONG = "a" * 100_000
 
 
 async def ask(made: Transport, method: str = "GET", limits: Limits = LIMITS, **more: Any) -> HttpAnswer:
-    return await made.send(
-        method, "/version", query=None, headers=more.pop("headers", {}), limits=limits, body=more.pop("body", None)
-    )
+    return await made.send(ApiRequest(method, "/version", limits, **{"headers": {}, **more}), None)
 
 
 async def read_all(answer: HttpAnswer) -> bytes:
@@ -244,11 +242,11 @@ class TestRequests:
     async def test_a_path_never_becomes_more_than_a_path(self, path: str) -> None:
         async with raw_server(say(OK)) as server, transport_to(server.url) as made:
             with pytest.raises(BadRequest):
-                await made.send("GET", path, query=None, headers={}, limits=LIMITS, body=None)
+                await made.send(ApiRequest("GET", path, LIMITS, {}), None)
 
     async def test_a_query_is_encoded(self) -> None:
         async with raw_server(say(OK)) as server, transport_to(server.url + "/prefix/") as made:
-            answer = await made.send("GET", "/a", query={"b": "c d&e"}, headers={}, limits=LIMITS, body=None)
+            answer = await made.send(ApiRequest("GET", "/a", LIMITS, {}, {"b": "c d&e"}), None)
             await read_all(answer)
         assert server.requests[0].startswith(b"GET /prefix/a?b=c+d%26e HTTP/1.1\r\n")
 

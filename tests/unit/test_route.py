@@ -15,7 +15,7 @@ import pytest
 from pgrole_controller.kube.errors import NotConfigured
 from pgrole_controller.kube.http_connection import TLS_BUFFER_BYTES, Limits
 from pgrole_controller.kube.route import HttpAddress
-from pgrole_controller.kube.transport import Transport
+from pgrole_controller.kube.transport import ApiRequest, Transport
 from tests.certificates import Certificate, Certificates
 from tests.raw_server import OK, RawServer, Script, keep_saying, raw_server, say, transport_to
 from tests.unit.test_http_connection import LIMITS, PATIENCE, ask, read_all, stay_silent
@@ -198,7 +198,7 @@ async def test_a_port_where_nothing_listens_is_named() -> None:
         port = free.getsockname()[1]
     async with transport_to(f"http://127.0.0.1:{port}") as made:
         with pytest.raises(ConnectionError, match=rf"cannot connect to 127\.0\.0\.1:{port}: .*Connect"):
-            await made.send("GET", "/", query=None, headers={}, limits=LIMITS, body=None)
+            await made.send(ApiRequest("GET", "/", LIMITS, {}), None)
 
 
 async def test_a_request_that_is_cancelled_while_it_connects_leaves_no_socket(authority: Authority) -> None:
