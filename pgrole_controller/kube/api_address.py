@@ -29,12 +29,9 @@ class ApiAddress:
         context: str | None = None,
         address: str | None = None,
         ca_file: str | None = None,
-        strict_tls: bool = True,
     ) -> Self:
         """Arguments as in `credentials.load_address`. Raises NotConfigured."""
-        configuration = await credentials.load_address(
-            kubeconfig, context=context, address=address, ca_file=ca_file, strict_tls=strict_tls
-        )
+        configuration = await credentials.load_address(kubeconfig, context=context, address=address, ca_file=ca_file)
         try:
             return cls(configuration, read_trust(configuration))
         except OSError as error:  # includes ssl.SSLError
@@ -48,6 +45,6 @@ class ApiAddress:
         self, token: str, refused: Callable[[], None], reachability: Reachability | None = None
     ) -> AsyncIterator[Client]:
         """A client for one bearer token. `refused` is called whenever the API server answers 401."""
-        known = credentials.of_token(self._configuration, token, refused)
+        known = credentials.BearerToken(self._configuration, token, refused)
         async with Transport(self._configuration, f"pgrole-controller/{__version__}", self._trust) as transport:
             yield Client(transport, known, reachability=reachability)

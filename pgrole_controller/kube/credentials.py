@@ -4,9 +4,9 @@ import logging
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,22 @@ CHOICES = "set --kubeconfig FILE or KUBECONFIG=FILE, run in a cluster with a ser
 _UNUSABLE = (ConfigException, OSError, ValueError, TypeError, KeyError, AssertionError)
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    configuration: Any  # from kubernetes_asyncio
-    source: str  # for the log: the file, or "in-cluster"
-    token: Callable[[], Awaitable[str | None]]  # the value of the header Authorization; None: certificates alone
-    #: Reads kubeconfig, token file, exec plugin, … again at once. Returns whether it did.
-    renew: Callable[[], Awaitable[bool]]
+class Credentials(ABC):
+    """`configuration` is kubernetes_asyncio's. `source`, for the log: the file, or "in-cluster"."""
+
+    def __init__(self, configuration: Any, source: str) -> None:  # noqa: ANN401
+        self.configuration = configuration
+        self.source = source
+
+    @abstractmethod
+    async def token(self) -> str | None:
+        """Returns the value of the header Authorization; None: certificates alone."""
+
+    @abstractmethod
+    async def renew(self) -> bool:
+        """Reads kubeconfig, token file, exec plugin, … again at once. Returns whether it did. Raises OSError,
+        ConfigException.
+        """
 
 
 async def load(kubeconfig: str | None, *, context: str | None, strict_tls: bool) -> Credentials:
@@ -57,9 +66,7 @@ async def load(kubeconfig: str | None, *, context: str | None, strict_tls: bool)
     return credentials
 
 
-async def load_address(
-    kubeconfig: str | None, *, context: str | None, address: str | None, ca_file: str | None, strict_tls: bool
-) -> Any:  # noqa: ANN401 - kubernetes_asyncio's
+async def load_address(kubeconfig: str | None, *, context: str | None, address: str | None, ca_file: str | None) -> Any:  # noqa: ANN401 - kubernetes_asyncio's
     """Returns a configuration with the API server's address and CA only: neither token nor client certificate.
 
     Uses `address` with the CAs in `ca_file` (None: the system's), else the address that a pod has in its environment,
@@ -73,25 +80,27 @@ async def load_address(
         configuration.host = address.rstrip("/")
         configuration.ssl_ca_cert = ca_file
     else:
-        configuration = (await load(kubeconfig, context=context, strict_tls=strict_tls)).configuration
+        configuration = (await load(kubeconfig, context=context, strict_tls=True)).configuration
         configuration.ssl_ca_cert = ca_file or configuration.ssl_ca_cert
     configuration.cert_file = configuration.key_file = None
     configuration.api_key = {}
-    configuration.disable_strict_ssl_verification = not strict_tls
     return configuration
 
 
-def of_token(configuration: Any, token: str, refused: Callable[[], None]) -> Credentials:  # noqa: ANN401
-    """Credentials that are this bearer token and nothing else, in memory only. `refused` is called at each 401."""
+class BearerToken(Credentials):
+    """This token and nothing else, in memory only. `refused` is called at each 401."""
 
-    async def authorization() -> str:
-        return f"Bearer {token}"
+    def __init__(self, configuration: Any, token: str, refused: Callable[[], None]) -> None:  # noqa: ANN401
+        super().__init__(configuration, "bearer token")
+        self._token = token
+        self._refused = refused
 
-    async def renew() -> bool:
-        refused()
+    async def token(self) -> str | None:
+        return f"Bearer {self._token}"
+
+    async def renew(self) -> bool:
+        self._refused()
         return False
-
-    return Credentials(configuration, "bearer token", authorization, renew)
 
 
 def forget_files() -> None:
@@ -132,28 +141,7 @@ async def _load_files(files: str, context: str | None) -> Credentials:
         check_context(files, context)
         message = f"kubeconfig {files} is not usable: {error or type(error).__name__}"
         raise NotConfigured(message) from error
-
-    async def load_again() -> None:
-        # `load_and_set` would write the certificates to files again.
-        with _loading():
-            await loader._load_authentication()  # noqa: SLF001
-        if hasattr(loader, "token"):
-            configuration.api_key["BearerToken"] = loader.token
-
-    async def renew() -> None:
-        nonlocal loader
-        if loader.provider is None:  # a provider's tokens may have been renewed since, which is in no file
-            with _loading():
-                loader = module._get_kube_config_loader_for_yaml_file(files, active_context=context)  # noqa: SLF001
-        await load_again()
-        with _loading():
-            loader._load_cluster_info()  # noqa: SLF001
-        for name in ("ssl_ca_cert", "cert_file", "key_file"):
-            setattr(configuration, name, getattr(loader, name, None))
-
-    user = loader._user or ()  # noqa: SLF001
-    asks = "exec" in user or "auth-provider" in user
-    return _renewing(configuration, files, load_again, renew, pause=RENEW_PAUSE if asks else 0.0)
+    return _KubeconfigCredentials(configuration, files, context, loader)
 
 
 @contextmanager
@@ -183,70 +171,108 @@ def _load_in_cluster() -> Credentials:
     loader = InClusterConfigLoader(
         token_filename=SERVICE_TOKEN_FILENAME, cert_filename=SERVICE_CERT_FILENAME, try_refresh_token=False
     )
-
-    async def load_again() -> None:
-        loader.load_and_set(configuration)
-
     try:
         loader.load_and_set(configuration)
     except _UNUSABLE as error:
         message = f"the service account of this pod is not usable: {error or type(error).__name__}"
         raise NotConfigured(message) from error
-    return _renewing(configuration, "in-cluster", load_again, load_again)
+    return _InClusterCredentials(configuration, loader)
 
 
-def _renewing(
-    configuration: Any,  # noqa: ANN401 - kubernetes_asyncio's
-    source: str,
-    load_again: Callable[[], Awaitable[None]],
-    renew: Callable[[], Awaitable[None]],
-    *,
-    pause: float = 0.0,
-) -> Credentials:
+class _ReadCredentials(Credentials):
     """Reads the source again at most once in RENEW_EVERY, when a request needs it, and whenever `renew` is called, but
     not for `pause` seconds after that failed or led to the same token and certificate.
     """
-    due = time.monotonic() + RENEW_EVERY
-    resume = 0.0
-    failure: str | None = None
-    current = _read_identity(configuration)
 
-    async def limited(load: Callable[[], Awaitable[None]]) -> None:
-        nonlocal due
-        due = time.monotonic() + RENEW_EVERY
-        with anyio.fail_after(RENEW_TIMEOUT):
-            await load()
+    def __init__(self, configuration: Any, source: str, pause: float) -> None:  # noqa: ANN401
+        super().__init__(configuration, source)
+        self._pause = pause
+        self._due = time.monotonic() + RENEW_EVERY
+        self._resume = 0.0
+        self._failure: str | None = None
         _trim(configuration)
+        self._current = _read_identity(configuration)
 
-    async def token() -> str | None:
-        if "BearerToken" in configuration.api_key and time.monotonic() >= due:
+    @abstractmethod
+    async def _read_token(self) -> None:
+        """Reads the token again, and a client certificate of an exec plugin."""
+
+    @abstractmethod
+    async def _read_all(self) -> None: ...
+
+    async def token(self) -> str | None:
+        if "BearerToken" in self.configuration.api_key and time.monotonic() >= self._due:
             try:
-                await limited(load_again)
+                await self._read(self._read_token)
             except (OSError, ConfigException) as error:
-                text = str(error) or type(error).__name__
-                log.warning("credentials not read again, using the former", extra={"source": source, "error": text})
-        return configuration.api_key.get("BearerToken") or None
+                extra = {"source": self.source, "error": str(error) or type(error).__name__}
+                log.warning("credentials not read again, using the former", extra=extra)
+        return self.configuration.api_key.get("BearerToken") or None
 
-    async def at_once() -> bool:
-        nonlocal resume, failure, current
-        if time.monotonic() < resume:
-            if failure is not None:
-                raise ConfigException(failure)
+    async def renew(self) -> bool:
+        if time.monotonic() < self._resume:
+            if self._failure is not None:
+                raise ConfigException(self._failure)
             return False
-        before, failure = current, None
+        before, self._failure = self._current, None
         try:
-            await limited(renew)
-            current = _read_identity(configuration)
+            await self._read(self._read_all)
+            self._current = _read_identity(self.configuration)
         except (OSError, ConfigException) as error:
-            failure = str(error) or type(error).__name__
+            self._failure = str(error) or type(error).__name__
             raise
         finally:
-            if failure is not None or current == before:
-                resume = time.monotonic() + pause
+            if self._failure is not None or self._current == before:
+                self._resume = time.monotonic() + self._pause
         return True
 
-    _trim(configuration)
-    return Credentials(configuration, source, token, at_once)
+    async def _read(self, read: Callable[[], Awaitable[None]]) -> None:
+        self._due = time.monotonic() + RENEW_EVERY
+        with anyio.fail_after(RENEW_TIMEOUT):
+            await read()
+        _trim(self.configuration)
+
+
+class _InClusterCredentials(_ReadCredentials):
+    def __init__(self, configuration: Any, loader: InClusterConfigLoader) -> None:  # noqa: ANN401
+        super().__init__(configuration, "in-cluster", pause=0.0)
+        self._loader = loader
+
+    async def _read_token(self) -> None:
+        self._loader.load_and_set(self.configuration)
+
+    async def _read_all(self) -> None:
+        self._loader.load_and_set(self.configuration)
+
+
+class _KubeconfigCredentials(_ReadCredentials):
+    def __init__(self, configuration: Any, files: str, context: str | None, loader: Any) -> None:  # noqa: ANN401
+        """`loader` is kubernetes_asyncio's."""
+        user = loader._user or ()  # noqa: SLF001
+        asks = "exec" in user or "auth-provider" in user
+        super().__init__(configuration, files, pause=RENEW_PAUSE if asks else 0.0)
+        self._context = context
+        self._loader = loader
+
+    async def _read_token(self) -> None:
+        # `load_and_set` would write the certificates to files again.
+        with _loading():
+            await self._loader._load_authentication()  # noqa: SLF001
+        if hasattr(self._loader, "token"):
+            self.configuration.api_key["BearerToken"] = self._loader.token
+
+    async def _read_all(self) -> None:
+        if self._loader.provider is None:  # a provider's tokens may have been renewed since, which is in no file
+            module = imports.read_kubeconfig_module()
+            with _loading():
+                self._loader = module._get_kube_config_loader_for_yaml_file(  # noqa: SLF001
+                    self.source, active_context=self._context
+                )
+        await self._read_token()
+        with _loading():
+            self._loader._load_cluster_info()  # noqa: SLF001
+        for name in ("ssl_ca_cert", "cert_file", "key_file"):
+            setattr(self.configuration, name, getattr(self._loader, name, None))
 
 
 def _read_identity(configuration: Any) -> tuple[str | None, bytes]:  # noqa: ANN401 - kubernetes_asyncio's

@@ -371,9 +371,7 @@ async def test_an_address_has_no_client_certificate(tmp_path: Path, api_server: 
     config = json.loads(json.dumps(yaml.safe_load(api_server.kubeconfig.read_text(encoding="utf-8"))))
     config["users"][0]["user"] = user
     (tmp_path / "k").write_text(json.dumps(config))
-    configuration = await credentials.load_address(
-        str(tmp_path / "k"), context=None, address=None, ca_file=None, strict_tls=True
-    )
+    configuration = await credentials.load_address(str(tmp_path / "k"), context=None, address=None, ca_file=None)
     assert (configuration.cert_file, configuration.key_file, configuration.api_key) == (None, None, {})
     assert configuration.host == api_server.url
 
@@ -381,5 +379,5 @@ async def test_an_address_has_no_client_certificate(tmp_path: Path, api_server: 
 async def test_in_a_pod_the_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
-    configuration = await credentials.load_address(None, context=None, address=None, ca_file="/ca", strict_tls=True)
+    configuration = await credentials.load_address(None, context=None, address=None, ca_file="/ca")
     assert (configuration.host, configuration.ssl_ca_cert) == ("https://[fd00::1]:6443", "/ca")
