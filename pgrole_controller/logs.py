@@ -104,13 +104,12 @@ def describe_error(error: BaseException) -> dict[str, str]:
 class RateLimit:
     """Allows a number of occurrences within a number of seconds."""
 
-    def __init__(self, most: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, most: int, seconds: float) -> None:
         self._times: deque[float] = deque(maxlen=most)
         self._seconds = seconds
-        self._clock = clock
 
     def admit(self) -> bool:
-        now = self._clock()
+        now = time.monotonic()
         if len(self._times) == self._times.maxlen and now - self._times[0] < self._seconds:
             return False
         self._times.append(now)

@@ -31,6 +31,7 @@ _STAT = Path("/proc/self/stat")  # Linux only
 _LAUNCH = Path(__file__).with_name("launch.py")
 _STOP_SECONDS = 20.0
 _GONE_SECONDS = 10.0
+_LAST_LINES = 15
 
 
 class LocalError(Exception):
@@ -96,15 +97,15 @@ class Process:
             raise LocalError(f"{self.name} has not been started")
         return await self._process.wait()
 
-    async def stop(self, signum: signal.Signals = signal.SIGTERM, seconds: float = _STOP_SECONDS) -> int | None:
-        """Asks it to end, and kills it after `seconds`. Returns its exit code; None if it was not running."""
+    async def stop(self, signum: signal.Signals = signal.SIGTERM) -> int | None:
+        """Asks it to end, and kills it after 20 s. Returns its exit code; None if it was not running."""
         if not self.running:
             return None
         self.send(signum)
         if self._is_paused:
             self.resume()
         with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(seconds):
+            with anyio.move_on_after(_STOP_SECONDS):
                 await self.wait()
             await self.kill()
         return await self.wait()
@@ -137,11 +138,11 @@ class Process:
         if self.running:
             _send(self.pid, signum)
 
-    def last_lines(self, count: int = 15) -> str:
+    def last_lines(self) -> str:
         """Returns the end of its log, for an error message."""
         if not self.log.exists():
             return ""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
         return "\n".join(f"  {line[:500]}" for line in lines)
 
     def failure(self, what: str) -> LocalError:
