@@ -1,6 +1,5 @@
 """The checks of `doctor` on the cluster, through its API server."""
 
-import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from shlex import quote
@@ -17,19 +16,26 @@ from pgrole_controller.core.drift_record import read_moment
 from pgrole_controller.core.findings import cluster_findings as judge
 from pgrole_controller.core.findings.cluster_findings import CLUSTER, RequiredRight, not_checked
 from pgrole_controller.core.findings.finding import Finding, FindingState, Remedy, shell
-from pgrole_controller.kube.errors import ApiError, BadStream
+from pgrole_controller.kube.errors import ApiError
 from pgrole_controller.kube.listing import list_objects, list_pages
-from pgrole_controller.kube.resource import CONFIGMAPS, LEASES, NAMESPACES, PGROLES, PGSERVERS, Resource
-from pgrole_controller.kube.unvalidated import mapping, parse, sequence
+from pgrole_controller.kube.resource import (
+    ACCESS_REVIEWS,
+    CONFIGMAPS,
+    LEASES,
+    NAMESPACES,
+    PGROLES,
+    PGSERVERS,
+    SELF_ACCESS_REVIEWS,
+    SELF_REVIEWS,
+    Resource,
+)
+from pgrole_controller.kube.unvalidated import mapping, parse, parse_mapping, sequence
 
 if TYPE_CHECKING:
     from pgrole_controller.kube.client import Client
 
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions")
 DEPLOYMENTS = Resource("apps", "v1", "deployments")
-SELF_REVIEWS = Resource("authentication.k8s.io", "v1", "selfsubjectreviews")
-SELF_ACCESS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
-ACCESS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews")
 
 _LABEL = "app.kubernetes.io/name=pgrole-controller"
 
@@ -89,7 +95,7 @@ class ClusterChecks:
     async def _ask_version(self) -> list[Finding]:
         try:
             answer = await self.client.request("GET", "/version", timeout=10)
-            version = str(_read(answer).get("gitVersion") or "of unknown version")
+            version = str(parse_mapping(answer).get("gitVersion") or "of unknown version")
         except ApiError as error:
             if error.status != 403:
                 raise
@@ -134,7 +140,7 @@ class ClusterChecks:
         """Uses discovery to learn which resources exist, without the right to read CRDs."""
         check = f"CRD {name}"
         try:
-            served = _read(await self.client.request("GET", f"/apis/{PGROLES.api_version}"))
+            served = parse_mapping(await self.client.request("GET", f"/apis/{PGROLES.api_version}"))
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -219,7 +225,7 @@ class ClusterChecks:
             namespace = self.choice.own_namespace
             spec["user"] = account
             spec["groups"] = ["system:authenticated", "system:serviceaccounts", f"system:serviceaccounts:{namespace}"]
-        resource = SELF_ACCESS if account is None else ACCESS
+        resource = SELF_ACCESS_REVIEWS if account is None else ACCESS_REVIEWS
         kind = "SelfSubjectAccessReview" if account is None else "SubjectAccessReview"
         body = {"apiVersion": resource.api_version, "kind": kind, "spec": spec}
         review = parse(await self.client.request("POST", resource.path(), body=body))
@@ -297,15 +303,6 @@ class ClusterChecks:
         if self.choice.server is not None:
             objects = [one for one in objects if server_of(one) == self.choice.server]
         return judge.judge_roles(objects, self.choice.server)
-
-
-def _read(answer: bytes) -> dict[str, Any]:
-    """Reads an answer that is no object of the API, such as the version. Raises BadStream."""
-    try:
-        return mapping(json.loads(answer))
-    except (ValueError, RecursionError) as error:
-        message = f"the API server's answer is not JSON: {len(answer)} bytes"
-        raise BadStream(message) from error
 
 
 def _name_of(obj: dict[str, Any]) -> str:

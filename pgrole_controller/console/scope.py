@@ -6,15 +6,13 @@ that the console was started with, and that the viewer may list.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from pgrole_controller.api.validation import is_namespace_name
 from pgrole_controller.console.console_arguments import split_names
 from pgrole_controller.kube.client import Client
-from pgrole_controller.kube.errors import ApiError, BadStream
-from pgrole_controller.kube.nesting import read_json
-from pgrole_controller.kube.resource import NAMESPACES, PGROLES, PGSERVERS, Resource
-from pgrole_controller.kube.unvalidated import mapping, sequence
+from pgrole_controller.kube.errors import ApiError
+from pgrole_controller.kube.resource import NAMESPACES, PGROLES, PGSERVERS, SELF_ACCESS_REVIEWS, SELF_REVIEWS, Resource
+from pgrole_controller.kube.unvalidated import mapping, parse_mapping, sequence
 
 #: Maximum numbers of namespaces that are tried for one viewer, and that are watched.
 MOST_TRIED = 200
@@ -22,8 +20,6 @@ MOST_WATCHED = 50
 TIMEOUT = 5.0  # seconds, for one request
 LONGEST_NAME = 256  # characters of a user's name
 
-REVIEWS = Resource("authentication.k8s.io", "v1", "selfsubjectreviews")
-ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
 _DENIED = (403, 404)
 
 
@@ -43,17 +39,17 @@ async def may_still_list(client: Client, resource: Resource, namespace: str | No
 async def _may(client: Client, verb: str, resource: Resource, namespace: str | None) -> bool:
     asked = {"group": resource.group, "resource": resource.plural, "verb": verb}
     body = {
-        "apiVersion": ACCESS_REVIEWS.api_version,
+        "apiVersion": SELF_ACCESS_REVIEWS.api_version,
         "kind": "SelfSubjectAccessReview",
         "spec": {"resourceAttributes": {**asked, **({} if namespace is None else {"namespace": namespace})}},
     }
     try:
-        answer = await client.request("POST", ACCESS_REVIEWS.path(), body=body, timeout=TIMEOUT)
+        answer = await client.request("POST", SELF_ACCESS_REVIEWS.path(), body=body, timeout=TIMEOUT)
     except ApiError as error:
         if error.status not in _DENIED:
             raise
         return True
-    return mapping(_parse(answer).get("status")).get("allowed") is not False
+    return mapping(parse_mapping(answer).get("status")).get("allowed") is not False
 
 
 def read_namespaces(text: str) -> tuple[str, ...]:
@@ -64,14 +60,14 @@ def read_namespaces(text: str) -> tuple[str, ...]:
 
 async def ask_name(client: Client) -> str:
     """Returns the viewer's name; empty if the API server does not tell. Raises ApiError (401 above all), KubeError."""
-    body = {"apiVersion": REVIEWS.api_version, "kind": "SelfSubjectReview"}
+    body = {"apiVersion": SELF_REVIEWS.api_version, "kind": "SelfSubjectReview"}
     try:
-        answer = await client.request("POST", REVIEWS.path(), body=body, timeout=TIMEOUT)
+        answer = await client.request("POST", SELF_REVIEWS.path(), body=body, timeout=TIMEOUT)
     except ApiError as error:
         if error.status not in _DENIED:
             raise
         return ""
-    name = mapping(mapping(_parse(answer).get("status")).get("userInfo")).get("username")
+    name = mapping(mapping(parse_mapping(answer).get("status")).get("userInfo")).get("username")
     return name[:LONGEST_NAME] if isinstance(name, str) else ""
 
 
@@ -113,13 +109,7 @@ async def _listed_namespaces(client: Client) -> list[str]:
         if error.status in _DENIED:
             return []
         raise
-    names = (mapping(mapping(item).get("metadata")).get("name") for item in sequence(_parse(answer).get("items")))
+    names = (
+        mapping(mapping(item).get("metadata")).get("name") for item in sequence(parse_mapping(answer).get("items"))
+    )
     return [name for name in names if isinstance(name, str)]
-
-
-def _parse(answer: bytes) -> dict[str, Any]:
-    try:
-        return mapping(read_json(answer))
-    except ValueError as error:
-        message = f"the API server's answer is not JSON: {len(answer)} bytes"
-        raise BadStream(message) from error

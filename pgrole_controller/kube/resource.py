@@ -34,6 +34,9 @@ SECRETS = Resource("", "v1", "secrets")
 CONFIGMAPS = Resource("", "v1", "configmaps")
 PGSERVERS = Resource("pgrole.dev", "v1alpha1", "pgservers")
 LEASES = Resource("coordination.k8s.io", "v1", "leases")
+SELF_REVIEWS = Resource("authentication.k8s.io", "v1", "selfsubjectreviews")
+SELF_ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
+ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews")
 
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml"

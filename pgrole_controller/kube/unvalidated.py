@@ -31,6 +31,14 @@ def parse(answer: bytes) -> dict[str, Any]:
     return parsed
 
 
+def parse_mapping(answer: bytes) -> dict[str, Any]:
+    """Parses an answer that need not be an object, such as the API server's version. Raises BadStream."""
+    try:
+        return mapping(read_json(answer))
+    except ValueError as error:
+        raise BadStream(f"the API server's answer is not JSON: {len(answer)} bytes") from error
+
+
 def metadata_of(obj: dict[str, Any]) -> dict[str, Any]:
     """Raises ValueError if there is none."""
     metadata = obj.get("metadata")
