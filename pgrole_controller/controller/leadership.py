@@ -6,8 +6,6 @@ each database that no other process leads.
 
 from collections.abc import Awaitable, Callable
 
-import anyio
-
 from pgrole_controller.kube.term import Term
 from pgrole_controller.postgres.fence import Candidate
 from pgrole_controller.signals import Signal
@@ -20,7 +18,8 @@ class Leadership:
     """`installation` and `holder` identify the leader in databases. Without a `term` there is no other process."""
 
     def __init__(self, term: Term | None = None, installation: str = "", holder: str = "") -> None:
-        self._term = term
+        self._is_sole = term is None
+        self._term = term or Term.endless()
         self._installation = installation
         self._holder = holder
         self.synced: Callable[[], bool] = lambda: False  # whether everything declared is known
@@ -28,12 +27,12 @@ class Leadership:
 
     @property
     def leading(self) -> bool:
-        return self._term is None or self._term.leading
+        return self._term.leading
 
     @property
     def stale(self) -> bool:
         """Whether Kubernetes was unreachable, and not everything was listed again since."""
-        return self._term is not None and self._term.stale
+        return self._term.stale
 
     @property
     def acting(self) -> bool:
@@ -42,16 +41,15 @@ class Leadership:
 
     @property
     def confirmations(self) -> int:
-        return 0 if self._term is None else self._term.confirmations
+        return self._term.confirmations
 
     def refresh(self, confirmations: int) -> None:
         """Notes that everything was listed after this many confirmations of leadership. Kubernetes may be unreachable
         again.
         """
-        if self._term is None or not self._term.leading or self._term.confirmations != confirmations:
-            return
-        self._term.stale = False
-        self._refreshed.pulse()
+        if self._term.leading and self._term.confirmations == confirmations:
+            self._term.stale = False
+            self._refreshed.pulse()
 
     async def refreshed(self) -> None:
         await self._refreshed.wait()
@@ -61,35 +59,28 @@ class Leadership:
         """How long Kubernetes has not answered, in seconds, if this process may act without the Lease;
         otherwise 0.0.
         """
-        if self._term is None or not self.synced():
+        if not self.synced():
             return 0.0
         return BACK_SECONDS if self.leading and self.stale else self._term.away
 
     async def stand_by(self) -> None:
         """Waits until this process leads."""
-        if self._term is not None:
+        await self._term.stand_by()
+        while self.stale:
+            await self._refreshed.wait()
             await self._term.stand_by()
-            while self.stale:
-                await self._refreshed.wait()
-                await self._term.stand_by()
 
     async def end(self) -> None:
         """Waits until this process no longer leads."""
-        if self._term is None:
-            await anyio.sleep_forever()
-        else:
-            await self._term.lost.wait()
+        await self._term.lost.wait()
 
     async def confirmed_again(self) -> None:
         """Waits until Kubernetes is back and confirms that this process still leads."""
-        if self._term is None:
-            await anyio.sleep_forever()
-        else:
-            await self._term.confirmed_again.wait()
+        await self._term.confirmed_again.wait()
 
     def candidate(self, stand_by: Callable[[], Awaitable[None]]) -> Candidate | None:
         """Returns the candidate for a session, which calls `stand_by` after everything that needs no leadership."""
-        if self._term is None:
+        if self._is_sole:
             return None
         return Candidate(
             self._installation,
@@ -102,5 +93,5 @@ class Leadership:
         )
 
     def _enforce(self) -> None:
-        if self._term is not None and not self._term.led.is_set():
+        if not self._term.led.is_set():
             self._term.enforced = True

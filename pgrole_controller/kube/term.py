@@ -3,6 +3,9 @@
 The elector (`kube.election`) writes it; whatever acts only while it leads reads it.
 """
 
+import math
+from typing import Self
+
 import anyio
 
 from pgrole_controller.core.errors import Reason, Transient
@@ -25,6 +28,14 @@ class Term:
         self._renewed_from = 0.0
         self._renewed = Signal()
         self._wanted = Signal()
+
+    @classmethod
+    def endless(cls) -> Self:
+        """Returns the term of the only process: it leads from the beginning, without a Lease."""
+        term = cls()
+        term.led.set()
+        term._until = math.inf
+        return term
 
     @property
     def leading(self) -> bool:
