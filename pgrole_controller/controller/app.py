@@ -25,6 +25,7 @@ from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.errors import CannotStart
 from pgrole_controller.controller.health import Health, Scraper
 from pgrole_controller.controller.leadership import Leadership
+from pgrole_controller.controller.live_servers import LiveServers
 from pgrole_controller.controller.lookup_threads import LookupThreads
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
@@ -32,7 +33,7 @@ from pgrole_controller.controller.passwords import PasswordTasks
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reporter import Reporter
-from pgrole_controller.controller.server_config import DEFAULT_SERVER, LiveServers, ServerConfig
+from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.controller.server_reporter import ServerReporter
 from pgrole_controller.controller.servers import ServerStores, ServerWorkers
 from pgrole_controller.controller.sources import NO_SERVER, NamespaceSource, PgRoleSource, SecretSource

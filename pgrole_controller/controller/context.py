@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pgrole_controller.controller.background import Background
 from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.leadership import Leadership
+from pgrole_controller.controller.live_servers import LiveServers
 from pgrole_controller.controller.objects import Objects
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.reporter import Reporter
-from pgrole_controller.controller.server_config import LiveServers
 
 
 @dataclass(frozen=True, slots=True)
