@@ -8,7 +8,8 @@ from heapq import nlargest
 
 from pgrole_controller.console.charts import DriftChart, chart_drifts
 from pgrole_controller.console.drift_entries import DriftEntry
-from pgrole_controller.console.role_summary import RoleState, RoleSummary
+from pgrole_controller.console.object_state import ObjectState
+from pgrole_controller.console.role_summary import RoleSummary
 from pgrole_controller.console.server_view import ServerSummary, list_servers
 from pgrole_controller.console.snapshot import Snapshot
 from pgrole_controller.core.request import Key
@@ -20,7 +21,7 @@ _PATIENCE = timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True)
 class StateCount:
-    state: RoleState
+    state: ObjectState
     count: int
 
 
@@ -60,11 +61,11 @@ def view_overview(snapshot: Snapshot, summaries: Sequence[RoleSummary], now: dat
     counts = Counter(each.state for each in summaries)
     recent = [RecentDrift(each.key, drift) for each in summaries for drift in each.drifts]
     return Overview(
-        broken_servers=tuple(each for each in servers if not each.hidden and each.state is not RoleState.READY),
+        broken_servers=tuple(each for each in servers if not each.hidden and each.state is not ObjectState.READY),
         attention=tuple(attention[:_MOST_ATTENTION]),
         attention_count=len(attention),
         servers=servers,
-        states=tuple(StateCount(state, counts[state]) for state in RoleState if counts[state]),
+        states=tuple(StateCount(state, counts[state]) for state in ObjectState if counts[state]),
         total=len(summaries),
         chart=chart_drifts(snapshot.servers.values(), (each.drift for each in recent), now, "the servers you may see"),
         drifts=tuple(nlargest(_MOST_DRIFTS, recent, key=lambda each: each.drift.time)),
@@ -74,10 +75,10 @@ def view_overview(snapshot: Snapshot, summaries: Sequence[RoleSummary], now: dat
 
 def needs_attention(role: RoleSummary, now: datetime) -> bool:
     """Whether someone should look at the role; not while it may still become Ready by itself within minutes."""
-    if role.state in (RoleState.STALLED, RoleState.DRIFT):
+    if role.state in (ObjectState.STALLED, ObjectState.DRIFT):
         return True
     return (
-        role.state in (RoleState.RETRYING, RoleState.WORKING)
+        role.state in (ObjectState.RETRYING, ObjectState.WORKING)
         and role.since is not None
         and now - role.since > _PATIENCE
     )

@@ -8,9 +8,10 @@ from typing import Any
 from markupsafe import Markup
 
 from pgrole_controller.console.json_reading import read_flag, read_text
+from pgrole_controller.console.object_state import ObjectState
 from pgrole_controller.console.object_yaml import write_yaml
 from pgrole_controller.console.overview import view_overview
-from pgrole_controller.console.role_summary import RoleState, SummaryCache
+from pgrole_controller.console.role_summary import SummaryCache
 from pgrole_controller.console.role_view import view_role
 from pgrole_controller.console.roles_view import read_query, view_roles
 from pgrole_controller.console.server_view import list_servers, view_server
@@ -175,7 +176,7 @@ def _role(key: Key, snapshot: Snapshot) -> _View:
 
 def _servers(snapshot: Snapshot) -> _View:
     servers = list_servers(snapshot, _SUMMARIES.list(snapshot.roles))
-    ready = sum(each.state is RoleState.READY for each in servers)
+    ready = sum(each.state is ObjectState.READY for each in servers)
     said = f"{ready} of {len(servers)} servers are ready"
     return _View("servers.html", "Servers", "servers", said, values={"servers": servers})
 

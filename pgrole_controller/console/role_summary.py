@@ -5,7 +5,6 @@ object.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 from sys import intern
 from typing import Any, Protocol, runtime_checkable
 from weakref import ref as weakref
@@ -21,52 +20,11 @@ from pgrole_controller.console.json_reading import (
     read_time,
 )
 from pgrole_controller.console.kept_fields import LEFT_OUT
+from pgrole_controller.console.object_state import ObjectState, judge
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.stored_object import Stored
 
 _MESSAGE = 300
-
-
-class RoleState(StrEnum):
-    """States of a PgRole and of a PgServer, by how much they need attention."""
-
-    STALLED = "stalled"
-    DRIFT = "drift"
-    RETRYING = "retrying"
-    WORKING = "working"
-    NEW = "new"
-    SUSPENDED = "suspended"
-    READY = "ready"
-
-    @property
-    def words(self) -> str:
-        return _WORDS[self]
-
-    @property
-    def rank(self) -> int:
-        return _RANKS[self]
-
-
-_WORDS = {
-    RoleState.STALLED: "Needs action",
-    RoleState.DRIFT: "Drift reported",
-    RoleState.RETRYING: "Retrying",
-    RoleState.WORKING: "In progress",
-    RoleState.NEW: "Not processed",
-    RoleState.SUSPENDED: "Suspended",
-    RoleState.READY: "Ready",
-}
-_RANKS = {state: rank for rank, state in enumerate(RoleState)}
-
-
-@dataclass(frozen=True, slots=True)
-class RoleJudgement:
-    """What the conditions of an object mean together. `since`: when Ready last changed."""
-
-    state: RoleState
-    reason: str
-    message: str
-    since: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +38,7 @@ class RoleSummary:
     role: str
     server: str
     login: bool
-    state: RoleState
+    state: ObjectState
     reason: str
     message: str
     since: datetime | None
@@ -147,7 +105,7 @@ def summarize(key: Key, found: Mapping[str, Any]) -> RoleSummary:
         login=read_flag(spec, "login") is True,
         state=verdict.state,
         reason=verdict.reason,
-        message="" if verdict.state is RoleState.READY else verdict.message[:_MESSAGE],
+        message="" if verdict.state is ObjectState.READY else verdict.message[:_MESSAGE],
         since=verdict.since,
         deleting=read_time(found, "metadata", "deletionTimestamp") is not None,
         drift_count=max(0, read_number(status, "driftCount") or 0),
@@ -157,38 +115,3 @@ def summarize(key: Key, found: Mapping[str, Any]) -> RoleSummary:
         ),
         left_out=read_texts(found, LEFT_OUT, most=16),
     )
-
-
-def judge(found: Mapping[str, Any]) -> RoleJudgement:
-    """Reads the state of a PgRole or PgServer from its conditions (kstatus)."""
-    ready: Mapping[str, Any] = {}
-    others = set()
-    for condition in read_maps(found, "status", "conditions", most=32):
-        if condition.get("type") == "Ready":
-            ready = condition
-        elif condition.get("status") == "True":
-            others.add(str(condition.get("type")))
-    reason = intern(read_text(ready, "reason", most=128))
-    message, since = read_text(ready, "message"), read_time(ready, "lastTransitionTime")
-    if not ready:
-        return RoleJudgement(RoleState.NEW, "", "The controller has not processed this object yet.", None)
-    if reason == "Suspended":
-        state = RoleState.SUSPENDED
-    elif "DriftDetected" in others or reason == "DriftReported":
-        state = RoleState.DRIFT
-    elif "Stalled" in others or reason == "Contested":
-        state = RoleState.STALLED
-    elif ready.get("status") == "True":
-        state = RoleState.READY if is_current(found) else RoleState.WORKING
-        if state is RoleState.WORKING:
-            reason, message = "Progressing", "The spec changed. The controller has not processed the change yet."
-    else:
-        state = RoleState.WORKING if reason == "Progressing" else RoleState.RETRYING
-    return RoleJudgement(state, reason, message, since)
-
-
-def is_current(found: Mapping[str, Any]) -> bool:
-    """Whether the status is about the spec as it is."""
-    generation = read_number(found, "metadata", "generation")
-    observed = read_number(found, "status", "observedGeneration")
-    return generation is None or observed is None or observed >= generation

@@ -19,8 +19,9 @@ from pgrole_controller.console.json_reading import (
     read_texts,
     read_time,
 )
+from pgrole_controller.console.object_state import ConditionView, ObjectState, is_current, judge, read_conditions
 from pgrole_controller.console.remedies import ReasonAdvice, describe_outlook, find_role_remedy
-from pgrole_controller.console.role_summary import RoleState, RoleSummary, is_current, judge, summarize
+from pgrole_controller.console.role_summary import RoleSummary, summarize
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import Role
 
@@ -48,15 +49,6 @@ class FieldRow:
 
 
 @dataclass(frozen=True, slots=True)
-class ConditionView:
-    type: str
-    status: str
-    reason: str
-    message: str
-    since: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
 class DeclaredPrivilege:
     """One line of spec.privileges: on what, which privileges, and exceptions."""
 
@@ -73,7 +65,7 @@ class DatabaseView:
 
     name: str
     declared: bool
-    state: RoleState | None
+    state: ObjectState | None
     reason: str
     message: str
     lines: tuple[DeclaredPrivilege, ...]
@@ -127,22 +119,11 @@ def view_role(
     )
 
 
-def read_conditions(found: Mapping[str, Any]) -> Iterator[ConditionView]:
-    for each in read_maps(found, "status", "conditions", most=16):
-        yield ConditionView(
-            type=read_text(each, "type", most=128),
-            status=read_text(each, "status", most=32),
-            reason=read_text(each, "reason", most=128),
-            message=read_text(each, "message"),
-            since=read_time(each, "lastTransitionTime"),
-        )
-
-
 def _rows(found: Mapping[str, Any], summary: RoleSummary, passwords: bool | None) -> Iterator[FieldRow]:
     """`passwords`: whether the controller notices changes of passwords on this server; None if that is unknown."""
     spec = read_map(found, "spec")
     ignored = read_texts(spec, "drift", "ignore", most=64)
-    differing = _find_differing(found) if summary.state is RoleState.DRIFT else frozenset[str]()
+    differing = _find_differing(found) if summary.state is ObjectState.DRIFT else frozenset[str]()
     known = is_current(found) and differing is not None
     for name, declared, is_default, managed in _declared(spec):
         if f"spec.{name}" in summary.left_out:
@@ -153,7 +134,7 @@ def _rows(found: Mapping[str, Any], summary: RoleSummary, passwords: bool | None
             fit, observed = "drift", "differs, and is left as it is"
         elif name in ignored:
             fit, observed = "ignored", "left to others (drift.ignore)"
-        elif not known or summary.state not in (RoleState.READY, RoleState.DRIFT):
+        elif not known or summary.state not in (ObjectState.READY, ObjectState.DRIFT):
             fit, observed = "working", "not confirmed"
         elif name == "password" and not passwords:
             fit, observed = (
@@ -161,7 +142,7 @@ def _rows(found: Mapping[str, Any], summary: RoleSummary, passwords: bool | None
                 "applied; the controller "
                 + ("cannot notice changes on this server" if passwords is False else "may not notice changes"),
             )
-        elif summary.state is RoleState.READY:
+        elif summary.state is ObjectState.READY:
             fit, observed = "ready", "as declared"
         else:
             fit, observed = "ready", "not reported as different"
@@ -248,13 +229,13 @@ def _databases(spec: Mapping[str, Any], status: Mapping[str, Any], left_out: Seq
         state = states.get(name)
         ready = read_flag(state, "ready")
         reason = read_text(state, "reason", most=128)
-        verdict: RoleState | None
+        verdict: ObjectState | None
         if state is None:
-            verdict = None if "status.privileges" in left_out else RoleState.NEW
+            verdict = None if "status.privileges" in left_out else ObjectState.NEW
         elif ready:
-            verdict = RoleState.READY
+            verdict = ObjectState.READY
         else:
-            verdict = RoleState.DRIFT if reason == "DriftReported" else RoleState.RETRYING
+            verdict = ObjectState.DRIFT if reason == "DriftReported" else ObjectState.RETRYING
         lines = tuple(_lines(declared[name])) if name in declared else ()
         yield DatabaseView(name, name in declared, verdict, reason, read_text(state, "message"), lines)
 

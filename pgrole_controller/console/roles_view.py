@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
-from pgrole_controller.console.role_summary import RoleState, RoleSummary
+from pgrole_controller.console.object_state import ObjectState
+from pgrole_controller.console.role_summary import RoleSummary
 
 PAGE_ROWS = 100
 _LONGEST_SEARCH = 128
@@ -124,7 +125,7 @@ def view_roles(query: RoleQuery, summaries: Sequence[RoleSummary]) -> RolesPage:
         servers=tuple(sorted({each.server for each in summaries}))[:_MOST_CHOICES],
         states=tuple(
             StateChoice(state.value, state.words, counts[state])
-            for state in RoleState
+            for state in ObjectState
             if counts[state] or state == query.state
         ),
         sorts=tuple((value, words) for value, (words, _) in _SORTS.items()),

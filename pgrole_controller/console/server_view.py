@@ -16,9 +16,9 @@ from pgrole_controller.console.json_reading import (
     read_texts,
 )
 from pgrole_controller.console.kept_fields import LEFT_OUT
+from pgrole_controller.console.object_state import ConditionView, ObjectState, judge, read_conditions
 from pgrole_controller.console.remedies import ReasonAdvice, describe_outlook, find_server_remedy
-from pgrole_controller.console.role_summary import RoleState, RoleSummary, judge
-from pgrole_controller.console.role_view import ConditionView, read_conditions
+from pgrole_controller.console.role_summary import RoleSummary
 from pgrole_controller.console.snapshot import Snapshot
 from pgrole_controller.core.enumeration import count_things
 
@@ -39,7 +39,7 @@ class ServerSummary:
 
     name: str
     hidden: bool
-    state: RoleState
+    state: ObjectState
     reason: str
     message: str
     since: datetime | None
@@ -61,7 +61,7 @@ class PolicyRow:
 @dataclass(frozen=True, slots=True)
 class ServerDatabase:
     name: str
-    state: RoleState
+    state: ObjectState
     detection: str
     message: str
 
@@ -98,7 +98,7 @@ def list_servers(snapshot: Snapshot, summaries: Sequence[RoleSummary]) -> tuple[
     known = [_summarize(name, found, declared[name], ready[name]) for name, found in snapshot.servers.items()]
     names = sorted(set(declared) - set(snapshot.servers)) if snapshot.servers_hidden else []
     unseen = [
-        ServerSummary(name, True, RoleState.NEW, "", "", None, "", "", (), declared[name], ready[name])
+        ServerSummary(name, True, ObjectState.NEW, "", "", None, "", "", (), declared[name], ready[name])
         for name in names
     ]
     return tuple(sorted([*known, *unseen], key=lambda each: (each.hidden, each.state.rank, each.name)))
@@ -127,7 +127,7 @@ def view_server(name: str, found: Mapping[str, Any], summaries: Sequence[RoleSum
 
 def _count(summaries: Sequence[RoleSummary]) -> tuple[Counter[str], Counter[str]]:
     declared = Counter(each.server for each in summaries)
-    return declared, Counter(each.server for each in summaries if each.state is RoleState.READY)
+    return declared, Counter(each.server for each in summaries if each.state is ObjectState.READY)
 
 
 def _summarize(name: str, found: Mapping[str, Any], declared: int, ready: int) -> ServerSummary:
@@ -202,7 +202,7 @@ def _connection(spec: Mapping[str, Any], status: Mapping[str, Any], left_out: Se
 
 
 def _list_sessions(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, ...]:
-    if judge({"status": status}).state is not RoleState.READY:
+    if judge({"status": status}).state is not ObjectState.READY:
         return ("none in use",)
     databases = sum(1 for each in read_maps(status, "databases") if read_flag(each, "ready"))
     if not databases:
@@ -259,7 +259,7 @@ def _databases(status: Mapping[str, Any]) -> Iterator[ServerDatabase]:
     for each in read_maps(status, "databases"):
         yield ServerDatabase(
             name=read_text(each, "name", most=256),
-            state=RoleState.READY if read_flag(each, "ready") else RoleState.RETRYING,
+            state=ObjectState.READY if read_flag(each, "ready") else ObjectState.RETRYING,
             detection=read_text(each, "detection", most=32),
             message=read_text(each, "message"),
         )

@@ -9,8 +9,9 @@ import pytest
 
 from pgrole_controller.console import viewed_objects
 from pgrole_controller.console.kept_fields import BRIEF, LARGEST, keep_fields
+from pgrole_controller.console.object_state import ObjectState
 from pgrole_controller.console.pages import ConsolePages, render
-from pgrole_controller.console.role_summary import RoleState, summarize
+from pgrole_controller.console.role_summary import summarize
 from pgrole_controller.console.role_view import view_role
 from pgrole_controller.console.snapshot import FetchedObject, PageQuestion, Snapshot
 from pgrole_controller.console.viewed_objects import SharedObjects, ViewedStore, ViewerRoom
@@ -50,7 +51,7 @@ def test_the_largest_fields_of_a_long_object_are_left_out_and_named() -> None:
     kept = keep_fields(make_object(1, 2 * LARGEST, inside="spec"))
     assert kept["leftOut"] == ["spec.privileges"]
     assert kept["spec"]["name"] == "app_1"
-    assert summarize(Key("shop", "app-1"), kept).state is RoleState.READY
+    assert summarize(Key("shop", "app-1"), kept).state is ObjectState.READY
 
 
 @pytest.mark.parametrize("value", ["x", None, 3, [], {}, ["x" * 9], {"metadata": 3}])
@@ -81,7 +82,7 @@ def test_a_viewer_with_many_long_objects_stays_within_its_limit(monkeypatch: pyt
     assert held < 200_000 + 100 * BRIEF
     brief = [one for one in listed if "leftOut" in one.parse()]
     assert 80 < len(brief) < 95
-    assert {summarize(one.key, one.parse()).state for one in brief} == {RoleState.READY}
+    assert {summarize(one.key, one.parse()).state for one in brief} == {ObjectState.READY}
     for one in listed:
         store.remove(one.key, one.uid)
     assert room.used == 0

@@ -21,11 +21,12 @@ from pgrole_controller.console.charts import draw_chart
 from pgrole_controller.console.drift_entries import HOURS, HourCount, at_least, count_by_hour, read_counts, read_history
 from pgrole_controller.console.graph import Memberships
 from pgrole_controller.console.json_reading import read_number, read_text, read_time
+from pgrole_controller.console.object_state import ObjectState, judge
 from pgrole_controller.console.object_yaml import LONGEST_YAML, write_yaml
 from pgrole_controller.console.overview import view_overview
 from pgrole_controller.console.pages import Page, render, render_login
 from pgrole_controller.console.remedies import find_role_remedy
-from pgrole_controller.console.role_summary import RoleState, judge, summarize
+from pgrole_controller.console.role_summary import summarize
 from pgrole_controller.console.role_view import view_role
 from pgrole_controller.console.roles_view import PAGE_ROWS, read_query, view_roles
 from pgrole_controller.console.server_view import view_server
@@ -294,24 +295,24 @@ def test_every_reason_of_a_role_has_a_meaning_and_a_remedy(reason: Reason) -> No
 @pytest.mark.parametrize(
     ("reason", "state"),
     [
-        ("Reconciled", RoleState.READY),
-        ("NotAllowed", RoleState.STALLED),
-        ("Contested", RoleState.STALLED),
-        ("DriftReported", RoleState.DRIFT),
-        ("DatabaseError", RoleState.RETRYING),
-        ("Progressing", RoleState.WORKING),
-        ("Suspended", RoleState.SUSPENDED),
+        ("Reconciled", ObjectState.READY),
+        ("NotAllowed", ObjectState.STALLED),
+        ("Contested", ObjectState.STALLED),
+        ("DriftReported", ObjectState.DRIFT),
+        ("DatabaseError", ObjectState.RETRYING),
+        ("Progressing", ObjectState.WORKING),
+        ("Suspended", ObjectState.SUSPENDED),
     ],
 )
-def test_the_reason_of_a_role_determines_its_state(reason: str, state: RoleState) -> None:
+def test_the_reason_of_a_role_determines_its_state(reason: str, state: ObjectState) -> None:
     assert summarize(*make_role("shop", "app", reason)).state is state
 
 
 def test_a_role_whose_changed_spec_is_not_yet_processed_is_in_progress() -> None:
     _, found = make_role("shop", "app")
     found["metadata"]["generation"] = 2
-    assert judge(found).state is RoleState.WORKING
-    assert judge({}).state is RoleState.NEW
+    assert judge(found).state is ObjectState.WORKING
+    assert judge({}).state is ObjectState.NEW
 
 
 def test_the_overview_lists_roles_that_need_attention_worst_first() -> None:
