@@ -15,7 +15,7 @@ import anyio
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.objects import Objects, Target
 from pgrole_controller.controller.observation import read_observed, server_of_session
-from pgrole_controller.controller.privileges.grantee_publisher import add_results, publish, withdraw_unread
+from pgrole_controller.controller.privileges.grantee_publisher import GranteePublisher, add_results, withdraw_unread
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.read_back import ReadBack, ReadBackCache
 from pgrole_controller.controller.result import Attempt, Result, current_moment, refuse, unread
@@ -197,7 +197,8 @@ async def _reconcile_batch(targets: Sequence[Target], batch: _Batch) -> list[Res
         await _release(attempts, session)
     await _learn(attempts, session, memory.verifiers)
     await _find_suspects(attempts, session)
-    await publish(attempts, memory.grantees, batch.declared, server, session, batch.objects.store)
+    publisher = GranteePublisher(memory.grantees, batch.declared, server, session, batch.objects.store)
+    await publisher.publish(attempts)
     return await _add_verifiers([one.conclude() for one in attempts], session)
 
 

@@ -7,7 +7,12 @@ from typing import ClassVar, cast
 import pytest
 
 from pgrole_controller.controller.objects import Target
-from pgrole_controller.controller.privileges.grantee_publisher import add_results, publish, take_news, withdraw_unread
+from pgrole_controller.controller.privileges.grantee_publisher import (
+    GranteePublisher,
+    add_results,
+    take_news,
+    withdraw_unread,
+)
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.reconcile import _decide
 from pgrole_controller.controller.result import Attempt, Result
@@ -27,6 +32,7 @@ from pgrole_controller.core.state import Desired, Observed, Server
 from pgrole_controller.kube.store import Store
 from pgrole_controller.kube.stored_object import Stored, pack
 from pgrole_controller.postgres.session import Session
+from tests.cpu_time import within_a_callback
 
 KEY, OTHER = Key("shop", "app"), Key("shop", "other")
 ADDRESS = Address("db", 5432, "app", "require")
@@ -100,7 +106,7 @@ class GranteeScene:
         for plan in done:
             attempt.end(plan, None)
         session = cast("Session", self.session)
-        await publish([attempt], self.grantees, CONFIG, server, session, self.store)
+        await GranteePublisher(self.grantees, CONFIG, server, session, self.store).publish([attempt])
         return attempt
 
     def announce(self, attempt: Attempt) -> Result:
@@ -384,6 +390,27 @@ class TestNamespaceRoles:
         await scene.reconcile(target(ORDERS, key=OTHER), see({}, claim=claim))
         one, other = (one.owned for one in scene.grantees.published("main"))
         assert one is other
+
+    async def test_a_batch_of_many_namespaces_among_thousands_of_roles_is_published_within_a_callback(
+        self, scene: GranteeScene
+    ) -> None:
+        keys = [Key(f"team-{number % 100}", f"app-{number}") for number in range(20_000)]
+        plain = Grantee(KEY, "", 1, "app", OID, {"orders": ORDERS}, owned=frozenset({OID}), namespace_uid="ns-uid")
+        for key in keys:
+            scene.grantees.publish("main", replace(plain, key=key, uid=f"uid-{key.name}"))
+        attempts = []
+        for key in keys[:100]:
+            scene.store.put(stored(key))
+            attempt = Attempt(target(ORDERS, key=key), Contests())
+            claim = Claim("app", OID, 7, owner(key), digest(ROLE), privileges={"orders": (ORDERS,)})
+            observed = see({}, claim=claim)
+            attempt.observe(observed, _decide(attempt.target, observed, SERVER), SERVER)
+            attempts.append(attempt)
+        publisher = GranteePublisher(scene.grantees, CONFIG, SERVER, cast("Session", scene.session), scene.store)
+        with within_a_callback():
+            await publisher.publish(attempts)
+        assert len(scene.session.asked) == 100
+        assert {one.owned for one in scene.grantees.published("main")} == {frozenset({OID})}
 
 
 class TestTheResult:

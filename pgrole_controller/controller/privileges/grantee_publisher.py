@@ -57,27 +57,6 @@ def withdraw_unread(target: Target, grantees: Grantees, server_name: str) -> Non
         grantees.withdraw(server_name, target.key)
 
 
-async def publish(
-    attempts: Sequence[Attempt],
-    grantees: Grantees,
-    declared: ServerConfig,
-    server: Server,
-    session: Session,
-    store: Store,
-) -> None:
-    """Publishes or withdraws the role of each, and notes for each what is known of its privileges. `store` holds the
-    PgRoles.
-
-    Raises PgRoleError if the server fails.
-    """
-    some = _find_unpublished(attempts, grantees, declared.name) if server.away else attempts
-    if some:
-        await _publish(some, grantees, declared.name, server, session, store)
-    for one in attempts:
-        if one.has_privileges:
-            one.note_privileges(_describe(one, grantees, declared))
-
-
 def take_news(result: Result, grantees: Grantees, server_name: str) -> Result:
     """Adds the news about the role's privileges, each once: call it when nothing can fail any more that would discard
     the result.
@@ -91,73 +70,110 @@ def take_news(result: Result, grantees: Grantees, server_name: str) -> Result:
     return replace(result, news=grantees.take_news(server_name, result.key, announced))
 
 
-def _find_unpublished(attempts: Sequence[Attempt], grantees: Grantees, server_name: str) -> list[Attempt]:
-    """Returns those whose specs were applied, and that this process does not know yet: it has taken over."""
-    unknown = (one for one in attempts if grantees.get(server_name, one.target.key) is None)
-    return [one for one in unknown if isinstance(one.decision, Plan)]
+class GranteePublisher:
+    """Publishes on one server, in one batch of reconciles. `store` holds the PgRoles."""
+
+    def __init__(
+        self, grantees: Grantees, declared: ServerConfig, server: Server, session: Session, store: Store
+    ) -> None:
+        self._grantees = grantees
+        self._declared = declared
+        self._name = declared.name
+        self._server = server
+        self._session = session
+        self._store = store
+
+    async def publish(self, attempts: Sequence[Attempt]) -> None:
+        """Publishes or withdraws the role of each, and notes for each what is known of its privileges.
+
+        Raises PgRoleError if the server fails.
+        """
+        some = self._find_unpublished(attempts) if self._server.away else attempts
+        if some:
+            await self._publish(some)
+        for one in attempts:
+            if one.has_privileges:
+                one.note_privileges(self._describe(one))
+
+    def _find_unpublished(self, attempts: Sequence[Attempt]) -> list[Attempt]:
+        """Returns those whose specs were applied, and that this process does not know yet: it has taken over."""
+        unknown = (one for one in attempts if self._grantees.get(self._name, one.target.key) is None)
+        return [one for one in unknown if isinstance(one.decision, Plan)]
+
+    async def _publish(self, attempts: Sequence[Attempt]) -> None:
+        grantees, name = self._grantees, self._name
+        found = {one.target.key: _find(one, grantees.get(name, one.target.key), self._server) for one in attempts}
+        namespaces = self._find_namespaces(attempts, found)
+        roles = await self._session.read_namespace_roles(sorted(namespaces.values())) if namespaces else {}
+        known = self._list_known(namespaces)
+        owned = {namespace: _share(roles[place], known[namespace]) for namespace, place in namespaces.items()}
+        moved = frozenset[int]().union(*(_compare(now, known[namespace]) for namespace, now in owned.items()))
+        for key, grantee in found.items():
+            stored = self._store.get(key)
+            if grantee is None or stored is None or stored.uid != grantee.uid:  # deleted meanwhile
+                grantees.withdraw(name, key)
+            else:
+                grantees.publish(name, replace(grantee, owned=owned[key.namespace]))
+        for grantee in grantees.published(name) if owned else ():
+            now = owned.get(grantee.key.namespace)
+            if now is not None and now is not grantee.owned and grantee.key not in found:
+                grantees.publish(name, replace(grantee, owned=now))
+        if moved:
+            await self._note_owners(moved, owned.keys())
+
+    def _find_namespaces(
+        self, attempts: Sequence[Attempt], found: Mapping[Key, Grantee | None]
+    ) -> dict[str, tuple[str, str]]:
+        """The namespaces whose roles are read, by name: (name, uid). Those of the roles to be published, and those
+        where a claim was taken or released and others are published.
+        """
+        changed = {one.target.key.namespace for one in attempts if one.changed_claims}
+        published = self._grantees.published(self._name) if changed else ()
+        read = [one for one in published if one.key.namespace in changed]
+        read += [one for one in found.values() if one is not None]
+        return {one.key.namespace: (one.key.namespace, one.namespace_uid) for one in read}
+
+    def _list_known(self, namespaces: Collection[str]) -> dict[str, list[frozenset[int]]]:
+        """Returns, by namespace, each set of its roles that one published there has. Most have the same."""
+        known: dict[str, dict[int, frozenset[int]]] = {namespace: {} for namespace in namespaces}
+        for one in self._grantees.published(self._name) if known else ():
+            if one.key.namespace in known:
+                known[one.key.namespace][id(one.owned)] = one.owned
+        return {namespace: list(some.values()) for namespace, some in known.items()}
+
+    async def _note_owners(self, moved: frozenset[int], namespaces: Collection[str]) -> None:
+        """Has the databases in which a role of `moved` owns something read again for the published roles of these
+        namespaces. What such a role comes to own after they were published is announced there.
+        """
+        some = [one for one in self._grantees.published(self._name) if one.key.namespace in namespaces]
+        owning = databases = frozenset[str]().union(*(one.databases for one in some))
+        with suppress(PgRoleError):  # without an answer, any
+            owning = await self._session.read_owning_databases(moved, databases)
+        for one in some:
+            self._grantees.note_owners(self._name, one.key, owning)
+
+    def _describe(self, one: Attempt) -> GrantedPrivileges:
+        key = one.target.key
+        grantee = self._grantees.get(self._name, key)
+        if grantee is not None and grantee.adoptee is not None:
+            return GrantedPrivileges()
+        problems = find_problems(grantee, _find_existing(one, grantee)) if grantee and one.was_read else {}
+        if grantee:  # of the others, `Databases` reports once no session there can grant what was given up
+            problems = {name: error for name, error in problems.items() if name in grantee.declared}
+        results = self._grantees.results(self._name, key)
+        return GrantedPrivileges(grantee, results, problems, self._declared.attribution.exposes_all)
 
 
-async def _publish(
-    attempts: Sequence[Attempt], grantees: Grantees, server_name: str, server: Server, session: Session, store: Store
-) -> None:
-    found = {one.target.key: _find(one, grantees.get(server_name, one.target.key), server) for one in attempts}
-    namespaces = _namespaces(attempts, found, grantees, server_name)
-    roles = await session.read_namespace_roles(sorted(namespaces.values())) if namespaces else {}
-    owned = {name: _share(roles[place], name, grantees, server_name) for name, place in namespaces.items()}
-    moved = frozenset[int]().union(*(_compare(now, name, grantees, server_name) for name, now in owned.items()))
-    for key, grantee in found.items():
-        stored = store.get(key)
-        if grantee is None or stored is None or stored.uid != grantee.uid:  # deleted meanwhile
-            grantees.withdraw(server_name, key)
-        else:
-            grantees.publish(server_name, replace(grantee, owned=owned[key.namespace]))
-    for grantee in grantees.published(server_name):
-        now = owned.get(grantee.key.namespace)
-        if now is not None and now is not grantee.owned and grantee.key not in found:
-            grantees.publish(server_name, replace(grantee, owned=now))
-    if moved:
-        await _note_owners(moved, owned.keys(), grantees, server_name, session)
-
-
-async def _note_owners(
-    moved: frozenset[int], namespaces: Collection[str], grantees: Grantees, server_name: str, session: Session
-) -> None:
-    """Has the databases in which a role of `moved` owns something read again for the published roles of these
-    namespaces. What such a role comes to own after they were published is announced there.
-    """
-    some = [one for one in grantees.published(server_name) if one.key.namespace in namespaces]
-    owning = databases = frozenset[str]().union(*(one.databases for one in some))
-    with suppress(PgRoleError):  # without an answer, any
-        owning = await session.read_owning_databases(moved, databases)
-    for one in some:
-        grantees.note_owners(server_name, one.key, owning)
-
-
-def _compare(owned: frozenset[int], namespace: str, grantees: Grantees, server_name: str) -> frozenset[int]:
-    """Returns the roles that the namespace's published roles do not know to be owned, or know wrongly."""
-    known = {id(one.owned): one.owned for one in grantees.published(server_name) if one.key.namespace == namespace}
-    return frozenset[int]().union(*(some ^ owned for some in known.values() if some is not owned))
-
-
-def _share(roles: frozenset[int], namespace: str, grantees: Grantees, server_name: str) -> frozenset[int]:
+def _share(roles: frozenset[int], known: Sequence[frozenset[int]]) -> frozenset[int]:
     """Returns the set that the namespace's published roles have, if it is equal: a thousand roles with one set each
     would take 64 MiB, and as long to compare.
     """
-    known = {id(one.owned): one.owned for one in grantees.published(server_name) if one.key.namespace == namespace}
-    return next((some for some in known.values() if some == roles), roles)
+    return next((some for some in known if some == roles), roles)
 
 
-def _namespaces(
-    attempts: Sequence[Attempt], found: Mapping[Key, Grantee | None], grantees: Grantees, server_name: str
-) -> dict[str, tuple[str, str]]:
-    """The namespaces whose roles are read, by name: (name, uid). Those of the roles to be published, and those where a
-    claim was taken or released and others are published.
-    """
-    changed = {one.target.key.namespace for one in attempts if one.changed_claims}
-    published = grantees.published(server_name) if changed else ()
-    read = [one for one in published if one.key.namespace in changed]
-    read += [one for one in found.values() if one is not None]
-    return {one.key.namespace: (one.key.namespace, one.namespace_uid) for one in read}
+def _compare(owned: frozenset[int], known: Sequence[frozenset[int]]) -> frozenset[int]:
+    """Returns the roles that the namespace's published roles do not know to be owned, or know wrongly."""
+    return frozenset[int]().union(*(some ^ owned for some in known if some is not owned))
 
 
 def _find(one: Attempt, before: Grantee | None, server: Server) -> Grantee | None:
@@ -230,15 +246,3 @@ def _find_existing(one: Attempt, grantee: Grantee) -> frozenset[str]:
     desired, claim = one.target.desired, one.observed.claim
     asked = {*((desired.privileges if desired else None) or ()), *(claim.privileges if claim else ())}
     return one.observed.references.databases | (grantee.databases - asked)
-
-
-def _describe(one: Attempt, grantees: Grantees, declared: ServerConfig) -> GrantedPrivileges:
-    key = one.target.key
-    grantee = grantees.get(declared.name, key)
-    if grantee is not None and grantee.adoptee is not None:
-        return GrantedPrivileges()
-    problems = find_problems(grantee, _find_existing(one, grantee)) if grantee and one.was_read else {}
-    if grantee:  # of the others, `Databases` reports once no session there can grant what was given up
-        problems = {name: error for name, error in problems.items() if name in grantee.declared}
-    results = grantees.results(declared.name, key)
-    return GrantedPrivileges(grantee, results, problems, declared.attribution.exposes_all)
