@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from difflib import get_close_matches
 
-from pgrole_controller.core.access.access_report import EnclosingObjects, NamedObjects
+from pgrole_controller.core.access.access_report import EnclosingObjects, NamedObjects, named_object
 from pgrole_controller.core.access.effective_access import AccessObject
 from pgrole_controller.core.access.role_graph import AccessRole, GroupEdge, RoleGraph
 from pgrole_controller.core.ddl import quote_identifier
@@ -285,11 +285,13 @@ def _group(row: Row) -> tuple[AccessObject, tuple[str, ...]]:
         id=ObjectId(CATALOGS[row.get("catalog", int)], row.get("oid", int)),
         kind=kind,
         schema=row.text("schema"),
-        name=names[0] if names else "",
+        name="",
         owner=row.get("owner", int),
         owner_name=row.text("owner_name"),
         extension=row.get("extension", bool),
     )
+    if names:
+        obj = named_object(obj, names[0])
     entries = list(read_entries(row))
     columns = row.texts("columns")
     whole = len(entries) - len(columns)

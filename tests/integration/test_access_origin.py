@@ -137,6 +137,19 @@ async def test_objects_with_equal_privileges_are_listed_apart_if_only_some_are_d
     assert "managed by PgRole shop/reader-object" in text
 
 
+@pytest.mark.parametrize("declared", ["fn", "fn(integer)", "f*(int)"])
+async def test_a_routine_that_no_other_has_the_privileges_of_has_its_declarer(
+    claimed: ClaimedDatabase, declared: str
+) -> None:
+    reader = f"{claimed.prefix}_reader"
+    await claimed.admin.execute(f"REVOKE EXECUTE ON FUNCTION app.fn(text) FROM {reader}")
+    routine = ObjectPrivileges(ObjectKind.ROUTINE, "app", (declared,), frozenset({"EXECUTE"}))
+    await claimed.claim("reader", write_kept({claimed.name: (DatabasePrivileges(claimed.name, objects=(routine,)),)}))
+    answer = await run_command("access", reader, "--database", claimed.name, PGROLE_DSN=claimed.dsn)
+    (line,) = [line.split() for line in answer.out.splitlines() if line.startswith("routine app.")]
+    assert line == ["routine", "app.fn(integer)", "EXECUTE", "direct", "shop/reader-object"]
+
+
 @pytest.mark.parametrize("stored", ["{", '{"x": 1}', "x" * 1_100_000], ids=["broken", "wrong", "long"])
 async def test_an_unreadable_claim_shows_no_declaration_and_hides_no_other_claim(
     claimed: ClaimedDatabase, stored: str

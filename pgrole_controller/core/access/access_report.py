@@ -100,11 +100,11 @@ class DeclaredHere:
         asked = [one for one in asked if one[0] in set(holders)]
         parts: dict[tuple[bool | None, ...], list[str]] = {}
         for name in group.names:
-            obj = _named_object(group.acl.object, name)
+            obj = named_object(group.acl.object, name)
             wants = tuple(self._declarations.wants(*one, self._database, obj) for one in asked)
             parts.setdefault(wants, []).append(name)
         for names in parts.values():
-            obj = _named_object(group.acl.object, names[0])
+            obj = named_object(group.acl.object, names[0])
             yield NamedObjects(replace(group.acl, object=obj, count=len(names)), tuple(names))
 
     def declarer(self, group: NamedObjects, one: EffectivePrivilege) -> str | None:
@@ -114,7 +114,8 @@ class DeclaredHere:
         return self._declarations.declarer(one.routes[0], self._database, group.acl.object, one)
 
 
-def _named_object(obj: DatabaseObject, name: str) -> DatabaseObject:
+def named_object(obj: DatabaseObject, name: str) -> DatabaseObject:
+    """Returns `obj` with this name; that of a routine is followed by its arguments, as in `close_order(bigint)`."""
     if obj.kind is not ObjectKind.ROUTINE:
         return replace(obj, name=name)
     plain, _, arguments = name.rpartition("(")
