@@ -23,6 +23,7 @@ PLUGINS: Mapping[str, tuple[str, str, str]] = {
 ETCD = "v3.6.8"
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 60.0
+_FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 
 
 class EngineError(Exception):
@@ -37,7 +38,7 @@ def engine(cache: Path) -> Iterator[dict[str, str]]:
     """
     config = _plugins(cache)
     failures = []
-    with _firewall_restored():
+    with _network_restored():
         for extra in ([], ["--storage-driver=vfs"], ["--storage-driver=vfs", "--iptables=false"]):
             process = _start(cache, extra)
             try:
@@ -91,18 +92,42 @@ def _etcdctl(cache: Path) -> Path:
 
 
 @contextmanager
-def _firewall_restored() -> Iterator[None]:
-    """Removes firewall rules and the bridge that dockerd leaves behind, unless they existed before."""
-    before = subprocess.run(["iptables-save"], capture_output=True, check=True).stdout
+def _network_restored() -> Iterator[None]:
+    """Undoes what dockerd leaves behind: firewall rules, forwarding and the bridge, unless they existed before."""
+    before, forwarding = _firewall(), _FORWARDING.read_text(encoding="ascii")
     bridge = Path("/sys/class/net/docker0")
     theirs = bridge.exists()
     try:
         yield
     finally:
         if not theirs:
-            subprocess.run(["iptables-restore"], input=before, check=True)
+            subprocess.run(["iptables-restore"], input=as_before(before, _firewall()), text=True, check=True)
+            if _FORWARDING.read_text(encoding="ascii") != forwarding:
+                _FORWARDING.write_text(forwarding, encoding="ascii")
             if bridge.exists():
                 subprocess.run(["ip", "link", "delete", "docker0"], check=True)
+
+
+def _firewall() -> str:
+    return subprocess.run(["iptables-save"], capture_output=True, text=True, check=True).stdout
+
+
+def as_before(before: str, after: str) -> str:
+    """Returns the input with which iptables-restore makes `before` of `after`, both as iptables-save prints them.
+
+    iptables-restore leaves alone a table that its input lacks. So tables that came since, such as every table on a
+    machine that had no rule, are in the input without rules.
+    """
+    lines, is_new = before.splitlines(), False
+    for line in after.splitlines():
+        if line.startswith("*"):
+            is_new = line not in lines
+        chain, _, policy = line.partition(" ")
+        if is_new and (line.startswith("*") or line == "COMMIT"):
+            lines.append(line)
+        elif is_new and chain.startswith(":") and not policy.startswith("-"):  # one of iptables itself
+            lines.append(f"{chain} ACCEPT [0:0]")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _start(cache: Path, extra: list[str]) -> subprocess.Popen[bytes]:
