@@ -109,14 +109,14 @@ def make_verifier(password: str, salt: bytes, iterations: int) -> Verifier:
     return Verifier("{}{}:{}${}:{}".format(_PREFIX, iterations, *encoded))
 
 
-def verifies(password: str, verifier: Verifier, *, most: int = MOST_ITERATIONS) -> bool:
+def verifies(password: str, verifier: Verifier) -> bool:
     """Tells whether the verifier fits the password. Takes as long as `make_verifier`, whatever the answer.
 
-    Returns False without hashing if it is not a SCRAM verifier or has more than `most` iterations: a role can set its
+    Returns False without hashing if it is not a SCRAM verifier or has more than MOST_ITERATIONS: a role can set its
     own, and one that takes minutes. Raises ValueError for NUL and lone surrogates.
     """
     scram = verifier.scram
-    if scram is None or scram.iterations > most:
+    if scram is None or scram.iterations > MOST_ITERATIONS:
         return False
     stored_key, server_key = _keys(password, scram.salt, scram.iterations)
     return hmac.compare_digest(stored_key + server_key, scram.stored_key + scram.server_key)

@@ -86,7 +86,6 @@ _FLAGS = (
     "expires_soon",
     "monitors",
     "creates",
-    "present",
     "owns",
     "uses",
     "sees_versions",

@@ -19,7 +19,7 @@ SELECT
     substring(decode(replace(CASE d.acting WHEN 'none' THEN d.session::text ELSE d.acting END, '\', '\\'), 'escape') FOR 63) AS role,
     decode(replace(left(d.app, 63), '\', '\\'), 'escape') AS app,
     coalesce(host(d.addr), '') AS address,
-    left(d.tag, 63) AS tag, coalesce(left(d.kind, 63), '') AS kind,
+    left(d.tag, 63) AS tag,
     coalesce(d.object::text::bigint, 0) AS object,
     decode(replace(left(coalesce(d.said, ''), 1000), '\', '\\'), 'escape') AS said,
     (

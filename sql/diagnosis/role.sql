@@ -8,7 +8,6 @@ SELECT
     coalesce(own.rolvaliduntil < clock_timestamp() + interval '14 days', false) AS expires_soon,
     pg_catalog.pg_has_role(own.oid, 'pg_monitor'::regrole, 'USAGE') AS monitors,
     pg_catalog.has_database_privilege(own.oid, d.oid, 'CREATE') AS creates,
-    n.oid IS NOT NULL AS present,
     coalesce(n.nspowner = own.oid OR own.rolsuper, false) AS owns,
     coalesce(
         pg_catalog.has_schema_privilege(own.oid, n.oid, 'USAGE')

@@ -5,7 +5,6 @@ SELECT
     current_setting('server_version_num')::int AS version_number,
     current_setting('server_encoding') AS encoding,
     clock_timestamp() AS now,
-    pg_catalog.pg_postmaster_start_time() AS started_at,
     textsend(pg_catalog.current_database()::text) AS database,
     textsend(session_user::text) AS login,
     current_setting('max_connections')::int AS max_connections,

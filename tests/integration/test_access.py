@@ -22,7 +22,7 @@ from pgrole_controller.commands.access_text import print_role, print_users
 from pgrole_controller.commands.command_arguments import ServerChoice
 from pgrole_controller.commands.output import make_console
 from pgrole_controller.core.access.access_report import NamedObjects, RoleAccess, who_can
-from pgrole_controller.core.access.effective_access import AccessJudge, every_privilege
+from pgrole_controller.core.access.effective_access import AccessJudge, SubjectJudge, every_privilege
 from pgrole_controller.core.access.role_graph import RoleGraph
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl import COLUMN_PRIVILEGES, ObjectKind
@@ -259,7 +259,7 @@ async def test_the_privileges_of_every_role_agree_with_postgresql(trial: AccessT
                 kind = OBJECTS[label][3]
                 found = {}
                 for group in groups[label]:
-                    for one in judge.privileges(subject, group.acl):
+                    for one in SubjectJudge(judge, subject).privileges(group.acl):
                         found[one.privilege, one.column] = one
                 for (oid, privilege, column), now in has.items():
                     if oid != subject:

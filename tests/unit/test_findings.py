@@ -42,7 +42,7 @@ SERVER = ServerFacts(
     verified=True,
     settings={"shared_preload_libraries": "", "log_destination": "stderr", "logging_collector": "off"},
 )
-ROLE = RoleFacts("ctl", createrole=True, creates=True, present=True, owns=True, sees_versions=True, monitors=True)
+ROLE = RoleFacts("ctl", createrole=True, creates=True, owns=True, sees_versions=True, monitors=True)
 SCHEMA = SchemaFacts("ctl", 4, keeps_history=True, home=True, recorded=True)
 
 

@@ -138,10 +138,6 @@ class AccessJudge:
                 self._holdings.setdefault(one.holder, []).append(one)
         return self._holdings
 
-    def privileges(self, subject: int, of: AccessObject) -> list[EffectivePrivilege]:
-        """Returns what a role may do with an object, in PostgreSQL's order, columns last."""
-        return SubjectJudge(self, subject).privileges(of)
-
     def holders(self, of: AccessObject, privilege: str = "", column: str | None = None) -> set[int]:
         """Returns the roles that have this privilege without SET ROLE; includes PUBLIC if every role has it. Empty
         privilege: any. `column`: on this one, empty: on the whole object; None: on anything.
@@ -165,7 +161,7 @@ class SubjectJudge:
         self._chains: dict[tuple[int, bool, bool], tuple[tuple[Chain, ...], int]] = {}
 
     def privileges(self, of: AccessObject) -> list[EffectivePrivilege]:
-        """As AccessJudge.privileges."""
+        """Returns what the role may do with an object, in PostgreSQL's order, columns last."""
         kinds = every_privilege(of.object.kind, self._judge.version)
         if self._subject in self._judge.superusers:
             route = Route(Chain((self._subject,)), Source.SUPERUSER)

@@ -107,9 +107,6 @@ class RoleGraph:
     def members(self, group: int) -> Collection[GroupEdge]:
         return self._members[group].values() if group in self._members else ()
 
-    def edge(self, member: int, group: int) -> GroupEdge:
-        return self._groups[member][group]
-
     def inherited(self, subjects: Iterable[int]) -> set[int]:
         """Returns the roles whose privileges one of these has without SET ROLE, these included."""
         return _spread(subjects, lambda role: (edge.group for edge in self.groups(role) if edge.inherit))

@@ -45,7 +45,6 @@ class RoleFacts:
     expires_soon: bool = False
     monitors: bool = False
     creates: bool = False
-    present: bool = False
     owns: bool = False
     uses: bool = False
     sees_versions: bool = False

@@ -42,7 +42,6 @@ class DdlEvent:
     - `login`: who logged in; `role`: whom the session acted as.
     - `exact`: the changed row has that very id, or the id of the event's row: no other transaction can have written it.
     - `distance`: transaction ids between the changed row and the event's row.
-    - `kind`: of the object, as PostgreSQL spells it: `TABLE` for GRANT, `table` for others.
     - `object`: oid, or 0: GRANT and REVOKE name none.
     - `statement`: empty unless it was a GRANT, REVOKE or ALTER DEFAULT PRIVILEGES alone.
     - `outdated`: the controller has changed a role that the statement names since.
@@ -56,7 +55,6 @@ class DdlEvent:
     address: str
     time: datetime
     tag: str
-    kind: str
     exact: bool = True
     distance: int = 0
     object: int = 0

@@ -155,7 +155,6 @@ def read_event(row: Row) -> DdlEvent:
         address=row.get("address", str),
         time=row.get("at", datetime),
         tag=row.get("tag", str),
-        kind=row.get("kind", str),
         exact=row.get("exact", bool),
         distance=row.get("distance", int),
         object=row.get("object", int),
