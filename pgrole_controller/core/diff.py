@@ -1,7 +1,7 @@
 """The differences between desired and observed state, in the order in which they are applied."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from pgrole_controller.core.parameters import Parameters
@@ -201,63 +201,6 @@ def _parameters_in(database: str | None, role: str, desired: Parameters, observe
             yield SetParameter(role, database, name, declared.get(name))
 
 
-def apply(changes: tuple[Change, ...], observed: Role | None) -> Role | None:
-    """Returns the role after the changes: `apply(diff(desired, observed), observed) == desired`."""
-    role = observed
-    for change in changes:
-        match change:
-            case Create(role=created):
-                role = replace(created, comment=None, member_of=(), parameters=(), database_parameters=())
-            case Drop():
-                role = None
-            case Rename(new=new):
-                role = replace(_some(role), name=new)
-            case SetAttribute(attribute=attribute, value=value):
-                role = replace(_some(role), **{attribute: value})
-            case SetComment(comment=comment):
-                role = replace(_some(role), comment=comment)
-            case RevokeMembership() | RevokeOption() | GrantMembership():
-                role = replace(_some(role), member_of=_apply_membership(change, _some(role)))
-            case SetParameter():
-                role = _apply_parameter(change, _some(role))
-    return role
-
-
-def _apply_membership(change: RevokeMembership | RevokeOption | GrantMembership, role: Role) -> tuple[Membership, ...]:
-    held = {membership.role: membership for membership in role.member_of}
-    match change:
-        case RevokeMembership(group=group):
-            del held[group]
-        case RevokeOption(group=group, option=option):
-            left = held[group]
-            admin, inherit, set_ = (name != option and getattr(left, name) for name in _OPTIONS)
-            held[group] = replace(left, admin=admin, inherit=inherit, set=set_)
-        case GrantMembership(membership=membership):
-            held[membership.role] = membership
-    return tuple(sorted(held.values(), key=lambda membership: membership.role))
-
-
-def _apply_parameter(change: SetParameter, role: Role) -> Role:
-    if change.database is None:
-        return replace(role, parameters=_with(role.parameters, change))
-    databases = dict(role.database_parameters)
-    databases[change.database] = _with(databases.get(change.database, ()), change)
-    return replace(role, database_parameters=tuple(sorted((name, held) for name, held in databases.items() if held)))
-
-
-def _with(parameters: Parameters, change: SetParameter) -> Parameters:
-    left = {name: value for name, value in parameters if name != change.name}
-    if change.value is not None:
-        left[change.name] = change.value
-    return tuple(sorted(left.items()))
-
-
 def field_names(changes: tuple[Change, ...]) -> tuple[str, ...]:
     """Names of the fields that differ, as in the spec, without duplicates."""
     return tuple(dict.fromkeys(change.field for change in changes))
-
-
-def _some(role: Role | None) -> Role:
-    if role is None:
-        raise ValueError("a change of a role that does not exist")
-    return role

@@ -5,9 +5,80 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgrole_controller.core.diff import Create, RevokeMembership, apply, diff, field_names
-from pgrole_controller.core.role import Grant, Role, digest, membership_of
+from pgrole_controller.core.diff import (
+    Change,
+    Create,
+    Drop,
+    GrantMembership,
+    Rename,
+    RevokeMembership,
+    RevokeOption,
+    SetAttribute,
+    SetComment,
+    SetParameter,
+    diff,
+    field_names,
+)
+from pgrole_controller.core.parameters import Parameters
+from pgrole_controller.core.role import Grant, Membership, Role, digest, membership_of
 from tests.roles import roles
+
+
+def apply(changes: tuple[Change, ...], observed: Role | None) -> Role | None:
+    """Returns the role after the changes."""
+    role = observed
+    for change in changes:
+        match change:
+            case Create(role=created):
+                role = replace(created, comment=None, member_of=(), parameters=(), database_parameters=())
+            case Drop():
+                role = None
+            case Rename(new=new):
+                role = replace(existing(role), name=new)
+            case SetAttribute(attribute=attribute, value=value):
+                role = replace(existing(role), **{attribute: value})
+            case SetComment(comment=comment):
+                role = replace(existing(role), comment=comment)
+            case RevokeMembership() | RevokeOption() | GrantMembership():
+                role = replace(existing(role), member_of=apply_membership(change, existing(role)))
+            case SetParameter():
+                role = apply_parameter(change, existing(role))
+    return role
+
+
+def apply_membership(change: RevokeMembership | RevokeOption | GrantMembership, role: Role) -> tuple[Membership, ...]:
+    held = {membership.role: membership for membership in role.member_of}
+    match change:
+        case RevokeMembership(group=group):
+            del held[group]
+        case RevokeOption(group=group, option=option):
+            left = held[group]
+            admin, inherit, set_ = (name != option and getattr(left, name) for name in ("admin", "inherit", "set"))
+            held[group] = replace(left, admin=admin, inherit=inherit, set=set_)
+        case GrantMembership(membership=membership):
+            held[membership.role] = membership
+    return tuple(sorted(held.values(), key=lambda membership: membership.role))
+
+
+def apply_parameter(change: SetParameter, role: Role) -> Role:
+    if change.database is None:
+        return replace(role, parameters=with_parameter(role.parameters, change))
+    databases = dict(role.database_parameters)
+    databases[change.database] = with_parameter(databases.get(change.database, ()), change)
+    return replace(role, database_parameters=tuple(sorted((name, held) for name, held in databases.items() if held)))
+
+
+def with_parameter(parameters: Parameters, change: SetParameter) -> Parameters:
+    left = {name: value for name, value in parameters if name != change.name}
+    if change.value is not None:
+        left[change.name] = change.value
+    return tuple(sorted(left.items()))
+
+
+def existing(role: Role | None) -> Role:
+    if role is None:
+        raise ValueError("a change of a role that does not exist")
+    return role
 
 
 @given(roles(), st.none() | roles())
