@@ -159,19 +159,15 @@ class StandbyError(ConnectionError):
     """The server is in recovery: after a failover, another host is the primary, or this one is about to be."""
 
 
-def cause_of(error: PgRoleError) -> Cause:
+def cause_of(error: BaseException | None) -> Cause:
     """Why a session could not be started, or why it ended."""
-    return _classify(error)
-
-
-def _classify(error: BaseException | None) -> Cause:
     match error:
         case BaseExceptionGroup():
-            return max(map(_classify, error.exceptions), key=_SPARED.index)
+            return max(map(cause_of, error.exceptions), key=_SPARED.index)
         case PgRoleError(reason=Reason.PROGRESSING):
             return Cause.OVERTAKEN
         case PgRoleError():
-            return _classify(error.__cause__)
+            return cause_of(error.__cause__)
         case asyncpg.CannotConnectNowError():
             return Cause.STARTING
         case Unacceptable():
