@@ -209,9 +209,7 @@ class _Search:
         texts = [f"{_spell(host, port)}: {error.message}" for host, error in self.failures.items()]
         if len(texts) == 1:
             (error,) = self.failures.values()
-            error.message = texts[0]
-            error.args = (texts[0],)
-            return error
+            return error.reword(texts[0])
         error = Transient(
             Reason.SERVER_NOT_READY, shorten(f"no host accepts the connection: {'; '.join(texts)}", _LONGEST_LIST)
         )
