@@ -87,7 +87,7 @@ class HeldInDatabases:
         return ", and would ".join(parts)
 
 
-def find_held(adoptee: Grantee, desired: Desired, observed: Observed) -> HeldInDatabases:
+def collect_held(adoptee: Grantee, desired: Desired, observed: Observed) -> HeldInDatabases:
     """Combines the answers of the databases."""
     revoked, beyond = list[str](), list[str]()
     revoked_count = beyond_count = 0
@@ -141,7 +141,7 @@ def check_retained(desired: Desired, observed: Observed, server: Server, policy:
     adoptee = find_adoptee(desired, observed, server, policy)
     if adoptee is None or observed.named is None:
         return
-    held = find_held(adoptee, desired, observed)
+    held = collect_held(adoptee, desired, observed)
     check_held_privileges(held, observed.named, action="taking the role back")
 
 
@@ -156,7 +156,7 @@ def check_adoption(
     """Raises PgRoleError if the object may not adopt the role, or if that is unknown. `fields`: what adoption would
     change on the role; `cascades`: what that would revoke from others.
     """
-    held = find_held(_make_adoptee(desired, named, observed, policy), desired, observed)
+    held = collect_held(_make_adoptee(desired, named, observed, policy), desired, observed)
     if not desired.adopt:
         what = f"would change {', '.join(fields)}" if fields else "would change nothing"
         if cascades:

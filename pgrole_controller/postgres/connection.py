@@ -26,7 +26,7 @@ from pgrole_controller.postgres.session_settings import (
     check_identity,
     check_search_path,
 )
-from pgrole_controller.postgres.tls import Mode, make_context
+from pgrole_controller.postgres.tls import SslMode, make_context
 from pgrole_controller.postgres.unnamed_statements import fetch_record, forgetting
 
 check_messages()
@@ -65,7 +65,7 @@ class Endpoint:
     """
 
     dsn: str | None = field(default=None, repr=False)
-    ssl: Mode | None = None  # None: as the DSN says
+    ssl: SslMode | None = None  # None: as the DSN says
     database: str | None = None  # None: as the DSN says
     hosts: tuple[str, ...] = ()
     port: int = 5432
@@ -89,7 +89,7 @@ class Endpoint:
         database: str,
         user: str,
         password: str | PasswordFactory,
-        sslmode: Mode,
+        sslmode: SslMode,
         ca: str | None = None,
         methods: frozenset[str] | None = None,
     ) -> "Endpoint":

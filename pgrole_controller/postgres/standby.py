@@ -32,9 +32,7 @@ async def stand_by(
     Returns the fence if this process leads the database without the Lease. None: it holds the Lease, or the schema was
     installed. Raises PgRoleError if a connection fails.
     """
-    waiting = _FailedStandby(
-        candidate, (writer, *(detector.connections if detector else ())), found if detector else None
-    )
+    waiting = _Standby(candidate, (writer, *(detector.connections if detector else ())), found if detector else None)
     with unwrap_group():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(await_end, waiting.connections)
@@ -45,7 +43,7 @@ async def stand_by(
 
 
 @dataclass(slots=True)
-class _FailedStandby:
+class _Standby:
     """Waits to lead with all connections open. `found` None: schema pgrole does not exist yet."""
 
     candidate: Candidate

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pgrole_controller.core.errors import Reason, Refused
 
-Mode = Literal["disable", "require", "verify-ca", "verify-full"]
+SslMode = Literal["disable", "require", "verify-ca", "verify-full"]
 
 _ALPN = "postgresql"
 
@@ -20,7 +20,7 @@ SHARED_SECONDS = 10.0
 _shared: dict[tuple[str | None, str | None], tuple[float, ssl.SSLContext]] = {}
 
 
-def make_context(mode: Mode, ca: str | None) -> ssl.SSLContext | Literal[False]:
+def make_context(mode: SslMode, ca: str | None) -> ssl.SSLContext | Literal[False]:
     """asyncpg's argument `ssl`. `ca`: certificates in PEM; None: those of the system (SSL_CERT_FILE, SSL_CERT_DIR).
 
     As in libpq, `require` with a CA verifies like `verify-ca`, and `verify-ca` without a CA is refused. Raises Refused,
@@ -45,7 +45,7 @@ def make_context(mode: Mode, ca: str | None) -> ssl.SSLContext | Literal[False]:
     return _settle(context, mode)
 
 
-def _settle(context: ssl.SSLContext, mode: Mode) -> ssl.SSLContext:
+def _settle(context: ssl.SSLContext, mode: SslMode) -> ssl.SSLContext:
     context.sslobject_class = _Brief
     context.check_hostname = mode == "verify-full"
     context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -25,14 +25,14 @@ from pgrole_controller.postgres import tls
 from pgrole_controller.postgres.connection import CONNECT_SECONDS, Endpoint, connect
 from pgrole_controller.postgres.database_connection import connect_read_only
 from pgrole_controller.postgres.diagnosis import read_server_facts
-from pgrole_controller.postgres.tls import Mode
+from pgrole_controller.postgres.tls import SslMode
 from tests.certificates import Certificate, Certificates
 from tests.libpq import ask_libpq
 from tests.servers import Servers
 
 #: The version whose portable programs have TLS and include libpq.
 VERSION = 17
-MODES: tuple[Mode, ...] = ("disable", "require", "verify-ca", "verify-full")
+MODES: tuple[SslMode, ...] = ("disable", "require", "verify-ca", "verify-full")
 _DAY = timedelta(days=1)
 
 
@@ -70,10 +70,10 @@ class TlsTrial:
 
         assert await reached(is_shown, 20, every=0.02)
 
-    def endpoint(self, mode: Mode, host: str = "localhost", ca: str | None = None) -> Endpoint:
+    def endpoint(self, mode: SslMode, host: str = "localhost", ca: str | None = None) -> Endpoint:
         return Endpoint.of([host], self.server.port, "postgres", SUPERUSER, self.server.password, mode, ca)
 
-    async def verdict(self, mode: Mode, host: str, ca: str | None) -> str | None:
+    async def verdict(self, mode: SslMode, host: str, ca: str | None) -> str | None:
         """Returns why a connection is refused; None if it succeeds, encrypted unless `mode` is disable."""
         try:
             async with connect(self.endpoint(mode, host, ca), "test") as connection:
@@ -83,7 +83,7 @@ class TlsTrial:
         assert encrypted is (mode != "disable")
         return None
 
-    async def verdicts(self, host: str, ca: Certificate | None, *, always: bool = False) -> dict[Mode, str | None]:
+    async def verdicts(self, host: str, ca: Certificate | None, *, always: bool = False) -> dict[SslMode, str | None]:
         """Returns the verdicts by mode; libpq must agree. `always`: the CA is given in mode require, too."""
         pem = None if ca is None else ca.pem
         given = {mode: pem if always or mode.startswith("verify") else None for mode in MODES}
@@ -92,8 +92,8 @@ class TlsTrial:
         assert _yes_or_no(ours) == _yes_or_no(theirs), (ours, theirs)
         return ours
 
-    async def ask_libpq(self, host: str, given: dict[Mode, Certificate | None]) -> dict[Mode, str | None]:
-        def options(mode: Mode, ca: Certificate | None) -> dict[str, str]:
+    async def ask_libpq(self, host: str, given: dict[SslMode, Certificate | None]) -> dict[SslMode, str | None]:
+        def options(mode: SslMode, ca: Certificate | None) -> dict[str, str]:
             made = {"host": host, "port": str(self.server.port), "dbname": "postgres", "connect_timeout": "10"}
             made |= {"user": SUPERUSER, "password": self.server.password, "sslmode": mode, "gssencmode": "disable"}
             if ca is not None or mode.startswith("verify"):
@@ -107,7 +107,7 @@ class TlsTrial:
         return dict(zip(given, answers, strict=True))
 
 
-def _yes_or_no(verdicts: dict[Mode, str | None]) -> dict[Mode, bool]:
+def _yes_or_no(verdicts: dict[SslMode, str | None]) -> dict[SslMode, bool]:
     return {mode: words is None for mode, words in verdicts.items()}
 
 
@@ -293,7 +293,7 @@ async def test_a_ca_without_key_usage_is_accepted_by_every_python(
     ],
 )
 @pytest.mark.parametrize("mode", ["require", "verify-ca", "verify-full"])
-async def test_an_unreadable_ca_is_reported_before_anything_is_sent(nonsense: str, mode: Mode) -> None:
+async def test_an_unreadable_ca_is_reported_before_anything_is_sent(nonsense: str, mode: SslMode) -> None:
     endpoint = Endpoint.of(["host.invalid"], 1, "postgres", "user", "password", mode, nonsense)
     with pytest.raises(Refused, match="the CA is not readable"):
         async with connect(endpoint, "test"):
