@@ -21,6 +21,7 @@ from pgrole_controller.core.folding.schema_folding import (
     without_access,
 )
 from pgrole_controller.core.folding.schema_sharing import share_schemas
+from pgrole_controller.core.name_patterns import is_pattern
 from pgrole_controller.core.privileges.acl import AclEntry, DefaultAcl, ObjectKind, ObservedAcl
 from pgrole_controller.core.privileges.acl_comparison import is_left_alone
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
@@ -232,7 +233,7 @@ class PrivilegeFolder:
         named = {one.schema for one in declared.objects if one.columns or one.names != _EVERYWHERE}
         named |= {one.schema for one in declared.schemas if one.exceptions not in ((), _EVERYWHERE)}
         touched = {one.schema for one in declared.schemas} | {one.schema for one in declared.objects}
-        shared = any(set("*?") & set(schema) for schema in touched)
+        shared = any(map(is_pattern, touched))
         for schema in sorted(self._contents) if shared else sorted(touched | self._places[oid]):
             contents = self._contents[schema]
             acls += [] if contents.schema is None else [contents.schema]
@@ -350,7 +351,7 @@ def _limit(draft: _Draft, existing: frozenset[str]) -> None:
 
 
 def _are_valid(names: Iterable[str]) -> bool:
-    return all(not NOT_UTF8.search(name) and not set("*?") & set(name) for name in names)
+    return all(not NOT_UTF8.search(name) and not is_pattern(name) for name in names)
 
 
 def _note_unmanaged(unmanaged: Mapping[str, str]) -> list[str]:

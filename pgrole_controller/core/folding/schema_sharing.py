@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from pgrole_controller.core.folding.schema_folding import FoldedSchema
+from pgrole_controller.core.name_patterns import is_pattern
 from pgrole_controller.core.privileges.grantee import ObjectPrivileges, SchemaAccess
 
 #: Minimum number of schemas that share a pattern.
@@ -43,7 +44,7 @@ def _share(items: Sequence[_Item], existing: frozenset[str]) -> Iterator[_Item]:
 def _patterns(schemas: list[str], existing: frozenset[str]) -> Iterator[tuple[str, list[str]]]:
     """Yields patterns that match only these of the existing schemas, each with the schemas it matches."""
     prefix = _common_prefix(schemas)
-    if len(schemas) >= _LEAST and prefix and not set("*?") & set(prefix):
+    if len(schemas) >= _LEAST and prefix and not is_pattern(prefix):
         matching = {name for name in existing if name.startswith(prefix)}
         if matching <= set(schemas) and len(prefix.encode()) < 63:
             yield f"{prefix}*", schemas
