@@ -27,7 +27,6 @@ from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.listed_drift import (
     ListedDrift,
     describe,
-    describe_author,
     describe_fields,
     read_status_entry,
     select,
@@ -218,7 +217,7 @@ def as_table(drifts: list[ListedDrift]) -> Table:
         table.add_row(
             rfc3339(drift.last_at).removesuffix("Z").replace("T", " "),
             *(Text(make_printable(text)) for text in (drift.role, drift.database or "-", what)),
-            Text(make_printable(describe_author(drift.by))),
+            Text(make_printable(drift.by.describe())),
             drift.by.proof.value,
             Text("corrected", style="green") if drift.corrected else Text("reported", style="yellow"),
             str(drift.count),

@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Any
 
 from pgrole_controller.core.drift_record import read_moment, rfc3339
-from pgrole_controller.core.enumeration import spell_name
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 
 #: Maximum number of fields and phrases listed for one drift; both sources keep fewer.
@@ -126,15 +125,6 @@ def describe_fields(drift: ListedDrift) -> str:
 
 def _describe_field(name: str, pair: tuple[str, str] | None) -> str:
     return name if pair is None else f"{name}: {pair[1] or '(none)'} → {pair[0] or '(none)'}"
-
-
-def describe_author(by: DriftAuthor) -> str:
-    """Returns the login and the role it acted as, with application and address, as far as they are known."""
-    if not by.login:
-        return "unknown"
-    acting = f" as {spell_name(by.role)}" if by.role and by.role != by.login else ""
-    beside = ", ".join(filter(None, (by.application and spell_name(by.application), by.address)))
-    return f"{spell_name(by.login)}{acting}" + (f" ({beside})" if beside else "")
 
 
 def _texts(value: object) -> tuple[str, ...]:

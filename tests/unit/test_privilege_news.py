@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime
 
-from pgrole_controller.core.listed_drift import describe_author
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.privileges.default_acl_decision import label_place
 from pgrole_controller.core.privileges.privilege_difference import DifferenceClassifier, PrivilegeDifference
@@ -87,7 +86,7 @@ def test_a_name_cannot_pass_for_the_rest_of_the_sentence() -> None:
         )
         assert announce_extension(FORGED, [one]).note.endswith(f"(database {quoted}): DELETE on {what}")
     assert label_place(("a b", FORGED, "r")) == f'future tables in schema {quoted} created by "a b"'
-    assert describe_author(by) == f'{quoted} as "x y" ({quoted}, 10.2.3.4)'
+    assert by.describe() == f'{quoted} as "x y" ({quoted}, 10.2.3.4)'
 
 
 def test_a_note_is_never_too_long() -> None:

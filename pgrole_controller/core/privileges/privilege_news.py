@@ -53,7 +53,7 @@ def announce_drift(
 
 
 def _sentence(database: str, drift: PrivilegeDrift, differences: Sequence[PrivilegeDifference]) -> str:
-    where, by = f"(database {spell_name(database)})", _name(drift)
+    where, by = f"(database {spell_name(database)})", _name(drift.by)
     if len(differences) == 1:
         (one,) = differences
         done, undone = ("granted", "revoked") if one.held else ("revoked", "granted again")
@@ -73,14 +73,11 @@ def _why_left(differences: Sequence[PrivilegeDifference]) -> str:
     return "no PgRole can declare them" if len(left) > 1 else "no PgRole can declare it: revoke it if it is not wanted"
 
 
-def _name(drift: PrivilegeDrift) -> str:
-    by = drift.by
+def _name(by: DriftAuthor) -> str:
     if not by.login:
         return ""
-    role = f" as {spell_name(by.role)}" if by.role and by.role != by.login else ""
-    place = ", ".join(filter(None, (by.application and spell_name(by.application), by.address)))
     at = f" at {by.time.astimezone(UTC).strftime('%H:%M:%S.%f')[:-3]}" if by.time else ""
-    return f" by {spell_name(by.login)}{role}{f' ({place})' if place else ''}{at}"
+    return f" by {by.describe()}{at}"
 
 
 def announce_extension(database: str, differences: Sequence[PrivilegeDifference]) -> PrivilegeNews:

@@ -5,6 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from pgrole_controller.core.approval import PrivilegeOffer
+from pgrole_controller.core.enumeration import spell_name
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.request import Key
 
@@ -32,6 +33,14 @@ class DriftAuthor:
     address: str = ""
     time: datetime | None = None
     statement: str = ""
+
+    def describe(self) -> str:
+        """Returns the login and the role it acted as, with application and address, as far as they are known."""
+        if not self.login:
+            return "unknown"
+        acting = f" as {spell_name(self.role)}" if self.role and self.role != self.login else ""
+        beside = ", ".join(filter(None, (self.application and spell_name(self.application), self.address)))
+        return f"{spell_name(self.login)}{acting}" + (f" ({beside})" if beside else "")
 
 
 @dataclass(frozen=True, slots=True)
