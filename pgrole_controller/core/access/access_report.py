@@ -14,7 +14,7 @@ from pgrole_controller.core.access.effective_access import (
     SubjectJudge,
 )
 from pgrole_controller.core.access.role_graph import Chain
-from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectKind
+from pgrole_controller.core.privileges.acl import UNDECLARABLE, DatabaseObject, ObjectKind
 
 #: What a role lacks that has CONNECT only after SET ROLE.
 LOGIN_FIRST = "not usable at login: SET ROLE comes after CONNECT is checked"
@@ -273,17 +273,9 @@ def what_can(
 
 
 _FIRST = (ObjectKind.DATABASE, ObjectKind.SCHEMA)
-_LATER = (
-    ObjectKind.TYPE,
-    ObjectKind.LANGUAGE,
-    ObjectKind.FOREIGN_DATA_WRAPPER,
-    ObjectKind.FOREIGN_SERVER,
-    ObjectKind.LARGE_OBJECT,
-)
 #: The database, then schemas, then what is in schemas, then kinds that no PgRole can declare.
 _ORDER = {
-    kind: _FIRST.index(kind) if kind in _FIRST else 3 + _LATER.index(kind) if kind in _LATER else 2
-    for kind in ObjectKind
+    kind: place if kind in _FIRST or kind in UNDECLARABLE else len(_FIRST) for place, kind in enumerate(ObjectKind)
 }
 
 

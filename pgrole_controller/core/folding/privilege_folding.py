@@ -22,7 +22,7 @@ from pgrole_controller.core.folding.schema_folding import (
 )
 from pgrole_controller.core.folding.schema_sharing import share_schemas
 from pgrole_controller.core.name_patterns import is_pattern
-from pgrole_controller.core.privileges.acl import AclEntry, DefaultAcl, ObjectKind, ObservedAcl
+from pgrole_controller.core.privileges.acl import UNDECLARABLE, AclEntry, DefaultAcl, ObjectKind, ObservedAcl
 from pgrole_controller.core.privileges.acl_comparison import is_left_alone
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.privileges.default_acl_decision import DEFAULT_KINDS, REVOKED_TYPES, name_type
@@ -44,17 +44,6 @@ _MOST_CREATORS = 32
 _MOST_UNMANAGED = 32
 
 _EVERYWHERE = ("*",)
-
-#: Kinds on which nothing can be declared.
-_UNDECLARABLE = frozenset(
-    {
-        ObjectKind.TYPE,
-        ObjectKind.LANGUAGE,
-        ObjectKind.FOREIGN_DATA_WRAPPER,
-        ObjectKind.FOREIGN_SERVER,
-        ObjectKind.LARGE_OBJECT,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +122,7 @@ class PrivilegeFolder:
         held = self._held.get(id(acl.entries))
         if held is None:
             held = self._held[id(acl.entries)] = _by_grantee(acl.entries)
-        if obj.kind in _UNDECLARABLE:
+        if obj.kind in UNDECLARABLE:
             for grantee in held:
                 self._others[grantee].append(acl)
             return

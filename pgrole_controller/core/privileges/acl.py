@@ -58,6 +58,9 @@ DECLARABLE: dict[ObjectKind, tuple[str, ...]] = {
     ObjectKind.ROUTINE: ("EXECUTE",),
 }
 
+#: Kinds that no declaration can name.
+UNDECLARABLE = frozenset(ObjectKind) - DECLARABLE.keys()
+
 #: Privileges that exist on columns too.
 COLUMN_PRIVILEGES = frozenset({"SELECT", "INSERT", "UPDATE", "REFERENCES"})
 

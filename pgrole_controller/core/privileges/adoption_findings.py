@@ -19,7 +19,14 @@ from dataclasses import replace
 
 from pgrole_controller.core.errors import PgRoleError, make_legible
 from pgrole_controller.core.policy import FIRST_NORMAL_OID
-from pgrole_controller.core.privileges.acl import DECLARABLE, AclEntry, DatabaseObject, DefaultAcl, ObjectId, ObjectKind
+from pgrole_controller.core.privileges.acl import (
+    UNDECLARABLE,
+    AclEntry,
+    DatabaseObject,
+    DefaultAcl,
+    ObjectId,
+    ObjectKind,
+)
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.privileges.default_acl_decision import label_default, label_place
 from pgrole_controller.core.privileges.grantee import Grantee, Takeover
@@ -32,11 +39,11 @@ from pgrole_controller.core.privileges.privilege_result import AdoptionFindings,
 #: Maximum length of one privilege in words: a routine can have a hundred arguments.
 _LONGEST = 200
 
-#: Kinds that no declaration can name, and those of them that no rule opens.
-_UNDECLARABLE = frozenset(ObjectKind) - DECLARABLE.keys()
-_CLOSED = _UNDECLARABLE - {ObjectKind.TYPE}
+#: Kinds that no rule opens.
+_CLOSED = UNDECLARABLE - {ObjectKind.TYPE}
 
-#: A read has at most this number of objects of such kinds, and entries of one ACL (sql/privileges).
+#: A read has at most this number of objects of kinds that no declaration can name, and entries of one ACL
+#: (sql/privileges).
 _MOST_UNDECLARABLE, _MOST_ENTRIES = 1000, 10_000
 
 #: Types in pg_default_acl that a rule can decide about before the object exists: whether a routine will be SECURITY
@@ -48,7 +55,7 @@ def is_cut(observed: ObservedDatabase) -> bool:
     """Whether the roles that were read together may hold more than one read has."""
     entries = max((len(one.entries) for one in observed.acls), default=0)
     defaults = max((len(one.entries) for one in observed.defaults or ()), default=0)
-    undeclarable = sum(one.object.kind in _UNDECLARABLE for one in observed.acls)
+    undeclarable = sum(one.object.kind in UNDECLARABLE for one in observed.acls)
     return max(entries, defaults) >= _MOST_ENTRIES or undeclarable >= _MOST_UNDECLARABLE
 
 
