@@ -181,11 +181,11 @@ async def read_claims(connection: Connection, cluster: str, after: str) -> HeldC
     for row in rows:
         try:
             key = Key(row.get("namespace", str), row.get("object", str))
-            claims.append((key, row.get("role_name", str), row.get("object_uid", str)))
+            claims.append(HeldClaim(key, row.get("role_name", str), row.get("object_uid", str)))
         except PgRoleError as error:
             log.warning("claim left unchanged: not readable", extra={"error": error.message})
     is_last = len(rows) < CLAIMS_PAGE or not claims
-    return HeldClaims(claims, None if is_last else claims[-1][1])
+    return HeldClaims(claims, None if is_last else claims[-1].role_name)
 
 
 async def read_namespace_roles(

@@ -12,7 +12,7 @@ Every coroutine raises PgRoleError.
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 import anyio
 
@@ -35,11 +35,16 @@ _UNANSWERED = (
     "(pg_stat_activity.wait_event), start the synchronous standby, or remove it from synchronous_standby_names"
 )
 
-#: A claim that is not released: key of the object, name of the role, uid of the object.
-HeldClaim: TypeAlias = tuple[Key, str, str]
-
 #: Claims read at once: they take at most 3 MiB of `framing.VOLUME`, and 0.02 s of the event loop.
 CLAIMS_PAGE = 5000
+
+
+class HeldClaim(NamedTuple):
+    """A claim that is not released."""
+
+    key: Key
+    role_name: str
+    object_uid: str
 
 
 class HeldClaims(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from heapq import nsmallest
-from operator import itemgetter
+from operator import attrgetter
 
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.ddl import literal, seen_name, statements
@@ -93,8 +93,10 @@ class StatusClaims:
         return await catalog.read_verifiers(home.connection, _verifier_source(home.identity), oids)
 
     async def read_held(self, home: HomeConnection, after: str = "") -> HeldClaims:  # noqa: ARG002
-        some = nsmallest(CLAIMS_PAGE, (one for one in self.held() if one[1] > after), key=itemgetter(1))
-        return HeldClaims(some, some[-1][1] if len(some) == CLAIMS_PAGE else None)
+        some = nsmallest(
+            CLAIMS_PAGE, (one for one in self.held() if one.role_name > after), key=attrgetter("role_name")
+        )
+        return HeldClaims(some, some[-1].role_name if len(some) == CLAIMS_PAGE else None)
 
     async def read_namespace_roles(
         self,
@@ -155,7 +157,7 @@ class StatusClaims:
     def held(self) -> list[HeldClaim]:
         """The claims that are not released."""
         return [
-            (_key(claim.owner), claim.role_name, claim.owner.object_uid)
+            HeldClaim(_key(claim.owner), claim.role_name, claim.owner.object_uid)
             for claim in self._claims.values()
             if not claim.released
         ]

@@ -3,7 +3,7 @@ alternate with reconciles.
 """
 
 from collections.abc import Callable, Sequence
-from operator import itemgetter
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import cast
 
@@ -18,15 +18,15 @@ from pgrole_controller.controller.session_keeper import SessionKeeper, SessionSt
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.request import Key
-from pgrole_controller.postgres.claim_store import CLAIMS_PAGE, HeldClaims
+from pgrole_controller.postgres.claim_store import CLAIMS_PAGE, HeldClaim, HeldClaims
 from pgrole_controller.postgres.session import Session
 from tests.timelapse import in_timelapse
 
 FAILURE = Transient(Reason.DATABASE_ERROR, "no")
 
 
-def claims(count: int) -> list[tuple[Key, str, str]]:
-    return [(Key("shop", f"o{number}"), f"r{number}", f"u{number}") for number in range(count)]
+def claims(count: int) -> list[HeldClaim]:
+    return [HeldClaim(Key("shop", f"o{number}"), f"r{number}", f"u{number}") for number in range(count)]
 
 
 def release(orphans: Orphans, poisoned: set[str]) -> list[set[str]]:
@@ -90,8 +90,8 @@ class OrphanSession:
 
     async def read_claims(self, after: str) -> HeldClaims:
         self.reads.append(anyio.current_time())
-        page = sorted((one for one in self.held if one[1] > after), key=itemgetter(1))[: self.page]
-        return HeldClaims(page, page[-1][1] if len(page) == self.page else None)
+        page = sorted((one for one in self.held if one.role_name > after), key=attrgetter("role_name"))[: self.page]
+        return HeldClaims(page, page[-1].role_name if len(page) == self.page else None)
 
     async def apply_plans(self, plans: Sequence[Plan]) -> list[PgRoleError | None]:
         (plan,) = plans
