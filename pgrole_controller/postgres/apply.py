@@ -26,7 +26,7 @@ from pgrole_controller.core.diff import Drop, Rename, field_names
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.claim_store import ClaimStore
+from pgrole_controller.postgres.claim_store import CHANGE_TIMEOUTS, ClaimStore
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.errors import DEPENDENT, LOCK_NOT_FREE, NO_DATABASE, is_lacking, sqlstate_of
@@ -43,9 +43,6 @@ log = logging.getLogger(__name__)
 #: Time limit in seconds for applying plans one by one after a batch failed; the remaining plans are postponed.
 ONE_BY_ONE_SECONDS = 3.0
 
-_STATEMENT_TIMEOUT = "3500ms"
-#: How long to wait for the lock on changes: transactions of other controllers may take long.
-_CHANGE_LOCK_TIMEOUT = "2s"
 #: How long to wait for each role in a batch, and for a role changed alone. Since PostgreSQL 16 any role can lock any
 #: other: ALTER ROLE checks privileges last.
 _TOGETHER = "500ms"
@@ -102,11 +99,7 @@ class LockedRoles:
 
 def script(plans: Sequence[Plan], dialect: Dialect, *, lock_timeout: str = _TOGETHER) -> str:
     """The SQL of these plans. PostgreSQL executes it as one transaction: it is one message without parameters."""
-    begin = [
-        f"SET LOCAL lock_timeout = '{_CHANGE_LOCK_TIMEOUT}'",
-        f"SET LOCAL statement_timeout = '{_STATEMENT_TIMEOUT}'",
-        *dialect.claims.opening(),
-    ]
+    begin = [*CHANGE_TIMEOUTS, *dialect.claims.opening()]
     if dialect.fence is not None and dialect.fence.statement is not None:
         begin.append(dialect.fence.statement)
     begin.append(f"SET LOCAL lock_timeout = '{lock_timeout}'")

@@ -30,6 +30,10 @@ TRANSACTION_SECONDS = 4.0
 #: The same for the ROLLBACK of one that had no answer in time.
 _ROLLBACK_SECONDS = 1.0
 
+#: How a transaction that changes something begins. How long it waits for the lock on changes: transactions of other
+#: controllers may take long.
+CHANGE_TIMEOUTS = ("SET LOCAL lock_timeout = '2s'", "SET LOCAL statement_timeout = '3500ms'")
+
 _UNANSWERED = (
     "PostgreSQL gives no answer in time to a transaction. If the controller's session waits for SyncRep "
     "(pg_stat_activity.wait_event), start the synchronous standby, or remove it from synchronous_standby_names"

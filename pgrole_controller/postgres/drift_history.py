@@ -23,6 +23,7 @@ from pgrole_controller import resources
 from pgrole_controller.core.database_options import HistoryConfig
 from pgrole_controller.core.ddl import quote_literal, storable
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
+from pgrole_controller.postgres.claim_store import CHANGE_TIMEOUTS
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.fence import Fence
@@ -41,8 +42,6 @@ _LONGEST_WORDS = 100
 _DIGEST = 16
 
 _SECONDS = 5.0
-_LOCK_TIMEOUT = "2s"
-_STATEMENT_TIMEOUT = "3500ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +134,10 @@ async def record_at_home(
 
     `opening`: how a transaction begins there (ClaimStore.opening). Raises PgRoleError, also if another process leads.
     """
-    begin = [f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'", f"SET LOCAL statement_timeout = '{_STATEMENT_TIMEOUT}'"]
     lead = [fence.statement] if fence is not None and fence.statement is not None else []
     if fence is not None:
         fence.check_clock(enforcing=True)
-    script = ";\n".join((*begin, *opening, *lead, build_record_statement(drifts, config)))
+    script = ";\n".join((*CHANGE_TIMEOUTS, *opening, *lead, build_record_statement(drifts, config)))
     with translate_errors("record_drifts"), anyio.fail_after(_SECONDS, shield=True):
         await connection.execute(script)
 

@@ -11,7 +11,7 @@ import anyio
 
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl import AclChange, DefaultAclChange, ObjectId
-from pgrole_controller.postgres.claim_store import limited_transaction
+from pgrole_controller.postgres.claim_store import CHANGE_TIMEOUTS, limited_transaction
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import DEPENDENT, LOCK_NOT_FREE, sqlstate_of, translate_errors
 from pgrole_controller.postgres.fence import Fence
@@ -31,8 +31,6 @@ from pgrole_controller.postgres.privileges.own_locks import HISTORY, find_locked
 from pgrole_controller.postgres.privileges.own_transactions import NOTE_OWN_TRANSACTION
 from pgrole_controller.postgres.trusted_schema import guard_of
 
-_STATEMENT_TIMEOUT = "3500ms"
-_CHANGE_LOCK_TIMEOUT = "2s"
 #: Time limit in seconds for dividing the changes of one object, well below that of a transaction.
 _PARTS_SECONDS = 1.0
 
@@ -222,8 +220,7 @@ class AclTransactions:
         """Returns settings and locks of a transaction."""
         oids = ",".join(str(one.observed.object.id.oid) for one in repairs)
         opening = [
-            f"SET LOCAL lock_timeout = '{_CHANGE_LOCK_TIMEOUT}'",
-            f"SET LOCAL statement_timeout = '{_STATEMENT_TIMEOUT}'",
+            *CHANGE_TIMEOUTS,
             *self._dialect.opening(guard_of(self._connection)),
             f"SET LOCAL lock_timeout = '{max(round(1000 * seconds), 1)}ms'",
         ]
