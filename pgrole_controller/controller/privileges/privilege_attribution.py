@@ -10,7 +10,7 @@ from pgrole_controller.controller.privileges import large_rounds
 from pgrole_controller.controller.privileges.privilege_progress import PrivilegeProgress
 from pgrole_controller.core.privileges.acl import ObjectId, ObjectKind, ObservedAcl
 from pgrole_controller.core.privileges.attribution import DEFAULTS, GRANTED, REVOKED, ChangedRow
-from pgrole_controller.core.privileges.default_acl_decision import label_default
+from pgrole_controller.core.privileges.default_acl_decision import label_place
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
@@ -50,7 +50,7 @@ def _find_rows(
     some: Sequence[tuple[PrivilegeProgress, Sequence[PrivilegeDifference]]], observed: ObservedDatabase
 ) -> list[dict[PrivilegeDifference, ChangedRow | None]]:
     acls = {one.object.id: one for one in observed.acls}
-    defaults = {label_default(one): one.xmin for one in observed.defaults or ()}
+    defaults = {label_place(one.place): one.xmin for one in observed.defaults or ()}
     return [
         {each: _changed_row(each, acls, defaults, one.grantee.role_name) for each in differences}
         for one, differences in some

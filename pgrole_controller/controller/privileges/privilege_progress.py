@@ -76,7 +76,7 @@ class PrivilegeProgress:
             each
             for each in decision.default_changes
             if (None, each.creator_name) not in self.held_places
-            or _only_extends(each, label_place((each.creator_name, each.schema, each.object_type)), extended)
+            or _only_extends(each, label_place(each.place), extended)
         )
         self.touched = self.touched or self.has_changes or bool(grantors)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from pgrole_controller.core.enumeration import spell_name
 
@@ -135,6 +135,10 @@ class ObservedAcl:
     column_xmins: Mapping[str, int] = field(default_factory=lambda: _NO_COLUMNS, hash=False)
 
 
+#: Of default privileges: creator's name, schema (empty: the whole database), type of object.
+DefaultPlace: TypeAlias = tuple[str, str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class DefaultAcl:
     """Default privileges of one creator for one grantee. `schema` is empty for those of the whole database.
@@ -149,6 +153,10 @@ class DefaultAcl:
     object_type: str
     entries: tuple[AclEntry, ...]
     xmin: int = 0
+
+    @property
+    def place(self) -> DefaultPlace:
+        return self.creator_name, self.schema, self.object_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,3 +190,7 @@ class DefaultAclChange:
     privileges: tuple[str, ...]
     revoke: bool = False
     option_only: bool = False
+
+    @property
+    def place(self) -> DefaultPlace:
+        return self.creator_name, self.schema, self.object_type

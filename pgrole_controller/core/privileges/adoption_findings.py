@@ -28,7 +28,7 @@ from pgrole_controller.core.privileges.acl import (
     ObjectKind,
 )
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
-from pgrole_controller.core.privileges.default_acl_decision import label_default, label_place
+from pgrole_controller.core.privileges.default_acl_decision import label_place
 from pgrole_controller.core.privileges.grantee import Grantee, Takeover
 from pgrole_controller.core.privileges.object_patterns import CompiledPrivileges, compile_privileges
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
@@ -112,7 +112,7 @@ def _find_revoked(decision: PrivilegeDecision) -> Iterator[PrivilegeDifference]:
                     yield PrivilegeDifference(privilege, change.object, column, option=change.option_only)
     for default in decision.default_changes:
         if default.revoke:
-            place = label_place((default.creator_name, default.schema, default.object_type))
+            place = label_place(default.place)
             for privilege in default.privileges:
                 yield PrivilegeDifference(privilege, place=place, option=default.option_only)
 
@@ -159,7 +159,7 @@ class _HeldEntries:
         return known
 
     def _find_defaults_beyond(self, default: DefaultAcl) -> Iterator[PrivilegeDifference]:
-        facts, place = self._observed.facts, label_default(default)
+        facts, place = self._observed.facts, label_place(default.place)
         owned = default.creator in self._grantee.owned
         barred = why_not_created_by(self._grantee, default.creator, default.creator_name, facts) is not None
         for entry in default.entries:

@@ -9,7 +9,14 @@ from collections.abc import Mapping, Sequence
 from pgrole_controller.core.enumeration import spell_name
 from pgrole_controller.core.name_patterns import is_pattern
 from pgrole_controller.core.policy import FIRST_NORMAL_OID
-from pgrole_controller.core.privileges.acl import DatabaseObject, DefaultAcl, DefaultAclChange, ObjectId, ObjectKind
+from pgrole_controller.core.privileges.acl import (
+    DatabaseObject,
+    DefaultAcl,
+    DefaultAclChange,
+    DefaultPlace,
+    ObjectId,
+    ObjectKind,
+)
 from pgrole_controller.core.privileges.awaited_privileges import mark_default, mark_schema
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
 from pgrole_controller.core.privileges.object_patterns import CompiledPrivileges, given_by
@@ -45,9 +52,6 @@ _NOUNS = {
     "L": "large objects",
 }
 
-#: Creator's name, schema (empty: the whole database), type of object.
-_Place = tuple[str, str, str]
-
 
 class DefaultsComparison:
     """One grantee's default privileges."""
@@ -81,18 +85,18 @@ class DefaultsComparison:
         """`roles`, `schemas`: existing ones. `schema_ids`: as far as known. `complete`: creators that are not in
         `roles` do not exist.
         """
-        allowed: dict[_Place, frozenset[str]] = {}
-        denied: dict[_Place, frozenset[str]] = {}
+        allowed: dict[DefaultPlace, frozenset[str]] = {}
+        denied: dict[DefaultPlace, frozenset[str]] = {}
         if self._declaration is not None:
             allowed, denied = self._desired(self._declaration.declared, roles, schemas, complete=complete)
-        held: dict[_Place, set[str]] = {}
+        held: dict[DefaultPlace, set[str]] = {}
         for acl in observed:
             if acl.creator != self._grantee.oid:
-                place = (acl.creator_name, acl.schema, acl.object_type)
+                place = acl.place
                 declared, refused = allowed.get(place, frozenset()), denied.get(place, frozenset())
                 held.setdefault(place, set()).update(self._compare_held(acl, declared, refused))
         for place, privileges in sorted(allowed.items()):
-            creator_name, schema, object_type = place
+            creator_name, schema, _ = place
             creator = roles[creator_name]
             where = [ObjectId("pg_default_acl", creator), ObjectId("pg_authid", creator)]
             where += [schema_ids[schema]] if schema in schema_ids else []
@@ -105,14 +109,14 @@ class DefaultsComparison:
                 )
             )
             if missing:
-                self._add(creator, creator_name, schema, object_type, missing)
+                self._add(creator, place, missing)
 
     def _desired(
         self, declared: DatabasePrivileges, roles: Mapping[str, int], schemas: frozenset[str], *, complete: bool
-    ) -> tuple[dict[_Place, frozenset[str]], dict[_Place, frozenset[str]]]:
+    ) -> tuple[dict[DefaultPlace, frozenset[str]], dict[DefaultPlace, frozenset[str]]]:
         """Returns what is declared and allowed, and what is declared but denied."""
-        allowed: dict[_Place, frozenset[str]] = {}
-        denied: dict[_Place, frozenset[str]] = {}
+        allowed: dict[DefaultPlace, frozenset[str]] = {}
+        denied: dict[DefaultPlace, frozenset[str]] = {}
         barred: dict[str, bool] = {}
         for name in declared.created_by:
             if name not in roles:
@@ -141,7 +145,7 @@ class DefaultsComparison:
             allowed[place], denied[place] = privileges - refused, frozenset(refused)
         return allowed, denied
 
-    def _is_denied(self, creator: int, place: _Place, privilege: str) -> bool:
+    def _is_denied(self, creator: int, place: DefaultPlace, privilege: str) -> bool:
         creator_name, schema, object_type = place
         if object_type == "f" and creator not in self._grantee.owned:
             # Whether a future routine will be SECURITY DEFINER is unknown: it is judged once it exists.
@@ -160,7 +164,7 @@ class DefaultsComparison:
         revoked: list[str] = []
         disarmed: list[str] = []
         held: set[str] = set()
-        label = label_default(acl)
+        label = label_place(acl.place)
         for entry in acl.entries:
             if entry.grantee != self._grantee.oid:
                 continue
@@ -178,15 +182,12 @@ class DefaultsComparison:
         for privileges, option_only in ((revoked, False), (disarmed, True)):
             if privileges:
                 some = tuple(sorted(set(privileges)))
-                self._add(
-                    acl.creator, acl.creator_name, acl.schema, acl.object_type, some, revoke=True, option=option_only
-                )
+                self._add(acl.creator, acl.place, some, revoke=True, option=option_only)
         return held
 
     def _is_revoked(self, acl: DefaultAcl, difference: PrivilegeDifference) -> bool:
         """Decides about an undeclared entry, and notes it."""
-        place = (acl.creator_name, acl.schema, acl.object_type)
-        formerly = any(difference.privilege in one.get(place, frozenset()) for one in self._former)
+        formerly = any(difference.privilege in one.get(acl.place, frozenset()) for one in self._former)
         self.former_held = self.former_held or formerly
         if not formerly and not self._is_exact(acl):
             return False
@@ -202,9 +203,7 @@ class DefaultsComparison:
     def _add(
         self,
         creator: int,
-        creator_name: str,
-        schema: str,
-        object_type: str,
+        place: DefaultPlace,
         privileges: tuple[str, ...],
         *,
         revoke: bool = False,
@@ -213,9 +212,7 @@ class DefaultsComparison:
         self.changes.append(
             DefaultAclChange(
                 creator,
-                creator_name,
-                schema,
-                object_type,
+                *place,
                 self._grantee.oid,
                 self._grantee.role_name,
                 privileges,
@@ -225,9 +222,9 @@ class DefaultsComparison:
         )
 
 
-def _places(declared: DatabasePrivileges) -> dict[_Place, frozenset[str]]:
+def _places(declared: DatabasePrivileges) -> dict[DefaultPlace, frozenset[str]]:
     """Returns the default privileges that express a declaration, whether or not creators and schemas exist."""
-    places: dict[_Place, frozenset[str]] = {}
+    places: dict[DefaultPlace, frozenset[str]] = {}
     for access in declared.schemas:
         if is_pattern(access.schema) or access.exceptions or access.schema in SYSTEM_SCHEMAS:
             continue
@@ -243,13 +240,8 @@ def _mark_creator(name: str) -> str:
     return mark_default(f"creator {name}")
 
 
-def label_default(acl: DefaultAcl) -> str:
-    """For people, as in `PrivilegeDifference.place`."""
-    return label_place((acl.creator_name, acl.schema, acl.object_type))
-
-
-def label_place(place: _Place) -> str:
-    """Returns a text for people, such as `future tables in schema app created by alice`."""
+def label_place(place: DefaultPlace) -> str:
+    """Returns a text for people, as in `PrivilegeDifference.place`: `future tables in schema app created by alice`."""
     creator_name, schema, object_type = place
     where = f" in schema {spell_name(schema)}" if schema else ""
     return f"future {name_type(object_type)}{where} created by {spell_name(creator_name)}"
