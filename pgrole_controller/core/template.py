@@ -3,7 +3,7 @@
 Attributes, indexes, conversions and formats are not supported, so a template reaches nothing but its fields.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv6Address
 from string import Formatter
@@ -75,17 +75,14 @@ def measure(template: Template, sizes: Mapping[str, int]) -> int:
 
 def find(template: Template, values: Mapping[str, str], fields: frozenset[str]) -> tuple[int, int] | None:
     """Returns offset and length, in rendered characters, of the first of these fields; None if absent."""
-    return next(_places(template, values, fields), None)
-
-
-def _places(template: Template, values: Mapping[str, str], fields: frozenset[str]) -> Iterator[tuple[int, int]]:
     offset = 0
     for literal, field in template.parts:
         offset += len(literal)
         length = len(_value(field, values))
         if field in fields:
-            yield offset, length
+            return offset, length
         offset += length
+    return None
 
 
 def _value(field: str | None, values: Mapping[str, str]) -> str:

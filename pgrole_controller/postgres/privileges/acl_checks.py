@@ -37,45 +37,43 @@ class _Check:
         )
 
 
-def _checks() -> tuple[_Check, ...]:
-    return (
-        _Check(
-            "pgrole_suspended",
-            queries.inspect("suspended"),
-            CHANGES_SUSPENDED,
-            'pgrole.suspend is on for database "%s", or for the controller\'s role',
-        ),
-        _Check(
-            "pgrole_foreign_triggers",
-            queries.privileges("foreign_triggers"),
-            FOREIGN_EVENT_TRIGGER,
-            "an event trigger of a role that is not trusted would run with the controller's privileges",
-        ),
-        _Check(
-            "pgrole_unexpected",
-            queries.privileges("unexpected"),
-            NOT_AS_EXPECTED,
-            "an object changed since it was read",
-        ),
-        _Check(
-            "pgrole_ineffective",
-            queries.privileges("ineffective"),
-            NOT_AS_EXPECTED,
-            "the statements did not have the effect that they should have",
-        ),
-        _Check(
-            "pgrole_unwritten",
-            queries.privileges("unwritten"),
-            "40001",
-            "an object was renamed while the controller changed its privileges",
-        ),
-    )
-
+_CHECKS = (
+    _Check(
+        "pgrole_suspended",
+        queries.inspect("suspended"),
+        CHANGES_SUSPENDED,
+        'pgrole.suspend is on for database "%s", or for the controller\'s role',
+    ),
+    _Check(
+        "pgrole_foreign_triggers",
+        queries.privileges("foreign_triggers"),
+        FOREIGN_EVENT_TRIGGER,
+        "an event trigger of a role that is not trusted would run with the controller's privileges",
+    ),
+    _Check(
+        "pgrole_unexpected",
+        queries.privileges("unexpected"),
+        NOT_AS_EXPECTED,
+        "an object changed since it was read",
+    ),
+    _Check(
+        "pgrole_ineffective",
+        queries.privileges("ineffective"),
+        NOT_AS_EXPECTED,
+        "the statements did not have the effect that they should have",
+    ),
+    _Check(
+        "pgrole_unwritten",
+        queries.privileges("unwritten"),
+        "40001",
+        "an object was renamed while the controller changed its privileges",
+    ),
+)
 
 #: Statements that fail if changes are suspended, if an event trigger of others would run, if the objects of the setting
 #: pgrole.expected are not as they were read, if their privileges are not as they should be afterwards, and if the
 #: statements changed others than those of the setting pgrole.changed.
-CHECK_SUSPENDED, CHECK_TRIGGERS, CHECK_EXPECTED, CHECK_EFFECT, CHECK_WRITTEN = (one.statement for one in _checks())
+CHECK_SUSPENDED, CHECK_TRIGGERS, CHECK_EXPECTED, CHECK_EFFECT, CHECK_WRITTEN = (one.statement for one in _CHECKS)
 
 #: Locks the relations among the objects of the setting pgrole.objects. If that would remove a comment that someone made
 #: a moment ago, nothing is changed, and the objects are tried again.
@@ -98,7 +96,7 @@ async def prepare_checks(connection: Connection) -> None:
     """Prepares the checks. Call it once per connection, before the first of these statements. Raises PgRoleError."""
     if connection in _prepared:
         return
-    statements = [f"PREPARE {one.name} AS {one.question}" for one in _checks()]
+    statements = [f"PREPARE {one.name} AS {one.question}" for one in _CHECKS]
     statements.append(f"PREPARE {_TABLES} AS {queries.privileges('tables_to_lock')}")
     with translate_errors("prepare"):
         await connection.execute(";\n".join(statements))
