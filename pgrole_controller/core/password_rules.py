@@ -159,14 +159,6 @@ def _is_current(desired: Desired, existing: ObservedRole | None, record: Passwor
     return existing.role.password in (UNSEEN, Password(record.digest))
 
 
-def _is_remembered(desired: Desired, record: PasswordRecord) -> bool:
-    return desired.remembered is not None and bool(record.digest) and desired.remembered.digest == record.digest
-
-
-def _restore(desired: Desired, record: PasswordRecord) -> PasswordDecision:
-    return PasswordDecision(record, left=False, password=Password(record.digest, desired.remembered), known=True)
-
-
 def _keep_known(
     desired: Desired, claim: Claim | None, existing: ObservedRole | None, *, left: bool
 ) -> PasswordDecision:
@@ -178,8 +170,9 @@ def _keep_known(
         return _disable(existing, record)
     if existing is not None and existing.role.password in (UNSEEN, Password(record.digest)):
         return PasswordDecision(record)
-    if _is_remembered(desired, record):
-        return _restore(desired, record)
+    remembered = desired.remembered
+    if remembered is not None and record.digest and remembered.digest == record.digest:
+        return PasswordDecision(record, left=False, password=Password(record.digest, remembered), known=True)
     why = "the controller cannot reach Kubernetes to read the Secret, and restores the password once it can"
     return PasswordDecision(record, pending=Transient(Reason.PROGRESSING, why))
 
