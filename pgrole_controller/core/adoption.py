@@ -94,7 +94,7 @@ def collect_held(adoptee: Grantee, desired: Desired, observed: Observed) -> Held
     unknown: dict[str, PgRoleError | None] = {}
     problems = find_problems(adoptee, observed.references.databases)
     for name in sorted(frozenset(adoptee.declared) - observed.unheld):
-        result = find_answer(desired, adoptee, name)
+        result = find_answer(desired.privilege_results, adoptee, name)
         if name in problems or result is None or result.adoption is None:
             unknown[name] = problems.get(name) or (result.error if result else None)
             continue

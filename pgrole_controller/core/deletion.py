@@ -144,7 +144,7 @@ def _after_revocation(
     if not left:
         return _clear_privileges(desired, observed, target) if server.keeps_privileges else None
     more = f" (and in {len(left) - 1} more databases)" if len(left) > 1 else ""
-    result = find_answer(desired, grantee_of(desired, kept, target.oid), left[0])
+    result = find_answer(desired.privilege_results, grantee_of(desired, kept, target.oid), left[0])
     what = f'privileges of role "{desired.role.name}" in database "{left[0]}"{more}'
     if result is not None and result.error is not None:
         raise WaitingForDatabases(
@@ -221,8 +221,7 @@ def _empty(desired: Desired, observed: Observed, target: ObservedRole, server: S
         raise Waiting(
             Reason.DROP_BLOCKED,
             f'role "{desired.role.name}" has open sessions: {observed.sessions}. The controller drops the role when '
-            "they "
-            f"end; to terminate them, set spec.terminateSessions: true",
+            "they end; to terminate them, set spec.terminateSessions: true",
         )
     return Plan(role_name=desired.role.name, reassign=reassign)
 

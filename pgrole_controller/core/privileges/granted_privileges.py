@@ -8,7 +8,7 @@ from pgrole_controller.core.approval import RoleOffer, join_parts
 from pgrole_controller.core.enumeration import name_some, spell_name
 from pgrole_controller.core.errors import PgRoleError, Reason, make_legible
 from pgrole_controller.core.privileges.grantee import Grantee
-from pgrole_controller.core.privileges.kept_privileges import explain_former
+from pgrole_controller.core.privileges.kept_privileges import explain_former, find_answer
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 
 #: Maximum number of databases in status.privileges: an object declares at most 16, and may have given up others.
@@ -45,11 +45,7 @@ class GrantedPrivileges:
 
     def current_result(self, database: str) -> PrivilegeResult | None:
         """Returns the result about the current declaration."""
-        result, grantee = self.results.get(database), self.grantee
-        if result is None or grantee is None:
-            return None
-        known = result.uid, result.digest
-        return result if known == (grantee.uid, grantee.digest_of(database)) else None
+        return None if self.grantee is None else find_answer(self.results, self.grantee, database)
 
     @property
     def reported(self) -> tuple[str, ...]:

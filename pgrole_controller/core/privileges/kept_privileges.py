@@ -87,8 +87,7 @@ def held_by(claim: Claim | None, desired: Desired, server: Server) -> KeptPrivil
 
 def grantee_of(desired: Desired, kept: KeptPrivileges, oid: int) -> Grantee:
     """Returns the Grantee for the workers of the role's databases. `kept`: from its claim. `oid`: of the role. The
-    caller sets
-    `policy`, `owned` and the name of a renamed role.
+    caller sets `policy`, `owned` and the name of a renamed role.
     """
     declared = {} if desired.terminating else dict(desired.privileges or {})
     owner = desired.owner
@@ -125,15 +124,15 @@ def _is_confirmed(desired: Desired, grantee: Grantee, database: str, unheld: fro
     """A database that no worker can serve has no part in this, if the role has nothing there. The result proves that
     the worker knows the declaration, so that no later session there grants anything.
     """
-    result = find_answer(desired, grantee, database)
+    result = find_answer(desired.privilege_results, grantee, database)
     if result is None:
         return False
     return result.confirmed or (database not in grantee.declared and database in unheld)
 
 
-def find_answer(desired: Desired, grantee: Grantee, database: str) -> PrivilegeResult | None:
+def find_answer(results: Mapping[str, PrivilegeResult], grantee: Grantee, database: str) -> PrivilegeResult | None:
     """Returns the result of the database's worker, if it is about this declaration."""
-    result = desired.privilege_results.get(database)
+    result = results.get(database)
     if result is None or (result.uid, result.digest) != (grantee.uid, grantee.digest_of(database)):
         return None
     return result
