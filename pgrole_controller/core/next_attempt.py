@@ -54,8 +54,7 @@ class Ending:
     `outcome`: what status reports; None: nothing yet. `prepared`: the prerequisite of the next reconcile is done, or
     the reconcile was interrupted. `decided`: the role was read, and no error prevented a decision. `gone`: the object
     does not exist, or may be deleted. `unconfirmed`: the role was changed, or compared with a password that was read
-    some time ago.
-    `rotation_in`: seconds until the password is replaced, None: never.
+    some time ago. `rotation_in`: seconds until the password is replaced, None: never.
     """
 
     outcome: Outcome | None = None

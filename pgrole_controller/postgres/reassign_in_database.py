@@ -55,8 +55,8 @@ class ConnectionPlace:
 class RoleEmptying:
     """The state shared by all databases. `place`: of the connection to the home database.
 
-    `check_lead` raises PgRoleError unless this process still leads. `piece`: how many relations are
-    reassigned in one transaction. `blockers`: those found so far.
+    `check_lead` raises PgRoleError unless this process still leads. `piece`: how many relations are reassigned in one
+    transaction. `blockers`: those found so far.
     """
 
     endpoint: Endpoint

@@ -37,8 +37,7 @@ class LastChange:
 @dataclass(frozen=True, slots=True)
 class Changes:
     """The last changes of an object's ACL by column (`""`: the object's own row), and of memberships by member and
-    group.
-    Anything missing is unknown.
+    group. Anything missing is unknown.
     """
 
     acls: Mapping[str, LastChange] = field(default_factory=dict)

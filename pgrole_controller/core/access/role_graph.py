@@ -50,8 +50,7 @@ class GroupEdge:
 
 class Chain(NamedTuple):
     """The roles from the subject to the holder, both included. `switch`: index in `roles` of the role that `SET ROLE`
-    names;
-    0: none is needed.
+    names; 0: none is needed.
     """
 
     roles: tuple[int, ...]

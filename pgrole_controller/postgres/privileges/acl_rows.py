@@ -65,7 +65,7 @@ class TooManyObjects(Transient):
 
 @dataclass(frozen=True, slots=True)
 class AclGroup:
-    """Objects with the same owner and ACL. `oids`, `names`, `versions` and `arguments` have the same length."""
+    """Objects with the same owner and ACL. `oids`, `names` and `versions` have the same length."""
 
     row: Row
     catalog: str
