@@ -35,6 +35,7 @@ from pgrole_controller.postgres.privileges.acl_rows import (
     SchemaFilter,
     TooManyObjects,
     is_touched,
+    named_objects,
     numbers,
     observed_acls,
     pair,
@@ -154,7 +155,7 @@ async def read_named_acls(
     pg_shdepend does not tell.
     """
     query = _query(connection, "objects", "named_objects")
-    arguments: tuple[object, ...] = (list(grantees), None, None, sorted(tables), sorted(oids), [], None, False)
+    arguments = named_objects(grantees, oids, tables=tables)
     return (await _read_objects(connection, query, arguments, grantees))[0]
 
 
@@ -175,8 +176,7 @@ async def read_named_acls_and(
     query = _query(connection, "objects", "named_objects")
     searched = [name.encode(errors="surrogateescape")[:63] for name in names]
     valid = [name.decode() for name in searched if _is_utf8(name)]  # no statement that we were sent has another one
-    since = str(xid) if xid else None
-    arguments: tuple[object, ...] = (list(grantees), None, None, [], sorted(oids), sorted(valid), since, columns)
+    arguments = named_objects(grantees, oids, names=valid, since=str(xid) if xid else None, columns=columns)
     return await _read_objects(connection, query, arguments, grantees, beside=row)
 
 

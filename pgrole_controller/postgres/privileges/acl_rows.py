@@ -63,6 +63,19 @@ class TooManyObjects(Transient):
         super().__init__(Reason.DATABASE_ERROR, "too many objects with the same privileges changed at once")
 
 
+def named_objects(
+    grantees: Collection[int],
+    oids: Collection[int],
+    *,
+    tables: Collection[int] = (),
+    names: Collection[str] = (),
+    since: str | None = None,
+    columns: bool = False,
+) -> tuple[object, ...]:
+    """Returns the arguments of sql/privileges/objects.sql about the objects of sources/named_objects.sql."""
+    return (list(grantees), None, None, sorted(tables), sorted(oids), sorted(names), since, columns)
+
+
 @dataclass(frozen=True, slots=True)
 class AclGroup:
     """Objects with the same owner and ACL. `oids`, `names` and `versions` have the same length."""

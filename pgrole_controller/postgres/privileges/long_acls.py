@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pgrole_controller.core.privileges.acl import AclEntry
 from pgrole_controller.postgres.answer_pages import fetch_pages
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.privileges.acl_rows import AclGroup, read_entries
+from pgrole_controller.postgres.privileges.acl_rows import AclGroup, named_objects, read_entries
 from pgrole_controller.postgres.rows import Row
 
 #: The same number is in the queries.
@@ -32,7 +32,7 @@ async def read_long_acls(
         if len(grantees) > _GRANTEES and group.oids and group.catalog in _NAMED and _is_cut(group.row):
             entries: list[AclEntry] = []
             for some in _divide(grantees):
-                arguments: tuple[object, ...] = (some, None, None, [], [group.oids[0]], [], None, False)
+                arguments = named_objects(some, group.oids[:1])
                 for row in await fetch_pages(connection, "read_privileges", question, *arguments):
                     # An object of another catalog can have the same oid.
                     same = row.get("catalog", int) == group.row.get("catalog", int)
