@@ -209,7 +209,7 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
     and undone or, after a restart, one in a database. It may also have counted drifts that no database remembers,
     because the claim, the role or a database was lost since.
     """
-    claim, cause, records = details.claim, details.cause, []
+    claim, cause = details.claim, details.cause
     latest_time = find_latest_time(details.observed_at, now)
     results = details.privileges.last_results if details.privileges else ()
     history = previous.get("driftHistory") or ()
@@ -218,11 +218,8 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
     )
     hides = (details.privileges is not None or cause is not None) and not exposes_all
     before = previous.get("lastDrift") or {}
-    if claim is not None and claim.last_drift_at is not None:
-        fields = claim.last_drift_fields
-        by = cause.by if cause and cause.drift.corrected and cause.drift.at == claim.last_drift_at else DriftAuthor()
-        records.append(DriftRecord(claim.last_drift_at, fields, corrected=True, count=len(fields), by=by))
-    latest = list(records)
+    of_role = _record_corrected(details)
+    records, latest = list(of_role), list(of_role)
     stands = any(one.get("type") == "DriftDetected" for one in previous.get("conditions") or ())
     for result in results:
         drifts = [keep_reported_time(result.database, drift, history if stands else ()) for drift in result.last_drifts]
@@ -236,13 +233,7 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
         if of_claim or known is None or order(rfc3339(known), latest_time) <= order(last["time"], latest_time):
             status["lastDrift"] = keep_known(last, before, hides=hides)
     if details.reported:
-        by = (
-            cause.by
-            if cause and not cause.drift.corrected and cause.drift.fields == details.reported
-            else DriftAuthor()
-        )
-        seen = find_reported_time(previous, details.reported) or details.observed_at or now
-        record = DriftRecord(seen, details.reported, corrected=False, count=len(details.reported), by=by)
+        record = _record_reported(previous, details, now)
         status["lastDrift"] = keep_known(describe_last(record, exposes_all=exposes_all), before, hides=hides)
         records.append(record)
     if claim is not None:
@@ -252,6 +243,24 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
         status["driftCount"] = min(max(remembered, counted), _LARGEST_COUNT)
     if records:
         status["driftHistory"] = extend_history(history, records, latest_time)
+
+
+def _record_corrected(details: StatusDetails) -> list[DriftRecord]:
+    """Returns the last drift of the role itself that was corrected, if there was one."""
+    claim, cause = details.claim, details.cause
+    if claim is None or claim.last_drift_at is None:
+        return []
+    fields = claim.last_drift_fields
+    by = cause.by if cause and cause.drift.corrected and cause.drift.at == claim.last_drift_at else DriftAuthor()
+    return [DriftRecord(claim.last_drift_at, fields, corrected=True, count=len(fields), by=by)]
+
+
+def _record_reported(previous: Mapping[str, Any], details: StatusDetails, now: datetime) -> DriftRecord:
+    """Returns the drift of the role itself that is only reported."""
+    fields, cause = details.reported, details.cause
+    by = cause.by if cause and not cause.drift.corrected and cause.drift.fields == fields else DriftAuthor()
+    seen = find_reported_time(previous, fields) or details.observed_at or now
+    return DriftRecord(seen, fields, corrected=False, count=len(fields), by=by)
 
 
 def find_reported_time(previous: Mapping[str, Any], fields: Sequence[str]) -> datetime | None:
