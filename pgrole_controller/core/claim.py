@@ -58,6 +58,10 @@ class Claim:
     approve_handled: str = ""  # the approval by which drift was corrected last
     counted: int = 0
 
+    def is_held_by(self, owner: Owner) -> bool:
+        """Whether this very object has the claim, and has not released it."""
+        return self.owner == owner and not self.released
+
 
 @dataclass(frozen=True, slots=True)
 class Proof:

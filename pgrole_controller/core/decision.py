@@ -289,9 +289,7 @@ def _plan_owned(
     # A password that is not set is not recorded, but the connection Secret was written.
     unset = "password" in fields and "password" not in field_names(changes)
     new = replace(kept, connection=decided.record.connection) if unset else decided.record
-    current = (
-        observed.claim == claim and claim.owner == desired.owner and not claim.released and same_server and not replaced
-    )
+    current = observed.claim == claim and claim.is_held_by(desired.owner) and same_server and not replaced
     keeps = (current and claim.applied == applied) or (bool(reported) and _is_elsewhere(fields))
     owner = None if keeps and not changes else desired.owner
     # Taking a claim over resets a part of the former owner's record.

@@ -19,7 +19,7 @@ def note_generations(plan: Plan, desired: Desired, observed: Observed, server: S
     if desired.terminating or not server.notes_generations or any(isinstance(one, Refused) for one in plan.pending):
         return plan
     claim, known = observed.claim, generations_of(desired, server)
-    held = plan.owner is not None or (claim is not None and claim.owner == desired.owner and not claim.released)
+    held = plan.owner is not None or (claim is not None and claim.is_held_by(desired.owner))
     if not held or (claim is not None and claim.owner == desired.owner and claim.generations == known):
         return plan
     return replace(plan, acted_on=known)
@@ -41,7 +41,7 @@ def check_enforceable(desired: Desired, observed: Observed, server: Server) -> N
     claim = observed.claim
     if desired.terminating or desired.suspended or desired.report_only:
         raise _wait("the object is being deleted or is suspended, or its drift policy is Report")
-    if claim is None or claim.owner != desired.owner or claim.released:
+    if claim is None or not claim.is_held_by(desired.owner):
         raise _wait("the claim on the role does not belong to this object")
     if claim.system_identifier != server.system_identifier:
         raise _wait("the claim on the role was made on another server")

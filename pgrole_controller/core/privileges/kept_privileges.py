@@ -146,7 +146,7 @@ def keep_privileges(plan: Plan, desired: Desired, observed: Observed, server: Se
     kept = claim.privileges if claim else NOTHING
     if not (declared or kept) or not server.keeps_privileges or desired.terminating:
         return plan
-    ours = claim is not None and claim.owner == desired.owner and not claim.released
+    ours = claim is not None and claim.is_held_by(desired.owner)
     if not (plan.owner or ours) or any(isinstance(one, Refused) for one in plan.pending):
         return plan
     oid = claim.role_oid if claim and ours and claim.role_oid == plan.oid else 0
