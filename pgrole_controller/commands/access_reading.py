@@ -18,7 +18,6 @@ from pgrole_controller.core.access.access_report import (
     who_can,
 )
 from pgrole_controller.core.access.effective_access import (
-    PUBLIC,
     AccessJudge,
     AccessObject,
     EffectivePrivilege,
@@ -27,6 +26,7 @@ from pgrole_controller.core.access.effective_access import (
 )
 from pgrole_controller.core.access.role_graph import PG_MAINTAIN, PG_READ_ALL_DATA, PG_WRITE_ALL_DATA, RoleGraph
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
+from pgrole_controller.core.privileges.acl import PUBLIC
 from pgrole_controller.postgres.access_catalog import (
     FoundObject,
     ReadObjects,

@@ -10,7 +10,6 @@ from pgrole_controller.core.access.access_origin import Declarations
 from pgrole_controller.core.access.access_report import EnclosingObjects, NamedObjects, what_can, who_can
 from pgrole_controller.core.access.effective_access import (
     MOST_ROUTES,
-    PUBLIC,
     AccessJudge,
     AccessObject,
     EffectivePrivilege,
@@ -27,7 +26,7 @@ from pgrole_controller.core.access.role_graph import (
     GroupEdge,
     RoleGraph,
 )
-from pgrole_controller.core.privileges.acl import AclEntry, DatabaseObject, ObjectId, ObjectKind
+from pgrole_controller.core.privileges.acl import PUBLIC, AclEntry, DatabaseObject, ObjectId, ObjectKind
 
 VERSION = 180000
 OWNER, READERS, TEAM, ALICE, BOB, ROOT = range(1, 7)

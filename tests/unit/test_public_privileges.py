@@ -1,7 +1,7 @@
 """core/folding/public_privileges: what an export says about PUBLIC."""
 
-from pgrole_controller.core.folding.public_privileges import PUBLIC, describe_public
-from pgrole_controller.core.privileges.acl import AclEntry, DatabaseObject, ObjectId, ObjectKind, ObservedAcl
+from pgrole_controller.core.folding.public_privileges import describe_public
+from pgrole_controller.core.privileges.acl import PUBLIC, AclEntry, DatabaseObject, ObjectId, ObjectKind, ObservedAcl
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts
 

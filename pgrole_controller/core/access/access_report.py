@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from pgrole_controller.core.access.access_origin import Declarations
 from pgrole_controller.core.access.effective_access import (
-    PUBLIC,
     AccessJudge,
     AccessObject,
     EffectivePrivilege,
@@ -14,7 +13,7 @@ from pgrole_controller.core.access.effective_access import (
     SubjectJudge,
 )
 from pgrole_controller.core.access.role_graph import Chain
-from pgrole_controller.core.privileges.acl import UNDECLARABLE, DatabaseObject, ObjectKind
+from pgrole_controller.core.privileges.acl import PUBLIC, UNDECLARABLE, DatabaseObject, ObjectKind
 
 #: What a role lacks that has CONNECT only after SET ROLE.
 LOGIN_FIRST = "not usable at login: SET ROLE comes after CONNECT is checked"

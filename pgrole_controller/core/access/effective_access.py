@@ -19,14 +19,12 @@ from pgrole_controller.core.access.role_graph import (
 from pgrole_controller.core.privileges.acl import (
     DECLARABLE,
     MAINTAIN_SINCE,
+    PUBLIC,
     TABLE_KINDS,
     AclEntry,
     DatabaseObject,
     ObjectKind,
 )
-
-#: The grantee of entries for every role (PUBLIC).
-PUBLIC = 0
 
 #: Maximum number of routes shown for one privilege.
 MOST_ROUTES = 5

@@ -6,11 +6,9 @@ of their objects are read.
 
 from collections import Counter
 
-from pgrole_controller.core.privileges.acl import TABLE_KINDS, ObjectKind
+from pgrole_controller.core.privileges.acl import PUBLIC, TABLE_KINDS, ObjectKind
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.reserved_objects import SYSTEM_SCHEMAS
-
-PUBLIC = 0
 
 #: Maximum number of lines about one database.
 _MOST_LINES = 10

@@ -41,6 +41,9 @@ class ObjectKind(StrEnum):
 _WORDS = {kind: re.sub(r"\B(?=[A-Z])", " ", kind.value).lower() for kind in ObjectKind}
 
 
+#: The grantee of entries for every role (PUBLIC).
+PUBLIC = 0
+
 #: Kinds that GRANT … ON TABLE covers. A declaration of kind Table includes the others.
 TABLE_KINDS = frozenset({ObjectKind.TABLE, ObjectKind.VIEW, ObjectKind.MATERIALIZED_VIEW, ObjectKind.FOREIGN_TABLE})
 

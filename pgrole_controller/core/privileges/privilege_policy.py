@@ -14,10 +14,7 @@ from pgrole_controller.core.policy import FIRST_NORMAL_OID
 from pgrole_controller.core.privileges.acl import TABLE_KINDS, DatabaseObject, ObjectKind
 from pgrole_controller.core.privileges.grantee import Grantee, PrivilegePolicy, PrivilegeRule
 from pgrole_controller.core.privileges.object_patterns import covers
-from pgrole_controller.core.privileges.reserved_objects import POSTGRESQL_SCHEMAS, is_reserved
-
-#: The schema of the controller's own objects. No rule opens it.
-OWN_SCHEMA = "pgrole"
+from pgrole_controller.core.privileges.reserved_objects import OWN_SCHEMA, POSTGRESQL_SCHEMAS, is_reserved
 
 _ASK = "ask the server's administrator"
 _OWNER = f"its owner must be a role of a PgRole in this namespace: change the owner, remove it from spec, or {_ASK}"

@@ -16,8 +16,11 @@ NOT_MANAGED = (
     "memberOf or have a superuser grant them"
 )
 
+#: The schema of the controller's own objects. No rule opens it.
+OWN_SCHEMA = "pgrole"
+
 #: Schemas whose objects are never matched by a pattern.
-SYSTEM_SCHEMAS = POSTGRESQL_SCHEMAS | {"pgrole"}
+SYSTEM_SCHEMAS = POSTGRESQL_SCHEMAS | {OWN_SCHEMA}
 
 #: Prefixes of schemas that belong to sessions, or to PostgreSQL's storage.
 TEMPORARY_SCHEMAS = ("pg_temp_", "pg_toast")
