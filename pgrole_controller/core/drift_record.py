@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from pgrole_controller.core.errors import make_legible
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, PrivilegeDrift
@@ -17,6 +17,9 @@ LARGEST = 512
 #: machine's clock, which may be wrong itself.
 _AHEAD = timedelta(minutes=1)
 _FAR_AHEAD = timedelta(days=1)
+
+#: A moment, or its text in RFC 3339.
+Time = TypeVar("Time", datetime, str)
 
 _FEW = 5
 _NAME = 63
@@ -109,14 +112,9 @@ def find_latest_time(observed_at: datetime | None, now: datetime) -> datetime:
     return now + _FAR_AHEAD if observed_at is None else observed_at + _AHEAD
 
 
-def order(time: str, latest: datetime) -> tuple[bool, str]:
-    """By which the newest time (RFC 3339) sorts last, and times after the latest possible one sort first."""
-    return time <= rfc3339(latest), time
-
-
-def find_newest(records: Iterable[DriftRecord], latest: datetime) -> DriftRecord:
-    """Returns the newest of at least one record, as in `order`."""
-    return max(records, key=lambda one: (one.time <= latest, one.time))
+def order(time: Time, latest: Time) -> tuple[bool, Time]:
+    """By which the newest time sorts last, and times after the latest possible one sort first."""
+    return time <= latest, time
 
 
 def extend_history(
@@ -133,15 +131,17 @@ def extend_history(
         (history if known else new).setdefault(_identity(described), {}).update(described)
     # Times have whole seconds, and sorting keeps the order of equal ones.
     entries = [*reversed(new.values()), *history.values()]
-    return sorted(entries, key=lambda entry: order(str(entry.get("time")), latest), reverse=True)[:MOST]
+    last = rfc3339(latest)
+    return sorted(entries, key=lambda entry: order(str(entry.get("time")), last), reverse=True)[:MOST]
 
 
 def count_new(history: Iterable[Mapping[str, Any]], records: Iterable[DriftRecord], latest: datetime) -> int:
     """Returns how many of these drifts were corrected and are later than everything in `history`, of the previous
     status. Without a history, none is known to be new.
     """
-    newest = max((order(str(entry.get("time")), latest) for entry in history), default=None)
-    return 0 if newest is None else sum(one.corrected and order(rfc3339(one.time), latest) > newest for one in records)
+    last = rfc3339(latest)
+    newest = max((order(str(entry.get("time")), last) for entry in history), default=None)
+    return 0 if newest is None else sum(one.corrected and order(rfc3339(one.time), last) > newest for one in records)
 
 
 def keep_known(described: dict[str, Any], previous: Mapping[str, Any] | None, *, hides: bool) -> dict[str, Any]:

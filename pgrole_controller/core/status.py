@@ -14,7 +14,6 @@ from pgrole_controller.core.drift_record import (
     describe_last,
     extend_history,
     find_latest_time,
-    find_newest,
     keep_known,
     keep_reported_time,
     order,
@@ -227,11 +226,11 @@ def _add_drifts(status: dict[str, Any], previous: Mapping[str, Any], details: St
         if drifts:
             latest.append(record_of(result.database, combine_drifts(drifts)))
     if latest:
-        last = describe_last(find_newest(latest, latest_time), exposes_all=exposes_all)
+        newest = max(latest, key=lambda one: order(one.time, latest_time))
         known = read_moment(before.get("time"))
         of_claim = before.get("corrected") and not before.get("database")
-        if of_claim or known is None or order(rfc3339(known), latest_time) <= order(last["time"], latest_time):
-            status["lastDrift"] = keep_known(last, before, hides=hides)
+        if of_claim or known is None or order(known, latest_time) <= order(newest.time, latest_time):
+            status["lastDrift"] = keep_known(describe_last(newest, exposes_all=exposes_all), before, hides=hides)
     if details.reported:
         record = _record_reported(previous, details, now)
         status["lastDrift"] = keep_known(describe_last(record, exposes_all=exposes_all), before, hides=hides)

@@ -111,7 +111,7 @@ async def read_schema_facts(connection: Connection, role: str) -> SchemaFacts:
         foreign_parts=parts.find_text("foreign_parts") or "",
         recorded=home.recorded,
         elsewhere=home.elsewhere,
-        publications=parts.find_text("publications") or "",
+        publications=parts.texts("publications"),
     )
 
 

@@ -10,6 +10,7 @@ claim the same role. Therefore the home database is recorded where every databas
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -158,7 +159,7 @@ async def _install(connection: Connection, *, allowed: bool) -> SchemaState:
         await record_home(connection)
         return SchemaState.PRESENT
     check_only(await read_home(connection))  # even if it may not be installed: claims may be in that database
-    publications = "" if row["home"] and version is None else find_publications(row)
+    publications = () if row["home"] and version is None else find_publications(row)
     if not allowed or publications or not (row["present"] or row["may_create"]):
         if version is not None:
             _check_announcing(row)
@@ -198,23 +199,23 @@ async def _create_or_replace(connection: Connection, row: Row) -> None:
         await _read_parts(connection)
 
 
-def find_publications(row: Row) -> str:
-    """Names of publications FOR ALL TABLES, for people; empty if there are none. A subscriber stops at the first row in
-    a table that it lacks, so they keep the controller from adding tables. It may replace those that others dropped.
+def find_publications(row: Row) -> tuple[str, ...]:
+    """Publications FOR ALL TABLES (quoted, at most 5). A subscriber stops at the first row in a table that it lacks, so
+    they keep the controller from adding tables. It may replace those that others dropped.
 
     `row`: of sql/inspect/installation.sql.
     """
-    return _text(row.find("publications", bytes) or b"")
+    return tuple(_text(name) for name in row.some("publications", bytes))
 
 
-def describe_publications(publications: str) -> str:
+def describe_publications(publications: Sequence[str]) -> str:
     return (
-        f"publication {publications} is FOR ALL TABLES, and its subscribers would stop for lack of the tables of "
+        f"publication {', '.join(publications)} is FOR ALL TABLES, and its subscribers would stop for lack of the tables of "
         "schema pgrole (docs/running.md)"
     )
 
 
-def _why_not(publications: str) -> str:
+def _why_not(publications: Sequence[str]) -> str:
     if not publications:
         return "is not allowed to install it"
     return f"does not install it: {describe_publications(publications)}"

@@ -37,10 +37,10 @@ SELECT
     ) AS switched_off,
     -- they keep the controller from installing the schema
     ARRAY(
-        SELECT textsend(b.pubname::text)
+        SELECT textsend(format('%I', b.pubname))
         FROM pg_catalog.pg_publication AS b
         WHERE b.puballtables AND NOT EXISTS (SELECT FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'pgrole')
-        ORDER BY 1
+        ORDER BY b.pubname
         LIMIT 5
     ) AS publications,
     ARRAY(

@@ -91,11 +91,12 @@ SELECT
     ) AS home,
     pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE') AS may_create,
     -- at most 5; any new table is published at once, and the first row in it stops a subscriber without such a table
-    (
-        SELECT string_agg(textsend(format('%I', f.pubname)), ', '::bytea ORDER BY f.pubname)
-        FROM (
-            SELECT b.pubname FROM pg_catalog.pg_publication AS b WHERE b.puballtables ORDER BY b.pubname LIMIT 5
-        ) AS f
+    ARRAY(
+        SELECT textsend(format('%I', b.pubname))
+        FROM pg_catalog.pg_publication AS b
+        WHERE b.puballtables
+        ORDER BY b.pubname
+        LIMIT 5
     ) AS publications,
     textsend(
         format('GRANT CREATE ON DATABASE %I TO %I', pg_catalog.current_database(), session_user)

@@ -50,8 +50,8 @@ async def test_nor_is_that_of_the_home_database(connection: Connection) -> None:
 
 
 async def test_doctor_says_why_nothing_is_installed(connection: Connection) -> None:
-    assert (await read_schema_facts(connection, "postgres")).publications == '"all of it"'
-    assert (await read_event_trigger_facts(connection, "postgres")).publications == ("all of it",)
+    assert (await read_schema_facts(connection, "postgres")).publications == ('"all of it"',)
+    assert (await read_event_trigger_facts(connection, "postgres")).publications == ('"all of it"',)
     await connection.execute("CREATE SCHEMA pgrole")
     assert not (await read_event_trigger_facts(connection, "postgres")).publications
 

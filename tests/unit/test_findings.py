@@ -105,7 +105,7 @@ def test_version_and_encoding_must_be_supported(facts: ServerFacts, state: Findi
         (replace(ROLE, owns=False, uses=True, sees_versions=False), SCHEMA, OK, "administrator", 0),
         (replace(ROLE, owns=False), SCHEMA, PROBLEM, "may not use schema pgrole", 3),
         (replace(ROLE, createrole=False), SCHEMA, UNKNOWN, "--login", 0),
-        (replace(ROLE, superuser=True), SchemaFacts(None, publications='"all"'), WARNING, "claims in status", 0),
+        (replace(ROLE, superuser=True), SchemaFacts(None, publications=('"all"',)), WARNING, "claims in status", 0),
     ],
 )
 def test_the_mode_that_auto_chooses_is_explained(
@@ -130,7 +130,7 @@ def test_the_mode_that_auto_chooses_is_explained(
         (replace(SCHEMA, home=False, version=None), True, PROBLEM),
         (replace(SCHEMA, foreign_parts="relation pgrole.claim (mallory)"), True, PROBLEM),
         (SchemaFacts(None), True, OK),
-        (SchemaFacts(None, publications='"all"'), True, WARNING),
+        (SchemaFacts(None, publications=('"all"',)), True, WARNING),
     ],
 )
 def test_the_version_of_the_schema_is_judged(schema: SchemaFacts, owns: bool, state: FindingState) -> None:
@@ -239,7 +239,7 @@ def test_event_triggers_that_do_not_fire_are_problems() -> None:
     assert schema_findings.judge_event_triggers("s", EventTriggerFacts("orders", 0), ROLE)[0].state is WARNING
     superuser = replace(ROLE, superuser=True)
     assert schema_findings.judge_event_triggers("s", EventTriggerFacts("orders", 0), superuser)[0].state is OK
-    published = EventTriggerFacts("orders", 0, publications=("all",))
+    published = EventTriggerFacts("orders", 0, publications=('"all"',))
     (finding,) = schema_findings.judge_event_triggers("s", published, superuser)
     assert (finding.state, finding.remedies) == (WARNING, ())
     assert 'publication "all" is FOR ALL TABLES' in finding.text

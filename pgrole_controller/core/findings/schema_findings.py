@@ -108,9 +108,9 @@ def judge_detection(area: str, role: RoleFacts, schema: SchemaFacts, database: s
     return [Finding(area, check, OK, f"{may_watch}; {seen}")]
 
 
-def _publishes(publications: str) -> str:
+def _publishes(publications: Sequence[str]) -> str:
     return (
-        f"the controller does not create schema pgrole, since publication {publications} is FOR ALL TABLES: its "
+        f"the controller does not create schema pgrole, since publication {', '.join(publications)} is FOR ALL TABLES: its "
         "subscribers would stop. Create it there first: docs/running.md"
     )
 
@@ -130,8 +130,8 @@ def judge_event_triggers(area: str, triggers: EventTriggerFacts, role: RoleFacts
     database = triggers.database
     findings = []
     if triggers.publications:
-        names = ", ".join(f'"{name}"' for name in triggers.publications)
-        findings.append(Finding(area, check, WARNING, f"not installed, and privileges are polled: {_publishes(names)}"))
+        text = f"not installed, and privileges are polled: {_publishes(triggers.publications)}"
+        findings.append(Finding(area, check, WARNING, text))
     elif triggers.installed < 2:
         install = shell('pgrole-controller sql --database | psql -v ON_ERROR_STOP=1 "$ADMIN_DSN_OF_THIS_DATABASE"')
         if role.superuser or role.administers:

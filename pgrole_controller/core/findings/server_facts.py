@@ -59,7 +59,7 @@ class SchemaFacts:
     """Schema pgrole in the home database. `owner` None: it does not exist. `version` None: this login may not read it.
 
     `elsewhere`: another database that is recorded as the home; `recorded`: this one is. `publications`: FOR ALL TABLES,
-    for people.
+    quoted.
     """
 
     owner: str | None
@@ -69,7 +69,7 @@ class SchemaFacts:
     foreign_parts: str = ""
     recorded: bool = False
     elsewhere: tuple[str, ...] = ()
-    publications: str = ""
+    publications: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ class SessionFacts:
 @dataclass(frozen=True, slots=True)
 class EventTriggerFacts:
     """Event triggers of one database. `installed`: of the two that record changes; `others`: enabled, not trusted, and
-    not turned off in the controller's own sessions. `publications`: those FOR ALL TABLES of a database without schema
-    pgrole.
+    not turned off in the controller's own sessions. `publications`: quoted, those FOR ALL TABLES of a database without
+    schema pgrole.
     """
 
     database: str

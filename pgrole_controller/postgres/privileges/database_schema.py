@@ -53,7 +53,7 @@ class DatabaseInstallation:
     spared: bool
     max_prepared_transactions: int
     others_may_create: bool
-    publications: str = ""
+    publications: tuple[str, ...] = ()
     remedy: str = ""
 
     @property
@@ -100,7 +100,7 @@ async def inspect_database(connection: Connection) -> DatabaseInstallation:
             spared=row.get("spared", bool),
             max_prepared_transactions=row.get("max_prepared_transactions", int),
             others_may_create=parts.get("others_may_create", bool),
-            publications="" if complete else schema.find_publications(parts),
+            publications=() if complete else schema.find_publications(parts),
         )
 
 
