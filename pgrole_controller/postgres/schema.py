@@ -210,8 +210,8 @@ def find_publications(row: Row) -> tuple[str, ...]:
 
 def describe_publications(publications: Sequence[str]) -> str:
     return (
-        f"publication {', '.join(publications)} is FOR ALL TABLES, and its subscribers would stop for lack of the tables of "
-        "schema pgrole (docs/running.md)"
+        f"publication {', '.join(publications)} is FOR ALL TABLES, and its subscribers would stop for lack of the "
+        "tables of schema pgrole (docs/running.md)"
     )
 
 

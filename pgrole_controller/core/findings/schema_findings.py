@@ -110,8 +110,8 @@ def judge_detection(area: str, role: RoleFacts, schema: SchemaFacts, database: s
 
 def _publishes(publications: Sequence[str]) -> str:
     return (
-        f"the controller does not create schema pgrole, since publication {', '.join(publications)} is FOR ALL TABLES: its "
-        "subscribers would stop. Create it there first: docs/running.md"
+        f"the controller does not create schema pgrole, since publication {', '.join(publications)} is FOR ALL TABLES: "
+        "its subscribers would stop. Create it there first: docs/running.md"
     )
 
 
