@@ -219,7 +219,7 @@ def _run(options: argparse.Namespace) -> int:
         import anyio
 
         from pgrole_controller.controller.app import run
-        from pgrole_controller.controller.errors import CannotStart
+        from pgrole_controller.controller.errors import CannotStart, Misconfigured
         from pgrole_controller.controller.watchdog import watched_loop
         from pgrole_controller.logs import set_up
 
@@ -230,7 +230,7 @@ def _run(options: argparse.Namespace) -> int:
     except* CannotStart as group:
         for error in leaves(group):
             print_error(str(error))
-        code = FAILED
+        code = MISUSED if isinstance(next(leaves(group)), Misconfigured) else FAILED
     except* Exception:
         log.exception("ended by an error")
         code = FAILED

@@ -12,6 +12,7 @@ from pgrole_controller.api.crd import DEFINITIONS, crd
 from pgrole_controller.commands.command_arguments import ServerChoice
 from pgrole_controller.commands.doctor_checks import CheckList
 from pgrole_controller.controller.objects import server_of
+from pgrole_controller.controller.server_config import DEFAULT_SERVER
 from pgrole_controller.core.drift_record import read_moment
 from pgrole_controller.core.findings import cluster_findings as judge
 from pgrole_controller.core.findings.cluster_findings import CLUSTER, RequiredRight, not_checked
@@ -30,6 +31,7 @@ from pgrole_controller.kube.resource import (
     Resource,
 )
 from pgrole_controller.kube.unvalidated import mapping, parse, parse_mapping, sequence
+from pgrole_controller.settings import DSN
 
 if TYPE_CHECKING:
     from pgrole_controller.kube.client import Client
@@ -276,14 +278,18 @@ class ClusterChecks:
             listed = sequence(mapping(one.get("status")).get("databases"))
             names = (mapping(entry).get("name") for entry in listed)
             self.known.databases[_name_of(one)] = tuple(name for name in names if isinstance(name, str))
-        if self.choice.server is not None and not chosen:
-            text = "it does not exist"
-            look = shell("kubectl get pgservers.pgrole.dev")
-            return [Finding(CLUSTER, f"PgServer {self.choice.server}", FindingState.PROBLEM, text, look)]
-        if not chosen:
-            text = "none exist: the controller uses PGROLE_DSN, if it is set"
-            return [Finding(CLUSTER, "PgServers", FindingState.WARNING, text)]
-        return [judge.judge_server(one) for one in chosen]
+        if chosen:
+            return [judge.judge_server(one) for one in chosen]
+        return [self._judge_missing(self.choice.server)]
+
+    def _judge_missing(self, server: str | None) -> Finding:
+        """`server`: the PgServer that was asked for; None: any."""
+        check, uses = f"PgServer {server}" if server else "PgServers", f"the controller uses {DSN.variable}"
+        if server is None or (server == DEFAULT_SERVER and self.choice.dsn is not None):
+            return Finding(CLUSTER, check, FindingState.WARNING, f"none exists: {uses}, if it is set")
+        hint = f". If {uses}, set it here as well" if server == DEFAULT_SERVER else ""
+        look = shell("kubectl get pgservers.pgrole.dev")
+        return Finding(CLUSTER, check, FindingState.PROBLEM, f"it does not exist{hint}", look)
 
     async def _ask_roles(self) -> list[Finding]:
         objects: list[dict[str, Any]] = []

@@ -32,7 +32,7 @@ from pgrole_controller.core.listed_drift import (
     select,
 )
 from pgrole_controller.ending import DONE, make_printable
-from pgrole_controller.kube.errors import ApiError, NotConfigured
+from pgrole_controller.kube.errors import ApiError, NotConfigured, WrongKubeconfig
 from pgrole_controller.kube.listing import list_pages
 from pgrole_controller.kube.resource import PGROLES
 from pgrole_controller.kube.unvalidated import mapping, sequence
@@ -131,7 +131,7 @@ async def _read_statuses(
     remedy: str,
     server: ServerConfig | None = None,
 ) -> History:
-    """Raises Refused if no cluster is configured; ApiError, Unreachable, BadStream."""
+    """Raises Refused if no cluster is configured; WrongKubeconfig, ApiError, Unreachable, BadStream."""
     name = choice.server or (server.name if server is not None else None)
     try:
         async with open_cluster(choice) as client:
@@ -143,6 +143,8 @@ async def _read_statuses(
                 for drift in _drifts_of(obj)
             ]
     except NotConfigured as error:
+        if isinstance(error, WrongKubeconfig):
+            raise
         raise Refused(Reason.SERVER_NOT_READY, f"{why}. {remedy}. The cluster cannot be read: {error}") from error
     except ApiError as error:
         if error.status != 403 or choice.namespace is not None:

@@ -12,13 +12,14 @@ from rich.console import Console
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Transient, make_legible
 from pgrole_controller.ending import (
     FAILED,
+    MISUSED,
     describe_unexpected,
     escape_unencodable,
     leaves,
     print_error,
     shows_tracebacks,
 )
-from pgrole_controller.kube.errors import KubeError, describe_error
+from pgrole_controller.kube.errors import KubeError, WrongKubeconfig, describe_error
 from pgrole_controller.program import spell_commands
 
 log = logging.getLogger(__name__)
@@ -96,4 +97,4 @@ def finish(command: Callable[[], int]) -> int:
     except* (PgRoleError, KubeError) as group:
         error = next(leaves(group))  # of several errors, the first suffices
         print_error(spell_error(error))
-    return FAILED
+    return MISUSED if isinstance(error, WrongKubeconfig) else FAILED

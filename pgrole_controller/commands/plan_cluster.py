@@ -12,7 +12,7 @@ from pgrole_controller.commands.server_reading import open_cluster
 from pgrole_controller.core.drift_record import read_moment
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.contexts import read_namespace
-from pgrole_controller.kube.errors import ApiError, BadStream, NotConfigured
+from pgrole_controller.kube.errors import ApiError, BadStream, NotConfigured, WrongKubeconfig
 from pgrole_controller.kube.listing import list_objects
 from pgrole_controller.kube.resource import NAMESPACES, PGROLES
 from pgrole_controller.kube.unvalidated import mapping, parse
@@ -54,7 +54,7 @@ async def open_client(stack: AsyncExitStack, choice: ServerChoice) -> "Client":
     try:
         return await stack.enter_async_context(open_cluster(choice))
     except NotConfigured as error:
-        if choice.dsn is not None:
+        if choice.dsn is not None or isinstance(error, WrongKubeconfig):
             raise
         text = f"no server: set {DSN.variable}, or name the cluster of its PgServer ({error})"
         raise NotConfigured(text) from error

@@ -22,10 +22,10 @@ from pgrole_controller.console.security import RequestRules
 from pgrole_controller.console.sessions import Sessions
 from pgrole_controller.console.viewer import Viewer
 from pgrole_controller.console.web_server import ConsoleServer, OwnerKey, Pages
-from pgrole_controller.ending import DONE, FAILED, describe_os_error, leaves, print_error
+from pgrole_controller.ending import DONE, FAILED, MISUSED, describe_os_error, leaves, print_error
 from pgrole_controller.kube.api_address import ApiAddress
 from pgrole_controller.kube.client import Client
-from pgrole_controller.kube.errors import KubeError, describe_error
+from pgrole_controller.kube.errors import KubeError, WrongKubeconfig, describe_error
 from pgrole_controller.listening import listen
 from pgrole_controller.logs import set_up
 
@@ -50,7 +50,7 @@ def run_console(arguments: ConsoleArguments) -> int:
     except* (CannotServe, KubeError) as group:
         for error in leaves(group):
             print_error(describe_error(error) if isinstance(error, KubeError) else str(error))
-        code = FAILED
+        code = MISUSED if isinstance(next(leaves(group)), WrongKubeconfig) else FAILED
     return code
 
 

@@ -22,7 +22,7 @@ from pgrole_controller.controller.context import WorkerContext
 from pgrole_controller.controller.declaration import ControllerConfig, index_pgserver
 from pgrole_controller.controller.decline import decline
 from pgrole_controller.controller.endings import Endings
-from pgrole_controller.controller.errors import CannotStart
+from pgrole_controller.controller.errors import CannotStart, Misconfigured
 from pgrole_controller.controller.health import Health, Scraper
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.live_servers import LiveServers
@@ -43,7 +43,7 @@ from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.election import Elector
-from pgrole_controller.kube.errors import KubeError
+from pgrole_controller.kube.errors import KubeError, WrongKubeconfig
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.reflector import reflect
 from pgrole_controller.kube.resource import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, SECRETS
@@ -110,7 +110,7 @@ async def run(config: Config) -> None:
                     if cluster is not None:
                         await _run_terms(config, client, cluster, health, asked)
         except KubeError as error:
-            raise CannotStart(str(error)) from error
+            raise (Misconfigured if isinstance(error, WrongKubeconfig) else CannotStart)(str(error)) from error
         tasks.cancel_scope.cancel()
 
 

@@ -30,6 +30,10 @@ class CannotStart(Exception):
     """Something required at the start is missing; the message says what to do."""
 
 
+class Misconfigured(CannotStart):
+    """The value of a setting is wrong; the message names it."""
+
+
 def contain(error: Exception, key: Key) -> Transient:
     """The error to report on the object, a PgRole or a PgServer (whose namespace is empty)."""
     metrics.INTERNAL_ERRORS.labels("object").inc()

@@ -24,7 +24,7 @@ from anyio.abc import TaskStatus
 from anyio.from_thread import start_blocking_portal
 
 from pgrole_controller import metrics
-from pgrole_controller.controller.errors import CannotStart
+from pgrole_controller.controller.errors import CannotStart, Misconfigured
 from pgrole_controller.controller.health_port import HealthPage, HealthPort, NoAnswer
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.objects import Objects
@@ -158,7 +158,7 @@ class Health:
         self._watched, self._scrape = (store, servers, leadership), scrape
 
     async def serve(self, host: str, port: int) -> None:
-        """Serves until cancelled. `host` is one address, or EVERY_ADDRESS. Raises CannotStart if the port is taken."""
+        """Serves until cancelled. `host` is one address, or EVERY_ADDRESS. Raises as `_bind`."""
         self._loop = asyncio.get_running_loop()
         with start_blocking_portal() as portal:
             ended, _ = portal.start_task(self._serve, _bind(host, port))
@@ -216,7 +216,7 @@ class Health:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Binds the port. Raises CannotStart if it is taken, or if the address is not this machine's."""
+    """Binds the port. Raises CannotStart if it is taken, Misconfigured if the address is not this machine's."""
     try:
         return listen(host, port)
     except OSError as error:
@@ -224,7 +224,7 @@ def _bind(host: str, port: int) -> socket.socket:
             raise CannotStart(
                 f"--health-port {port}: {describe_os_error(error)}; choose another port, or 0 to disable it"
             ) from error
-        raise CannotStart(
+        raise Misconfigured(
             f"--health-host {host}: {describe_os_error(error)}; use an address of this machine"
         ) from error
 

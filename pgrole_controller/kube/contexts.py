@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pgrole_controller.ending import describe_os_error
-from pgrole_controller.kube.errors import NotConfigured
+from pgrole_controller.kube.errors import WrongKubeconfig
 
 #: A kubeconfig with certificates of a hundred clusters is smaller.
 _LARGEST = 8 * 2**20
@@ -25,7 +25,7 @@ def is_file(path: str) -> bool:
 
 def read_namespace(kubeconfig: str | None, context: str | None) -> str | None:
     """The namespace of the context (None: the current one) in `kubeconfig`, KUBECONFIG or ~/.kube/config; None if it
-    names none. Raises NotConfigured for a file that cannot be read.
+    names none. Raises WrongKubeconfig for a file that cannot be read.
     """
     current, contexts = _read_contexts(kubeconfig or os.environ.get("KUBECONFIG") or HOME_CONFIG)
     chosen = contexts.get(context or current or "", {})
@@ -33,16 +33,22 @@ def read_namespace(kubeconfig: str | None, context: str | None) -> str | None:
 
 
 def check_context(files: str, context: str | None) -> None:
-    """Raises NotConfigured if a file is not YAML, or if no file has the context that was asked for."""
-    _, contexts = _read_contexts(files)
-    if context is not None and context not in contexts:
-        known = ", ".join(sorted(contexts)) or "none"
+    """Raises WrongKubeconfig if a file is not YAML, or if no file has the context that was asked for, or without one
+    the current context.
+    """
+    current, contexts = _read_contexts(files)
+    if (context or current) in contexts:
+        return
+    known = ", ".join(sorted(contexts)) or "none"
+    if context is not None:
         message = f'--context: kubeconfig {files} has no context "{context}"; it has: {known}'
-        raise NotConfigured(message)
+    else:
+        message = f'kubeconfig {files} is not usable: its current context is "{current or ""}"; it has: {known}'
+    raise WrongKubeconfig(message)
 
 
 def _read_contexts(files: str) -> tuple[str | None, dict[str, Any]]:
-    """Returns the current context's name and the contexts by name. Raises NotConfigured."""
+    """Returns the current context's name and the contexts by name. Raises WrongKubeconfig."""
     current, contexts = None, dict[str, Any]()
     for text in files.split(os.pathsep):
         found = _read(text) if text else {}
@@ -65,7 +71,7 @@ def _read(path: str) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         why = describe_os_error(error) if isinstance(error, OSError) else "it is not YAML"
         message = f"kubeconfig {path} is not usable: {why}"
-        raise NotConfigured(message) from error
+        raise WrongKubeconfig(message) from error
     return content if isinstance(content, dict) else {}
 
 

@@ -14,7 +14,7 @@ import anyio
 
 from pgrole_controller import imports
 from pgrole_controller.kube.contexts import HOME_CONFIG, check_context, is_file
-from pgrole_controller.kube.errors import NotConfigured
+from pgrole_controller.kube.errors import NotConfigured, WrongKubeconfig
 
 imports.register_kubernetes()
 
@@ -116,7 +116,7 @@ def _find(kubeconfig: str | None) -> str | None:
     if files:
         if not any(map(is_file, files.split(os.pathsep))):
             message = f"kubeconfig {files} does not exist: {CHOICES}"
-            raise NotConfigured(message)
+            raise (WrongKubeconfig if kubeconfig else NotConfigured)(message)
         return files
     if os.environ.get(SERVICE_HOST_ENV_NAME) and Path(SERVICE_TOKEN_FILENAME).is_file():
         return None

@@ -4,6 +4,7 @@
 
     KubeError
      ├─ NotConfigured    no API server is configured, or the configuration is unusable; the message lists the choices
+     │   └─ WrongKubeconfig   a kubeconfig is none, or lacks the context
      ├─ Unreachable      no (complete) answer: refused, reset, timed out, TLS, no credentials
      │   ├─ AnswerTooLong   more bytes than the request accepts
      │   └─ Silent          a watch began, and nothing more came for as long as it waits
@@ -21,6 +22,10 @@ class KubeError(Exception):
 
 
 class NotConfigured(KubeError):
+    pass
+
+
+class WrongKubeconfig(NotConfigured):
     pass
 
 

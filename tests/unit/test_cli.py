@@ -231,7 +231,7 @@ def test_a_kubeconfig_that_is_not_yaml_is_said_to_be_none(tmp_path: Path, capsys
     config = tmp_path / "kubeconfig"
     for content in (b"a: [", b"\xff\x00"):
         config.write_bytes(content)
-        assert end("diff", "--kubeconfig", str(config)) == FAILED
+        assert end("diff", "--kubeconfig", str(config)) == MISUSED
         assert capsys.readouterr().err == f"pgrole-controller: kubeconfig {config} is not usable: it is not YAML\n"
 
 
@@ -245,6 +245,32 @@ def test_why_the_controller_cannot_start_is_one_line_without_control_characters(
     monkeypatch.setattr("pgrole_controller.logs.set_up", lambda _level, _form: None)
     assert end("run") == FAILED
     assert capsys.readouterr().err == "pgrole-controller: a proxy answered:\\n\\x1b[31mred\n"
+
+
+@pytest.mark.parametrize("command", ["run --health-port 0", "diff", "history", "console --port 0"])
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("a: [", "config is not usable: it is not YAML"),
+        ("", 'config is not usable: its current context is ""; it has: none'),
+        ("contexts: [{name: eu, context: {cluster: c}}]", "--context: kubeconfig"),
+    ],
+    ids=["no YAML", "empty", "without the context"],
+)
+def test_a_kubeconfig_that_cannot_be_meant_is_misuse(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    content: str,
+    named: str,
+) -> None:
+    monkeypatch.delenv("PGROLE_DSN", raising=False)
+    config = tmp_path / "config"
+    config.write_text(content)
+    context = ("--context", "nope") if named.startswith("--context") else ()
+    assert end(*command.split(), "--kubeconfig", str(config), *context) == MISUSED
+    assert named in capsys.readouterr().err
 
 
 def test_the_name_of_no_pgrole_is_misuse(capsys: pytest.CaptureFixture[str]) -> None:

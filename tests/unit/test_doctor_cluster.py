@@ -1,4 +1,4 @@
-"""commands/doctor_cluster: what `doctor` says of the Lease, whatever the clocks show."""
+"""commands/doctor_cluster: what `doctor` says of the Lease, whatever the clocks show, and of missing PgServers."""
 
 import json
 from collections import deque
@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
+import pytest
 
 from pgrole_controller.commands.doctor_cluster import ClusterChecks, ClusterKnowledge
 from pgrole_controller.core.findings.finding import FindingState
@@ -30,6 +31,13 @@ class LeaseAnswers:
         return json.dumps({"kind": "Lease", "metadata": {}, "spec": spec}).encode()
 
 
+class NoObjects:
+    """Answers each list with an empty one."""
+
+    async def request(self, *_: Any, **__: Any) -> bytes:
+        return json.dumps({"kind": "PgServerList", "metadata": {"resourceVersion": "1"}, "items": []}).encode()
+
+
 async def judge(answers: LeaseAnswers, ahead: timedelta = timedelta()) -> FindingState:
     """`ahead`: the API server's clock, compared with this machine's."""
     checks = ClusterChecks(cast("Client", answers), choose(), ClusterKnowledge(), ahead=ahead)
@@ -52,3 +60,21 @@ async def test_a_lease_is_recent_by_the_clock_of_the_api_server() -> None:
     began = anyio.current_time()
     assert await judge(LeaseAnswers(datetime.now(UTC) + HOUR), HOUR) is FindingState.OK
     assert anyio.current_time() == began
+
+
+@pytest.mark.parametrize(
+    ("server", "dsn", "state", "said"),
+    [
+        (None, None, FindingState.WARNING, "the controller uses PGROLE_DSN"),
+        ("default", "postgresql://pg/postgres", FindingState.WARNING, "the controller uses PGROLE_DSN"),
+        ("default", None, FindingState.PROBLEM, "set it here as well"),
+        ("main", "postgresql://pg/postgres", FindingState.PROBLEM, "it does not exist"),
+    ],
+)
+async def test_the_dsn_stands_for_the_default_server(
+    server: str | None, dsn: str | None, state: FindingState, said: str
+) -> None:
+    checks = ClusterChecks(cast("Client", NoObjects()), choose(dsn=dsn, server=server), ClusterKnowledge())
+    (finding,) = await checks._ask_servers()
+    assert finding.state is state
+    assert said in finding.text

@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from pgrole_controller.controller.errors import CannotStart
+from pgrole_controller.controller.errors import CannotStart, Misconfigured
 from pgrole_controller.controller.health import (
     BEAT_SECONDS,
     REST_TIMES,
@@ -162,7 +162,7 @@ async def test_a_port_in_use_is_named_in_the_error() -> None:
 
 
 async def test_an_address_of_another_machine_is_named_in_the_error() -> None:
-    with pytest.raises(CannotStart, match=r"--health-host 192\.0\.2\.1"):
+    with pytest.raises(Misconfigured, match=r"--health-host 192\.0\.2\.1"):
         await Health().serve("192.0.2.1", free_port())
 
 
