@@ -146,7 +146,8 @@ class PasswordTasks:
         if delivery.content is not None:
             secret = await self._write(password_task, owner, delivery.content, secret)
             if password_task.delivered and not delivery.rotated:
-                self._recorder.record(owner, "SecretRestored", _RESTORED.format(name=desired.name), action="Restore")
+                note = _RESTORED.format(name=desired.name)
+                self._recorder.record(owner, "SecretRestored", note, action="Restore", urgent=True)
         found = replace(found, spoiled=delivery.spoiled)
         if secret is None or delivery.spoiled:
             return found, None if generated else password

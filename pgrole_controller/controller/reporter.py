@@ -26,7 +26,8 @@ from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNe
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import Outcome, StatusDetails, of_error
 from pgrole_controller.kube.client import Client
-from pgrole_controller.kube.events import EventType, Recorder
+from pgrole_controller.kube.event_queue import EventType
+from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.resource import PGROLES
 from pgrole_controller.kube.server_side_apply import FINALIZER, apply_finalizer
 from pgrole_controller.kube.store import Store
@@ -54,6 +55,10 @@ _NEWS_ACTIONS = {
     News.DRIFT_REPORTED: "Report",
     News.PRIVILEGES_EXTENDED: "Grant",
 }
+
+#: What others did, of which status shows the last one in full and the last ten in short.
+_URGENT = (Action.CORRECTED, Action.RECLAIMED)
+_URGENT_NEWS = (News.DRIFT_CORRECTED, News.DRIFT_REPORTED)
 
 _WITHOUT_FIELDS = (Action.CREATED, Action.DROPPED, Action.ROTATED, Action.RECLAIMED)
 
@@ -197,7 +202,7 @@ class Reporter:
         if result.approval is not None:
             text = f"{text}; {tell_approval(result.approval)}"
         log.info("role reconciled", extra={"object": str(result.key), "action": result.action.value, "fields": fields})
-        self._recorder.record(stored, reason=reason, note=text, action=action)
+        self._recorder.record(stored, reason=reason, note=text, action=action, urgent=result.action in _URGENT)
 
     def _record_news(self, stored: Stored, news: PrivilegeNews) -> None:
         log.info("privileges reconciled", extra={"object": str(stored.key), "reason": news.reason.value})
@@ -208,6 +213,7 @@ class Reporter:
             note=make_legible(news.note),
             action=_NEWS_ACTIONS[news.reason],
             event_type=event_type,
+            urgent=news.reason in _URGENT_NEWS,
         )
 
     def _record_outcome(self, outcome: Outcome, before: Sequence[Mapping[str, Any]], stored: Stored) -> None:

@@ -1,10 +1,11 @@
 """Events about objects, written in the background.
 
 Guarantees: `record` neither blocks nor raises. Repetitions of (object, reason, note) within six minutes become one
-Event with a series. A refused Event is logged and dropped after a second attempt. While the API server is unreachable,
-up to 2,000 occurrences wait. Events in a terminating or deleted namespace are skipped. The Events of a namespace are
-written one after the other; a namespace that refuses them, as a rate limit or an admission webhook does, delays no
-other. While `quiet` is not set, Events make way for more urgent requests, each for a few seconds at most.
+Event with a series. A refused Event is logged and dropped after a second attempt. Up to 2,000 occurrences wait, as
+while the API server is unreachable or slow; urgent ones are written first and dropped last. Events in a terminating or
+deleted namespace are skipped. The Events of a namespace are written one after the other; a namespace that refuses them,
+as a rate limit or an admission webhook does, delays no other. While `quiet` is not set, Events make way for more urgent
+requests, each for a few seconds at most.
 """
 
 import logging
@@ -12,9 +13,9 @@ import socket
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 
@@ -23,6 +24,7 @@ from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import NAMESPACE_GOES, ApiError, Unreachable
+from pgrole_controller.kube.event_queue import EventQueue, EventType, Occurrence, Series
 from pgrole_controller.kube.resource import EVENTS, MERGE_PATCH
 from pgrole_controller.kube.stored_object import Stored
 from pgrole_controller.signals import Signal
@@ -44,29 +46,6 @@ AT_ONCE = 4  # requests
 #: Maximum time in seconds that an Event makes way for more urgent requests.
 MAKE_WAY_SECONDS = 5.0
 _CROWDED_CHECK = 0.2
-
-EventType = Literal["Normal", "Warning"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Occurrence:
-    regarding: Mapping[str, Any]
-    event_type: EventType
-    reason: str
-    action: str
-    note: str
-    at: datetime
-    recorded: float  # on the recorder's clock
-    count: int = 1
-
-    @property
-    def namespace(self) -> str:
-        """That of the Event."""
-        return str(self.regarding.get("namespace") or "default")
-
-    @property
-    def series(self) -> tuple[str, str, str]:
-        return str(self.regarding.get("uid")), self.reason, self.note
 
 
 @dataclass(slots=True)
@@ -99,15 +78,14 @@ class Recorder:
         self._instance = cut(instance or socket.gethostname(), NAME_LIMIT)
         self._clock = clock
         self._now = now
-        self._limit = waiting_limit
-        self._count_waiting = 0
-        self._waiting: dict[str, dict[tuple[str, str, str], _Occurrence]] = {}  # by namespace, then by series
+        self._queue = EventQueue(waiting_limit)
+        self._lost = 0  # while too many wait
         self._new_namespaces: deque[str] = deque()
         self._changed = Signal()
         self._places = anyio.CapacityLimiter(AT_ONCE)
         self._retrying = anyio.Lock()
         self._accepted = Signal()  # pulsed with each Event that is written
-        self._series: OrderedDict[tuple[str, str, str], _Series] = OrderedDict()
+        self._series: OrderedDict[Series, _Series] = OrderedDict()
         self._closed = False
 
     def record(
@@ -118,43 +96,40 @@ class Recorder:
         *,
         action: str,
         event_type: EventType = "Normal",
+        urgent: bool = False,
     ) -> None:
         """Queues an occurrence. `regarding` is the object, or a reference with apiVersion, kind, name, uid and, if any,
         namespace.
 
-        `reason` and `action` are CamelCase words. `note` must not contain secrets; it is truncated.
+        `reason` and `action` are CamelCase words. `note` must not contain secrets; it is truncated. `urgent`: as in
+        Occurrence.
         """
         reference = _refer(regarding) if isinstance(regarding, Stored) else dict(regarding)
-        occurrence = _Occurrence(
-            reference, event_type, reason, action, cut(note, NOTE_LIMIT), self._now().astimezone(UTC), self._clock()
+        at = self._now().astimezone(UTC)
+        occurrence = Occurrence(
+            reference, event_type, reason, action, cut(note, NOTE_LIMIT), at, self._clock(), urgent=urgent
         )
         if self._closed:
             self._drop(occurrence, "the queue is closed")
         else:
             self._enqueue(occurrence)
 
-    def _enqueue(self, occurrence: _Occurrence) -> None:
-        """Merges a repetition with what waits. When too many wait, the namespace with most of them loses one."""
-        waiting = self._waiting.get(occurrence.namespace)
-        if waiting is None:
-            waiting = self._waiting[occurrence.namespace] = {}
+    def _enqueue(self, occurrence: Occurrence) -> None:
+        if occurrence.namespace not in self._queue:
             self._new_namespaces.append(occurrence.namespace)
             self._changed.set()
-        before = waiting.get(occurrence.series)
-        if before is not None:
-            waiting[occurrence.series] = replace(before, at=occurrence.at, count=before.count + 1)
+        lost = self._queue.put(occurrence)
+        if lost is None:
             return
-        waiting[occurrence.series] = occurrence
-        self._count_waiting += 1
-        if self._count_waiting > self._limit:
-            _, last = max(self._waiting.values(), key=len).popitem()
-            self._count_waiting -= 1
-            self._drop(last, "too many wait")
+        if not self._lost:
+            log.warning("events are dropped while too many wait", extra={"namespace": lost.namespace})
+        self._lost += 1
+        self._count_dropped()
 
     @property
     def crowded(self) -> bool:
-        """Whether half as many wait as may: callers that can wait should record later."""
-        return self._count_waiting * 2 >= self._limit
+        """As in EventQueue: callers that can wait should record later."""
+        return self._queue.crowded
 
     def close(self) -> None:
         """Accepts nothing more; `run` returns once everything queued is written."""
@@ -173,15 +148,17 @@ class Recorder:
 
     async def _write_namespace(self, namespace: str) -> None:
         """Writes what waits for one namespace, and ends when nothing does."""
-        while waiting := self._waiting[namespace]:
-            series = next(iter(waiting))
-            await self._make_way(waiting[series])
-            if series in waiting:
-                self._count_waiting -= 1
-                await self._write(waiting.pop(series))
-        del self._waiting[namespace]
+        while (first := self._queue.find_next(namespace)) is not None:
+            await self._make_way(first)
+            taken = self._queue.take_next(namespace)
+            if taken is None:
+                return
+            if self._lost and not self.crowded:
+                log.warning("events were dropped while too many waited", extra={"count": self._lost})
+                self._lost = 0
+            await self._write(taken)
 
-    async def _make_way(self, occurrence: _Occurrence) -> None:
+    async def _make_way(self, occurrence: Occurrence) -> None:
         """Waits until nothing more urgent is to be written, or this must wait no longer."""
         while not (self.quiet.is_set() or self._closed or self.crowded):
             left = occurrence.recorded + MAKE_WAY_SECONDS - self._clock()
@@ -190,7 +167,7 @@ class Recorder:
             with anyio.move_on_after(min(left, _CROWDED_CHECK)):
                 await self.quiet.wait()
 
-    async def _write(self, occurrence: _Occurrence) -> None:
+    async def _write(self, occurrence: Occurrence) -> None:
         """Writes one occurrence. While the API server is unreachable, it waits and reports it afterwards."""
         attempt, away = 0, 0.0
         while True:
@@ -225,7 +202,7 @@ class Recorder:
             with anyio.move_on_after(RETRY_DELAY):
                 await self._accepted.wait()
 
-    async def _create_or_count(self, occurrence: _Occurrence) -> None:
+    async def _create_or_count(self, occurrence: Occurrence) -> None:
         series = self._series.get(occurrence.series)
         if series is not None and self._clock() - series.last < SERIES_WITHIN:
             try:
@@ -237,7 +214,7 @@ class Recorder:
                 return
         await self._create(occurrence)
 
-    async def _count(self, series: _Series, occurrence: _Occurrence) -> None:
+    async def _count(self, series: _Series, occurrence: Occurrence) -> None:
         count = series.count + occurrence.count
         await self._client.request(
             "PATCH",
@@ -249,7 +226,7 @@ class Recorder:
         series.count, series.last = count, self._clock()
         self._series.move_to_end(occurrence.series)
 
-    async def _create(self, occurrence: _Occurrence) -> None:
+    async def _create(self, occurrence: Occurrence) -> None:
         regarding = occurrence.regarding
         namespace = occurrence.namespace
         at = micro_time(occurrence.at)
@@ -275,13 +252,16 @@ class Recorder:
         while len(self._series) > SERIES_LIMIT:
             self._series.popitem(last=False)
 
-    def _drop(self, occurrence: _Occurrence, cause: str) -> None:
-        self.dropped += 1
-        metrics.EVENTS_DROPPED.inc()
+    def _drop(self, occurrence: Occurrence, cause: str) -> None:
+        self._count_dropped()
         log.warning("event dropped", extra={**_name(occurrence), "cause": cause})
 
+    def _count_dropped(self) -> None:
+        self.dropped += 1
+        metrics.EVENTS_DROPPED.inc()
 
-def _name(occurrence: _Occurrence) -> dict[str, Any]:
+
+def _name(occurrence: Occurrence) -> dict[str, Any]:
     about = Key(str(occurrence.regarding.get("namespace") or ""), str(occurrence.regarding.get("name")))
     return {"object": str(about), "reason": occurrence.reason}
 

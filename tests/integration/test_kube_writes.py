@@ -389,7 +389,9 @@ async def test_a_namespace_whose_events_are_not_answered_does_not_delay_those_of
             tasks.cancel_scope.cancel()
 
 
-async def test_the_namespace_with_most_events_loses_those_that_are_too_many(tmp_path: Path) -> None:
+async def test_the_namespace_with_most_events_loses_those_that_are_too_many(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     fake = FakeApiServer(EVENTS)
     async with fake.serve(tmp_path / "k"), Client.connect(str(tmp_path / "k")) as client:
         recorder = Recorder(client, waiting_limit=10)
@@ -400,6 +402,8 @@ async def test_the_namespace_with_most_events_loses_those_that_are_too_many(tmp_
         await written(recorder)
         assert recorder.dropped == 45
         assert sorted(namespace for namespace, _ in fake.objects) == ["other"] * 5 + ["shop"] * 5
+    assert caplog.messages == ["events are dropped while too many wait", "events were dropped while too many waited"]
+    assert vars(caplog.records[1])["count"] == 45
 
 
 async def test_an_api_server_that_refuses_everything_for_a_while_loses_few_events(tmp_path: Path) -> None:

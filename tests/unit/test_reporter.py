@@ -19,7 +19,7 @@ from pgrole_controller.controller.sources import PgRoleSource
 from pgrole_controller.controller.status_writer import WRITE_SECONDS, PendingStatus, StatusWriter
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.request import Key, Request, RequestReason
 from pgrole_controller.core.status import RECONCILED, Outcome, Phase, StatusDetails, of_read_back
 from pgrole_controller.kube.client import Client
@@ -86,6 +86,20 @@ async def test_the_reporters_writes_cause_no_reconcile_and_hide_no_change_of_oth
     assert queue.backlog("default").depth == max(own, 0 if generation == 1 else 1)
     recorder.close()
     await recorder.run()
+
+
+async def test_events_about_drift_are_urgent(objects: Objects) -> None:
+    queue, seen = Queue(), made(1)
+    recorder = Recorder(cast("Client", StatusApi()))
+    reporter = Reporter(cast("Client", StatusApi()), objects.store, Endings(queue, objects.contests), recorder)
+    for action in (Action.CREATED, Action.CORRECTED, Action.CHANGED):
+        reporter.record(Result(Target(seen.key, seen), action=action, fields=("login",)))
+    waiting = [recorder._queue.take_next("shop") for _ in range(3)]
+    assert [one and (one.reason, one.urgent) for one in waiting] == [
+        ("DriftCorrected", True),
+        ("RoleCreated", False),
+        ("RoleChanged", False),
+    ]
 
 
 KEY = Key("shop", "app")
