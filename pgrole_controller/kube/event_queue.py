@@ -40,7 +40,7 @@ class Occurrence:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _NamespaceQueue:
     """The occurrences of one namespace, each in the order in which they were put."""
 
     urgent: dict[Series, Occurrence] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class EventQueue:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _NamespaceQueue] = {}
         self._count = 0
 
     @property
@@ -68,7 +68,7 @@ class EventQueue:
 
     def put(self, occurrence: Occurrence) -> Occurrence | None:
         """Returns the one that is lost for it: the last one of the namespace with most."""
-        waiting = self._waiting.setdefault(occurrence.namespace, _Waiting())
+        waiting = self._waiting.setdefault(occurrence.namespace, _NamespaceQueue())
         some = waiting.urgent if occurrence.urgent else waiting.others
         before = some.get(occurrence.series)
         if before is not None:
