@@ -22,6 +22,7 @@ from pgrole_controller.postgres.claim_store import HomeConnection
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.privileges.acl_catalog import read_database
+from pgrole_controller.postgres.privileges.stored_state import split_mark
 from pgrole_controller.postgres.rows import fetch
 from pgrole_controller.postgres.schema import SchemaState
 from pgrole_controller.postgres.session import Session
@@ -154,6 +155,9 @@ async def read_privileges(
     applied: dict[int, tuple[str, str]] | None = None
     if table.readable:
         rows = await fetch(connection, "", queries.inspect("applied_digests"), list(oids))
-        applied = {row.get("role", int): (row.get("holder", str), row.get("digest", str)) for row in rows}
+        applied = {}
+        for row in rows:
+            digest, _ = split_mark(row.get("digest", str))
+            applied[row.get("role", int)] = row.get("holder", str), digest
     observed = await read_database(connection, oids, reach.creators, reach.touches, reach.has_columns)
     return observed, applied

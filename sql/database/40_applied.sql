@@ -1,5 +1,6 @@
 -- Since version 4. What was last applied of each role's privileges in this database: written by the transaction that repairs.
--- `digest` tells a drift from a changed declaration, and what waits for its first grant. `holder`: uid of the PgRole.
+-- `digest` tells a drift from a changed declaration, what waits for its first grant, and for which oid on which server it was
+-- stored. `holder`: uid of the PgRole.
 CREATE TABLE IF NOT EXISTS pgrole.applied (
     role_oid      oid PRIMARY KEY,
     role_name     text COLLATE "C" NOT NULL,

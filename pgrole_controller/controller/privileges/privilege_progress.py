@@ -1,7 +1,7 @@
 """What is known of one role during a round in one database, and how its drift is summarized, stored and restored."""
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice, product
 
@@ -11,6 +11,7 @@ from pgrole_controller.core.contest import describe_field
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.core.privileges.acl import AclChange, DatabaseObject, DefaultAclChange, ObjectId
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision
+from pgrole_controller.core.privileges.awaited_privileges import AppliedDeclaration
 from pgrole_controller.core.privileges.default_acl_decision import label_place
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
@@ -24,6 +25,7 @@ from pgrole_controller.core.privileges.privilege_result import (
 from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
 from pgrole_controller.postgres.privileges.acl_refusal import OutdatedAcl
+from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
 from pgrole_controller.postgres.privileges.stored_state import StoredState
 
@@ -82,7 +84,8 @@ class PrivilegeProgress:
 
     @property
     def needs_storing(self) -> bool:
-        return self.declaration != self.applied.declaration and self.error is None
+        moved = self.applied.moved and bool(self.decision.applied)
+        return (moved or self.declaration != self.applied.declaration) and self.error is None
 
     @property
     def declaration(self) -> str:
@@ -173,7 +176,9 @@ def _only_extends(
     return not change.revoke and all(one in extended for one in each)
 
 
-def restore_applied(one: PrivilegeProgress, stored: StoredState, remembered: Mapping[int, AppliedState]) -> None:
+def restore_applied(
+    one: PrivilegeProgress, stored: StoredState, remembered: Mapping[int, AppliedState], session: DatabaseSession
+) -> None:
     """Takes over what was last applied. `remembered`, by oid: where the database stores nothing."""
     oid = one.grantee.oid
     if not stored.stores:
@@ -183,9 +188,20 @@ def restore_applied(one: PrivilegeProgress, stored: StoredState, remembered: Map
     if found is None or found.holder != one.grantee.uid:
         one.applied = AppliedState()
         return
-    one.applied = AppliedState(found.digest, found.drift_count, found.approve_handled)
+    declaration, moved = found.digest, found.made_for != (session.identity.system_identifier, oid)
+    if moved and found.made_for is not None:
+        declaration = _translate(declaration, one.grantee, session.database, found.made_for[1])
+    one.applied = AppliedState(declaration, found.drift_count, found.approve_handled, moved)
     if not one.role.last_drifts:
         one.role.last_drifts = _restore_drift(found.last_drift)
+
+
+def _translate(stored: str, grantee: Grantee, database: str, oid: int) -> str:
+    """What was applied for the role when it had this oid, on another server."""
+    last = AppliedDeclaration.parse(stored)
+    if last.digest != replace(grantee, oid=oid).digest_of(database):
+        return stored
+    return AppliedDeclaration(grantee.digest_of(database), last.awaited).text
 
 
 def _restore_drift(stored: Mapping[str, object] | None) -> tuple[PrivilegeDrift, ...]:

@@ -95,7 +95,8 @@ class PrivilegeReconcile:
         self._read_oids: list[int] = []  # roles of the last read
         self._screening = RoundScreening(context.memory, context.session.database)
         session = context.session
-        self._records = RoundRecords(session.database, context.cluster, context.config.history, session.stores)
+        server = session.identity.system_identifier
+        self._records = RoundRecords(session.database, server, context.cluster, context.config.history, session.stores)
         self.left: list[Grantee] = []  # of the last `settle`: not decided about, because of MOST_CHANGES
         self.unclear: set[Key] = set()  # a partial read did not suffice for a report on these
         self.read: frozenset[ObjectId] | None = None  # by the last `settle`, as in PrivilegeMemory
@@ -116,7 +117,7 @@ class PrivilegeReconcile:
         for turn in range(1, PASSES + 1):
             stored = await self._session.read_left_out(stored, [one.grantee.oid for one in some])
             for one in some:
-                restore_applied(one, stored, self._memory.applied)
+                restore_applied(one, stored, self._memory.applied, self._session)
                 self._count(one)
             number = await self._decide(some, observed, large_rounds.MOST_CHANGES if turn == 1 else sys.maxsize)
             if number < len(some):

@@ -30,11 +30,12 @@ RECORD_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RoundRecords:
-    """Builds the statements. `cluster`: of this controller's objects. `stores`: the database has its part of schema
-    pgrole; without, there are none.
+    """Builds the statements. `server`: its system identifier. `cluster`: of this controller's objects. `stores`: the
+    database has its part of schema pgrole; without, there are none.
     """
 
     database: str
+    server: int
     cluster: str
     history: HistoryConfig
     stores: bool
@@ -46,10 +47,16 @@ class RoundRecords:
             if one.error is None and not (one.needs_storing or one.told or one.approval):
                 continue
             if one.error is None or one.told:
-                statements.append(_store(one))
+                statements.append(self._store(one))
             if one.approval is not None:
                 statements.append(build_approval_statement(one.grantee.oid, one.grantee.uid, one.approval.value))
         return ";\n".join(statements)
+
+    def _store(self, one: PrivilegeProgress) -> str:
+        grantee = one.grantee
+        applied = one.declaration if one.error is None else one.applied.declaration
+        drift = shorten_drift(one.told[-1][0]) if one.told else None
+        return build_applied_statement(self.server, grantee.oid, grantee.role_name, grantee.uid, applied, drift)
 
     def record_told(self, one: PrivilegeProgress) -> list[RecordedDrift]:
         """What this role's repairs corrected."""
@@ -66,13 +73,6 @@ class RoundRecords:
             cluster=self.cluster,
             words=drift.words,
         )
-
-
-def _store(one: PrivilegeProgress) -> str:
-    grantee = one.grantee
-    applied = one.declaration if one.error is None else one.applied.declaration
-    drift = shorten_drift(one.told[-1][0]) if one.told else None
-    return build_applied_statement(grantee.oid, grantee.role_name, grantee.uid, applied, drift)
 
 
 async def apply_and_record(

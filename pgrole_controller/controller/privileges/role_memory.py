@@ -13,11 +13,14 @@ from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Priv
 
 @dataclass(frozen=True, slots=True)
 class AppliedState:
-    """What was last applied for one role. `declaration`: the text of an AppliedDeclaration, empty if nothing was."""
+    """What was last applied for one role. `declaration`: the text of an AppliedDeclaration, empty if nothing was.
+    `moved`: it was stored for the role's oid on another server, or does not tell for which.
+    """
 
     declaration: str = ""
     drift_count: int = 0
     approve_handled: str = ""
+    moved: bool = False
 
 
 class NewObjects:

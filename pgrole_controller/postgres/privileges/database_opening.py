@@ -18,6 +18,7 @@ from pgrole_controller.postgres.privileges.database_schema import DatabaseInstal
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.own_locks import explain_session
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
+from pgrole_controller.postgres.privileges.stored_state import move_applied
 from pgrole_controller.postgres.rows import fetch_row
 from pgrole_controller.postgres.unnamed_statements import forgetting
 
@@ -58,6 +59,9 @@ async def open_database(
                             await check_unreserved(connection, database)
                         installation = await install_database(connection, allowed=may_install)
                         fence = await _lead(connection, candidate, installation, known)
+                        if installation.present:
+                            guarded = installation.others_may_create
+                            await move_applied(connection, identity.system_identifier, guarded=guarded)
                         place = await fetch_row(connection, "", resources.text("sql", "events", "place.sql"))
                         session = DatabaseSession(
                             database,

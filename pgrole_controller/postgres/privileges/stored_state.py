@@ -3,9 +3,14 @@ time it is by the server's clock.
 
 A partial read asks for it together with something else, in one row that omits long values. `read_left_out` reads these
 for the few roles that are decided about.
+
+After a declaration's text, a mark `@SERVER:OID` tells for which role of which server it was stored. So what a logical
+restore brought is not lost where the role has another oid.
 """
 
 import json
+import logging
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -14,14 +19,23 @@ from pgrole_controller import resources
 from pgrole_controller.core.ddl import literal, storable
 from pgrole_controller.postgres.answer_pages import fetch_pages
 from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.rows import Row, fetch_row, first
 from pgrole_controller.postgres.single_row import SingleRow
+from pgrole_controller.postgres.trusted_schema import trusting
+from pgrole_controller.postgres.unnamed_statements import forgetting
+
+log = logging.getLogger(__name__)
+
+#: At the end of the text. Anyone who may write the table may have written another.
+_MARK = re.compile(r" @(\d{1,20}):(\d{1,10})$", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class AppliedDigest:
     """What was last applied for one role in a database, by the object with uid `holder`. `last_drift`: as the repairing
-    transaction stored it; only with a full read.
+    transaction stored it; only with a full read. `made_for`: system identifier and oid of the role that the digest is
+    about; None: not known.
     """
 
     holder: str
@@ -29,6 +43,7 @@ class AppliedDigest:
     drift_count: int
     approve_handled: str = ""
     last_drift: Mapping[str, object] | None = None
+    made_for: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +79,40 @@ def ask_state(roles: Sequence[int], home: str, *, stores: bool) -> SingleRow:
     return SingleRow(_query("short_applied"), (list(roles),)).and_one(suspended) if stores else suspended
 
 
-def build_applied_statement(role: int, name: str, holder: str, digest: str, drift: Mapping[str, object] | None) -> str:
+def build_applied_statement(
+    server: int, role: int, name: str, holder: str, digest: str, drift: Mapping[str, object] | None
+) -> str:
     """Stores what was applied for a role, and counts `drift` if it was corrected with it: at most 2 KiB of JSON.
 
-    `name`: of the role, which need not be UTF-8.
+    `server`: its system identifier. `name`: of the role, which need not be UTF-8.
     """
-    counted = int(drift is not None)
-    values = (role, storable(name), holder, digest, counted, None if drift is None else json.dumps(drift))
+    counted, text = int(drift is not None), digest and f"{digest} @{server}:{role}"
+    values = (role, storable(name), holder, text, counted, None if drift is None else json.dumps(drift))
     return f"SELECT pgrole.store_applied({', '.join(map(literal, values))})"
 
 
 def build_approval_statement(role: int, holder: str, handled: str) -> str:
     """Stores the handled approval; without what was applied for the role, it stores nothing."""
     return f"SELECT pgrole.store_approval({role}, {literal(holder)}, {literal(handled)})"
+
+
+def split_mark(text: str) -> tuple[str, tuple[int, int] | None]:
+    """Returns the declaration's text, and for which role it was stored, as `made_for`."""
+    found = _MARK.search(text)
+    return (text, None) if found is None else (text[: found.start()], (int(found[1]), int(found[2])))
+
+
+async def move_applied(connection: Connection, server: int, *, guarded: bool) -> None:
+    """Moves what a logical restore brought to the oids that the roles have here. `server`: as above. `guarded`: as in
+    DatabaseSession. Raises PgRoleError.
+    """
+    with forgetting():
+        async with trusting(connection, guarded=guarded):
+            row = await fetch_row(connection, "applied", _query("foreign_applied"), str(server))
+            if row.get("foreign", bool):
+                with translate_errors("applied"):
+                    await connection.execute(_query("move_applied"), str(server))
+                log.info("what another server stored as applied is read by the names of roles")
 
 
 async def read_left_out(connection: Connection, state: StoredState, roles: Collection[int]) -> StoredState:
@@ -106,7 +142,7 @@ def _read_short(row: Row) -> Iterator[tuple[int, AppliedDigest]]:
     columns = (row.texts("holders"), row.texts("digests"), row.some("drift_counts", int), row.texts("handled"))
     if any(len(column) != len(roles) for column in columns):
         raise row.wrong("roles")
-    return zip(roles, map(AppliedDigest, *columns), strict=True)
+    return zip(roles, map(_make_digest, *columns), strict=True)
 
 
 def _read_applied(rows: Iterable[Row]) -> Iterator[tuple[int, AppliedDigest]]:
@@ -115,7 +151,7 @@ def _read_applied(rows: Iterable[Row]) -> Iterator[tuple[int, AppliedDigest]]:
         if role is not None:
             yield (
                 role,
-                AppliedDigest(
+                _make_digest(
                     row.text("holder"),
                     row.text("digest"),
                     row.get("drift_count", int),
@@ -123,6 +159,13 @@ def _read_applied(rows: Iterable[Row]) -> Iterator[tuple[int, AppliedDigest]]:
                     row.object("last_drift") or None,
                 ),
             )
+
+
+def _make_digest(
+    holder: str, text: str, drift_count: int, handled: str, last_drift: Mapping[str, object] | None = None
+) -> AppliedDigest:
+    digest, made_for = split_mark(text)
+    return AppliedDigest(holder, digest, drift_count, handled, last_drift, made_for)
 
 
 def _ask_suspended(home: str) -> SingleRow:
