@@ -227,10 +227,10 @@ def test_settings_fixed_on_the_command_line_have_no_remedy() -> None:
     assert commands(server_findings.judge_settings("s", replace(facts, fixed=frozenset({"fsync"})))) == []
 
 
-def test_event_triggers_that_do_not_fire_are_problems() -> None:
+def test_event_triggers_that_do_not_fire_are_told_with_the_remedy() -> None:
     triggers = EventTriggerFacts("orders", 2, ("pgrole_on_ddl",), switched_off=True, others=('x"y',))
     findings = schema_findings.judge_event_triggers("s", triggers, ROLE)
-    assert [finding.state for finding in findings] == [PROBLEM] * 3
+    assert [finding.state for finding in findings] == [PROBLEM, WARNING, PROBLEM]
     assert commands(findings) == [
         'ALTER EVENT TRIGGER "pgrole_on_ddl" ENABLE ALWAYS',
         'ALTER DATABASE "orders" SET event_triggers = on',

@@ -145,8 +145,8 @@ def judge_event_triggers(area: str, triggers: EventTriggerFacts, role: RoleFacts
         findings.append(Finding(area, check, PROBLEM, text, remedy))
     if triggers.switched_off:
         remedy = sql("ALTER DATABASE {} SET event_triggers = on", database)
-        text = "event_triggers is off for the database or for all roles, so changes are missed"
-        findings.append(Finding(area, check, PROBLEM, text, remedy))
+        text = "event_triggers is off for the database or for all roles: privileges are polled"
+        findings.append(Finding(area, check, WARNING, text, remedy))
     if triggers.others:
         remedies = tuple(
             one for name in triggers.others for one in sql("ALTER EVENT TRIGGER {} DISABLE", name, database=database)

@@ -33,7 +33,8 @@ class DatabaseInstallation:
     - `database`: quoted, for people. `home`: it is the home database, too.
     - `present`: complete, trusted and of a version this controller works with.
     - `current`: present, and of this version or a later one.
-    - `armed`: both event triggers record what changes.
+    - `armed`: both event triggers record what changes. `switched_off`: by which setting they do not fire in other
+      sessions, with the remedy, for people.
     - `foreign_parts`: parts of the schema that an untrusted role owns, for people; nothing in it may be called.
     - `foreign_event_triggers`: enabled ones (quoted, at most 5) whose owner, or whose function's owner, is neither a
       superuser nor the controller's role. `spared`: none fires in this session.
@@ -54,13 +55,14 @@ class DatabaseInstallation:
     max_prepared_transactions: int
     others_may_create: bool
     publications: tuple[str, ...] = ()
+    switched_off: str = ""
     remedy: str = ""
 
     @property
     def essentials(self) -> tuple[object, ...]:
         """What a session relies on: it ends when this changes."""
-        trusted = self.foreign_parts, self.others_may_create
-        return self.present, self.armed, self.endangered, *trusted, self.publications
+        trusted, hindered = (self.foreign_parts, self.others_may_create), (self.publications, self.switched_off)
+        return self.present, self.armed, self.endangered, *trusted, *hindered
 
     @property
     def notifies(self) -> bool:
@@ -101,7 +103,20 @@ async def inspect_database(connection: Connection) -> DatabaseInstallation:
             max_prepared_transactions=row.get("max_prepared_transactions", int),
             others_may_create=parts.get("others_may_create", bool),
             publications=() if complete else schema.find_publications(parts),
+            switched_off=await _find_setting(connection, _text(row, "database")),
         )
+
+
+async def _find_setting(connection: Connection, database: str) -> str:
+    """As `switched_off`. `database`: quoted."""
+    row = await fetch_row(connection, "", queries.inspect("event_triggers_off"))
+    of_database = row.find("of_database", bool)
+    if of_database is not None:
+        where = f"ALTER DATABASE {database}" if of_database else "ALTER ROLE ALL"
+        return f"event_triggers is off: {where} RESET event_triggers" if row.get("off", bool) else ""
+    if row.get("ask_configuration", bool):
+        row = await fetch_row(connection, "", queries.inspect("configured_event_triggers"))
+    return "event_triggers is off in the server's configuration" if row.get("configured_off", bool) else ""
 
 
 async def install_database(connection: Connection, *, allowed: bool) -> DatabaseInstallation:

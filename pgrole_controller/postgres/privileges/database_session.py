@@ -251,8 +251,9 @@ class DatabaseSession:
         """Begins the best possible mode. Raises PgRoleError, also if a requested mode is not possible."""
         if detection is DatabaseMode.RESYNC:
             return
-        why = self.installation.remedy
-        if detection in (DatabaseMode.AUTO, DatabaseMode.EVENTS) and self.installation.armed:
+        why = self.installation.remedy or self.installation.switched_off
+        asked = detection in (DatabaseMode.AUTO, DatabaseMode.EVENTS)
+        if asked and self.installation.armed and not self.installation.switched_off:
             try:
                 if self.installation.notifies:
                     await listen(self.connection, self.on_notice)

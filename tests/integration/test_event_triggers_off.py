@@ -1,0 +1,67 @@
+"""Where event triggers fire in no other session (event_triggers, since PostgreSQL 17), privileges are polled."""
+
+from collections.abc import Callable
+
+import pytest
+
+from pgrole_controller.controller.privileges.database_worker import DatabaseWorker
+from pgrole_controller.core.database_options import DatabaseMode
+from pgrole_controller.local.process import reached
+from pgrole_controller.postgres.privileges import database_session
+from tests.integration.database_world import DEADLINE, READ, DatabaseWorkerWorld
+from tests.servers import Servers
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_session, "BACKSTOP_SECONDS", 0.2)
+
+
+@pytest.fixture(autouse=True)
+def since_17(servers: Servers) -> None:
+    if servers.version < 17:
+        pytest.skip("the setting exists since PostgreSQL 17")
+
+
+async def wait_mode(worker: DatabaseWorker, mode: DatabaseMode, why: str = "") -> None:
+    async def is_so() -> bool:
+        return worker.mode is mode and why in worker.why
+
+    assert await reached(is_so, DEADLINE), (worker.mode, worker.why)
+
+
+SETTINGS: dict[str, tuple[Callable[[str], str], str]] = {
+    "of the database": (lambda name: f"ALTER DATABASE {name} {{}}", "ALTER DATABASE {name} RESET event_triggers"),
+    "of all roles": (lambda _: "ALTER ROLE ALL {}", "ALTER ROLE ALL RESET event_triggers"),
+    "of the server": (lambda _: "ALTER SYSTEM {}", "in the server's configuration"),
+}
+
+
+@pytest.mark.parametrize("where", SETTINGS)
+async def test_the_mode_is_poll_while_no_event_can_come(world: DatabaseWorkerWorld, where: str) -> None:
+    make, told = SETTINGS[where]
+    statement = make(world.database)
+    world.declare(READ)
+    async with world.working() as worker:
+        await wait_mode(worker, DatabaseMode.EVENTS)
+        try:
+            await world.home.execute(statement.format("SET event_triggers = off"))
+            await world.home.execute("SELECT pg_reload_conf()")
+            await wait_mode(worker, DatabaseMode.POLL, told.format(name=world.database))
+            await world.hand.execute(f"SET event_triggers = off; GRANT DELETE ON app.orders TO {world.role}")
+            await world.wait_may("DELETE", "app.orders", expected=False)
+        finally:
+            await world.home.execute(statement.format("RESET event_triggers"))
+            await world.home.execute("SELECT pg_reload_conf()")
+        await wait_mode(worker, DatabaseMode.EVENTS)
+
+
+async def test_a_setting_of_the_database_counts_more_than_one_of_all_roles(world: DatabaseWorkerWorld) -> None:
+    await world.home.execute(f"ALTER DATABASE {world.database} SET event_triggers = on")
+    await world.home.execute("ALTER ROLE ALL SET event_triggers = off")
+    world.declare(READ)
+    try:
+        async with world.working() as worker:
+            await wait_mode(worker, DatabaseMode.EVENTS)
+    finally:
+        await world.home.execute("ALTER ROLE ALL RESET event_triggers")
