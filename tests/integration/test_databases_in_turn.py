@@ -12,6 +12,7 @@ import pytest_asyncio
 from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.privileges import database_rotation, database_worker, databases
 from pgrole_controller.controller.privileges.databases import Databases
+from pgrole_controller.controller.privileges.privilege_round import run_round
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.core.errors import Reason
@@ -52,6 +53,45 @@ async def three(server: PostgresServer) -> AsyncIterator[DatabasesWorld]:
 
 def is_placed(served: Databases, name: str) -> bool:
     return state_of(served, name).mode is DatabaseMode.EVENTS
+
+
+async def test_the_end_of_a_round_is_no_answer_once_the_database_is_not_listed(
+    three: DatabasesWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transaction that corrects a drift ends although its worker was cancelled, and then its result is reported."""
+    name = three.names[0]
+    listed, begun, go_on = three.config.databases, anyio.Event(), anyio.Event()
+
+    async def hold(*arguments: Any) -> Any:
+        results = await run_round(*arguments)
+        if arguments[1].is_needed:
+            with anyio.CancelScope(shield=True):
+                begun.set()
+                await go_on.wait()
+            arguments[-1](results, 0.0)
+        return results
+
+    three.declare(name)
+    async with three.serving() as served:
+        await three.wait_settled(name)
+        monkeypatch.setattr(database_worker, "run_round", hold)
+        await three.hands[name].execute(GRANT.format(three.role))
+        with anyio.fail_after(20):
+            await begun.wait()
+        three.config = replace(three.config, databases=DatabasesConfig(("other",), max=1))
+        served.note_config()
+        await three.wait(lambda: getattr(three.result(name), "error", None) is not None, "it is no longer listed")
+        go_on.set()
+        monkeypatch.setattr(database_worker, "run_round", run_round)
+        grantee = three.grantees.get(SERVER, KEY)
+        assert grantee is not None
+        for _ in range(50):
+            await anyio.sleep(0.01)
+            result = three.result(name)
+            assert result is None or result.error is not None or result.digest != grantee.digest_of(name)
+        three.config = replace(three.config, databases=listed)
+        served.note_config()
+        await three.wait_settled(name)
 
 
 @pytest.mark.slow

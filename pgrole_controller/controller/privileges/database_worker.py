@@ -85,6 +85,7 @@ class DatabaseWorker:
     not use Events. `stores`: it has a session, or had one in its last turn, and the database has its part of schema
     pgrole. `opened`: a session began in the last turn. `failures`: in a row. `changed_at`: when a declaration for this
     database changed, or a drift or new object was found there, on the loop's clock.
+    `forgotten`: the database is no longer served, so a result is no answer any more.
     """
 
     def __init__(self, database: str, context: DatabaseContext, changed_at: float = -math.inf) -> None:
@@ -95,6 +96,7 @@ class DatabaseWorker:
         self.stores = False
         self.opened = False
         self.failures = 0
+        self.forgotten = False
         self.changed_at = changed_at
         self._context = context
         self._wake = Signal()
@@ -231,6 +233,8 @@ class DatabaseWorker:
         before = self._context.grantees.results(server, result.key).get(self.database)
         if before is not None and _are_equal(before.error, result.error):
             result = replace(result, error=before.error)
+        if self.forgotten:
+            result = replace(result, digest="")
         self._context.grantees.report(server, result)
 
     @asynccontextmanager

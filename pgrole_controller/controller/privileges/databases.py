@@ -236,6 +236,7 @@ class Databases:
 
     def _forget(self, name: str) -> None:
         served = self._served.pop(name)
+        served.worker.forgotten = True
         self.keep_unstored(served.worker.memory.drifts.take_unstored())
         self._left.add(name)
         if served.busy.locked():
