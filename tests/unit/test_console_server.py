@@ -129,7 +129,7 @@ def test_an_error_of_the_console_contains_no_control_characters(
     config.write_text("apiVersion: v1\nkind: Config\ncurrent-context: a\n", encoding="utf-8")
     with pytest.raises(SystemExit) as ended:
         main(["console", "--auth", "kubeconfig", "--kubeconfig", str(config), "--context", "\x1b[31mred"])
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     assert "\\x1b[31mred" in capsys.readouterr().err
 
 
