@@ -133,7 +133,7 @@ class ServerChecks:
         return attribution_findings.judge_attribution(self._area, self._server, self._role, audit_log)
 
     async def _ask_history(self) -> list[Finding]:
-        history = await diagnosis.read_history_facts(self.connection)
+        history = await diagnosis.read_history_facts(self.connection, self.cluster)
         if history is None:
             kept = self.schema is not None and self.schema.keeps_history
             text = _HISTORY_UNREAD if kept else "no history is kept in this database"

@@ -111,7 +111,7 @@ class Maintenance:
                 try:
                     home = await stack.enter_async_context(connect(endpoint, _PURPOSE))
                     if everything:
-                        await prune(home, self._config().history, session.fence)
+                        await prune(home, self._config().history, self._databases.cluster, session.fence)
                 except Exception as error:  # noqa: BLE001 -- it must not end the session
                     self._warn(self._home, error)
             for name in sorted(names - {self._home} if session.notes_generations else names):
@@ -133,7 +133,7 @@ class Maintenance:
                 if copied:
                     log.debug("drifts copied to the home database", extra={"database": name, "count": copied})
             if everything:
-                await prune(database, self._config().history)
+                await prune(database, self._config().history, self._databases.cluster)
 
     def _warn(self, database: str, error: Exception) -> None:
         shown = {"error": error.message} if isinstance(error, PgRoleError) else describe_error(error)

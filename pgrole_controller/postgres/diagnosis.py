@@ -149,9 +149,9 @@ async def read_claim_counts(connection: Connection) -> tuple[ClaimCount, ...] | 
     )
 
 
-async def read_history_facts(connection: Connection) -> HistoryFacts | None:
-    """Reads the history; None if this login cannot."""
-    rows = await _read_stored(connection, "drift_history", "history_size")
+async def read_history_facts(connection: Connection, cluster: str | None) -> HistoryFacts | None:
+    """Reads the history, of one cluster if it is known; None if this login cannot."""
+    rows = await _read_stored(connection, "drift_history", "history_size", cluster)
     if rows is None:
         return None
     row = first(rows)
@@ -175,10 +175,10 @@ async def count_md5_roles(connection: Connection) -> int:
     return first(await fetch(connection, "", _query("md5_verifiers"), seconds=_SECONDS)).get("roles", int)
 
 
-async def _read_stored(connection: Connection, table: str, query: str) -> list[Row] | None:
+async def _read_stored(connection: Connection, table: str, query: str, *arguments: object) -> list[Row] | None:
     """Reads a table of schema pgrole; None if this login may not, or if that could run code of the table's owner."""
     async with reading_table(connection, table) as found:
-        return await fetch(connection, "", _query(query), seconds=_SECONDS) if found.readable else None
+        return await fetch(connection, "", _query(query), *arguments, seconds=_SECONDS) if found.readable else None
 
 
 def _bytes(name: str) -> bytes:

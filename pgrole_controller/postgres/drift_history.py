@@ -142,15 +142,15 @@ async def record_at_home(
         await connection.execute(script)
 
 
-async def prune_history(connection: Connection, config: HistoryConfig) -> bool:
+async def prune_history(connection: Connection, config: HistoryConfig, cluster: str) -> bool:
     """Empties partitions that are older than the retention, and deletes rows beyond the maximum, at most 10,000 of
-    them; call it once an hour. Returns whether more are left. Raises PgRoleError.
+    them; call it once an hour. What other clusters recorded stays. Returns whether more are left. Raises PgRoleError.
     """
     query = resources.text("sql", "attribution", "prune_history.sql")
     keep = timedelta(seconds=config.retention_seconds)
-    await fetch(connection, "prune_history", query, keep, config.max_rows, seconds=_SECONDS)
+    await fetch(connection, "prune_history", query, keep, config.max_rows, cluster, seconds=_SECONDS)
     question = resources.text("sql", "attribution", "more_history.sql")
-    found = first(await fetch(connection, "prune_history", question, config.max_rows, seconds=_SECONDS))
+    found = first(await fetch(connection, "prune_history", question, config.max_rows, cluster, seconds=_SECONDS))
     return found.get("more", bool)
 
 

@@ -21,13 +21,13 @@ _ROUNDS = 20
 _PRUNING_ROUNDS = 100
 
 
-async def prune(connection: Connection, config: HistoryConfig, fence: Fence | None = None) -> None:
-    """Deletes old drifts and events, and what is stored about roles that no longer exist. `fence`: of the home
-    database; None elsewhere. Raises PgRoleError.
+async def prune(connection: Connection, config: HistoryConfig, cluster: str, fence: Fence | None = None) -> None:
+    """Deletes old drifts of this cluster and events, and what is stored about roles that no longer exist. `fence`: of
+    the home database; None elsewhere. Raises PgRoleError.
     """
     for _ in range(_PRUNING_ROUNDS):
         async with _trusting(connection, fence):
-            more = await prune_history(connection, config)
+            more = await prune_history(connection, config, cluster)
         if not more:
             break
     async with _trusting(connection, fence):

@@ -161,13 +161,19 @@ $$;
 -- Empties the partitions whose rows are all older than `keep`, and deletes the oldest rows beyond `most`, at most 10,000 of them
 -- at once. `keep` of more than 14 months counts as 14. A partition that someone reads right now is left for the next time.
 -- While the clock was ahead, rows were recorded in partitions that still had rows of another month: old ones are deleted there.
-CREATE OR REPLACE FUNCTION pgrole.prune_history(keep interval DEFAULT '90 days', most bigint DEFAULT 1000000) RETURNS void
+-- With `of_cluster`, both limits are about the rows that this cluster recorded, and those of other clusters stay, for up to 14
+-- months: each has its own limits.
+DROP FUNCTION IF EXISTS pgrole.prune_history(interval, bigint);
+CREATE OR REPLACE FUNCTION pgrole.prune_history(
+    keep interval DEFAULT '90 days', most bigint DEFAULT 1000000, of_cluster text DEFAULT NULL
+) RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '100ms'
 AS $$
 DECLARE
-    until  CONSTANT timestamptz := greatest(clock_timestamp() - keep, clock_timestamp() - interval '14 months');
+    oldest CONSTANT timestamptz := clock_timestamp() - interval '14 months';
+    until  CONSTANT timestamptz := greatest(clock_timestamp() - keep, oldest);
     number integer;
     part   regclass;
     beyond bigint;
@@ -178,13 +184,16 @@ BEGIN
     FOR number IN 0 .. 15 LOOP
         part := format('pgrole.drift_history_%s', number);
         EXECUTE format(
-            'SELECT EXISTS (SELECT FROM %1$s), EXISTS (SELECT FROM %1$s WHERE last_at >= $1),
-                    EXISTS (SELECT FROM %1$s WHERE last_at < $2)', part
-        ) INTO used, young, mixed USING until, until - interval '32 days';
+            'SELECT EXISTS (SELECT FROM %1$s),
+                    EXISTS (SELECT FROM %1$s WHERE last_at >= CASE WHEN cluster <> $3 THEN $4 ELSE $1 END),
+                    EXISTS (SELECT FROM %1$s WHERE last_at < $2 AND (cluster <> $3) IS NOT TRUE)', part
+        ) INTO used, young, mixed USING until, until - interval '32 days', of_cluster, oldest;
         IF young AND mixed THEN
             EXECUTE format(
-                'DELETE FROM %1$s WHERE ctid = ANY (ARRAY(SELECT o.ctid FROM %1$s AS o WHERE o.last_at < $1 LIMIT 10000))', part
-            ) USING until - interval '32 days';
+                'DELETE FROM %1$s WHERE ctid = ANY (ARRAY(
+                     SELECT o.ctid FROM %1$s AS o WHERE o.last_at < $1 AND (o.cluster <> $2) IS NOT TRUE LIMIT 10000
+                 ))', part
+            ) USING until - interval '32 days', of_cluster;
         END IF;
         CONTINUE WHEN young OR NOT used;
         BEGIN
@@ -199,10 +208,18 @@ BEGIN
             NULL;
         END;
     END LOOP;
-    beyond := (SELECT h.id FROM pgrole.drift_history AS h ORDER BY h.id DESC OFFSET most LIMIT 1);
+    beyond := (
+        SELECT h.id FROM pgrole.drift_history AS h
+        WHERE (h.cluster <> of_cluster) IS NOT TRUE
+        ORDER BY h.id DESC OFFSET most LIMIT 1
+    );
     IF beyond IS NOT NULL THEN
         DELETE FROM pgrole.drift_history AS h
-        USING (SELECT o.slot, o.drift FROM pgrole.drift_history AS o WHERE o.id <= beyond ORDER BY o.id LIMIT 10000) AS o
+        USING (
+            SELECT o.slot, o.drift FROM pgrole.drift_history AS o
+            WHERE o.id <= beyond AND (o.cluster <> of_cluster) IS NOT TRUE
+            ORDER BY o.id LIMIT 10000
+        ) AS o
         WHERE (h.slot, h.drift) = (o.slot, o.drift);
     END IF;
 END

@@ -1,4 +1,6 @@
--- How much does the history of this database take, and how old is its oldest drift? One row.
+-- How much does the history of this database take, how many drifts of this cluster has it, and how old is the oldest of these? One
+-- row.
+-- $1 text cluster; NULL: any
 SELECT
     (
         SELECT coalesce(sum(pg_catalog.pg_total_relation_size(i.inhrelid)), 0)::bigint
@@ -8,3 +10,4 @@ SELECT
     count(*) AS rows,
     min(h.last_at) AS oldest
 FROM pgrole.drift_history AS h
+WHERE (h.cluster <> $1) IS NOT TRUE

@@ -166,10 +166,29 @@ async def test_old_rows_and_rows_beyond_the_maximum_are_pruned(other: Connection
         RecordedDrift("old", ("login",), True, at=NOW - timedelta(days=200)),
         *(RecordedDrift(f"new{n}", ("login",), True, at=NOW) for n in range(5)),
     )
-    await prune_history(other, CONFIG)
+    await prune_history(other, CONFIG, "c1")
     assert await other.fetchval("SELECT count(*) FROM pgrole.drift_history") == 5
-    await prune_history(other, HistoryConfig(max_rows=2))
+    await prune_history(other, HistoryConfig(max_rows=2), "c1")
     assert await other.fetchval("SELECT array_agg(role ORDER BY role) FROM pgrole.drift_history") == ["new3", "new4"]
+
+
+async def test_each_cluster_prunes_what_it_recorded(other: Connection) -> None:
+    """Of clusters that share a server, one may keep its history for longer than another."""
+    old = NOW - timedelta(days=200)
+    await record(
+        other,
+        *(RecordedDrift(f"{cluster}-old", ("login",), True, at=old, cluster=cluster) for cluster in ("c1", "c2")),
+        *(RecordedDrift(f"c1-{n}", ("login",), True, at=NOW, cluster="c1") for n in range(3)),
+        *(RecordedDrift(f"c2-{n}", ("login",), True, at=NOW, cluster="c2") for n in range(3)),
+        RecordedDrift("c2-ancient", ("login",), True, at=NOW - timedelta(days=440), cluster="c2"),
+    )
+    kept = "SELECT array_agg(role ORDER BY role) FROM pgrole.drift_history"
+    await prune_history(other, CONFIG, "c1")
+    assert await other.fetchval(kept) == ["c1-0", "c1-1", "c1-2", "c2-0", "c2-1", "c2-2", "c2-old"]
+    assert not await prune_history(other, HistoryConfig(max_rows=1), "c1")
+    assert await other.fetchval(kept) == ["c1-2", "c2-0", "c2-1", "c2-2", "c2-old"]
+    await prune_history(other, CONFIG, "c2")
+    assert await other.fetchval(kept) == ["c1-2", "c2-0", "c2-1", "c2-2"]
 
 
 async def test_old_rows_are_pruned_although_the_clock_was_a_year_ahead(other: Connection) -> None:
@@ -183,7 +202,7 @@ async def test_old_rows_are_pruned_although_the_clock_was_a_year_ahead(other: Co
     )
     same = "SELECT count(DISTINCT slot) FROM pgrole.drift_history WHERE role IN ('old', 'ahead')"
     assert await other.fetchval(same) == 1
-    await prune_history(other, CONFIG)
+    await prune_history(other, CONFIG, "c1")
     kept = "SELECT array_agg(role ORDER BY role) FROM pgrole.drift_history"
     assert await other.fetchval(kept) == ["ahead", "new"]
 
@@ -195,10 +214,10 @@ async def test_pruning_waits_for_no_reader(postgres_server: PostgresServer, othe
     dump = await asyncpg.connect(postgres_server.dsn(database=await other.fetchval("SELECT current_database()::text")))
     await dump.execute("BEGIN; LOCK TABLE pgrole.drift_history IN ACCESS SHARE MODE")
     with anyio.fail_after(10):
-        await prune_history(other, CONFIG)
+        await prune_history(other, CONFIG, "c1")
     assert await other.fetchval("SELECT count(*) FROM pgrole.drift_history") == 1
     await dump.close()
-    await prune_history(other, CONFIG)
+    await prune_history(other, CONFIG, "c1")
     assert await other.fetchval("SELECT count(*) FROM pgrole.drift_history") == 0
 
 
@@ -207,7 +226,7 @@ async def test_maintenance_deletes_all_rows_beyond_the_maximum(other: Connection
         INSERT INTO pgrole.drift_history (slot, role, kind, corrected, copied)
         SELECT 0, 'reader', 'role', true, true FROM generate_series(1, 25000)
     """)
-    await prune(other, HistoryConfig(max_rows=1000))
+    await prune(other, HistoryConfig(max_rows=1000), "c1")
     assert await other.fetchval("SELECT count(*) FROM pgrole.drift_history") == 1000
 
 
@@ -218,7 +237,7 @@ async def test_maintenance_copies_everything_and_prunes_old_rows(home: Connectio
         *(RecordedDrift(f"new{n}", ("privileges",), True, "orders", at=NOW) for n in range(250)),
     )
     assert await copy_all(other, home, None) == 251
-    await prune(other, CONFIG)
+    await prune(other, CONFIG, "c1")
     assert await other.fetchval("SELECT count(*) FROM pgrole.drift_history") == 250
     assert await home.fetchval("SELECT count(*) FROM pgrole.drift_history WHERE role LIKE 'new%'") == 250
 
@@ -234,8 +253,8 @@ async def test_maintenance_assigns_no_transaction_id_when_there_is_nothing_to_do
                 await connection.execute(statement)
             assert await connection.fetchval("SELECT pgrole.read_drifts_to_copy(100)") is None
             assert await connection.fetchval("SELECT pg_current_xact_id_if_assigned()") is None
-    await prune(home, CONFIG)
-    await prune(other, CONFIG)
+    await prune(home, CONFIG, "c1")
+    await prune(other, CONFIG, "c1")
     assert await copy_all(other, home, None) == 0
 
 
@@ -244,7 +263,7 @@ async def test_maintenance_calls_nothing_in_a_schema_that_another_role_may_chang
 ) -> None:
     await other.execute("CREATE ROLE mallory_upkeep; GRANT CREATE ON SCHEMA pgrole TO mallory_upkeep")
     try:
-        for attempt in (prune(other, CONFIG), copy_all(other, home, None)):
+        for attempt in (prune(other, CONFIG, "c1"), copy_all(other, home, None)):
             with pytest.raises(PgRoleError, match="not trusted"):
                 await attempt
     finally:

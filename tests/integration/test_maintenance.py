@@ -50,7 +50,7 @@ async def maintenance_of(
             address = Address("pg", 5432, "postgres", "require")
             return ServerConfig("default", Endpoint(server.dsn()), ServerPolicy(), address, databases=databases())
 
-        context = cast("WorkerContext", SimpleNamespace(grantees=Grantees()))
+        context = cast("WorkerContext", SimpleNamespace(grantees=Grantees(), objects=SimpleNamespace(cluster="c1")))
         yield Maintenance(config, Databases(config, context, lambda: False), session, "postgres")
 
 

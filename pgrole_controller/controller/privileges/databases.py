@@ -92,7 +92,7 @@ class Databases:
             self._config,
             self._grantees,
             self._context.leadership,
-            self._context.objects.cluster,
+            self.cluster,
             session.identity,
             home,
             self._suspended,
@@ -144,6 +144,11 @@ class Databases:
             for key in served.worker.memory.waiting_for(names):
                 served.worker.note_grantee(key)
                 self._rotation.wake({name})
+
+    @property
+    def cluster(self) -> str:
+        """Of this controller's objects."""
+        return self._context.objects.cluster
 
     def storing(self) -> set[str]:
         """The databases that are served, and have a part of schema pgrole."""
