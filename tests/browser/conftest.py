@@ -1,4 +1,4 @@
-"""A real browser: Chromium of the operating system, with a fresh profile for each test, or one for a module."""
+"""A real browser: Chromium of the operating system, with one profile whose data is cleared after each test."""
 
 import os
 import shutil
@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, ConsoleMessage, Error, Page, Request, ViewportSize, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Error, Page, Request, ViewportSize, async_playwright, expect
 
+from tests.acceptance.world import PATIENCE
 from tests.browser.stand import BrowserStand, run_stand
 
 ARGUMENTS = (
@@ -24,6 +25,9 @@ ARGUMENTS = (
     "--disable-features=SpareRendererForSitePerProcess",
 )
 WIDE: ViewportSize = {"width": 1280, "height": 900}
+
+#: Deadline for a page to show something, in milliseconds: the machine may be busy.
+expect.set_options(timeout=PATIENCE * 1000)
 
 
 def find_chromium() -> str:
@@ -111,33 +115,38 @@ async def stand() -> AsyncIterator[BrowserStand]:
         yield running
 
 
-@pytest_asyncio.fixture
-async def tab(browser: Browser, stand: BrowserStand) -> AsyncIterator[Tab]:
-    """Fails the test at its end if the page had an error, violated its CSP, or sent a request to another host."""
-    async with new_page(browser) as page:
-        opened = Tab(page, stand.url, stand=stand)
-        opened.listen()
+@pytest_asyncio.fixture(scope="package")
+async def page(browser: Browser) -> AsyncIterator[Page]:
+    async with new_page(browser) as opened:
         yield opened
-    assert opened.errors == []
-    assert opened.strange == []
-
-
-@pytest_asyncio.fixture(scope="module")
-async def lasting(browser: Browser) -> AsyncIterator[Tab]:
-    async with run_stand() as running, new_page(browser) as page:
-        yield Tab(page, running.url, stand=running)
 
 
 @pytest_asyncio.fixture
-async def lasting_tab(lasting: Tab) -> AsyncIterator[Tab]:
-    """Like `tab`, without the second of CPU that a page of its own costs, for tests that only look: their module's page
-    and stand.
+async def tab(page: Page, stand: BrowserStand) -> AsyncIterator[Tab]:
+    """Fails the test at its end if the page had an error, violated its CSP, or sent a request to another host.
+
+    All tests share one page, since a new one costs a second of CPU. Each has an origin of its own, that of its stand,
+    and leaves nothing behind in the browser.
     """
-    opened = Tab(lasting.page, lasting.url, stand=lasting.stand)
+    opened = Tab(page, stand.url, stand=stand)
+    await page.set_viewport_size(WIDE)
+    await page.emulate_media(color_scheme="light", reduced_motion="null")
     opened.listen()
     yield opened
-    assert await opened.page.evaluate("localStorage.length + sessionStorage.length") == 0
-    assert await opened.page.context.cookies() == []
     opened.ignore()
+    await leave(page, stand.url)
     assert opened.errors == []
     assert opened.strange == []
+
+
+async def leave(page: Page, origin: str) -> None:
+    """Closes the other pages, and forgets what the browser keeps for this origin."""
+    context = page.context
+    for other in context.pages:
+        if other is not page:
+            await other.close()
+    await page.goto("about:blank")
+    await context.clear_cookies()
+    session = await context.new_cdp_session(page)
+    await session.send("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"})
+    await session.detach()

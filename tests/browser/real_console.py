@@ -21,9 +21,6 @@ from tests.acceptance.world import PATIENCE, ExecutedController, Kube, running
 from tests.browser.conftest import BrowserTab, new_page
 from tests.integration.console_stand import Accounts
 
-#: Deadline for a page to show something, in milliseconds: the machine may be busy.
-expect.set_options(timeout=PATIENCE * 1000)
-
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/\S*")
 
 

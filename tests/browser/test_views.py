@@ -60,9 +60,8 @@ async def find_violations(tab: Tab) -> list[str]:
 
 @pytest.mark.parametrize(("path", "make"), _VIEWS, ids=_NAMES)
 async def test_no_view_violates_axe_in_either_theme_or_scrolls_sideways_on_a_narrow_screen(
-    lasting_tab: Tab, path: str, make: Callable[[], Snapshot]
+    tab: Tab, path: str, make: Callable[[], Snapshot]
 ) -> None:
-    tab = lasting_tab
     tab.stand.snapshot = make()
     await tab.page.set_viewport_size(NARROW)
     await tab.page.emulate_media(color_scheme="light", reduced_motion="reduce")
