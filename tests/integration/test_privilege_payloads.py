@@ -426,12 +426,16 @@ async def attack(world: DatabaseWorkerWorld, tenant: Tenant, flood: str, times: 
             await world.wait_may("SELECT", f"app.flood_{times - 1}_1000")
 
 
-#: Settings of any role that may log in: as long as PostgreSQL permits, though they compress well.
-GIANT_SETTINGS = """
-    DO $$ BEGIN
-        EXECUTE 'ALTER ROLE CURRENT_USER SET search_path = ''' || repeat('a', 300000000) || '''';
-        EXECUTE 'ALTER ROLE CURRENT_USER IN DATABASE {database} SET search_path = ''' || repeat('a', 300000000) || '''';
-    END $$
+#: A setting of any role that may log in: as long as PostgreSQL permits, though it compresses well.
+GIANT_SETTING = """
+    DO $$ BEGIN EXECUTE 'ALTER ROLE CURRENT_USER SET search_path = ''' || repeat('a', 300000000) || ''''; END $$
+"""
+
+#: What ALTER ROLE … IN DATABASE would store after compressing the setting once more.
+SAME_IN_DATABASE = """
+    INSERT INTO pg_db_role_setting
+    SELECT d.oid, s.setrole, s.setconfig FROM pg_db_role_setting AS s, pg_database AS d
+    WHERE s.setrole = $1::regrole AND s.setdatabase = 0 AND d.datname = $2
 """
 
 
@@ -443,7 +447,8 @@ async def test_giant_settings_of_roles_stop_no_repair(
     monkeypatch.setitem(session_settings.PINNED, "statement_timeout", "2s")
     world.declare(READ)
     async with tenant.connected() as session:
-        await session.execute(GIANT_SETTINGS.replace("{database}", world.database), timeout=600)
+        await session.execute(GIANT_SETTING, timeout=600)
+    await world.home.execute(SAME_IN_DATABASE, tenant.name, world.database)
     async with world.working():
         await check_repairs(world, world)
     await world.home.execute(f"ALTER ROLE {tenant.name} RESET ALL")
