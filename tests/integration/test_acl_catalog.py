@@ -484,7 +484,7 @@ LONG_SETTINGS = {
     "of a function": "CREATE FUNCTION app.long() RETURNS int LANGUAGE sql SET search_path FROM CURRENT AS 'SELECT 1'",
 }
 TEMPORARY = """
-    DO $$ BEGIN FOR n IN 1 .. 20 LOOP EXECUTE format(
+    DO $$ BEGIN FOR n IN 1 .. 3 LOOP EXECUTE format(
         'CREATE FUNCTION pg_temp.f%s() RETURNS int LANGUAGE sql SET search_path FROM CURRENT AS $f$ SELECT 1 $f$', n
     ); END LOOP; END $$
 """
