@@ -271,7 +271,8 @@ def test_records_below_warning_are_always_written() -> None:
 
 
 @pytest.mark.slow
-def test_counts_of_omitted_warnings_are_not_kept_forever() -> None:
+def test_counts_of_omitted_warnings_are_not_kept_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MOST_REPEATED", 100)
     now = 0.0
     repetition = RepeatFilter(lambda: now)
     for number in range(logs.MOST_REPEATED + 1):
