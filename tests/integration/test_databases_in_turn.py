@@ -249,7 +249,7 @@ async def test_databases_that_cannot_be_reached_delay_no_other(server: PostgresS
                 for limit in ("OPENING_SECONDS", "TURN_SECONDS"):
                     patched.setattr(database_worker, limit, 1.5)
                 holders = [await asyncpg.connect(server.dsn(database=name)) for name in (hanging, stuck)]
-                for holder, table in zip(holders, ("pgrole.applied", "pg_catalog.pg_event_trigger"), strict=True):
+                for holder, table in zip(holders, ("pg_catalog.pg_default_acl", "pg_catalog.pg_event_trigger"), strict=True):
                     await holder.execute(f"BEGIN; LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
                 for name, reason, words in (
                     (closed, Reason.DATABASE_ERROR, "does not accept connections"),
