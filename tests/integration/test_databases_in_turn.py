@@ -249,8 +249,8 @@ async def test_databases_that_cannot_be_reached_delay_no_other(server: PostgresS
                 for limit in ("OPENING_SECONDS", "TURN_SECONDS"):
                     patched.setattr(database_worker, limit, 1.5)
                 holders = [await asyncpg.connect(server.dsn(database=name)) for name in (hanging, stuck)]
-                for holder, table in zip(holders, ("pg_catalog.pg_default_acl", "pg_catalog.pg_event_trigger"), strict=True):
-                    await holder.execute(f"BEGIN; LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+                for holder, table in zip(holders, ("pg_default_acl", "pg_event_trigger"), strict=True):
+                    await holder.execute(f"BEGIN; LOCK TABLE pg_catalog.{table} IN ACCESS EXCLUSIVE MODE")
                 for name, reason, words in (
                     (closed, Reason.DATABASE_ERROR, "does not accept connections"),
                     (dropped, Reason.PRIVILEGE_PENDING, f'"{dropped}" does not exist'),
