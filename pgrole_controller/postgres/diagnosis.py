@@ -123,11 +123,12 @@ async def read_session_facts(connection: Connection, role: str) -> SessionFacts:
 async def read_event_trigger_facts(connection: Connection, role: str) -> EventTriggerFacts:
     """Reads the event triggers of the connected database."""
     row = await fetch_row(connection, "", _query("event_triggers"), _bytes(role), seconds=_SECONDS)
+    setting = await fetch_row(connection, "", queries.inspect("event_triggers_off"), seconds=_SECONDS)
     return EventTriggerFacts(
         database=row.text("database"),
         installed=row.get("installed", int),
         disabled=row.texts("disabled"),
-        switched_off=row.get("switched_off", bool),
+        switched_off=setting.find("off", bool) or False,
         others=row.texts("others"),
         publications=row.texts("publications"),
     )

@@ -24,17 +24,6 @@ SELECT
     textsend(pg_catalog.current_database()::text) AS database,
     (SELECT count(*) FROM own)::int AS installed,
     ARRAY(SELECT textsend(o.evtname::text) FROM own AS o WHERE o.evtenabled <> 'A' ORDER BY 1) AS disabled,
-    EXISTS (
-        SELECT
-        FROM pg_catalog.pg_db_role_setting AS s
-        WHERE s.setrole = 0
-          AND s.setdatabase IN (0, (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = pg_catalog.current_database()))
-          AND pg_catalog.pg_column_size(s.setconfig) <= 65536
-          AND EXISTS (
-              SELECT FROM pg_catalog.unnest(s.setconfig) AS c (setting)
-              WHERE pg_catalog.lower(c.setting) IN ('event_triggers=off', 'event_triggers=false', 'event_triggers=no', 'event_triggers=0')
-          )
-    ) AS switched_off,
     -- they keep the controller from installing the schema
     ARRAY(
         SELECT textsend(format('%I', b.pubname))

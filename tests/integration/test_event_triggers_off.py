@@ -7,6 +7,7 @@ import pytest
 from pgrole_controller.controller.privileges.database_worker import DatabaseWorker
 from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.local.process import reached
+from pgrole_controller.postgres.diagnosis import read_event_trigger_facts
 from pgrole_controller.postgres.privileges import database_session
 from tests.integration.database_world import DEADLINE, READ, DatabaseWorkerWorld
 from tests.servers import Servers
@@ -48,6 +49,8 @@ async def test_the_mode_is_poll_while_no_event_can_come(world: DatabaseWorkerWor
             await world.home.execute(statement.format("SET event_triggers = off"))
             await world.home.execute("SELECT pg_reload_conf()")
             await wait_mode(worker, DatabaseMode.POLL, told.format(name=world.database))
+            facts = await read_event_trigger_facts(world.hand, "postgres")
+            assert facts.switched_off is (where != "of the server")
             await world.hand.execute(f"SET event_triggers = off; GRANT DELETE ON app.orders TO {world.role}")
             await world.wait_may("DELETE", "app.orders", expected=False)
         finally:
@@ -63,5 +66,6 @@ async def test_a_setting_of_the_database_counts_more_than_one_of_all_roles(world
     try:
         async with world.working() as worker:
             await wait_mode(worker, DatabaseMode.EVENTS)
+        assert not (await read_event_trigger_facts(world.hand, "postgres")).switched_off
     finally:
         await world.home.execute("ALTER ROLE ALL RESET event_triggers")
