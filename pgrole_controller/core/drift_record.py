@@ -127,8 +127,8 @@ def extend_history(
     new: dict[str, dict[str, Any]] = {}
     for record in sorted(records, key=lambda one: one.time):
         described = _describe_shortly(record)
-        known = _identity(described) in history
-        (history if known else new).setdefault(_identity(described), {}).update(described)
+        identity = _identity(described)
+        (history if identity in history else new).setdefault(identity, {}).update(described)
     # Times have whole seconds, and sorting keeps the order of equal ones.
     entries = [*reversed(new.values()), *history.values()]
     last = rfc3339(latest)

@@ -1,5 +1,5 @@
--- After a logical restore, roles have other oids: what was applied is stored for the roles of those names instead. Without such
--- a role, it is forgotten. What was written here stays.
+-- After a logical restore, roles have other oids. The records of another server move to the roles of the same names; those without
+-- such a role are deleted. Records of this server stay.
 -- Two roles may have exchanged their oids: every row is deleted before the first one is inserted (ORDER BY).
 -- $1 text the system identifier of this server (postgres/privileges/stored_state.py)
 WITH moved AS (

@@ -3,7 +3,7 @@ of others stay untouched.
 """
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -122,10 +122,8 @@ async def wait_held(database: Database, role: str, *expected: str) -> None:
     await database.wait_value(query, " ".join(sorted(expected)))
 
 
-@asynccontextmanager
-async def orders(stage: Stage) -> AsyncIterator[Database]:
-    async with open_database(stage.postgres.dsn(database="orders")) as database:
-        yield database
+def orders(stage: Stage) -> AbstractAsyncContextManager[Database]:
+    return open_database(stage.postgres.dsn(database="orders"))
 
 
 async def declare_privileges(pair: Replicas) -> None:

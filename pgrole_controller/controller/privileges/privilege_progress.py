@@ -197,7 +197,7 @@ def restore_applied(
 
 
 def _translate(stored: str, grantee: Grantee, database: str, oid: int) -> str:
-    """What was applied for the role when it had this oid, on another server."""
+    """Returns what was applied on another server, where the role had this oid, as text for its present oid."""
     last = AppliedDeclaration.parse(stored)
     if last.digest != replace(grantee, oid=oid).digest_of(database):
         return stored

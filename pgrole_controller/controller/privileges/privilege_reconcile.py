@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 
 import anyio
 
@@ -273,13 +274,13 @@ class PrivilegeReconcile:
         one.hold_back(one.role.hold(self._now, drifting, complete=complete))
 
     async def _attribute(self, some: Sequence[PrivilegeProgress], observed: ObservedDatabase) -> None:
-        """Finds who caused the drift, before it is repaired or reported, and before a repair for another role hides who
-        caused what is left.
+        """Finds who caused the drift before it is repaired or reported. A repair for another role would overwrite the
+        rows that show it.
         """
         if observed.complete:
             for one in some:
                 one.reported = ()
-                one.role.keep_authors({*one.decision.drift, *one.decision.reported}, self._last_read)
+                one.role.keep_authors(chain(one.decision.drift, one.decision.reported), self._last_read)
         left = [(one, drift) for one in some if (drift := one.left)]
         drifting = [(one, drift) for one in some if one.has_changes and (drift := one.drift)]
         reported = [(one, new) for one in some if observed.complete and (new := one.newly_reported)]

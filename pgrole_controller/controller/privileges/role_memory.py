@@ -14,7 +14,7 @@ from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Priv
 @dataclass(frozen=True, slots=True)
 class AppliedState:
     """What was last applied for one role. `declaration`: the text of an AppliedDeclaration, empty if nothing was.
-    `moved`: it was stored for the role's oid on another server, or does not tell for which.
+    `moved`: it was stored for the role's oid on another server, or does not say for which oid.
     """
 
     declaration: str = ""
@@ -52,8 +52,8 @@ class RoleMemory:
     failed. None: not known, as before the role's first complete read. `settled`: number of the last complete read after
     which the role had what it needs. What this read found may be new to other roles, but not to this one.
 
-    `noted`: who caused drift that was held back or is to be reported, and the number of the read that found it: a
-    repair for another role may hide it since.
+    `noted`: who caused drift that was held back or is to be reported, and the number of the read that found it. A
+    repair for another role overwrites the row that shows the author.
     """
 
     uid: str
@@ -81,12 +81,13 @@ class RoleMemory:
         """`read`: number of the read that found these differences."""
         self.noted = {**self.noted, **{one: (by, read) for one, by in found.items()}}
 
-    def keep_authors(self, drift: Collection[PrivilegeDifference], last: int) -> None:
+    def keep_authors(self, drift: Iterable[PrivilegeDifference], last: int) -> None:
         """`drift`: all that the role had at a complete read. `last`: number of the last read before it; small rounds
         may have found more meanwhile.
         """
         if self.noted:
-            self.noted = {one: found for one, found in self.noted.items() if one in drift or found[1] > last}
+            left = set(drift)
+            self.noted = {one: found for one, found in self.noted.items() if one in left or found[1] > last}
 
     def select_new(self, objects: NewObjects) -> frozenset[ObjectId] | None:
         """Returns those that are new to this role. None: not known."""

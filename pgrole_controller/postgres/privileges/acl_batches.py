@@ -85,7 +85,7 @@ class Steps(Protocol[T]):
     def report(self, one: T, error: PgRoleError) -> None: ...
 
     def leave_out(self, one: T, grantees: Collection[int]) -> T | None:
-        """Drops the changes for these roles, and notes that. Returns what is left, None: nothing."""
+        """Drops the changes for these roles, and notes that. Returns the rest; None if nothing is left."""
         ...
 
 
