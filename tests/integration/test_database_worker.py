@@ -24,11 +24,11 @@ from pgrole_controller.controller.privileges import (
     large_rounds,
     privilege_attribution,
     privilege_reconcile,
-    privilege_round,
     small_rounds,
 )
 from pgrole_controller.controller.privileges.full_reads import FullReads
 from pgrole_controller.controller.privileges.grantees import Grantees
+from pgrole_controller.controller.privileges.privilege_round import run_round
 from pgrole_controller.core import contest as contests
 from pgrole_controller.core.approval import read_approval
 from pgrole_controller.core.backoff import Backoff
@@ -47,7 +47,7 @@ from pgrole_controller.core.privileges.grantee import (
 )
 from pgrole_controller.core.privileges.privilege_news import combine_drifts
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
-from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, News
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, News, PrivilegeResult
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.held_databases import HeldQuestion, read_owning, read_unheld
@@ -627,6 +627,31 @@ async def test_a_changed_declaration_is_not_drift_and_is_confirmed(world: Databa
         assert result.drift_count == 0
 
 
+async def test_a_drift_just_before_the_claim_forgets_a_former_declaration_is_counted(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = anyio.Event()
+
+    async def hold(*arguments: Any) -> list[PrivilegeResult]:
+        await begin.wait()
+        return await run_round(*arguments)
+
+    declared = world.declare(READ)
+    former = {world.database: (DatabasePrivileges(world.database, schemas=(WRITE,)),)}
+    world.grantees.publish(SERVER, replace(declared, former=former))
+    async with world.working():
+        await world.wait_settled()
+        monkeypatch.setattr(database_worker, "run_round", hold)
+        await world.hand.execute(f"GRANT TRUNCATE ON app.orders TO {world.role}")
+        world.declare(READ)
+        begin.set()
+        await world.wait_may("TRUNCATE", "app.orders", expected=False)
+        result = await world.wait_settled()
+        assert (result.drift_count, result.confirmed) == (1, True)
+        stored = "SELECT split_part(digest, ' ', 1) FROM pgrole.applied WHERE role_oid = $1"
+        assert await world.hand.fetchval(stored, world.oid) == declared.digest_of(world.database)
+
+
 async def test_a_grant_made_as_the_connection_is_lost_is_corrected_and_attributed(world: DatabaseWorkerWorld) -> None:
     world.declare(READ)
     async with world.working():
@@ -799,7 +824,6 @@ def note_scopes(monkeypatch: pytest.MonkeyPatch) -> list[Scope]:
 def note_rounds(monkeypatch: pytest.MonkeyPatch) -> list[list[Scope]]:
     """Returns a list to which every later round adds the scopes of its reads when it ends."""
     scopes, rounds = note_scopes(monkeypatch), list[list[Scope]]()
-    run_round = privilege_round.run_round
 
     async def note(*arguments: Any) -> Any:
         before = len(scopes)

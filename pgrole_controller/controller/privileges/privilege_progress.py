@@ -84,8 +84,8 @@ class PrivilegeProgress:
 
     @property
     def needs_storing(self) -> bool:
-        moved = self.applied.moved and bool(self.decision.applied)
-        return (moved or self.declaration != self.applied.declaration) and self.error is None
+        stale = self.applied.stale and bool(self.decision.applied)
+        return (stale or self.declaration != self.applied.declaration) and self.error is None
 
     @property
     def declaration(self) -> str:
@@ -180,20 +180,35 @@ def restore_applied(
     one: PrivilegeProgress, stored: StoredState, remembered: Mapping[int, AppliedState], session: DatabaseSession
 ) -> None:
     """Takes over what was last applied. `remembered`, by oid: where the database stores nothing."""
-    oid = one.grantee.oid
+    oid, database = one.grantee.oid, session.database
     if not stored.stores:
-        one.applied = remembered.get(oid, AppliedState())
+        note_applied(one, remembered.get(oid, AppliedState()), database)
         return
     found = stored.find(oid)
     if found is None or found.holder != one.grantee.uid:
-        one.applied = AppliedState()
+        note_applied(one, AppliedState(), database)
         return
     declaration, moved = found.digest, found.made_for != (session.identity.system_identifier, oid)
     if moved and found.made_for is not None:
-        declaration = _translate(declaration, one.grantee, session.database, found.made_for[1])
-    one.applied = AppliedState(declaration, found.drift_count, found.approve_handled, moved)
+        declaration = _translate(declaration, one.grantee, database, found.made_for[1])
+    note_applied(one, AppliedState(declaration, found.drift_count, found.approve_handled, moved), database)
     if not one.role.last_drifts:
         one.role.last_drifts = _restore_drift(found.last_drift)
+
+
+def note_applied(one: PrivilegeProgress, applied: AppliedState, database: str) -> None:
+    """Notes what is applied. A declaration stays applied when the claim forgets the former ones, which the digest
+    covers: otherwise, a drift before the next round would pass for a part of the declaration.
+    """
+    last, role = AppliedDeclaration.parse(applied.declaration), one.role
+    made_of = one.grantee.oid, one.grantee.declared.get(database)
+    if last.digest == role.digest:
+        role.applied_as = (last.digest, *made_of)
+    elif role.applied_as == (last.digest, *made_of):
+        applied = replace(applied, declaration=AppliedDeclaration(role.digest, last.awaited).text, stale=True)
+    else:
+        role.applied_as = None
+    one.applied = applied
 
 
 def _translate(stored: str, grantee: Grantee, database: str, oid: int) -> str:

@@ -28,6 +28,7 @@ from pgrole_controller.controller.privileges.privilege_progress import (
     find_outdated,
     is_done,
     is_verified,
+    note_applied,
     report_unfinished,
     restore_applied,
     where_changed,
@@ -365,9 +366,8 @@ class PrivilegeReconcile:
         elif len(one.news) > announced:
             one.news[announced:] = [mention_approval(news, one.approval) for news in one.news[announced:]]
         declaration = one.declaration if one.error is None else one.applied.declaration
-        count = one.applied.drift_count + bool(one.told)
         handled = one.approval.value if one.approval else one.applied.approve_handled
-        one.applied = AppliedState(declaration, count, handled)
+        note_applied(one, AppliedState(declaration, one.applied.drift_count + bool(one.told), handled), database)
         if not self._session.stores:
             self._memory.applied[one.grantee.oid] = one.applied
             self._memory.drifts.note_unstored(self._records.record_told(one))

@@ -7,6 +7,7 @@ from pgrole_controller.core.approval import PrivilegeOffer
 from pgrole_controller.core.contest import FieldContest, Moment, notice, repair
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl import ObjectId
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, PrivilegeDrift
 
@@ -14,13 +15,14 @@ from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Priv
 @dataclass(frozen=True, slots=True)
 class AppliedState:
     """What was last applied for one role. `declaration`: the text of an AppliedDeclaration, empty if nothing was.
-    `moved`: it was stored for the role's oid on another server, or does not say for which oid.
+    `stale`: the database stores other text for it: for the role's oid on another server, or with former declarations
+    that the claim has forgotten since.
     """
 
     declaration: str = ""
     drift_count: int = 0
     approve_handled: str = ""
-    moved: bool = False
+    stale: bool = False
 
 
 class NewObjects:
@@ -52,6 +54,9 @@ class RoleMemory:
     failed. None: not known, as before the role's first complete read. `settled`: number of the last complete read after
     which the role had what it needs. What this read found may be new to other roles, but not to this one.
 
+    `applied_as`: the digest last applied in the database while this process knew what it stands for: the oid and the
+    declaration there.
+
     `noted`: who caused drift that was held back or is to be reported, and the number of the read that found it. A
     repair for another role overwrites the row that shows the author.
     """
@@ -70,6 +75,7 @@ class RoleMemory:
     offer: PrivilegeOffer | None = None
     missed: frozenset[ObjectId] | None = None
     settled: int = 0
+    applied_as: tuple[str, int, DatabasePrivileges | None] | None = None
     noted: Mapping[PrivilegeDifference, tuple[DriftAuthor, int]] = field(default_factory=dict)
 
     @property
