@@ -1,18 +1,6 @@
 -- Which DDL events with these tags came last? At most $2, among the newest $3; without those of the controller's own sessions.
--- Columns and texts as in events.sql. `outdated`: the controller has stored what it applied to a role since whose name is in the
--- statement.
+-- Columns and texts as in events.sql.
 -- $1 text[] tags   $2 integer   $3 integer
-WITH stored AS MATERIALIZED (
-    -- only the newest 100 are compared with each event; whatever is older than one more counts as outdated
-    SELECT n.role_name, n.xid, row_number() OVER (ORDER BY n.xid DESC) AS place
-    FROM (
-        SELECT a.role_name, c.next - ((c.next - a.xmin::text::bigint) & 4294967295) AS xid
-        FROM pgrole.applied AS a
-        CROSS JOIN (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next) AS c
-    ) AS n
-    ORDER BY n.xid DESC
-    LIMIT 101
-)
 SELECT
     d.id, d.xid::text::bigint AS xid, false AS exact, 0 AS distance, getdatabaseencoding() AS encoding, d.at,
     decode(replace(coalesce(l.rolname, d.session)::text, '\', '\\'), 'escape') AS login,
@@ -21,12 +9,7 @@ SELECT
     coalesce(host(d.addr), '') AS address,
     left(d.tag, 63) AS tag,
     coalesce(d.object::text::bigint, 0) AS object,
-    decode(replace(left(coalesce(d.said, ''), 1000), '\', '\\'), 'escape') AS said,
-    (
-        SELECT coalesce(bool_or(s.place > 100 OR strpos(lower(d.said), lower(s.role_name)) > 0), false)
-        FROM stored AS s
-        WHERE s.xid > d.xid::text::bigint
-    ) AS outdated
+    decode(replace(left(coalesce(d.said, ''), 1000), '\', '\\'), 'escape') AS said
 FROM (
     SELECT e.* FROM pgrole.ddl_event AS e ORDER BY e.id DESC LIMIT $3
 ) AS d

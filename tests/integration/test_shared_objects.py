@@ -15,6 +15,7 @@ from pgrole_controller.postgres.privileges.database_session import DatabaseSessi
 from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead
 from tests.integration.database_world import DEADLINE, KEY, OTHER, READ, SERVER, DatabaseWorkerWorld, note_sessions
 from tests.integration.test_database_worker import as_alice
+from tests.integration.test_own_transactions import SILENT
 
 GRANTED = "GRANT DELETE ON app.orders TO {0}, {1}"
 HIDDEN = "DO $$ BEGIN GRANT DELETE ON app.orders TO {0}, {1}; END $$"
@@ -101,3 +102,37 @@ async def test_a_reported_drift_that_must_wait_to_be_read_has_its_author_althoug
         await world.wait(lambda result: bool(result.last_drifts))
     assert authors(world, KEY) == [("postgres", Evidence.TRANSACTION)]
     assert authors(world, OTHER) == [(world.alice, Evidence.TRANSACTION)]
+
+
+@pytest.mark.parametrize("statement", [GRANTED, HIDDEN])
+async def test_who_granted_to_two_roles_is_the_author_also_for_one_that_was_suspended(
+    world: DatabaseWorkerWorld, statement: str
+) -> None:
+    grantee = world.declare(READ)
+    world.declare_other(READ)
+    async with world.working():
+        await world.wait_other_settled()
+        await world.wait_settled()
+        world.grantees.publish(SERVER, replace(grantee, suspended=True))
+        await world.wait_settled()
+        await as_alice(world, statement.format(world.role, world.other))
+        await world.wait_may("DELETE", "app.orders", expected=False, role=world.other)
+        world.grantees.publish(SERVER, grantee)
+        await world.wait(lambda result: bool(result.last_drifts))
+    assert authors(world, OTHER) == [(world.alice, Evidence.TRANSACTION)]
+    known = (world.alice, Evidence.SESSION) if statement is GRANTED else ("", Evidence.NONE)
+    assert authors(world, KEY) == [known]
+
+
+async def test_who_made_a_grant_that_was_corrected_is_not_blamed_for_a_later_one_without_an_event(
+    world: DatabaseWorkerWorld,
+) -> None:
+    world.declare(READ)
+    async with world.working():
+        await world.wait_settled()
+        await as_alice(world, f"GRANT DELETE ON app.orders TO {world.role}")
+        await world.wait(lambda result: result.drift_count == 1)
+        assert authors(world, KEY) == [(world.alice, Evidence.TRANSACTION)]
+        await world.hand.execute(SILENT.format(r=world.role, t="app.orders"))
+        await world.wait(lambda result: result.drift_count == 2)
+    assert authors(world, KEY) == [("", Evidence.NONE)]

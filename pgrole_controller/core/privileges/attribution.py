@@ -12,7 +12,7 @@ makes it is named, with proof TRANSACTION only if it has the same author, since 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
@@ -44,7 +44,6 @@ class DdlEvent:
     - `distance`: transaction ids between the changed row and the event's row.
     - `object`: oid, or 0: GRANT and REVOKE name none.
     - `statement`: empty unless it was a GRANT, REVOKE or ALTER DEFAULT PRIVILEGES alone.
-    - `outdated`: the controller has changed a role that the statement names since.
     """
 
     id: int
@@ -59,7 +58,6 @@ class DdlEvent:
     distance: int = 0
     object: int = 0
     statement: str = ""
-    outdated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +75,11 @@ class ChangedRow:
     oid: int = 0
     schema: str = ""
     change: ChangedPrivilege | None = None
+
+    @property
+    def grantee(self) -> str:
+        """Empty if it is not known."""
+        return self.names[-1] if self.names else ""
 
     @property
     def is_elsewhere(self) -> bool:
@@ -107,21 +110,24 @@ COMMANDS = (*GRANTED, *REVOKED, *DEFAULTS)
 class LastEvents:
     """The last commands in the database, among which someone may have changed a row that does not prove it.
 
-    Rows with the same kind of change share the choice among the events.
+    Rows with the same kind of change share the choice among the events. `stored`: by the name of a role, the
+    transaction in which the controller last stored what it applied for that role: earlier commands are answered.
     """
 
-    def __init__(self, events: Sequence[DdlEvent]) -> None:
+    def __init__(self, events: Sequence[DdlEvent], stored: Mapping[str, int] | None = None) -> None:
         self._events = sorted(events, key=lambda event: event.id, reverse=True)
+        self._stored = stored or {}
         self._chosen: dict[tuple[tuple[str, ...], ChangedPrivilege | None], list[DdlEvent]] = {}
 
-    def find_better(self, changed: ChangedRow, found: FoundAuthor) -> DriftAuthor:
+    def find_better(self, changed: ChangedRow, found: FoundAuthor | None) -> DriftAuthor:
         """Returns who changed a row instead of `found`, which is not shown; with proof NONE if that is no better.
 
-        A row that is gone, or was written again by others, proves nothing.
+        A row that is gone, or was written again by others, proves nothing. None: no event is about who wrote it, as
+        after a repair for another role.
         """
         made = self._find_made(changed)
-        same = made is not None and found.writers == {_author_key(made)}
-        if found.author.proof is Evidence.TRANSACTION:
+        same = made is not None and found is not None and found.writers == {_author_key(made)}
+        if found is None or found.author.proof is Evidence.TRANSACTION:
             return DriftAuthor() if made is None or same else _drift_author(made, Evidence.SESSION)
         if made is not None and same:
             return _drift_author(made, Evidence.TRANSACTION)
@@ -133,7 +139,9 @@ class LastEvents:
         if change is None or not changed.oid:
             return None
         opposite = replace(changed, tags=(), change=replace(change, granted=not change.granted))
-        made = next((one for one in self._choose(changed) if not one.outdated and _shows(changed, one)), None)
+        made = next(
+            (one for one in self._choose(changed) if self._is_open(changed, one) and _shows(changed, one)), None
+        )
         undone = next((one for one in self._choose(opposite) if _shows(opposite, one)), None)
         return None if made is not None and undone is not None and undone.id > made.id else made
 
@@ -144,8 +152,12 @@ class LastEvents:
             fitting = [event for event in fitting if _shows(changed, event)]
         if not fitting:
             return DriftAuthor()
-        best = max(fitting, key=lambda event: (_fit(changed, event).value, not event.outdated, event.id))
+        best = max(fitting, key=lambda event: (_fit(changed, event).value, self._is_open(changed, event), event.id))
         return _drift_author(best, Evidence.SESSION)
+
+    def _is_open(self, changed: ChangedRow, event: DdlEvent) -> bool:
+        """Whether the controller has not answered the command for the row's grantee yet."""
+        return event.xid >= self._stored.get(changed.grantee, 0)
 
     def _choose(self, changed: ChangedRow) -> list[DdlEvent]:
         """The latest first."""

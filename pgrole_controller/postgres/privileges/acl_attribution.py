@@ -7,7 +7,7 @@ bytes, and decoded here without errors; control characters become spaces.
 import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
 
@@ -52,9 +52,9 @@ async def read_authors(connection: Connection, rows: Sequence[ChangedRow]) -> di
     """Who wrote these rows; those that no event explains are left out. At most MOST_ROWS transactions are looked up,
     those of the first rows. Several rows can have one xmin and different commands.
 
-    Of rows that are gone (`xmin` 0), and of those that a transaction wrote that did not make the change, or whose
-    statements are not known, the last events are looked at. Raises PgRoleError, also if schema pgrole has no events
-    here.
+    Of rows that are gone (`xmin` 0), and of those that a transaction wrote that did not make the change, or has no
+    events, or whose statements are not known, the last events are looked at. Raises PgRoleError, also if schema pgrole
+    has no events here.
     """
     wanted = list(dict.fromkeys(changed.xmin for changed in rows if changed.xmin))[:MOST_ROWS]
     events = await read_events(connection, wanted) if wanted else {}
@@ -63,22 +63,22 @@ async def read_authors(connection: Connection, rows: Sequence[ChangedRow]) -> di
     found = await run_aside(len(known), MANY_ROWS, find_all, known, events, cut)
     proven = {changed for changed, one in found.items() if one.author.proof is Evidence.TRANSACTION}
     unproven = [
-        changed
-        for changed in dict.fromkeys(rows)
-        if not changed.xmin or (changed.tags and changed in found and changed not in proven)
+        changed for changed in dict.fromkeys(rows) if not changed.xmin or (changed.tags and changed not in proven)
     ]
     not_shown = [changed for changed in found if changed in proven and changed.change and not found[changed].shown]
     authors = {changed: one.author for changed, one in found.items()}
     if unproven or not_shown:
         comparing = any(changed.change for changed in (*unproven, *not_shown))
         tags = COMMANDS if comparing else {tag for changed in unproven for tag in changed.tags}
-        last = LastEvents(await _read_last_events(connection, sorted(tags)))
-        asked = {changed: found.get(changed, FoundAuthor()) for changed in (*unproven, *not_shown)}
+        grantees = {changed.grantee for changed in (*unproven, *not_shown)}
+        stored = await _read_stored(connection, sorted(grantees))
+        last = LastEvents(await _read_last_events(connection, sorted(tags)), stored)
+        asked = {one: found.get(one, None if one.xmin else FoundAuthor()) for one in (*unproven, *not_shown)}
         authors |= await run_aside(len(asked), MANY_ROWS, _find_better, last, asked)
     return authors
 
 
-def _find_better(last: LastEvents, asked: Mapping[ChangedRow, FoundAuthor]) -> dict[ChangedRow, DriftAuthor]:
+def _find_better(last: LastEvents, asked: Mapping[ChangedRow, FoundAuthor | None]) -> dict[ChangedRow, DriftAuthor]:
     better = {changed: last.find_better(changed, one) for changed, one in asked.items()}
     return {changed: author for changed, author in better.items() if author.login}
 
@@ -132,7 +132,14 @@ async def _read_last_events(connection: Connection, tags: Sequence[str]) -> list
     """The last MOST_LAST with these tags that other sessions than the controller's caused."""
     query = resources.text("sql", "attribution", "last_events.sql")
     rows = await fetch(connection, "attribute", query, list(tags), MOST_LAST, MOST_RECENT, seconds=ATTRIBUTION_SECONDS)
-    return [replace(read_event(row), outdated=row.get("outdated", bool)) for row in rows]
+    return [read_event(row) for row in rows]
+
+
+async def _read_stored(connection: Connection, roles: Sequence[str]) -> dict[str, int]:
+    """By the name of each role for which the controller has stored what it applied, the transaction that did."""
+    query = resources.text("sql", "attribution", "stored_applied.sql")
+    rows = await fetch(connection, "attribute", query, list(roles), seconds=ATTRIBUTION_SECONDS)
+    return {row.text("role_name"): row.get("xid", int) for row in rows}
 
 
 async def read_events(connection: Connection, xmins: Sequence[int]) -> dict[int, tuple[DdlEvent, ...]]:

@@ -1,0 +1,8 @@
+-- In which transaction, with epoch, was last stored what is applied for the roles of these names? One row for each role.
+-- $1 text[] names of roles
+SELECT
+    convert_to(a.role_name, 'UTF8') AS role_name,
+    c.next - ((c.next - a.xmin::text::bigint) & 4294967295) AS xid
+FROM pgrole.applied AS a
+CROSS JOIN (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next) AS c
+WHERE a.role_name = ANY ($1::text[])
