@@ -47,7 +47,7 @@ from pgrole_controller.core.privileges.grantee import (
 )
 from pgrole_controller.core.privileges.privilege_news import combine_drifts
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
-from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, News, PrivilegeResult
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, News
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.held_databases import HeldQuestion, read_owning, read_unheld
@@ -625,31 +625,6 @@ async def test_a_changed_declaration_is_not_drift_and_is_confirmed(world: Databa
         assert result.confirmed
         assert not await world.may("SELECT", "app.orders")
         assert result.drift_count == 0
-
-
-async def test_a_drift_just_before_the_claim_forgets_a_former_declaration_is_counted(
-    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin = anyio.Event()
-
-    async def hold(*arguments: Any) -> list[PrivilegeResult]:
-        await begin.wait()
-        return await run_round(*arguments)
-
-    declared = world.declare(READ)
-    former = {world.database: (DatabasePrivileges(world.database, schemas=(WRITE,)),)}
-    world.grantees.publish(SERVER, replace(declared, former=former))
-    async with world.working():
-        await world.wait_settled()
-        monkeypatch.setattr(database_worker, "run_round", hold)
-        await world.hand.execute(f"GRANT TRUNCATE ON app.orders TO {world.role}")
-        world.declare(READ)
-        begin.set()
-        await world.wait_may("TRUNCATE", "app.orders", expected=False)
-        result = await world.wait_settled()
-        assert (result.drift_count, result.confirmed) == (1, True)
-        stored = "SELECT split_part(digest, ' ', 1) FROM pgrole.applied WHERE role_oid = $1"
-        assert await world.hand.fetchval(stored, world.oid) == declared.digest_of(world.database)
 
 
 async def test_a_grant_made_as_the_connection_is_lost_is_corrected_and_attributed(world: DatabaseWorkerWorld) -> None:

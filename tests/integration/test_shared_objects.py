@@ -1,19 +1,33 @@
 """Two roles hold privileges on one object, and one statement changes both: who made it is reported for each."""
 
 from dataclasses import replace
+from typing import Any
 
+import anyio
 import pytest
 
+from pgrole_controller.controller.privileges import database_worker
 from pgrole_controller.controller.privileges.database_worker import DatabaseWorker
 from pgrole_controller.controller.privileges.further_reads import FurtherReads
+from pgrole_controller.controller.privileges.privilege_reconcile import PrivilegeReconcile
+from pgrole_controller.controller.privileges.privilege_round import run_round
 from pgrole_controller.core.privileges.acl import ObjectKind
-from pgrole_controller.core.privileges.grantee import ObjectPrivileges
-from pgrole_controller.core.privileges.privilege_result import Evidence
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, ObjectPrivileges
+from pgrole_controller.core.privileges.privilege_result import Evidence, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead
-from tests.integration.database_world import DEADLINE, KEY, OTHER, READ, SERVER, DatabaseWorkerWorld, note_sessions
+from tests.integration.database_world import (
+    DEADLINE,
+    KEY,
+    OTHER,
+    READ,
+    SERVER,
+    WRITE,
+    DatabaseWorkerWorld,
+    note_sessions,
+)
 from tests.integration.test_database_worker import as_alice
 from tests.integration.test_own_transactions import SILENT
 
@@ -136,3 +150,55 @@ async def test_who_made_a_grant_that_was_corrected_is_not_blamed_for_a_later_one
         await world.hand.execute(SILENT.format(r=world.role, t="app.orders"))
         await world.wait(lambda result: result.drift_count == 2)
     assert authors(world, KEY) == [("", Evidence.NONE)]
+
+
+@pytest.mark.parametrize("reported", [False, True])
+async def test_a_drift_just_before_the_claim_forgets_a_former_declaration_is_one(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch, reported: bool
+) -> None:
+    begin = anyio.Event()
+
+    async def hold(*arguments: Any) -> list[PrivilegeResult]:
+        await begin.wait()
+        return await run_round(*arguments)
+
+    grantee = world.declare(READ, report_only=reported)
+    former = {world.database: (DatabasePrivileges(world.database, schemas=(WRITE,)),)}
+    world.grantees.publish(SERVER, replace(grantee, former=former))
+    world.declare_other(READ)
+    async with world.working():
+        await world.wait_settled()
+        await world.wait_other_settled()
+        monkeypatch.setattr(database_worker, "run_round", hold)
+        await world.hand.execute(f"GRANT TRUNCATE ON app.orders TO {world.role}, {world.other}")
+        world.grantees.publish(SERVER, grantee)
+        begin.set()
+        await world.wait_may("TRUNCATE", "app.orders", expected=False, role=world.other)
+        result = await world.wait(lambda result: bool(result.last_drifts) and result.confirmed)
+        assert (result.drift_count, bool(result.reported)) == (not reported, reported)
+        stored = "SELECT split_part(digest, ' ', 1) FROM pgrole.applied WHERE role_oid = $1"
+        assert await world.hand.fetchval(stored, world.oid) == grantee.digest_of(world.database)
+        assert await world.may("TRUNCATE", "app.orders") is reported
+    assert authors(world, KEY) == authors(world, OTHER) == [("postgres", Evidence.TRANSACTION)]
+
+
+async def test_the_author_stays_known_if_the_object_changes_before_the_repair(
+    world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = PrivilegeReconcile._apply
+    grantee = world.declare(READ)
+    changed = replace(grantee, generation=2)
+
+    async def change_and_apply(*arguments: Any) -> None:
+        world.grantees.publish(SERVER, changed)
+        await apply(*arguments)
+
+    world.declare_other(READ)
+    async with world.working():
+        await world.wait_settled()
+        await world.wait_other_settled()
+        monkeypatch.setattr(PrivilegeReconcile, "_apply", change_and_apply)
+        await world.hand.execute(HIDDEN.format(world.role, world.other))
+        result = await world.wait(lambda result: bool(result.last_drifts))
+    assert result.drift_count == 1
+    assert authors(world, KEY) == authors(world, OTHER) == [("postgres", Evidence.TRANSACTION)]

@@ -62,14 +62,14 @@ def settle(
 def remember(memory: PrivilegeMemory, *, suspended: bool = False) -> RoleMemory:
     """Publishes both roles, the first perhaps suspended, and returns the first one's memory."""
     memory.keep_only([replace(READER, suspended=suspended), OTHER])
-    return memory.role(READER.key, READER.uid, "digest")
+    return memory.role(READER, "orders")
 
 
 def begin() -> tuple[PrivilegeMemory, RoleMemory]:
     """Returns the memory after the first complete read of the database and both roles."""
     memory = PrivilegeMemory()
     role = remember(memory)
-    memory.role(OTHER.key, OTHER.uid, "digest")
+    memory.role(OTHER, "orders")
     objects = read(memory, OLD)
     assert not objects.is_known
     for one in (READER, OTHER):
@@ -102,7 +102,7 @@ def test_a_role_misses_new_objects_of_rounds_in_which_it_took_no_part() -> None:
 
 def test_a_new_object_stays_new_to_the_role_whose_grant_failed() -> None:
     memory, role = begin()
-    other = memory.role(OTHER.key, OTHER.uid, "digest")
+    other = memory.role(OTHER, "orders")
     assert role.select_new(read(memory, OLD, FAILING)) == only(FAILING)
     settle(memory, {READER.key: only(FAILING), OTHER.key: NOTHING})
     objects = read_more(memory)
@@ -130,7 +130,7 @@ def test_no_object_stays_new_to_a_role_that_needed_no_decision() -> None:
 
 def test_objects_stay_new_to_a_role_until_a_round_considers_it() -> None:
     memory, role = begin()
-    other = memory.role(OTHER.key, OTHER.uid, "digest")
+    other = memory.role(OTHER, "orders")
     read(memory, OLD, NEW)
     settle(memory, {OTHER.key: NOTHING}, everyone=False)
     objects = read_more(memory)
@@ -141,7 +141,7 @@ def test_objects_stay_new_to_a_role_until_a_round_considers_it() -> None:
 def test_objects_that_were_found_when_a_role_was_declared_are_not_new_to_it() -> None:
     """No earlier role reaches them, so that a complete read for the declared one is the first that finds them."""
     memory, role = begin()
-    last = memory.role(LAST.key, LAST.uid, "digest")
+    last = memory.role(LAST, "orders")
     objects = read_more(memory, OLD, NEW)
     assert last.select_new(objects) is None
     memory.begin_noting(LAST.key, NOTHING, objects.read)
@@ -220,13 +220,13 @@ def test_a_role_is_contested_only_while_its_repairs_are_held_back() -> None:
 def test_any_changed_spec_ends_a_contest() -> None:
     memory, role = begin()
     now = Moment(100.0, datetime(2026, 1, 1, tzinfo=UTC))
-    for generation, digest in ((2, "digest"), (2, "another")):
+    for changed in (replace(READER, generation=2), replace(READER, generation=2, oid=99)):
         for _ in range(LIMIT):
             role.note_repair(now, ["alice"])
         assert role.hold(now, ("alice",), complete=False) == {"alice"}
-        assert memory.role(READER.key, READER.uid, digest, generation) is role
+        assert memory.role(changed, "orders") is role
         assert not memory.is_contested(READER.key)
-        assert memory.role(READER.key, READER.uid, digest, generation).contests == {}
+        assert memory.role(changed, "orders").contests == {}
 
 
 def test_further_reads_use_a_tenth_of_the_time_and_waiting_roles_are_due_after_the_pause() -> None:

@@ -59,12 +59,12 @@ class PrivilegeMemory:
         at, self.repaired_at = self.repaired_at, -math.inf
         return at
 
-    def role(self, key: Key, uid: str, digest: str, generation: int = 0) -> RoleMemory:
+    def role(self, grantee: Grantee, database: str) -> RoleMemory:
         """Returns the memory of a role, with what it now declares."""
-        known = self._roles.get(key)
-        if known is None or known.uid != uid:
-            known = self._roles[key] = RoleMemory(uid)
-        known.note_spec(digest, generation)
+        known = self._roles.get(grantee.key)
+        if known is None or known.uid != grantee.uid:
+            known = self._roles[grantee.key] = RoleMemory(grantee.uid)
+        known.note_spec(grantee, database)
         return known
 
     def keep_only(self, grantees: Iterable[Grantee]) -> None:
@@ -115,7 +115,7 @@ class PrivilegeMemory:
     def is_applied(self, grantee: Grantee, database: str) -> bool:
         """Whether the role's declaration is applied, as far as this process knows, and what is new to it is known."""
         known = self._roles.get(grantee.key)
-        if known is None or (known.uid, known.digest) != (grantee.uid, grantee.digest_of(database)):
+        if known is None or known.uid != grantee.uid or not known.is_declared_by(grantee, database):
             return False
         return known.failure is None and (known.missed is not None or grantee.key in self._resting)
 

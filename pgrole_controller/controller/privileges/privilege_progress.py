@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice, product
 
-from pgrole_controller.controller.privileges.role_memory import AppliedState, RoleMemory
+from pgrole_controller.controller.privileges.role_memory import MOST_NOTED_AUTHORS, AppliedState, RoleMemory
 from pgrole_controller.core.approval import Approval
 from pgrole_controller.core.contest import describe_field
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
@@ -28,9 +28,6 @@ from pgrole_controller.postgres.privileges.acl_refusal import OutdatedAcl
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
 from pgrole_controller.postgres.privileges.stored_state import StoredState
-
-#: Maximum number of differences of a role whose authors are noted at once.
-MOST_NOTED = 1000
 
 #: What one author did: the drift as it is reported, its differences, and the author with everything that is known.
 AuthorDrift = tuple[PrivilegeDrift, tuple[PrivilegeDifference, ...], DriftAuthor]
@@ -105,7 +102,7 @@ class PrivilegeProgress:
             return []
         held = (one for one in self.decision.drift if place_of(one) in self.held_places)
         some = dict.fromkeys((*held, *self.newly_reported))
-        return list(islice((one for one in some if one not in self.role.noted), MOST_NOTED))
+        return list(islice((one for one in some if one not in self.role.noted), MOST_NOTED_AUTHORS))
 
     @property
     def newly_reported(self) -> list[PrivilegeDifference]:
@@ -201,10 +198,10 @@ def note_applied(one: PrivilegeProgress, applied: AppliedState, database: str) -
     covers: otherwise, a drift before the next round would pass for a part of the declaration.
     """
     last, role = AppliedDeclaration.parse(applied.declaration), one.role
-    made_of = one.grantee.oid, one.grantee.declared.get(database)
+    spec = one.grantee.spec_of(database)
     if last.digest == role.digest:
-        role.applied_as = (last.digest, *made_of)
-    elif role.applied_as == (last.digest, *made_of):
+        role.applied_as = role.applied_as if applied.stale else (last.digest, *spec)
+    elif role.applied_as == (last.digest, *spec):
         applied = replace(applied, declaration=AppliedDeclaration(role.digest, last.awaited).text, stale=True)
     else:
         role.applied_as = None

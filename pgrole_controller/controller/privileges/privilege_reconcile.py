@@ -174,8 +174,7 @@ class PrivilegeReconcile:
             self._memory.drifts.record_at = anyio.current_time() + RECORD_SECONDS
 
     def _begin(self, grantee: Grantee) -> PrivilegeProgress:
-        digest = grantee.digest_of(self._session.database)
-        return PrivilegeProgress(grantee, self._memory.role(grantee.key, grantee.uid, digest, grantee.generation))
+        return PrivilegeProgress(grantee, self._memory.role(grantee, self._session.database))
 
     async def _read(self, grantees: Sequence[Grantee], to_read: PrivilegeRead) -> tuple[ObservedDatabase, StoredState]:
         if to_read.scope is Scope.FULL:
@@ -343,9 +342,10 @@ class PrivilegeReconcile:
         return find_outdated(some, self._published())
 
     def _keep_succeeded(self, one: PrivilegeProgress, applied: AppliedAcls) -> Iterator[AuthorDrift]:
-        """Yields what was corrected, described without what was not."""
+        """Yields what was corrected, described without what was not, and notes who caused that."""
         for drift, differences, by in one.told:
             done = tuple(each for each in differences if is_done(each, one.grantee.oid, applied))
+            one.role.note_authors(dict.fromkeys(set(differences).difference(done), by), one.decided)
             if done:
                 yield drift if done == differences else self._describe(by, done), done, by
 
@@ -367,7 +367,8 @@ class PrivilegeReconcile:
             one.news[announced:] = [mention_approval(news, one.approval) for news in one.news[announced:]]
         declaration = one.declaration if one.error is None else one.applied.declaration
         handled = one.approval.value if one.approval else one.applied.approve_handled
-        note_applied(one, AppliedState(declaration, one.applied.drift_count + bool(one.told), handled), database)
+        stale = one.applied.stale and not one.decision.applied
+        note_applied(one, AppliedState(declaration, one.applied.drift_count + bool(one.told), handled, stale), database)
         if not self._session.stores:
             self._memory.applied[one.grantee.oid] = one.applied
             self._memory.drifts.note_unstored(self._records.record_told(one))
@@ -393,8 +394,7 @@ class PrivilegeReconcile:
             drifts.append(drift)
             one.news.append(announce_drift(self._session.database, drift, differences, first=one.role.told is None))
             key = "\0".join((one.grantee.uid, *sorted(difference.words for difference in differences)))
-            record = replace(self._records.record(one.grantee, drift, by), key=key)
-            note_record([record])
+            note_record([replace(self._records.record(one.grantee, drift, by), key=key)])
         one.role.told = frozenset(difference.words for difference in one.decision.reported)
         if drifts:
             one.role.last_drifts = tuple(drifts)

@@ -2,14 +2,18 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from pgrole_controller.core.approval import PrivilegeOffer
 from pgrole_controller.core.contest import FieldContest, Moment, notice, repair
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl import ObjectId
-from pgrole_controller.core.privileges.grantee import DatabasePrivileges
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, PrivilegeDrift
+
+#: Maximum number of differences of a role whose authors are noted.
+MOST_NOTED_AUTHORS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +58,11 @@ class RoleMemory:
     failed. None: not known, as before the role's first complete read. `settled`: number of the last complete read after
     which the role had what it needs. What this read found may be new to other roles, but not to this one.
 
-    `applied_as`: the digest last applied in the database while this process knew what it stands for: the oid and the
-    declaration there.
+    `applied_as`: the digest last applied in the database while this process knew what it stands for, and that: as
+    Grantee.spec_of.
 
-    `noted`: who caused drift that was held back or is to be reported, and the number of the read that found it. A
-    repair for another role overwrites the row that shows the author.
+    `noted`: who caused drift that was held back, could not be corrected or is to be reported, and the number of the
+    read that found it. A repair for another role overwrites the row that shows the author.
     """
 
     uid: str
@@ -85,7 +89,8 @@ class RoleMemory:
 
     def note_authors(self, found: Mapping[PrivilegeDifference, DriftAuthor], read: int) -> None:
         """`read`: number of the read that found these differences."""
-        self.noted = {**self.noted, **{one: (by, read) for one, by in found.items()}}
+        noted = {**self.noted, **{one: (by, read) for one, by in found.items()}}
+        self.noted = dict(islice(noted.items(), MOST_NOTED_AUTHORS))
 
     def keep_authors(self, drift: Iterable[PrivilegeDifference], last: int) -> None:
         """`drift`: all that the role had at a complete read. `last`: number of the last read before it; small rounds
@@ -101,16 +106,22 @@ class RoleMemory:
             return None
         return objects.later_than(self.settled) | self.missed
 
-    def note_spec(self, digest: str, generation: int) -> None:
-        """Any changed spec ends the role's contests, as it does for those of its fields. `digest`: of what it declares
-        for this database.
+    def is_declared_by(self, grantee: Grantee, database: str) -> bool:
+        """Whether its declaration is the one that is known. If that is applied, the claim may have forgotten former
+        ones since, although the digest covers them.
         """
-        if (self.digest, self.generation) != (digest, generation):
-            self.generation, self.contests = generation, {}
+        digest = grantee.digest_of(database)
+        return self.digest == digest or self.applied_as == (self.digest, *grantee.spec_of(database))
+
+    def note_spec(self, grantee: Grantee, database: str) -> None:
+        """Any changed spec ends the role's contests, as it does for those of its fields."""
+        same, digest = self.is_declared_by(grantee, database), grantee.digest_of(database)
+        if self.generation != grantee.generation or not same:
+            self.generation, self.contests = grantee.generation, {}
+        if not same:
+            self.pending, self.reported, self.offer, self.failure = (), (), None, None
         if self.digest != digest:
-            self.digest = digest
-            self.pending, self.reported, self.confirmed, self.offer = (), (), False, None
-            self.failure = None
+            self.digest, self.confirmed = digest, False
 
     @property
     def is_contested(self) -> bool:

@@ -161,6 +161,10 @@ class Grantee:
             known = self._digests[database] = self._digest_of(database)
         return known
 
+    def spec_of(self, database: str) -> tuple[int, DatabasePrivileges | None]:
+        """Returns what that digest stands for, except former declarations."""
+        return self.oid, self.declared.get(database)
+
     def _digest_of(self, database: str) -> str:
         declared, former = self.declared.get(database), self.former.get(database, ())
         held: list[object] = [self.oid, None if declared is None else to_json(declared)]
