@@ -1,4 +1,4 @@
--- In which transaction, with epoch, was last stored what is applied for the roles of these names? One row for each role.
+-- Which transaction, with epoch, last stored what is applied for each role of these names? One row for each role with a record.
 -- $1 text[] names of roles
 SELECT
     convert_to(a.role_name, 'UTF8') AS role_name,

@@ -158,7 +158,7 @@ class GranteePublisher:
         if grantee is not None and grantee.adoptee is not None:
             return GrantedPrivileges()
         problems = find_problems(grantee, _find_existing(one, grantee)) if grantee and one.was_read else {}
-        if grantee:  # `Databases` reports on the others once no session there can grant what was given up
+        if grantee:  # `Databases` reports the others once no session there can still grant what was given up
             problems = {name: error for name, error in problems.items() if name in grantee.declared}
         results = self._grantees.results(self._name, key)
         return GrantedPrivileges(grantee, results, problems, self._declared.attribution.exposes_all)

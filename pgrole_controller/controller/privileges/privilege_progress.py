@@ -179,23 +179,23 @@ def restore_applied(
     """Takes over what was last applied. `remembered`, by oid: where the database stores nothing."""
     oid, database = one.grantee.oid, session.database
     if not stored.stores:
-        note_applied(one, remembered.get(oid, AppliedState()), database)
+        set_applied(one, remembered.get(oid, AppliedState()), database)
         return
     found = stored.find(oid)
     if found is None or found.holder != one.grantee.uid:
-        note_applied(one, AppliedState(), database)
+        set_applied(one, AppliedState(), database)
         return
     declaration, moved = found.digest, found.made_for != (session.identity.system_identifier, oid)
     if moved and found.made_for is not None:
         declaration = _translate(declaration, one.grantee, database, found.made_for[1])
-    note_applied(one, AppliedState(declaration, found.drift_count, found.approve_handled, moved), database)
+    set_applied(one, AppliedState(declaration, found.drift_count, found.approve_handled, moved), database)
     if not one.role.last_drifts:
         one.role.last_drifts = _restore_drift(found.last_drift)
 
 
-def note_applied(one: PrivilegeProgress, applied: AppliedState, database: str) -> None:
-    """Notes what is applied. A declaration stays applied when the claim forgets the former ones, which the digest
-    covers: otherwise, a drift before the next round would pass for a part of the declaration.
+def set_applied(one: PrivilegeProgress, applied: AppliedState, database: str) -> None:
+    """Sets what was last applied. The digest covers former declarations, too: when the claim forgets them, the present
+    one stays applied. Otherwise the next round would take a drift for a part of a new declaration.
     """
     last, role = AppliedDeclaration.parse(applied.declaration), one.role
     spec = one.grantee.spec_of(database)
@@ -209,7 +209,7 @@ def note_applied(one: PrivilegeProgress, applied: AppliedState, database: str) -
 
 
 def _translate(stored: str, grantee: Grantee, database: str, oid: int) -> str:
-    """Returns what was applied on another server, where the role had this oid, as text for its present oid."""
+    """`stored`: applied on another server, where the role had this oid. Returns the text for its present oid."""
     last = AppliedDeclaration.parse(stored)
     if last.digest != replace(grantee, oid=oid).digest_of(database):
         return stored

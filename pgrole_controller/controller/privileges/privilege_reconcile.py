@@ -28,9 +28,9 @@ from pgrole_controller.controller.privileges.privilege_progress import (
     find_outdated,
     is_done,
     is_verified,
-    note_applied,
     report_unfinished,
     restore_applied,
+    set_applied,
     where_changed,
 )
 from pgrole_controller.controller.privileges.privilege_records import (
@@ -342,7 +342,7 @@ class PrivilegeReconcile:
         return find_outdated(some, self._published())
 
     def _keep_succeeded(self, one: PrivilegeProgress, applied: AppliedAcls) -> Iterator[AuthorDrift]:
-        """Yields what was corrected, described without what was not, and notes who caused that."""
+        """Yields what was corrected, described without the rest. Notes who caused the rest."""
         for drift, differences, by in one.told:
             done = tuple(each for each in differences if is_done(each, one.grantee.oid, applied))
             one.role.note_authors(dict.fromkeys(set(differences).difference(done), by), one.decided)
@@ -368,7 +368,7 @@ class PrivilegeReconcile:
         declaration = one.declaration if one.error is None else one.applied.declaration
         handled = one.approval.value if one.approval else one.applied.approve_handled
         stale = one.applied.stale and not one.decision.applied
-        note_applied(one, AppliedState(declaration, one.applied.drift_count + bool(one.told), handled, stale), database)
+        set_applied(one, AppliedState(declaration, one.applied.drift_count + bool(one.told), handled, stale), database)
         if not self._session.stores:
             self._memory.applied[one.grantee.oid] = one.applied
             self._memory.drifts.note_unstored(self._records.record_told(one))

@@ -58,8 +58,8 @@ class RoleMemory:
     failed. None: not known, as before the role's first complete read. `settled`: number of the last complete read after
     which the role had what it needs. What this read found may be new to other roles, but not to this one.
 
-    `applied_as`: the digest last applied in the database while this process knew what it stands for, and that: as
-    Grantee.spec_of.
+    `applied_as`: the digest that is stored as applied in the database, and the Grantee.spec_of that it stands for.
+    None: this process does not know what it stands for.
 
     `noted`: who caused drift that was held back, could not be corrected or is to be reported, and the number of the
     read that found it. A repair for another role overwrites the row that shows the author.
@@ -107,8 +107,8 @@ class RoleMemory:
         return objects.later_than(self.settled) | self.missed
 
     def is_declared_by(self, grantee: Grantee, database: str) -> bool:
-        """Whether its declaration is the one that is known. If that is applied, the claim may have forgotten former
-        ones since, although the digest covers them.
+        """Whether it declares what is known already. The digest of an applied declaration also changes when the claim
+        forgets former ones.
         """
         digest = grantee.digest_of(database)
         return self.digest == digest or self.applied_as == (self.digest, *grantee.spec_of(database))

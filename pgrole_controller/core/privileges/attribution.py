@@ -111,7 +111,7 @@ class LastEvents:
     """The last commands in the database, among which someone may have changed a row that does not prove it.
 
     Rows with the same kind of change share the choice among the events. `stored`: by the name of a role, the
-    transaction in which the controller last stored what it applied for that role: earlier commands are answered.
+    transaction in which the controller last stored what it applied for that role. It has answered earlier commands.
     """
 
     def __init__(self, events: Sequence[DdlEvent], stored: Mapping[str, int] | None = None) -> None:
@@ -122,8 +122,8 @@ class LastEvents:
     def find_better(self, changed: ChangedRow, found: FoundAuthor | None) -> DriftAuthor:
         """Returns who changed a row instead of `found`, which is not shown; with proof NONE if that is no better.
 
-        A row that is gone, or was written again by others, proves nothing. None: no event is about who wrote it, as
-        after a repair for another role.
+        A row that is gone, or was written again by others, proves nothing. None: the transaction that wrote it has
+        no event, as after a repair for another role.
         """
         made = self._find_made(changed)
         same = made is not None and found is not None and found.writers == {_author_key(made)}
@@ -156,7 +156,7 @@ class LastEvents:
         return _drift_author(best, Evidence.SESSION)
 
     def _is_open(self, changed: ChangedRow, event: DdlEvent) -> bool:
-        """Whether the controller has not answered the command for the row's grantee yet."""
+        """Whether the controller has not yet answered the command for the row's grantee."""
         return event.xid >= self._stored.get(changed.grantee, 0)
 
     def _choose(self, changed: ChangedRow) -> list[DdlEvent]:

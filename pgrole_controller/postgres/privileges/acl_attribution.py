@@ -136,7 +136,7 @@ async def _read_last_events(connection: Connection, tags: Sequence[str]) -> list
 
 
 async def _read_stored(connection: Connection, roles: Sequence[str]) -> dict[str, int]:
-    """By the name of each role for which the controller has stored what it applied, the transaction that did."""
+    """Returns, by role name, the transaction in which the controller last stored what it applied for the role."""
     query = resources.text("sql", "attribution", "stored_applied.sql")
     rows = await fetch(connection, "attribute", query, list(roles), seconds=ATTRIBUTION_SECONDS)
     return {row.text("role_name"): row.get("xid", int) for row in rows}
