@@ -110,7 +110,7 @@ async def read_drift(choice: ServerChoice, namespace: str, name: str) -> Reporte
         except ApiError as error:
             if not is_absent(error):
                 raise
-            text = f"PgRole {namespace}/{name} does not exist: name its namespace with -n"
+            text = f"PgRole {namespace}/{name} does not exist: check its name and namespace (-n)"
             raise Refused(Reason.INVALID_SPEC, text) from error
 
 

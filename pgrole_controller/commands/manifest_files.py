@@ -228,7 +228,10 @@ def _contents(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         path = Path(name)
         try:
             if stat.S_ISDIR(path.stat().st_mode):
-                yield from ((str(file), _read(file, regular=True)) for file in _files(path))
+                files = _files(path)
+                if not files:
+                    raise WrongSetting(f"-f {path}: the directory has no {', '.join(_SUFFIXES)} file")
+                yield from ((str(file), _read(file, regular=True)) for file in files)
             else:
                 yield name, _read(path)
         except OSError as error:
@@ -255,7 +258,7 @@ def _complain(error: OSError) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Yields the manifests in a directory, without hidden files and directories."""
+    """Returns the manifests in a directory, without hidden files and directories."""
     found: list[Path] = []
     for place, folders, names in os.walk(folder, onerror=_complain):
         folders[:] = sorted(name for name in folders if not name.startswith("."))

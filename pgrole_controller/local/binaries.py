@@ -30,7 +30,7 @@ import yaml
 
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.process import LocalError, tied_to_parent
-from pgrole_controller.local.workspace import exclusive
+from pgrole_controller.local.workspace import exclusive, scratch_for
 
 INDEX_URL = "https://raw.githubusercontent.com/kubernetes-sigs/controller-tools/HEAD/envtest-releases.yaml"
 _PROGRAMS = ("kube-apiserver", "etcd")
@@ -252,7 +252,7 @@ async def find(display: Display, environment: Mapping[str, str] = os.environ, in
 
 async def _make(folder: Path, display: Display, environment: Mapping[str, str], index_url: str) -> Binaries:
     reasons: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="making-", dir=folder.parent) as scratch:
+    with scratch_for(folder) as scratch:
         for origin in ("archive", "Go"):
             started = time.monotonic()
             making = Path(tempfile.mkdtemp(dir=scratch))

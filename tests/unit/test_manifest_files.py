@@ -173,6 +173,14 @@ def test_a_path_that_is_not_a_file_is_misuse(name: str, text: str) -> None:
         read_manifests([name], "shop")
 
 
+def test_a_directory_without_manifests_is_misuse(tmp_path: Path) -> None:
+    (tmp_path / "roles.txt").write_text(ROLE % "a")
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden" / "a.yaml").write_text(ROLE % "a")
+    with pytest.raises(WrongSetting, match=r"the directory has no \.yaml, \.yml, \.json file"):
+        read_manifests([str(tmp_path)], "shop")
+
+
 def test_a_pipe_in_a_directory_is_rejected_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.yaml")
     with pytest.raises(WrongSetting, match=r"a\.yaml: not a regular file"):
