@@ -56,7 +56,7 @@ async def exclusive(path: Path, what: str, display: Display) -> AsyncIterator[No
 
 @contextmanager
 def scratch_for(folder: Path) -> Iterator[Path]:
-    """Yields a temporary folder beside `folder`, in which its content is made; first removes what killed processes left.
+    """Yields a temporary folder beside `folder`, to make its content in; first removes what killed processes left.
 
     The caller keeps others from making the same `folder`.
     """

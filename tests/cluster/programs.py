@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 from pgrole_controller.local.binaries import KUBERNETES, cache_directory, find_present
+from pgrole_controller.local.workspace import scratch_for
 from tests.compose.engine import run, say, unbuilt
 from tests.compose.prerequisites import ENGINE, check
 from tests.deploy import programs as tools
