@@ -24,15 +24,17 @@ from pgrole_controller.postgres.catalog import count_sessions, read_dependents
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.fence import Fence
-from pgrole_controller.postgres.reassign_answers import ask, reassign_sql, refusing
 from pgrole_controller.postgres.reassign_in_database import (
     CheckLead,
     ConnectionPlace,
     DependentDatabase,
     RoleEmptying,
+    ask,
     empty_database,
     execute,
     find_place,
+    reassign_sql,
+    refusing,
     run_in,
     why_unreachable,
 )

@@ -1,25 +1,37 @@
 """Reassigns what a role owns in one database, and revokes its privileges there, on a connection of its own.
 
 Guarantees: nothing changes unless the connection is to the same server, to this database and as the same role as the
-one to the home database, and no event trigger would run another role's function.
+one to the home database, and no event trigger would run another role's function. Errors of one database become
+blockers.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import TypeAlias
 
 import anyio
 import anyio.lowlevel
 
+from pgrole_controller import resources
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Transient, Waiting, make_legible
-from pgrole_controller.core.plan import Blocker, ReassignOwned
+from pgrole_controller.core.plan import Blocker, ReassignOwned, blocked
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.errors import NO_DATABASE, sqlstate_of, translate_errors
-from pgrole_controller.postgres.reassign_answers import ask, describe_blocker, reassign_sql
-from pgrole_controller.postgres.rows import fetch_row, first
+from pgrole_controller.postgres.errors import (
+    CHANGES_SUSPENDED,
+    DEPENDENT,
+    GRANTOR_IS_SUPERUSER,
+    NO_DATABASE,
+    NOT_LEADING,
+    NOT_THE_GRANTOR,
+    sqlstate_of,
+    translate_errors,
+)
+from pgrole_controller.postgres.rows import Row, fetch, fetch_row, first
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +47,16 @@ MADE_MEANWHILE = "PGR03"
 _RETRYABLE = {MADE_MEANWHILE, "XX000", "40001", "40P01", "3F000", "42704", "42P01"}
 
 CheckLead: TypeAlias = Callable[[], Awaitable[None]]
+
+#: Prefixes of SQLSTATEs that concern the server or the connection, not one database.
+_OF_THE_SERVER = ("08", "53300", "57P", "PGR01", NOT_LEADING, CHANGES_SUSPENDED)
+_REMEDIES = {
+    DEPENDENT: "objects of other roles depend on it",
+    "42501": "the controller needs the privileges of both roles, and CONNECT on the database",
+    NOT_THE_GRANTOR: "GRANT it to the controller's role, or revoke them as a superuser, with SET ROLE to it",
+    GRANTOR_IS_SUPERUSER: "PostgreSQL lets no one revoke these: make it NOSUPERUSER until the role is dropped",
+    "53200": "too many objects for one transaction: raise max_locks_per_transaction",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +134,7 @@ async def _try(
     except PgRoleError as error:
         if sqlstate_of(error) == NO_DATABASE or not await _exists(home, database):
             return None
-        return describe_blocker(error)
+        return _describe_blocker(error)
     return None
 
 
@@ -197,3 +219,32 @@ async def execute(emptying: RoleEmptying, connection: Connection, name: str) -> 
     await anyio.lowlevel.checkpoint()
     with translate_errors("reassign"), anyio.fail_after(STATEMENT_SECONDS, shield=True):
         await connection.execute(reassign_sql(name))
+
+
+@cache
+def reassign_sql(name: str) -> str:
+    return resources.text("sql", "reassign", f"{name}.sql")
+
+
+async def ask(connection: Connection, name: str, *arguments: object) -> list[Row]:
+    """The rows of a question in sql/reassign. Raises PgRoleError."""
+    return await fetch(connection, "reassign", reassign_sql(name), *arguments, reason=Reason.SERVER_NOT_READY)
+
+
+@asynccontextmanager
+async def refusing(task: ReassignOwned) -> AsyncIterator[None]:
+    """Reports errors of statements on shared objects as blockers: raises Waiting."""
+    try:
+        with translate_errors("reassign"):
+            yield
+    except PgRoleError as error:
+        raise blocked(task.role, [Blocker("", _describe_blocker(error))]) from error
+
+
+def _describe_blocker(error: PgRoleError) -> str:
+    """The text of a blocker. Raises the error itself if it concerns the whole server."""
+    code = sqlstate_of(error)
+    if error.reason != Reason.DROP_BLOCKED and (not code or code.startswith(_OF_THE_SERVER)):
+        raise error
+    remedy = _REMEDIES.get(code)
+    return f"{error.message} ({remedy})" if remedy else error.message

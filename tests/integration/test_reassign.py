@@ -21,8 +21,7 @@ from pgrole_controller.postgres import catalog, queries
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.reassign import reassign_owned
-from pgrole_controller.postgres.reassign_answers import reassign_sql
-from pgrole_controller.postgres.reassign_in_database import MADE_MEANWHILE
+from pgrole_controller.postgres.reassign_in_database import MADE_MEANWHILE, reassign_sql
 from tests.servers import ContainerServer, Servers
 
 DEADLINE = 60.0
