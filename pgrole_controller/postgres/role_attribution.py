@@ -5,32 +5,109 @@
 3. pg_stat_statements: a user who ran such a statement at some time, if it is only one.
 4. Sessions that are still connected and whose last statement names the role, if all have one user.
 
-The first two only if the server's owner allows it (PgServer.spec.attribution.auditLog).
+The first two only if the server's owner allows it (PgServer.spec.attribution.auditLog). PostgreSQL writes jsonlog since
+version 15; it is read through SQL.
+
+Guarantees: one read of the log takes at most 1,000,000 bytes, however much was written; what is older than that is
+skipped. A line that is not complete yet is read by the next one. A rotated file is read to its end before the next one.
+Only files that have a size are read: a FIFO, as some operators put in place of the log, has none, and belongs to its
+reader.
+
+Caveats: files that were begun and ended between two reads are skipped.
 """
 
 import logging
+from collections import deque
 from dataclasses import dataclass, field
 
 import anyio
+import anyio.to_thread
 
 from pgrole_controller import resources
-from pgrole_controller.core.audit_line import ChangedRole, find_author
+from pgrole_controller.core.audit_line import ChangedRole, RoleCommand, find_author, read_lines
 from pgrole_controller.core.database_options import AuditSource
 from pgrole_controller.core.ddl import quote_identifier
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
-from pgrole_controller.postgres.audit_log import JSONLOG_VERSION, JsonLog
 from pgrole_controller.postgres.catalog import read_suspects
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.privileges.acl_attribution import legible
-from pgrole_controller.postgres.rows import fetch, first
+from pgrole_controller.postgres.rows import Row, fetch, first
 
 log = logging.getLogger(__name__)
 
 #: Seconds to wait before each read of the log: the server writes it through another process.
 _WAITS = (0.0, 0.02, 0.1, 0.4)
 
+#: jsonlog exists since this version.
+JSONLOG_VERSION = 150_000
+
+#: Bytes that one read takes, and commands that are kept.
+MOST_BYTES = 1_000_000
+MOST_COMMANDS = 1000
+
 _SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class JsonLog:
+    """What was read of one server's log: the place, and the latest commands, oldest first.
+
+    `own_login`: as whom it was read.
+    """
+
+    commands: deque[RoleCommand] = field(default_factory=lambda: deque(maxlen=MOST_COMMANDS))
+    own_login: str = ""
+    _name: str = ""
+    _zone: int = 0
+    _offset: int = 0
+    _in_line: bool = False  # the offset is inside a line whose beginning was skipped
+
+    async def read_new(self, connection: Connection) -> bool:
+        """Reads what was written since the last read; False if the server writes no jsonlog.
+
+        Raises PgRoleError, e.g. if the role may not read it.
+        """
+        current = first(await _ask(connection, "audit_log", "current_log"))
+        name = current.find_text("name")
+        if not name:
+            return False
+        self.own_login, self._zone = current.text("own_login"), current.get("zone", int)
+        size, left = current.find("size", int) or 0, MOST_BYTES
+        if self._name and self._name != name:
+            old = await _ask(connection, "audit_log", "log_size", self._name)
+            # The current file is newer, and the last drift is probably in it.
+            most = max(MOST_BYTES - size, 0)
+            left -= await self._read(connection, old[0].find("size", int) or 0 if old else 0, most)
+            self._offset, self._in_line = 0, False
+        self._name = name
+        await self._read(connection, size, left)
+        return True
+
+    async def _read(self, connection: Connection, size: int, most: int) -> int:
+        """Reads the file up to `size`, its last `most` bytes at most; returns how many it read."""
+        if size < self._offset:  # truncated
+            self._offset, self._in_line = 0, False
+        if size - self._offset > most:
+            self._offset, self._in_line = size - most, True
+        wanted = size - self._offset
+        if wanted <= 0:
+            return 0
+        rows = await _ask(connection, "audit_log", "log_part", self._name, self._offset, wanted)
+        part = (rows[0].find("part", bytes) if rows else None) or b""
+        end = part.rfind(b"\n") + 1
+        if end == 0 and len(part) == most:  # a line longer than a read
+            self._offset, self._in_line = self._offset + len(part), True
+            return len(part)
+        begin = part.find(b"\n") + 1 if self._in_line else 0
+        if end > 0:
+            self._offset, self._in_line = self._offset + end, False
+            self.commands.extend(await anyio.to_thread.run_sync(_parse, part[begin:end], self._zone))
+        return len(part)
+
+
+def _parse(part: bytes, zone: int) -> list[RoleCommand]:
+    return list(read_lines(part.split(b"\n"), zone))[-MOST_COMMANDS:]
 
 
 @dataclass(slots=True)
@@ -83,7 +160,7 @@ def _version(connection: Connection) -> int:
 
 
 async def _ask_statistics(connection: Connection, changed: ChangedRole) -> DriftAuthor | None:
-    schemas = await fetch(connection, "statistics", _query("statistics"), seconds=_SECONDS)
+    schemas = await _ask(connection, "statistics", "statistics")
     if not schemas:
         return None
     try:
@@ -117,11 +194,16 @@ async def read_role_xmins(connection: Connection, oid: int) -> tuple[int, ...]:
     Until a drift is repaired, they are those of the drift. Without the right to read pg_authid, only those of
     memberships, settings and comment. Raises PgRoleError.
     """
-    rows = await fetch(connection, "role_xmins", _query("role_rows"), oid, seconds=_SECONDS)
-    if first(await fetch(connection, "role_xmins", _query("sees_roles"), seconds=_SECONDS)).get("sees", bool):
-        rows = [*await fetch(connection, "role_xmins", _query("role_row"), oid, seconds=_SECONDS), *rows]
+    rows = await _ask(connection, "role_xmins", "role_rows", oid)
+    if first(await _ask(connection, "role_xmins", "sees_roles")).get("sees", bool):
+        rows = [*await _ask(connection, "role_xmins", "role_row", oid), *rows]
     xmins = [row.get("xmin", int) for row in rows]
     return tuple(dict.fromkeys(xmins))
+
+
+async def _ask(connection: Connection, statement: str, name: str, *arguments: object) -> list[Row]:
+    """The rows of a question in sql/attribution; `statement`: as in `fetch`. Raises PgRoleError."""
+    return await fetch(connection, statement, _query(name), *arguments, seconds=_SECONDS)
 
 
 def _query(name: str) -> str:

@@ -20,10 +20,9 @@ from pgrole_controller.core.audit_line import ChangedRole
 from pgrole_controller.core.database_options import AuditSource
 from pgrole_controller.core.privileges.privilege_result import Evidence
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres import audit_log
-from pgrole_controller.postgres.audit_log import JsonLog
+from pgrole_controller.postgres import role_attribution
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.role_attribution import RoleAttribution, read_role_xmins
+from pgrole_controller.postgres.role_attribution import JsonLog, RoleAttribution, read_role_xmins
 from tests.servers import Servers
 
 LIBRARY = Path(os.environ.get("PGAUDIT_LIBRARY", "/usr/lib/postgresql/15/lib/pgaudit.so"))
@@ -166,7 +165,7 @@ class TestStandIn:
     async def test_a_read_of_the_log_is_bounded_and_continues_where_the_last_one_ended(
         self, server: PostgresServer, reading: Connection, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(audit_log, "MOST_BYTES", 5000)
+        monkeypatch.setattr(role_attribution, "MOST_BYTES", 5000)
         path, log = await log_file(server, reading), JsonLog()
 
         async def read() -> list[str]:
@@ -207,7 +206,7 @@ class TestStandIn:
     async def test_of_a_log_that_was_rotated_the_newest_part_is_read(
         self, server: PostgresServer, reading: Connection, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(audit_log, "MOST_BYTES", 5000)
+        monkeypatch.setattr(role_attribution, "MOST_BYTES", 5000)
         path, log = await log_file(server, reading), JsonLog()
         assert await log.read_new(reading)
         log.commands.clear()
