@@ -14,8 +14,8 @@ import asyncpg
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
 from pgrole_controller.dsn import split_methods, verifies_by_default
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.array_types import register_array_types
 from pgrole_controller.postgres.authentication import Unacceptable
+from pgrole_controller.postgres.backend_memory import fetch_record, forgetting, register_array_types
 from pgrole_controller.postgres.errors import LOST, StandbyError, shorten, translate, translate_errors
 from pgrole_controller.postgres.framing import VOLUME, NotPostgres
 from pgrole_controller.postgres.protocol import ConnectionLimits, check_messages, limiting, own_limits, reason_of
@@ -27,7 +27,6 @@ from pgrole_controller.postgres.session_settings import (
     check_search_path,
 )
 from pgrole_controller.postgres.tls import SslMode, make_context
-from pgrole_controller.postgres.unnamed_statements import fetch_record, forgetting
 
 check_messages()
 

@@ -18,9 +18,9 @@ import anyio.lowlevel
 import asyncpg
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.postgres.backend_memory import fetch_record, fetch_records
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import is_lacking, translate_errors
-from pgrole_controller.postgres.unnamed_statements import fetch_record, fetch_records
 
 T = TypeVar("T")
 

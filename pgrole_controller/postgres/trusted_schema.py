@@ -12,10 +12,10 @@ import anyio
 import asyncpg
 
 from pgrole_controller.postgres import queries
+from pgrole_controller.postgres.backend_memory import forgetting
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.rows import fetch_row
-from pgrole_controller.postgres.unnamed_statements import forgetting
 
 #: Time limit of one guarded read, in seconds.
 GUARDED_SECONDS = 10.0

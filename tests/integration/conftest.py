@@ -29,7 +29,7 @@ async def world(server: PostgresServer) -> AsyncIterator[DatabaseWorkerWorld]:
 @pytest.fixture(autouse=True)
 def unknown_types(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """OIDs of the types that asyncpg asks a server about, for a connection of the controller: none, since that costs
-    the server more than most queries (postgres.array_types). A test that causes it clears the list.
+    the server more than most queries (postgres.backend_memory). A test that causes it clears the list.
     """
     asked: list[int] = []
     ask = asyncpg.Connection._introspect_types  # type: ignore[attr-defined]
@@ -41,4 +41,4 @@ def unknown_types(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     monkeypatch.setattr(asyncpg.Connection, "_introspect_types", note)
     yield asked
-    assert not asked, f"asyncpg asked PostgreSQL about types {sorted(set(asked))}: add them to postgres.array_types"
+    assert not asked, f"asyncpg asked PostgreSQL about types {sorted(set(asked))}: add them to postgres.backend_memory"

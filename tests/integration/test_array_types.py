@@ -1,13 +1,13 @@
-"""postgres.array_types: no query of ours makes asyncpg ask PostgreSQL about a type. The fixture `unknown_types` proves
-that for the queries of every other test.
+"""postgres.backend_memory: no query of ours makes asyncpg ask PostgreSQL about a type. The fixture `unknown_types`
+proves that for the queries of every other test.
 """
 
 import asyncpg
 import pytest
 
 from pgrole_controller.local.postgres import PostgresServer
-from pgrole_controller.postgres import array_types
-from pgrole_controller.postgres.array_types import ARRAY_TYPES, register_array_types
+from pgrole_controller.postgres import backend_memory
+from pgrole_controller.postgres.backend_memory import ARRAY_TYPES, register_array_types
 from pgrole_controller.postgres.connection import Endpoint, connect
 
 SAMPLES = {"bool": "{t,NULL}", "timestamptz": "{2026-01-02,NULL}"}
@@ -54,7 +54,7 @@ async def test_another_version_of_asyncpg_may_refuse_the_types(
     def refuse(_oid: int) -> None:
         raise TypeError
 
-    monkeypatch.setattr(array_types, "_records", lambda: map(refuse, [0]))
+    monkeypatch.setattr(backend_memory, "_records", lambda: map(refuse, [0]))
     async with connect(Endpoint(server.dsn()), "test") as connection:
         assert not register_array_types(connection)
         assert await connection.fetchval("SELECT '{2}'::int8[]") == [2]

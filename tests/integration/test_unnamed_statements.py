@@ -1,4 +1,4 @@
-"""postgres.unnamed_statements: PostgreSQL keeps prepared what is asked often, and nothing else."""
+"""postgres.backend_memory: PostgreSQL keeps prepared what is asked often, and nothing else."""
 
 import re
 from collections.abc import AsyncIterator
@@ -12,10 +12,10 @@ from pgrole_controller.controller.privileges.database_worker import DatabaseWork
 from pgrole_controller.core.database_options import DatabaseMode, DatabasesConfig
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres.backend_memory import forgetting
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.rows import fetch, fetch_row
-from pgrole_controller.postgres.unnamed_statements import forgetting
 from tests.integration.database_world import READ, DatabaseWorkerWorld, note_sessions
 
 #: Files of queries: those of the session's beginning and of complete reads, and those of events.

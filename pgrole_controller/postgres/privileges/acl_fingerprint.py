@@ -10,6 +10,7 @@ from datetime import datetime
 
 from pgrole_controller import resources
 from pgrole_controller.core.errors import Reason, Transient
+from pgrole_controller.postgres.backend_memory import forgetting
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.privileges.ddl_events import (
@@ -23,7 +24,6 @@ from pgrole_controller.postgres.privileges.ddl_events import (
 )
 from pgrole_controller.postgres.privileges.own_transactions import OwnSession
 from pgrole_controller.postgres.rows import fetch, first
-from pgrole_controller.postgres.unnamed_statements import forgetting
 
 _SECONDS = 15.0
 #: Kinds of objects that can be dropped without an event.

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pgrole_controller import resources
 from pgrole_controller.core.database_options import DatabaseMode
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.postgres.backend_memory import forgetting
 from pgrole_controller.postgres.capabilities import Identity, explaining, identify
 from pgrole_controller.postgres.connection import Connection, Endpoint
 from pgrole_controller.postgres.database_connection import check_unreserved, connect_to
@@ -20,7 +21,6 @@ from pgrole_controller.postgres.privileges.own_locks import explain_session
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
 from pgrole_controller.postgres.privileges.stored_state import move_applied
 from pgrole_controller.postgres.rows import fetch_row
-from pgrole_controller.postgres.unnamed_statements import forgetting
 
 
 @asynccontextmanager

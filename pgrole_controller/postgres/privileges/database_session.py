@@ -22,6 +22,7 @@ from pgrole_controller.core.privileges.attribution import ChangedRow
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor
+from pgrole_controller.postgres.backend_memory import forgetting
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Connection, await_end
 from pgrole_controller.postgres.errors import refusing_connections
@@ -52,7 +53,6 @@ from pgrole_controller.postgres.privileges.searches import UNEXPLAINED_SECONDS, 
 from pgrole_controller.postgres.privileges.stored_state import StoredState, read_left_out
 from pgrole_controller.postgres.rows import fetch_row
 from pgrole_controller.postgres.trusted_schema import trusting
-from pgrole_controller.postgres.unnamed_statements import forgetting
 from pgrole_controller.postgres.watch import NotDelivered, is_listening
 
 #: Interval of reads of the events where no notification can be sent, in seconds.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pgrole_controller.core.privileges.acl import ObjectId
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
+from pgrole_controller.postgres.backend_memory import forgetting
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.privileges.acl_catalog import (
     ask_facts,
@@ -25,7 +26,6 @@ from pgrole_controller.postgres.privileges.acl_rows import TooManyObjects
 from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
 from pgrole_controller.postgres.privileges.stored_state import StoredState, ask_state, read_state
 from pgrole_controller.postgres.trusted_schema import trusting
-from pgrole_controller.postgres.unnamed_statements import forgetting
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from typing import NamedTuple, NoReturn
 import anyio
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.postgres.backend_memory import forgetting
 from pgrole_controller.postgres.capabilities import Identity, identify
 from pgrole_controller.postgres.connection import Connection, Endpoint
 from pgrole_controller.postgres.database_connection import check_unreserved, connect_to
-from pgrole_controller.postgres.unnamed_statements import forgetting
 
 log = logging.getLogger(__name__)
 

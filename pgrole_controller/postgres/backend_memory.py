@@ -1,12 +1,19 @@
-"""Tells asyncpg the array types of our queries, which are the same in every PostgreSQL.
+"""Keeps small what PostgreSQL's backend keeps in memory for a connection: array types and prepared statements.
 
 asyncpg knows few array types. It asks each server about any other one at its first use in each connection, with a
 recursive query over pg_type: 20 ms of CPU, and some MiB of catalog cache that the server keeps as long as the session.
-The OIDs of PostgreSQL's own types never change, and one that is not listed here is still asked for.
+The OIDs of PostgreSQL's own types never change, so asyncpg is told those of our queries. One that is not listed here is
+still asked for.
+
+asyncpg prepares every query under a name and keeps the last 100: PostgreSQL holds the text, the tree and the plan of
+each, together some MiB. Queries that run with each event are worth that. Those that run once, or once a minute, are
+planned each time instead: the next query frees an unnamed statement.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final
 
 import asyncpg
@@ -39,6 +46,8 @@ _UNKNOWN_FORM = (
     asyncpg.InternalClientError,
 )
 
+_forgets: ContextVar[bool] = ContextVar("forgets", default=False)
+
 
 def register_array_types(connection: "asyncpg.Connection[asyncpg.Record]") -> bool:
     """Returns whether asyncpg accepted them; if not, it asks the server, as it does without."""
@@ -68,3 +77,35 @@ def _records() -> Iterator[dict[str, object]]:
             "elemtype_name": name,
             "range_subtype_name": None,
         }
+
+
+@contextmanager
+def forgetting() -> Iterator[None]:
+    """Queries of `rows` in this context are not kept. No other task may use the connection meanwhile: it would replace
+    the statement.
+    """
+    token = _forgets.set(True)
+    try:
+        yield
+    finally:
+        _forgets.reset(token)
+
+
+async def fetch_records(
+    connection: "asyncpg.Connection[asyncpg.Record]", query: str, *arguments: object, seconds: float | None = None
+) -> Sequence[asyncpg.Record]:
+    """As `fetch` of asyncpg; whether the query is kept depends on the context."""
+    if not _forgets.get():
+        return await connection.fetch(query, *arguments, timeout=seconds)
+    statement = await connection.prepare(query, name="", timeout=seconds)
+    return await statement.fetch(*arguments, timeout=seconds)
+
+
+async def fetch_record(
+    connection: "asyncpg.Connection[asyncpg.Record]", query: str, *arguments: object, seconds: float | None = None
+) -> asyncpg.Record | None:
+    """As `fetchrow` of asyncpg; whether the query is kept depends on the context."""
+    if not _forgets.get():
+        return await connection.fetchrow(query, *arguments, timeout=seconds)
+    statement = await connection.prepare(query, name="", timeout=seconds)
+    return await statement.fetchrow(*arguments, timeout=seconds)
