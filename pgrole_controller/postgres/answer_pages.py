@@ -2,14 +2,15 @@
 
 A question has a column `page_key`, which is different on each row, and `page_size`: at least what the row takes of
 `framing.VOLUME`. PostgreSQL adds the sizes up in the order of the keys and sends the rows that fit, at least one. What
-fits into one page takes one query, as it would without pages.
+fits into one page takes one query, as it would without pages. Another question can be answered in the same round trip.
 """
 
+import re
+from dataclasses import dataclass
 from functools import cache
 
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import Row, fetch
-from pgrole_controller.postgres.single_row import SingleRow
 
 #: Maximum size of a page in bytes, if it has several rows. `framing.VOLUME` is more: the longest row also fits.
 PAGE_BYTES = 12 << 20
@@ -19,6 +20,39 @@ _RECODED = 3
 
 #: Names of the columns with the key and the size of a row, or expressions of its columns.
 _KEY, _SIZE = "page_key", "page_size"
+
+_PARAMETER = re.compile(r"\$(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class SingleRow:
+    """A question with exactly one row, and its arguments."""
+
+    question: str
+    arguments: tuple[object, ...] = ()
+
+    def and_one(self, other: "SingleRow") -> "SingleRow":
+        """One row with the columns of both, whose names differ."""
+        after = _renumber(other.question, len(self.arguments))
+        parts = ("SELECT * FROM (", self.question, ") AS one CROSS JOIN (", after, ") AS other")
+        return SingleRow("\n".join(parts), (*self.arguments, *other.arguments))
+
+    def beside(self, question: str, *, parameters: int) -> str:
+        """The rows of another question; `parameters`: number of its parameters, which this one's follow. The first row
+        has the columns of both; on the others, this one's are NULL. Without rows of the other, its columns are NULL.
+        """
+        parts = (
+            "SELECT * FROM (SELECT 1::bigint AS place, o.* FROM (",
+            _renumber(self.question, parameters),
+            ") AS o) AS one FULL JOIN (SELECT row_number() OVER () AS place, m.* FROM (",
+            question,
+            ") AS m) AS many USING (place) ORDER BY place",
+        )
+        return "\n".join(parts)
+
+
+def _renumber(question: str, by: int) -> str:
+    return _PARAMETER.sub(lambda found: f"${int(found[1]) + by}", question)
 
 
 async def fetch_pages(

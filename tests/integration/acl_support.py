@@ -9,10 +9,10 @@ import asyncpg
 
 from pgrole_controller.core.privileges.acl import ObjectKind, ObservedAcl
 from pgrole_controller.local.postgres import PostgresServer
+from pgrole_controller.postgres.answer_pages import SingleRow
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.privileges.acl_catalog import read_database, read_named_acls_and, read_recent_acls
 from pgrole_controller.postgres.privileges.acl_rows import SchemaFilter
-from pgrole_controller.postgres.single_row import SingleRow
 
 #: Roles of every such database; `owner` owns schema app.
 ROLES = ("owner", "heir", "delegate", "reader", "writer", "stranger")

@@ -15,6 +15,7 @@ from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.routine_signature import normalize_arguments
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import answer_pages, queries
+from pgrole_controller.postgres.answer_pages import SingleRow
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.privileges import acl_catalog, acl_rows
 from pgrole_controller.postgres.privileges.acl_catalog import (
@@ -29,7 +30,6 @@ from pgrole_controller.postgres.privileges.acl_catalog import (
 )
 from pgrole_controller.postgres.privileges.acl_rows import AclGroup, TooManyObjects
 from pgrole_controller.postgres.rows import Row, fetch_row
-from pgrole_controller.postgres.single_row import SingleRow
 from tests.integration.acl_support import (
     SYSTEM_COLUMNS,
     AclDatabase,

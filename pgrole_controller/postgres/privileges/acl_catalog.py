@@ -24,7 +24,7 @@ from pgrole_controller.core.privileges.acl import (
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.answer_pages import expansion, fetch_pages
+from pgrole_controller.postgres.answer_pages import SingleRow, expansion, fetch_pages
 from pgrole_controller.postgres.connection import Connection, has_raw_names
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.privileges.acl_columns import ColumnEntries, read_column_entries, with_column_entries
@@ -44,7 +44,6 @@ from pgrole_controller.postgres.privileges.acl_rows import (
 )
 from pgrole_controller.postgres.privileges.long_acls import read_long_acls, read_long_defaults
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row, first
-from pgrole_controller.postgres.single_row import SingleRow
 
 _PG_AUTHID = 1260
 

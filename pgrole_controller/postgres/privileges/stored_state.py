@@ -17,12 +17,11 @@ from datetime import datetime
 
 from pgrole_controller import resources
 from pgrole_controller.core.ddl import literal, storable
-from pgrole_controller.postgres.answer_pages import fetch_pages
+from pgrole_controller.postgres.answer_pages import SingleRow, fetch_pages
 from pgrole_controller.postgres.backend_memory import forgetting
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.rows import Row, fetch_row, first
-from pgrole_controller.postgres.single_row import SingleRow
 from pgrole_controller.postgres.trusted_schema import trusting
 
 log = logging.getLogger(__name__)
