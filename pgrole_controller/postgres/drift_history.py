@@ -15,11 +15,10 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import anyio
 
-from pgrole_controller import resources
 from pgrole_controller.core.database_options import HistoryConfig
 from pgrole_controller.core.ddl import quote_literal, storable
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
@@ -27,11 +26,9 @@ from pgrole_controller.postgres.claim_store import CHANGE_TIMEOUTS
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.fence import Fence
-from pgrole_controller.postgres.rows import fetch, first
 
-#: Drifts that one statement records, and that one round copies.
+#: Drifts that one statement records.
 MOST_RECORDED = 1000
-MOST_COPIED = 100
 
 #: Characters of a statement that are kept.
 STATEMENT_SHOWN = 120
@@ -140,32 +137,3 @@ async def record_at_home(
     script = ";\n".join((*CHANGE_TIMEOUTS, *opening, *lead, build_record_statement(drifts, config)))
     with translate_errors("record_drifts"), anyio.fail_after(_SECONDS, shield=True):
         await connection.execute(script)
-
-
-async def prune_history(connection: Connection, config: HistoryConfig, cluster: str) -> bool:
-    """Empties partitions that are older than the retention, and deletes rows beyond the maximum, at most 10,000 of
-    them; call it once an hour. What other clusters recorded stays. Returns whether more are left. Raises PgRoleError.
-    """
-    query = resources.text("sql", "attribution", "prune_history.sql")
-    keep = timedelta(seconds=config.retention_seconds)
-    await fetch(connection, "prune_history", query, keep, config.max_rows, cluster, seconds=_SECONDS)
-    question = resources.text("sql", "attribution", "more_history.sql")
-    found = first(await fetch(connection, "prune_history", question, config.max_rows, cluster, seconds=_SECONDS))
-    return found.get("more", bool)
-
-
-async def copy_history(database: Connection, home: Connection) -> int:
-    """Copies drifts that the home database lacks, at most MOST_COPIED; returns their number. Raises PgRoleError.
-
-    A copy that was committed at home and not marked in the database is repeated, and changes nothing then.
-    """
-    question = resources.text("sql", "attribution", "history_to_copy.sql")
-    found = first(await fetch(database, "copy_history", question, MOST_COPIED, seconds=_SECONDS))
-    drifts = found.find_text("drifts")
-    if drifts is None:
-        return 0
-    record = resources.text("sql", "attribution", "record_copies.sql")
-    await fetch(home, "copy_history", record, drifts.encode(), seconds=_SECONDS)
-    mark = resources.text("sql", "attribution", "mark_copied.sql")
-    await fetch(database, "copy_history", mark, drifts.encode(), seconds=_SECONDS)
-    return found.get("count", int)

@@ -8,17 +8,24 @@ database that this process still leads.
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 
+from pgrole_controller import resources
 from pgrole_controller.core.database_options import HistoryConfig
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.drift_history import copy_history, prune_history
 from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.privileges.ddl_events import PRUNED_AT_ONCE
+from pgrole_controller.postgres.rows import fetch, first
 from pgrole_controller.postgres.trusted_schema import trusting
 
 #: How often one round copies drifts from a database, and how often it deletes drifts and events there.
 _ROUNDS = 20
 _PRUNING_ROUNDS = 100
+
+#: Drifts that one round copies.
+MOST_COPIED = 100
+
+_SECONDS = 5.0
 
 
 async def prune(connection: Connection, config: HistoryConfig, cluster: str, fence: Fence | None = None) -> None:
@@ -60,3 +67,32 @@ async def _trusting(connection: Connection, fence: Fence | None) -> AsyncIterato
             if fence.statement is not None:
                 await connection.execute(fence.statement)
         yield
+
+
+async def prune_history(connection: Connection, config: HistoryConfig, cluster: str) -> bool:
+    """Empties partitions that are older than the retention, and deletes rows beyond the maximum, at most 10,000 of
+    them; call it once an hour. What other clusters recorded stays. Returns whether more are left. Raises PgRoleError.
+    """
+    query = resources.text("sql", "attribution", "prune_history.sql")
+    keep = timedelta(seconds=config.retention_seconds)
+    await fetch(connection, "prune_history", query, keep, config.max_rows, cluster, seconds=_SECONDS)
+    question = resources.text("sql", "attribution", "more_history.sql")
+    found = first(await fetch(connection, "prune_history", question, config.max_rows, cluster, seconds=_SECONDS))
+    return found.get("more", bool)
+
+
+async def copy_history(database: Connection, home: Connection) -> int:
+    """Copies drifts that the home database lacks, at most MOST_COPIED; returns their number. Raises PgRoleError.
+
+    A copy that was committed at home and not marked in the database is repeated, and changes nothing then.
+    """
+    question = resources.text("sql", "attribution", "history_to_copy.sql")
+    found = first(await fetch(database, "copy_history", question, MOST_COPIED, seconds=_SECONDS))
+    drifts = found.find_text("drifts")
+    if drifts is None:
+        return 0
+    record = resources.text("sql", "attribution", "record_copies.sql")
+    await fetch(home, "copy_history", record, drifts.encode(), seconds=_SECONDS)
+    mark = resources.text("sql", "attribution", "mark_copied.sql")
+    await fetch(database, "copy_history", mark, drifts.encode(), seconds=_SECONDS)
+    return found.get("count", int)

@@ -21,11 +21,9 @@ from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.drift_history import (
     RecordedDrift,
     build_record_statement,
-    copy_history,
-    prune_history,
 )
 from pgrole_controller.postgres.history_listing import list_drifts
-from pgrole_controller.postgres.history_maintenance import copy_all, prune
+from pgrole_controller.postgres.history_maintenance import copy_all, copy_history, prune, prune_history
 from pgrole_controller.postgres.schema import install
 
 CONFIG = HistoryConfig()
