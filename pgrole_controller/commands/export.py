@@ -36,7 +36,7 @@ from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.catalog import ReferencedNames, read_references
 from pgrole_controller.postgres.connection import Connection, Endpoint
 from pgrole_controller.postgres.privileges.acl_catalog import read_database
-from pgrole_controller.postgres.role_catalog import (
+from pgrole_controller.postgres.server_catalog import (
     ListedDatabase,
     NamedRole,
     read_databases,

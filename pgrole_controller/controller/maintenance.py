@@ -25,7 +25,7 @@ from pgrole_controller.postgres.database_connection import DatabaseMissing, expl
 from pgrole_controller.postgres.drift_history import MOST_RECORDED, record_at_home
 from pgrole_controller.postgres.history_maintenance import copy_all, prune
 from pgrole_controller.postgres.privileges.database_schema import inspect_database
-from pgrole_controller.postgres.role_catalog import read_databases
+from pgrole_controller.postgres.server_catalog import read_databases
 from pgrole_controller.postgres.session import Session
 
 log = logging.getLogger(__name__)

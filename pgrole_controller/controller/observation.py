@@ -16,7 +16,7 @@ from pgrole_controller.core.parameters import ALL
 from pgrole_controller.core.privileges.kept_privileges import find_former
 from pgrole_controller.core.state import Observed, Server
 from pgrole_controller.postgres.catalog import ReferencedNames
-from pgrole_controller.postgres.held_databases import HeldQuestion
+from pgrole_controller.postgres.server_catalog import HeldQuestion
 from pgrole_controller.postgres.session import DropState, DropTarget, Session
 
 Question = TypeVar("Question")

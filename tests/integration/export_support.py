@@ -39,7 +39,7 @@ from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.catalog import ReferencedNames, read_references
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.privileges.acl_catalog import read_database
-from pgrole_controller.postgres.role_catalog import read_role_names, read_roles
+from pgrole_controller.postgres.server_catalog import read_role_names, read_roles
 
 OBSERVER = "export_observer"
 _LEFT_OUT = ("GRANT", "REVOKE", "ALTER DEFAULT", "ALTER ROLE", "COMMENT ON ROLE")

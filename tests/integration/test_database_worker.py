@@ -50,7 +50,6 @@ from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, News
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
-from pgrole_controller.postgres.held_databases import HeldQuestion, read_owning, read_unheld
 from pgrole_controller.postgres.privileges import acl_attribution, searches
 from pgrole_controller.postgres.privileges.acl_attribution import PatientAttribution
 from pgrole_controller.postgres.privileges.acl_refusal import Ineffective
@@ -59,6 +58,7 @@ from pgrole_controller.postgres.privileges.database_session import DatabaseSessi
 from pgrole_controller.postgres.privileges.ddl_events import EventReader, PrivilegeRead, Scope, UnexplainedWrites
 from pgrole_controller.postgres.privileges.poll_pace import LONGEST_PAUSE_SECONDS
 from pgrole_controller.postgres.privileges.stored_state import split_mark
+from pgrole_controller.postgres.server_catalog import HeldQuestion, read_owning, read_unheld
 from tests.integration.database_world import (
     DEADLINE,
     KEY,
