@@ -3,24 +3,40 @@
 A process that is paused while it leads continues its work when it resumes, even if another process leads by then.
 `pgrole.check_lead` refuses its transactions, under the lock that the new leader also had to take. Without schema
 pgrole, the process checks its own clock right before it sends a transaction.
+
+The session of a process that does not lead keeps its connections open until it does.
 """
 
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import anyio
 
 from pgrole_controller.core.ddl import literal
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.errors import NOT_LEADING, sqlstate_of, translate_errors
+from pgrole_controller.postgres.capabilities import Capabilities
+from pgrole_controller.postgres.connection import Connection, await_end
+from pgrole_controller.postgres.detection import Detector
+from pgrole_controller.postgres.errors import NOT_LEADING, sqlstate_of, translate_errors, unwrap_group
 from pgrole_controller.postgres.rows import fetch_row
+from pgrole_controller.postgres.schema import is_current
 
 #: Time limit of one heartbeat, in seconds.
 BEAT_SECONDS = 5.0
 
 _LOCAL = "SET LOCAL synchronous_commit = local"
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two keepalive queries on each connection, and the deadline of each.
+KEEPALIVE_SECONDS = 5.0
+_KEEPALIVE_DEADLINE = 3.0
+
+#: Seconds between two checks whether the leader is alive, by a process that cannot reach Kubernetes.
+AWAY_SECONDS = 1.0
 
 
 class NotLeading(Transient):
@@ -170,3 +186,57 @@ async def _call(connection: Connection, call: str, *, guarded: bool) -> int:
 
 def _guard(statement: str, *, guarded: bool) -> str:
     return f"{queries.guard()};\n{statement}" if guarded else statement
+
+
+async def stand_by(
+    candidate: Candidate, writer: Connection, found: Capabilities | None, detector: Detector | None
+) -> Fence | None:
+    """Waits until this process leads or, without a `detector`, until the leader has installed schema pgrole.
+
+    Returns the fence if this process leads the database without the Lease. None: it holds the Lease, or the schema was
+    installed. Raises PgRoleError if a connection fails.
+    """
+    waiting = _Standby(candidate, (writer, *(detector.connections if detector else ())), found if detector else None)
+    with unwrap_group():
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(await_end, waiting.connections)
+            tasks.start_soon(waiting.keep_alive, tasks.cancel_scope)
+            await candidate.stand_by()
+            tasks.cancel_scope.cancel()
+    return waiting.fence
+
+
+@dataclass(slots=True)
+class _Standby:
+    """Waits to lead with all connections open. `found` None: schema pgrole does not exist yet."""
+
+    candidate: Candidate
+    connections: Sequence[Connection]
+    found: Capabilities | None
+    fence: Fence | None = None
+
+    async def keep_alive(self, everything: anyio.CancelScope) -> NoReturn:
+        """Queries every connection regularly, so that a lost one is noticed and none is closed as idle.
+
+        Cancels `everything` when this process leads or schema pgrole exists. Queries are not interrupted: the session
+        continues to use the first connection.
+        """
+        last = anyio.current_time()
+        while True:
+            if self.found is not None and self.candidate.away() > 0.0:
+                with translate_errors(), anyio.fail_after(KEEPALIVE_SECONDS, shield=True):
+                    self.fence = await lead_while_away(self.connections[0], self.candidate, guarded=self.found.guarded)
+            elif anyio.current_time() - last >= KEEPALIVE_SECONDS:
+                last = anyio.current_time()
+                await self._query(everything)
+            if self.fence is not None:
+                log.warning("enforcing the state last applied: Kubernetes is or was unreachable")
+                everything.cancel()
+            await anyio.sleep(AWAY_SECONDS)
+
+    async def _query(self, everything: anyio.CancelScope) -> None:
+        with translate_errors(), anyio.fail_after(KEEPALIVE_SECONDS, shield=True):
+            for connection in self.connections:
+                await connection.fetchval("SELECT 1", timeout=_KEEPALIVE_DEADLINE)
+            if self.found is None and await is_current(self.connections[0]):
+                everything.cancel()

@@ -42,13 +42,12 @@ from pgrole_controller.postgres.connection import Connection, Endpoint, await_en
 from pgrole_controller.postgres.database_claims import DatabaseClaims
 from pgrole_controller.postgres.detection import POLL_SECONDS, Detector, OnChange, open_detector
 from pgrole_controller.postgres.errors import convert_unexpected, translate_errors, unwrap_group
-from pgrole_controller.postgres.fence import Candidate, Fence, take_lead
+from pgrole_controller.postgres.fence import Candidate, Fence, stand_by, take_lead
 from pgrole_controller.postgres.missing_privileges import PARAMETER_GRANTS_VERSION
 from pgrole_controller.postgres.poll import Poller
 from pgrole_controller.postgres.rows import fetch_row, query_each
 from pgrole_controller.postgres.schema import SchemaState, is_current
 from pgrole_controller.postgres.server_catalog import HeldQuestion, read_owning, read_unheld
-from pgrole_controller.postgres.standby import stand_by
 from pgrole_controller.postgres.status_claims import StatusClaims
 from pgrole_controller.postgres.trusted_schema import GUARDED_SECONDS
 
