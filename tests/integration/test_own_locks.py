@@ -1,4 +1,4 @@
-"""postgres/privileges/own_locks: other sessions lock the tables of schema pgrole, or tables with names like theirs."""
+"""postgres/privileges/acl_locks: other sessions lock the tables of schema pgrole, or tables with names like theirs."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

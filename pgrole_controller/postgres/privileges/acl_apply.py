@@ -26,7 +26,7 @@ from pgrole_controller.postgres.privileges.acl_batches import (
 )
 from pgrole_controller.postgres.privileges.acl_checks import prepare_checks
 from pgrole_controller.postgres.privileges.acl_failures import failed_changes_of
-from pgrole_controller.postgres.privileges.acl_locks import waits_of
+from pgrole_controller.postgres.privileges.acl_locks import HISTORY, tell_locked_table, waits_of
 from pgrole_controller.postgres.privileges.acl_refusal import (
     RETRIED,
     Ineffective,
@@ -40,7 +40,6 @@ from pgrole_controller.postgres.privileges.acl_refusal import (
 )
 from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AclTransactions
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
-from pgrole_controller.postgres.privileges.own_locks import HISTORY, tell_locked_table
 
 #: Pauses in seconds before another attempt for an object that another transaction changed at the same time.
 _PAUSES = (0.01, 0.05)

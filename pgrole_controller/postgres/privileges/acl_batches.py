@@ -24,11 +24,12 @@ from pgrole_controller.postgres.privileges.acl_locks import (
     PROBE_SECONDS,
     LockWaits,
     find_busy,
+    find_locked_table,
     key_of,
+    tell_locked_table,
 )
 from pgrole_controller.postgres.privileges.acl_refusal import postpone, tell_locked
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
-from pgrole_controller.postgres.privileges.own_locks import find_locked_table, tell_locked_table
 
 log = logging.getLogger(__name__)
 

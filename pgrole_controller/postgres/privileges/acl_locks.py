@@ -1,19 +1,26 @@
-"""Objects that other transactions have locked in one database, and how long the controller waits for it.
+"""Locks of other transactions in one database: on what, who has them, and how long the controller waits for them.
 
 While a transaction waits for a lock, every other repair in the database waits, too. So after the first lock that was
 not free, the controller waits for others during PATIENCE_SECONDS at most, and then for none during REST_SECONDS. What
 it then leaves out is retried later. Nothing here is read or sent unless a lock was not free.
+
+Every transaction of the controller also reads or writes tables of schema pgrole, which others may have locked.
+PostgreSQL's error about a lock that was not free names no table. Its context ends with the function that was called.
 """
 
+import re
 from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import anyio
 
+from pgrole_controller.core.errors import PgRoleError, Reason, Transient, make_legible
 from pgrole_controller.core.privileges.acl import DefaultAclChange, ObjectId
 from pgrole_controller.postgres import queries
-from pgrole_controller.postgres.connection import Connection, has_raw_names
+from pgrole_controller.postgres.connection import Connection, Endpoint, has_raw_names
+from pgrole_controller.postgres.database_connection import connect_to
+from pgrole_controller.postgres.errors import LOCK_NOT_FREE, is_timed_out, sqlstate_of
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.rows import Row, fetch
 
@@ -29,6 +36,22 @@ REST_SECONDS = 2.0
 _REMEMBERED_SECONDS = 10.0
 
 _DEFAULTS = "pg_default_acl"
+
+#: The table of the history, without which drift is corrected all the same.
+HISTORY = "drift_history"
+
+#: By function of schema pgrole, the table that it waits for.
+_TABLES = {
+    "lock_changes": "turn_to_change",
+    "check_lead": "leader",
+    "store_applied": "applied",
+    "store_approval": "applied",
+    "record_drifts": HISTORY,
+}
+_FUNCTION = re.compile(rf"\b(?:{'|'.join(_TABLES)})\b")
+
+#: Time limit in seconds for finding out who has locked what.
+_EXPLAINING_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -105,3 +128,56 @@ async def find_busy(connection: Connection, some: Collection[AclRepair | Default
 def _read_key(row: Row) -> Hashable:
     catalog, oid = row.get("catalog", str), row.get("oid", int)
     return (oid, row.text("schema"), row.get("object_type", str)) if catalog == _DEFAULTS else ObjectId(catalog, oid)
+
+
+def find_locked_table(error: PgRoleError) -> str:
+    """Returns the name of the table of schema pgrole whose lock, or that of a row, was not free; empty if the error is
+    another one. Tenants choose names in the context, but not in its last line.
+    """
+    if sqlstate_of(error) != LOCK_NOT_FREE:
+        return ""
+    lines = str(getattr(error.__cause__, "context", None) or "").splitlines()
+    found = _FUNCTION.search(lines[-1]) if lines else None
+    return _TABLES[found[0]] if found else ""
+
+
+async def tell_locked_table(connection: Connection, table: str) -> PgRoleError:
+    """Returns the error for a transaction that `find_locked_table` found to wait for this table. Raises PgRoleError."""
+    rows = await _read_locks(connection)
+    return _tell_locked(
+        table, [row for row in rows if row.text("name") == table or row.text("name").startswith(f"{table}_")]
+    )
+
+
+async def explain_session(error: PgRoleError, endpoint: Endpoint, database: str) -> PgRoleError:
+    """Returns the error for a session that failed, or did not begin, in this database."""
+    if not is_timed_out(error):
+        return error
+    with anyio.move_on_after(_EXPLAINING_SECONDS):
+        try:
+            async with connect_to(endpoint, database, "database") as connection:
+                rows = [row for row in await _read_locks(connection) if not row.text("name").startswith(HISTORY)]
+        except PgRoleError:
+            return error
+        if rows:
+            table = rows[0].text("name")
+            return _tell_locked(table, [row for row in rows if row.text("name") == table])
+    return error
+
+
+async def _read_locks(connection: Connection) -> list[Row]:
+    return await fetch(connection, "", queries.privileges("own_locks", raw=has_raw_names(connection)))
+
+
+def _tell_locked(table: str, rows: list[Row]) -> PgRoleError:
+    holders = ", ".join(dict.fromkeys(map(_describe_holder, rows))) or "another transaction"
+    what = "records drifts" if table.startswith(HISTORY) else "changes privileges in this database"
+    text = f"table pgrole.{table} is locked by {holders}; the controller {what} once it is free"
+    return Transient(Reason.PROGRESSING, make_legible(text))
+
+
+def _describe_holder(row: Row) -> str:
+    pid, role = row.find("pid", int), row.find_text("role")
+    if pid is None:
+        return "a prepared transaction"
+    return f'role "{role}" (process {pid})' if role else f"process {pid}"

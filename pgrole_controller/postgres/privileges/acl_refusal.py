@@ -13,8 +13,8 @@ from pgrole_controller.postgres.catalog import MEMBERSHIP_OPTIONS_VERSION
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import DEPENDENT, LOCK_NOT_FREE, is_lacking, shorten, sqlstate_of
 from pgrole_controller.postgres.missing_privileges import explain_own_schema
+from pgrole_controller.postgres.privileges.acl_locks import find_locked_table, tell_locked_table
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
-from pgrole_controller.postgres.privileges.own_locks import find_locked_table, tell_locked_table
 from pgrole_controller.postgres.rows import Row, fetch
 
 #: Another transaction changed the same rows.

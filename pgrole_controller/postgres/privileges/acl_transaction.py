@@ -21,13 +21,12 @@ from pgrole_controller.postgres.privileges.acl_checks import (
     LOCK_TABLES,
     NOT_AS_EXPECTED,
 )
-from pgrole_controller.postgres.privileges.acl_locks import LOCK_SECONDS
+from pgrole_controller.postgres.privileges.acl_locks import HISTORY, LOCK_SECONDS, find_locked_table
 from pgrole_controller.postgres.privileges.acl_read_back import AclReadBack
 from pgrole_controller.postgres.privileges.acl_refusal import RETRIED, Ineffective, Part, as_owner, postpone
 from pgrole_controller.postgres.privileges.acl_script import render_repairs
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.grant_execution import execute_changes
-from pgrole_controller.postgres.privileges.own_locks import HISTORY, find_locked_table
 from pgrole_controller.postgres.privileges.own_transactions import NOTE_OWN_TRANSACTION
 from pgrole_controller.postgres.trusted_schema import guard_of
 

@@ -14,10 +14,9 @@ from pgrole_controller.postgres.database_connection import check_unreserved, con
 from pgrole_controller.postgres.errors import convert_unexpected, is_lacking, translate_errors
 from pgrole_controller.postgres.fence import Candidate, Fence, NotLeading, lead_while_away, take_lead
 from pgrole_controller.postgres.missing_privileges import explain_database_access
-from pgrole_controller.postgres.privileges.acl_locks import LOCK_SECONDS
+from pgrole_controller.postgres.privileges.acl_locks import LOCK_SECONDS, explain_session
 from pgrole_controller.postgres.privileges.database_schema import DatabaseInstallation, install_database
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
-from pgrole_controller.postgres.privileges.own_locks import explain_session
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
 from pgrole_controller.postgres.privileges.stored_state import move_applied
 from pgrole_controller.postgres.rows import fetch_row
