@@ -14,12 +14,12 @@ from pgrole_controller.core.privileges.acl import DECLARABLE, AclChange, AclEntr
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import claim_store
 from pgrole_controller.postgres.fence import Fence
-from pgrole_controller.postgres.privileges import acl_apply, acl_batches, acl_failures, acl_transaction
+from pgrole_controller.postgres.privileges import acl_apply, acl_batches, acl_transaction
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls, apply_acls
 from pgrole_controller.postgres.privileges.acl_catalog import read_columns, read_defaults
 from pgrole_controller.postgres.privileges.acl_checks import NOT_AS_EXPECTED, prepare_checks
 from pgrole_controller.postgres.privileges.acl_locks import PATIENCE_SECONDS, REST_SECONDS
-from pgrole_controller.postgres.privileges.acl_refusal import divide
+from pgrole_controller.postgres.privileges.acl_refusal import FailedChanges, divide
 from pgrole_controller.postgres.privileges.acl_script import render_repairs
 from pgrole_controller.postgres.privileges.acl_transaction import AclDialect
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
@@ -730,7 +730,7 @@ async def test_many_irrevocable_entries_of_one_object_keep_no_other_from_being_r
 
 async def test_parts_that_failed_come_last_and_in_turn(db: AclDatabase) -> None:
     table, sequence = (AclRepair(one, ()) for one in (await read(db))[:2])
-    failures, parts = acl_failures.FailedChanges(), [(1, False), (1, True), (2, True), (3, True)]
+    failures, parts = FailedChanges(), [(1, False), (1, True), (2, True), (3, True)]
     assert failures.separate_parts(table, parts) == [[0, 1, 2, 3]]
     failures.note_parts(table, {(1, True), (3, True)}, {(1, False)})
     failures.note_parts(table, {(1, True)}, set())

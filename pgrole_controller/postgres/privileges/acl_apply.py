@@ -25,7 +25,6 @@ from pgrole_controller.postgres.privileges.acl_batches import (
     split_large,
 )
 from pgrole_controller.postgres.privileges.acl_checks import prepare_checks
-from pgrole_controller.postgres.privileges.acl_failures import failed_changes_of
 from pgrole_controller.postgres.privileges.acl_locks import HISTORY, tell_locked_table, waits_of
 from pgrole_controller.postgres.privileges.acl_refusal import (
     RETRIED,
@@ -36,6 +35,7 @@ from pgrole_controller.postgres.privileges.acl_refusal import (
     explain,
     explain_default,
     explain_storing,
+    failed_changes_of,
     tell_outdated,
 )
 from pgrole_controller.postgres.privileges.acl_transaction import AclDialect, AclTransactions

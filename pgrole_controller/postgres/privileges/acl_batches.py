@@ -18,7 +18,6 @@ from pgrole_controller.core.privileges.acl import DefaultAclChange
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import FOREIGN_EVENT_TRIGGER, LOCK_NOT_FREE, sqlstate_of
 from pgrole_controller.postgres.fence import Unconfirmed, is_another_leading
-from pgrole_controller.postgres.privileges.acl_failures import failed_changes_of
 from pgrole_controller.postgres.privileges.acl_locks import (
     PATIENCE_SECONDS,
     PROBE_SECONDS,
@@ -28,7 +27,7 @@ from pgrole_controller.postgres.privileges.acl_locks import (
     key_of,
     tell_locked_table,
 )
-from pgrole_controller.postgres.privileges.acl_refusal import postpone, tell_locked
+from pgrole_controller.postgres.privileges.acl_refusal import failed_changes_of, postpone, tell_locked
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 
 log = logging.getLogger(__name__)
