@@ -1,5 +1,5 @@
 -- Which default privileges do the grantees have? One row for each creator, schema and type of object, with at most 10,000 entries:
--- postgres/privileges/long_acls.py. Rows whose schema is gone are left out: nothing can change them, and nothing is created there.
+-- postgres/privileges/acl_entries.py. Rows whose schema is gone are left out: nothing can change them, and nothing is created there.
 -- `page_key`, `page_size`: postgres/answer_pages.py.
 -- $1 oid[] grantees   $2 bytea[] names of schemas, empty for none; NULL: all
 SELECT

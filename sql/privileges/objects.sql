@@ -5,7 +5,7 @@
 -- `elevated`: whether a routine can do more than its caller: it is SECURITY DEFINER, or in a language that is not trusted. Not in
 -- internal, in which PostgreSQL makes aggregates and the constructors of ranges for everyone.
 -- `extension`, `with_columns`: whether the objects belong to an extension, and whether columns of them have an ACL; NULL: unknown.
--- An ACL has at most 10,000 entries of the grantees in an answer; of a longer one, postgres/privileges/long_acls.py reads the others.
+-- An ACL has at most 10,000 entries of the grantees in an answer; of a longer one, postgres/privileges/acl_entries.py reads the others.
 -- `largest_acl`: number of entries in the largest ACL of the relations that were looked at. It is limited, since pg_class has no
 -- TOAST table. `page_key`, `page_size`: postgres/answer_pages.py. Relation object: sql/privileges/sources.
 -- $1 oid[] grantees   $2 oid[] schemas whose relations are asked for, $3 oid[] whose routines are; NULL: all

@@ -27,7 +27,13 @@ from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.answer_pages import SingleRow, expansion, fetch_pages
 from pgrole_controller.postgres.connection import Connection, has_raw_names
 from pgrole_controller.postgres.errors import translate_errors
-from pgrole_controller.postgres.privileges.acl_columns import ColumnEntries, read_column_entries, with_column_entries
+from pgrole_controller.postgres.privileges.acl_entries import (
+    ColumnEntries,
+    read_column_entries,
+    read_long_acls,
+    read_long_defaults,
+    with_column_entries,
+)
 from pgrole_controller.postgres.privileges.acl_rows import (
     CATALOGS,
     LAST_OID,
@@ -42,7 +48,6 @@ from pgrole_controller.postgres.privileges.acl_rows import (
     read_entries,
     read_group,
 )
-from pgrole_controller.postgres.privileges.long_acls import read_long_acls, read_long_defaults
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row, first
 
 _PG_AUTHID = 1260

@@ -1,16 +1,20 @@
-"""Reads ACLs with more entries than fit in a row of an answer, in parts, each of some grantees.
+"""Reads entries of ACLs that the rows of objects do not have: those of long ACLs, and what grantees hold on columns.
 
 An answer has at most MOST_ENTRIES entries of one ACL (sql/privileges/objects.sql, defaults.sql). What it lacks looks
-as if it had been revoked. Many grantees can hold more together. The grantees of a part hold more only by grants of
-several grantors: these follow once the first are revoked.
+as if it had been revoked. So longer ACLs are read in parts, each of some grantees. Many grantees can hold more
+together. The grantees of a part hold more only by grants of several grantors: these follow once the first are revoked.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
-from pgrole_controller.core.privileges.acl import AclEntry
+import anyio.lowlevel
+
+from pgrole_controller.core.privileges.acl import AclEntry, ObservedAcl
 from pgrole_controller.postgres.answer_pages import fetch_pages
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.privileges.acl_rows import AclGroup, named_objects, read_entries
+from pgrole_controller.postgres.privileges.acl_rows import LAST_OID, AclGroup, named_objects, numbers, read_entries
 from pgrole_controller.postgres.rows import Row
 
 #: The same number is in the queries.
@@ -21,6 +25,13 @@ _NAMED = ("pg_class", "pg_proc", "pg_namespace", "pg_database")
 
 #: Number of grantees that can hold every privilege of an object in a part.
 _GRANTEES = 1_000
+
+#: Maximum number of entries of the columns of one table, which could be millions. The others are read once these are
+#: revoked.
+MOST_COLUMN_ENTRIES = 100_000
+
+#: Entries on the columns of one table, and the columns' versions by name.
+ColumnEntries: TypeAlias = tuple[list[AclEntry], dict[str, int]]
 
 
 async def read_long_acls(
@@ -63,3 +74,40 @@ def _divide(grantees: Collection[int]) -> Iterator[list[int]]:
 
 def _is_cut(row: Row) -> bool:
     return len(row.some("grantees", int)) >= MOST_ENTRIES
+
+
+async def read_column_entries(
+    connection: Connection,
+    question: str,
+    grantees: Collection[int],
+    *,
+    tables: Sequence[int] | None = None,
+    after: int = 0,
+    end: int = LAST_OID,
+) -> dict[int, ColumnEntries]:
+    """Entries of the grantees on columns, by oid of the table. `question`: sql/privileges/columns.sql. `tables` None:
+    all with an oid above `after`, up to `end`.
+    """
+    found: dict[int, ColumnEntries] = {}
+    for row in await fetch_pages(connection, "read_column_privileges", question, list(grantees), tables, after, end):
+        names, versions = row.text("columns").split("\0"), numbers(row, "versions")
+        if len(names) != len(versions):
+            raise row.wrong("columns")
+        entries, written = found.setdefault(row.get("relation", int), ([], {}))
+        written.update(zip(names, versions, strict=True))
+        listed = list(read_entries(row))
+        for column in names[: max(0, MOST_COLUMN_ENTRIES - len(entries)) // max(1, len(listed))]:
+            entries += [
+                AclEntry(one.grantee, one.grantor, one.grantor_name, one.privilege, one.grantable, column)
+                for one in listed
+            ]
+        await anyio.lowlevel.checkpoint()
+    return found
+
+
+def with_column_entries(one: ObservedAcl, columns: Mapping[int, ColumnEntries]) -> ObservedAcl:
+    """The object with the entries on its columns."""
+    entries, written = columns.get(one.object.id.oid, ((), {}))
+    if not entries or one.object.id.catalog != "pg_class":
+        return one
+    return replace(one, entries=(*one.entries, *entries), column_xmins=written)
