@@ -2,6 +2,8 @@
 
 Any role that can connect can send any payload on channel `pgrole`, so payloads are not trusted, and reading one never
 fails: a malformed payload names no roles, and a name only causes the declared role of that name to be read.
+
+The session with a database LISTENs there too, for what its event triggers notify.
 """
 
 import asyncio
@@ -14,6 +16,7 @@ from typing import NoReturn, TypeAlias
 
 import anyio
 
+from pgrole_controller import resources
 from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
@@ -185,16 +188,42 @@ async def listen(
         pid = await watcher.fetchval("SELECT pg_catalog.pg_backend_pid()")
         handler = NotificationHandler(pid, token, on_change, on_database)
         listener.add_termination_listener(lambda _connection: handler.stop())
-        protocol_of(listener).listen(handler.notes())
+    problem = "a notification sent on one connection does not arrive on another"
+    await _listen(listener, watcher, handler.notes(), greeting(token), handler.greeted, problem)
+
+
+async def listen_in_database(connection: Connection, on_notice: Callable[[], None]) -> None:
+    """The same for what the event triggers of one database notify. `on_notice` is called after each notification of
+    another session. Raises NotDelivered, and other PgRoleErrors.
+    """
+    greeted, hello = anyio.Event(), greeting(secrets.token_hex(8))
+    row = await fetch_row(connection, "", resources.text("sql", "events", "place.sql"))
+    own = row.get("pid", int)
+
+    def receive(noted: list[tuple[int, bytes]], left_out: bool) -> None:
+        if any(payload == hello.encode() for _, payload in noted):
+            greeted.set()
+        if left_out or any(pid != own for pid, _ in noted):
+            on_notice()
+
+    notes = NotificationFilter(CHANNEL, own, receive)
+    await _listen(connection, connection, notes, hello, greeted, "notifications do not arrive")
+
+
+async def _listen(
+    listener: Connection, sender: Connection, notes: NotificationFilter, hello: str, greeted: anyio.Event, problem: str
+) -> None:
+    """LISTENs, and waits until `notes` have set `greeted` for the notification `hello`."""
+    with translate_errors():
+        protocol_of(listener).listen(notes)
         await listener.execute(f"LISTEN {CHANNEL}")
-        await watcher.execute("SELECT pg_catalog.pg_notify($1, $2)", CHANNEL, greeting(token))
+        await sender.execute("SELECT pg_catalog.pg_notify($1, $2)", CHANNEL, hello)
     with anyio.move_on_after(_GREETING_SECONDS):
-        await handler.greeted.wait()
+        await greeted.wait()
         return
     raise NotDelivered(
         Reason.SERVER_NOT_READY,
-        "a notification sent on one connection does not arrive on another: connect to the server itself, "
-        "not through a pooler in transaction mode",
+        f"{problem}: connect to the server itself, not through a pooler in transaction mode",
     )
 
 

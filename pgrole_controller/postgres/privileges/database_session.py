@@ -44,7 +44,6 @@ from pgrole_controller.postgres.privileges.ddl_events import (
     UnexplainedWrites,
     prune_events,
 )
-from pgrole_controller.postgres.privileges.ddl_notifications import listen
 from pgrole_controller.postgres.privileges.own_transactions import forget_own_transactions, read_own_session
 from pgrole_controller.postgres.privileges.poll_pace import POLLING_SHARE, PollPace
 from pgrole_controller.postgres.privileges.privilege_reading import PrivilegeReader
@@ -53,7 +52,7 @@ from pgrole_controller.postgres.privileges.searches import UNEXPLAINED_SECONDS, 
 from pgrole_controller.postgres.privileges.stored_state import StoredState, read_left_out
 from pgrole_controller.postgres.rows import fetch_row
 from pgrole_controller.postgres.trusted_schema import trusting
-from pgrole_controller.postgres.watch import NotDelivered, is_listening
+from pgrole_controller.postgres.watch import NotDelivered, is_listening, listen_in_database
 
 #: Interval of reads of the events where no notification can be sent, in seconds.
 TICK_SECONDS = 0.05
@@ -256,7 +255,7 @@ class DatabaseSession:
         if asked and self.installation.armed and not self.installation.switched_off:
             try:
                 if self.installation.notifies:
-                    await listen(self.connection, self.on_notice)
+                    await listen_in_database(self.connection, self.on_notice)
             except NotDelivered as error:
                 why = error.message
             else:
