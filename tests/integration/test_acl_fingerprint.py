@@ -1,4 +1,4 @@
-"""postgres/privileges/acl_fingerprint: it differs after every change of a privilege, and costs nothing otherwise."""
+"""postgres/privileges/searches: a fingerprint differs after every change of a privilege, and is free otherwise."""
 
 from collections.abc import AsyncIterator
 
@@ -7,7 +7,7 @@ import pytest_asyncio
 from pgrole_controller import resources
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.capabilities import identify
-from pgrole_controller.postgres.privileges.acl_fingerprint import Fingerprints
+from pgrole_controller.postgres.privileges.searches import Fingerprints
 from tests.integration.acl_support import AclDatabase, acl_database
 
 CREATED = """

@@ -55,8 +55,8 @@ from pgrole_controller.postgres.privileges.acl_attribution import PatientAttribu
 from pgrole_controller.postgres.privileges.acl_refusal import Ineffective
 from pgrole_controller.postgres.privileges.acl_transaction import AclTransactions
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
-from pgrole_controller.postgres.privileges.ddl_events import EventReader, PrivilegeRead, Scope, UnexplainedWrites
-from pgrole_controller.postgres.privileges.poll_pace import LONGEST_PAUSE_SECONDS
+from pgrole_controller.postgres.privileges.ddl_events import EventReader, PrivilegeRead, Scope
+from pgrole_controller.postgres.privileges.searches import LONGEST_PAUSE_SECONDS, UnexplainedWrites
 from pgrole_controller.postgres.privileges.stored_state import split_mark
 from pgrole_controller.postgres.server_catalog import HeldQuestion, read_owning, read_unheld
 from tests.integration.database_world import (

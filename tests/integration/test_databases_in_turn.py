@@ -22,7 +22,7 @@ from pgrole_controller.core.privileges.privilege_result import Evidence, News
 from pgrole_controller.kube.term import Term
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.fence import Fence, take_lead
-from pgrole_controller.postgres.privileges import database_opening, poll_pace
+from pgrole_controller.postgres.privileges import database_opening, searches
 from tests.integration.database_world import KEY, POLICY, READ, SERVER
 from tests.integration.databases_world import DatabasesWorld, SessionRecord, in_turn, make_databases, state_of
 
@@ -33,7 +33,7 @@ GRANT = "GRANT DELETE ON app.orders TO {}"
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns follow each other at once, and no database takes the connection of another."""
     monkeypatch.setattr(database_places, "QUIET_SECONDS", 3600.0)
-    monkeypatch.setattr(poll_pace, "POLLING_SHARE", 10.0)
+    monkeypatch.setattr(searches, "POLLING_SHARE", 10.0)
     monkeypatch.setattr(database_rotation, "_RETRY", Backoff(0.1, 0.2))
     monkeypatch.setattr(database_rotation, "_REST_TIMES", 0.0)
 

@@ -17,8 +17,9 @@ from pgrole_controller.core.privileges.grantee import Access, SchemaAccess
 from pgrole_controller.core.privileges.privilege_result import News
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.connection import Endpoint, connect
-from pgrole_controller.postgres.privileges.ddl_events import Scope, UnexplainedWrites
+from pgrole_controller.postgres.privileges.ddl_events import Scope
 from pgrole_controller.postgres.privileges.privilege_reading import PrivilegeReader
+from pgrole_controller.postgres.privileges.searches import UnexplainedWrites
 from tests.integration.database_world import DEADLINE, READ, SERVER, DatabaseWorkerWorld, note_sessions
 from tests.integration.test_database_worker import find_nothing, note_rounds
 

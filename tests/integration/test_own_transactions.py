@@ -11,16 +11,15 @@ from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.capabilities import identify
 from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.privileges import database_session, reading_connection, searches
-from pgrole_controller.postgres.privileges.acl_fingerprint import Fingerprints
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
-from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope, UnexplainedWrites
+from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
 from pgrole_controller.postgres.privileges.own_transactions import (
     NOTE_OWN_TRANSACTION,
     OwnSession,
     forget_own_transactions,
     read_own_session,
 )
-from pgrole_controller.postgres.privileges.searches import Searches
+from pgrole_controller.postgres.privileges.searches import Fingerprints, Searches, UnexplainedWrites
 from tests.integration.database_world import DEADLINE, KEY, READ, DatabaseWorkerWorld, make_world
 
 #: Writes an ACL as a superuser can without any event. {r}: a role; {t}: a table.

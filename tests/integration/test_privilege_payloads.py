@@ -34,7 +34,8 @@ from pgrole_controller.postgres.privileges import (
 )
 from pgrole_controller.postgres.privileges.acl_catalog import ask_facts, facts_of
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
-from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope, UnexplainedWrites
+from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
+from pgrole_controller.postgres.privileges.searches import UnexplainedWrites
 from pgrole_controller.postgres.privileges.stored_state import StoredState, ask_state, read_left_out, read_state
 from pgrole_controller.postgres.rows import fetch_row
 from tests.integration.database_world import (

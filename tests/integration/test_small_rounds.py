@@ -19,9 +19,10 @@ from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.privileges import acl_apply, reading_connection
 from pgrole_controller.postgres.privileges.acl_transaction import AclTransactions
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
-from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope, UnexplainedWrites
+from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
 from pgrole_controller.postgres.privileges.privilege_reading import PrivilegeReader
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections
+from pgrole_controller.postgres.privileges.searches import UnexplainedWrites
 from tests.integration.database_world import (
     DEADLINE,
     KEY,

@@ -1,8 +1,8 @@
-"""postgres/privileges/poll_pace: polls take little of the time, and one slow poll delays no other."""
+"""postgres/privileges/searches: polls take little of the time, and one slow poll delays no other."""
 
 import pytest
 
-from pgrole_controller.postgres.privileges.poll_pace import LONGEST_PAUSE_SECONDS, POLLING_SHARE, PollPace
+from pgrole_controller.postgres.privileges.searches import LONGEST_PAUSE_SECONDS, POLLING_SHARE, PollPace
 
 
 def test_one_slow_poll_does_not_delay_the_next() -> None:

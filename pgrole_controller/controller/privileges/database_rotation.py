@@ -23,7 +23,7 @@ from pgrole_controller.core.privileges.database_places import (
     TurnPace,
     choose_turn,
 )
-from pgrole_controller.postgres.privileges.poll_pace import pause_after
+from pgrole_controller.postgres.privileges.searches import pause_after
 from pgrole_controller.signals import Signal
 
 #: Maximum pause before a turn that was asked for, in seconds.

@@ -32,7 +32,6 @@ from pgrole_controller.postgres.privileges.acl_attribution import PatientAttribu
 from pgrole_controller.postgres.privileges.acl_batches import GiveWay, go_on
 from pgrole_controller.postgres.privileges.acl_catalog import read_older
 from pgrole_controller.postgres.privileges.acl_checks import prepare_checks
-from pgrole_controller.postgres.privileges.acl_fingerprint import Fingerprints
 from pgrole_controller.postgres.privileges.acl_transaction import AclDialect
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.database_schema import DatabaseInstallation, inspect_database
@@ -41,14 +40,19 @@ from pgrole_controller.postgres.privileges.ddl_events import (
     EventReader,
     PrivilegeRead,
     Scope,
-    UnexplainedWrites,
     prune_events,
 )
 from pgrole_controller.postgres.privileges.own_transactions import forget_own_transactions, read_own_session
-from pgrole_controller.postgres.privileges.poll_pace import POLLING_SHARE, PollPace
 from pgrole_controller.postgres.privileges.privilege_reading import PrivilegeReader
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections, is_large
-from pgrole_controller.postgres.privileges.searches import UNEXPLAINED_SECONDS, Searches
+from pgrole_controller.postgres.privileges.searches import (
+    POLLING_SHARE,
+    UNEXPLAINED_SECONDS,
+    Fingerprints,
+    PollPace,
+    Searches,
+    UnexplainedWrites,
+)
 from pgrole_controller.postgres.privileges.stored_state import StoredState, read_left_out
 from pgrole_controller.postgres.rows import fetch_row
 from pgrole_controller.postgres.trusted_schema import trusting

@@ -21,7 +21,6 @@ from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.privileges.acl_attribution import MANY_ROWS, MOST_LAST, find_all, read_event
 from pgrole_controller.postgres.privileges.acl_attribution import MOST_EVENTS as MOST_EXPLAINING
-from pgrole_controller.postgres.privileges.own_transactions import OwnSession
 from pgrole_controller.postgres.rows import Row, Unreadable, fetch, fetch_row, first
 from pgrole_controller.postgres.trusted_schema import trusting
 
@@ -287,36 +286,6 @@ class EventReader:
             for changed, one in found.items()
             if one.author.proof is Evidence.TRANSACTION and (one.shown or not said.find_better(changed, one).login)
         }
-
-
-@dataclass(slots=True)
-class UnexplainedWrites:
-    """Notices what no event tells: REASSIGN OWNED, and DDL while event triggers are off.
-
-    A write is found again as long as a transaction runs that is older, and told once. `guarded`: as in EventReader.
-    """
-
-    connection: Connection
-    snapshot: str
-    guarded: bool
-    _told: frozenset[int] = frozenset()
-
-    async def ask(self, another: Connection | None = None, own: OwnSession | None = None) -> PrivilegeRead:
-        """Returns what to read. `another`: to ask on that connection, `own`: for the session with that. Raises
-        PgRoleError.
-        """
-        query = resources.text("sql", "events", "unexplained.sql")
-        known = (own.transactions, own.pid, own.snapshot) if own is not None else (None, None, None)
-        connection = another or self.connection
-        async with trusting(connection, guarded=self.guarded):
-            row = await fetch_row(connection, "unexplained", query, self.snapshot, *known, seconds=_SECONDS)
-        before, self.snapshot = self.snapshot, row.get("snapshot", str)
-        found, told = frozenset(row.some("found", int)), self._told
-        if before != self.snapshot:
-            self._told = found
-        if found <= told:
-            return PrivilegeRead()
-        return PrivilegeRead(Scope.RECENT, xid=oldest_running(before), defaults=True, searches=True)
 
 
 def oldest_running(snapshot: str) -> int:

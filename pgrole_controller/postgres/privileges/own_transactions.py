@@ -1,7 +1,7 @@
 """The session's own transactions that read back what they wrote, so that it need not be read again.
 
 Nothing announces the session's own changes where its event triggers are off, and the search for writes that no event
-tells (`ddl_events.UnexplainedWrites`) would read them once more. A transaction notes its id in a setting of its own
+tells (`searches.UnexplainedWrites`) would read them once more. A transaction notes its id in a setting of its own
 session, which no other session can write, and which a transaction that fails does not change. A setting of the database
 or the role with that name is overwritten when the session begins.
 

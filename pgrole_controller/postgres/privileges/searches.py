@@ -1,19 +1,138 @@
-"""Searches for changes that no event tells. They read catalogs as a whole, so events must not wait for them."""
+"""Searches for changes that no event tells. They read catalogs as a whole, so events must not wait for them.
 
+Every 2 s, rows are asked for that a transaction wrote without an event. Once a minute, or every interval where no
+events announce changes, a fingerprint of all privileges is compared with the last one: it differs whenever one of them
+was changed. Where events announce changes, it shows what they missed, for example while a trigger was disabled. Most
+differences then come from changes that events explain and that were read: these cause no further complete read.
+"""
+
+import secrets
+from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import datetime
 from typing import NoReturn, Protocol
 
 import anyio
 
+from pgrole_controller import resources
+from pgrole_controller.core.errors import Reason, Transient
+from pgrole_controller.postgres.backend_memory import forgetting
+from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Connection
-from pgrole_controller.postgres.privileges.ddl_events import EventReader, PrivilegeRead, UnexplainedWrites
+from pgrole_controller.postgres.privileges.ddl_events import (
+    EVERYTHING,
+    SCHEMA,
+    WITH_PRIVILEGES,
+    EventReader,
+    PrivilegeRead,
+    Scope,
+    oldest_running,
+)
 from pgrole_controller.postgres.privileges.own_transactions import OwnSession, read_own_session
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections, is_large
+from pgrole_controller.postgres.rows import fetch, fetch_row, first
+from pgrole_controller.postgres.trusted_schema import trusting
 
 #: Seconds between two questions for writes that no event tells, and for events that no notification announced; and how
 #: much of the time the searches for such writes take at most.
 UNEXPLAINED_SECONDS, _UNEXPLAINED_SHARE = 2.0, 0.01
+_UNEXPLAINED_DEADLINE = 5.0
+
+_FINGERPRINT_DEADLINE = 15.0
+#: Kinds of objects that can be dropped without an event.
+_DROPPED = WITH_PRIVILEGES - {SCHEMA}
+
+POLLING_SHARE = 0.02
+LONGEST_PAUSE_SECONDS = 15.0
+#: One slow poll says little of the next, so the fastest of this many counts.
+_POLLS = 3
+
+
+@dataclass(slots=True)
+class UnexplainedWrites:
+    """Notices what no event tells: REASSIGN OWNED, and DDL while event triggers are off.
+
+    A write is found again as long as a transaction runs that is older, and told once. `guarded`: as in EventReader.
+    """
+
+    connection: Connection
+    snapshot: str
+    guarded: bool
+    _told: frozenset[int] = frozenset()
+
+    async def ask(self, another: Connection | None = None, own: OwnSession | None = None) -> PrivilegeRead:
+        """Returns what to read. `another`: to ask on that connection, `own`: for the session with that. Raises
+        PgRoleError.
+        """
+        query = resources.text("sql", "events", "unexplained.sql")
+        known = (own.transactions, own.pid, own.snapshot) if own is not None else (None, None, None)
+        connection = another or self.connection
+        async with trusting(connection, guarded=self.guarded):
+            row = await fetch_row(
+                connection, "unexplained", query, self.snapshot, *known, seconds=_UNEXPLAINED_DEADLINE
+            )
+        before, self.snapshot = self.snapshot, row.get("snapshot", str)
+        found, told = frozenset(row.some("found", int)), self._told
+        if before != self.snapshot:
+            self._told = found
+        if found <= told:
+            return PrivilegeRead()
+        return PrivilegeRead(Scope.RECENT, xid=oldest_running(before), defaults=True, searches=True)
+
+
+class Fingerprints:
+    """Compares each fingerprint of all privileges with the last one. `events`: events announce changes. `tables`: oids
+    of those with declared columns, whose names count. `snapshot`: of the last one. `guarded`: as in EventReader.
+    """
+
+    def __init__(self, connection: Connection, identity: Identity, *, events: bool, guarded: bool) -> None:
+        self.tables = frozenset[int]()
+        self._connection = connection
+        self._events = events
+        self._guarded = guarded
+        self._started_at = identity.started_at
+        self._key = secrets.randbits(64) - 2**63
+        self.snapshot: str | None = None
+        self._objects: int | None = None
+        self._others: int | None = None
+
+    async def compare(self, another: Connection | None = None, own: OwnSession | None = None) -> PrivilegeRead:
+        """Returns what to read because it differs from the last one; nothing the first time. `another`, `own`: as in
+        `UnexplainedWrites.ask`. Raises PgRoleError.
+
+        With events: the recent rows, if events explain every row written since, and only relations, routines, columns,
+        default privileges and the database differ. A row that was deleted leaves none.
+        """
+        with forgetting() if self._events else nullcontext():
+            rows = await fetch(
+                another or self._connection,
+                "fingerprint",
+                resources.text("sql", "events", "fingerprint.sql"),
+                self.snapshot,
+                self._key,
+                list(self.tables),
+                seconds=_FINGERPRINT_DEADLINE,
+                reason=Reason.SERVER_NOT_READY,
+            )
+        row = first(rows)
+        if row.get("in_recovery", bool) or row.get("started_at", datetime) != self._started_at:
+            raise Transient(Reason.SERVER_NOT_READY, "a different server answers on the same address")
+        # of the session, so that the next comparison considers what the session does meanwhile
+        snapshot, self.snapshot = self.snapshot, row.get("snapshot", str) if own is None else own.snapshot
+        if not row.find("computed", bool):
+            return PrivilegeRead()
+        before = self._objects, self._others
+        self._objects, self._others = row.find("objects", int), row.find("others", int)
+        if snapshot is None or before == (self._objects, self._others):
+            return PrivilegeRead()
+        if not self._events or before[1] != self._others:
+            return EVERYTHING
+        unexplained = await UnexplainedWrites(self._connection, snapshot, self._guarded).ask(another, own)
+        if unexplained.scope is not Scope.NOTHING:
+            return EVERYTHING
+        return PrivilegeRead(Scope.RECENT, xid=oldest_running(snapshot), defaults=True, dropped=_DROPPED, searches=True)
 
 
 class CatalogSearch(Protocol):
@@ -80,3 +199,21 @@ class Searches:
 async def _time(answer: Awaitable[PrivilegeRead]) -> tuple[PrivilegeRead, float]:
     began = anyio.current_time()
     return await answer, anyio.current_time() - began
+
+
+def pause_after(took: float, interval: float) -> float:
+    """All in seconds."""
+    return min(max(interval, took / POLLING_SHARE), max(interval, LONGEST_PAUSE_SECONDS))
+
+
+class PollPace:
+    """The pauses between the polls of one database. `interval`: the shortest one, in seconds."""
+
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
+        self._recent = deque[float](maxlen=_POLLS)
+
+    def pause_after(self, took: float) -> float:
+        """`took`: the last poll, in seconds."""
+        self._recent.append(took)
+        return pause_after(min(self._recent), self._interval)
