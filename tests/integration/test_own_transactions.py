@@ -13,13 +13,15 @@ from pgrole_controller.postgres.connection import Connection, Endpoint, connect
 from pgrole_controller.postgres.privileges import database_session, reading_connection, searches
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
-from pgrole_controller.postgres.privileges.own_transactions import (
+from pgrole_controller.postgres.privileges.searches import (
     NOTE_OWN_TRANSACTION,
+    Fingerprints,
     OwnSession,
+    Searches,
+    UnexplainedWrites,
     forget_own_transactions,
     read_own_session,
 )
-from pgrole_controller.postgres.privileges.searches import Fingerprints, Searches, UnexplainedWrites
 from tests.integration.database_world import DEADLINE, KEY, READ, DatabaseWorkerWorld, make_world
 
 #: Writes an ACL as a superuser can without any event. {r}: a role; {t}: a table.

@@ -27,7 +27,7 @@ from pgrole_controller.postgres.privileges.acl_refusal import RETRIED, Ineffecti
 from pgrole_controller.postgres.privileges.acl_script import render_repairs
 from pgrole_controller.postgres.privileges.acl_verification import AclRepair
 from pgrole_controller.postgres.privileges.grant_execution import execute_changes
-from pgrole_controller.postgres.privileges.own_transactions import NOTE_OWN_TRANSACTION
+from pgrole_controller.postgres.privileges.searches import NOTE_OWN_TRANSACTION
 from pgrole_controller.postgres.trusted_schema import guard_of
 
 #: Time limit in seconds for dividing the changes of one object, well below that of a transaction.

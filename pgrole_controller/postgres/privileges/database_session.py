@@ -42,7 +42,6 @@ from pgrole_controller.postgres.privileges.ddl_events import (
     Scope,
     prune_events,
 )
-from pgrole_controller.postgres.privileges.own_transactions import forget_own_transactions, read_own_session
 from pgrole_controller.postgres.privileges.privilege_reading import PrivilegeReader
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections, is_large
 from pgrole_controller.postgres.privileges.searches import (
@@ -52,6 +51,8 @@ from pgrole_controller.postgres.privileges.searches import (
     PollPace,
     Searches,
     UnexplainedWrites,
+    forget_own_transactions,
+    read_own_session,
 )
 from pgrole_controller.postgres.privileges.stored_state import StoredState, read_left_out
 from pgrole_controller.postgres.rows import fetch_row

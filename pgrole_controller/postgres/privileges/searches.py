@@ -4,6 +4,14 @@ Every 2 s, rows are asked for that a transaction wrote without an event. Once a 
 events announce changes, a fingerprint of all privileges is compared with the last one: it differs whenever one of them
 was changed. Where events announce changes, it shows what they missed, for example while a trigger was disabled. Most
 differences then come from changes that events explain and that were read: these cause no further complete read.
+
+Nothing announces the session's own changes where its event triggers are off, and a search would read them once more. So
+a transaction that read back what it wrote notes its id in a setting of its own session, which no other session can
+write, and which a transaction that fails does not change. A setting of the database or the role with that name is
+overwritten when the session begins.
+
+Caveat: it may only note its id if the objects were read for every role, had not changed since (`CHECK_EXPECTED`), and
+were read back (`CHECK_EFFECT`). Otherwise the row would hide what others wrote to it before.
 """
 
 import secrets
@@ -12,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NoReturn, Protocol
+from typing import Final, NoReturn, Protocol
 
 import anyio
 
@@ -21,6 +29,7 @@ from pgrole_controller.core.errors import Reason, Transient
 from pgrole_controller.postgres.backend_memory import forgetting
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Connection
+from pgrole_controller.postgres.errors import translate_errors
 from pgrole_controller.postgres.privileges.ddl_events import (
     EVERYTHING,
     SCHEMA,
@@ -30,7 +39,6 @@ from pgrole_controller.postgres.privileges.ddl_events import (
     Scope,
     oldest_running,
 )
-from pgrole_controller.postgres.privileges.own_transactions import OwnSession, read_own_session
 from pgrole_controller.postgres.privileges.reading_connection import ReadingConnections, is_large
 from pgrole_controller.postgres.rows import fetch, fetch_row, first
 from pgrole_controller.postgres.trusted_schema import trusting
@@ -48,6 +56,43 @@ POLLING_SHARE = 0.02
 LONGEST_PAUSE_SECONDS = 15.0
 #: One slow poll says little of the next, so the fastest of this many counts.
 _POLLS = 3
+
+#: Number of ids that are kept. Those beyond are read again.
+_MOST_NOTED = 1000
+_SETTING = "pgrole.own_transactions"
+
+#: As the last statement of a transaction.
+NOTE_OWN_TRANSACTION: Final = (
+    f"SELECT pg_catalog.set_config('{_SETTING}', pg_catalog.array_to_string((ARRAY["
+    "pg_catalog.pg_current_xact_id()::xid::text] || "
+    f"pg_catalog.string_to_array(pg_catalog.current_setting('{_SETTING}', true), ','))[1:{_MOST_NOTED}], ','), false)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSession:
+    """What a search on another connection has to know of the session: its snapshot, the process of its backend, the
+    transactions that it noted, as the setting has them, and the bytes of pg_class and pg_proc.
+    """
+
+    snapshot: str
+    pid: int
+    transactions: str
+    bytes: int
+
+
+async def read_own_session(connection: Connection) -> OwnSession:
+    """Raises PgRoleError."""
+    row = await fetch_row(connection, "", resources.text("sql", "events", "own_session.sql"))
+    return OwnSession(
+        row.get("snapshot", str), row.get("pid", int), row.get("transactions", str), row.get("bytes", int)
+    )
+
+
+async def forget_own_transactions(connection: Connection) -> None:
+    """Call it when a session begins. Raises PgRoleError."""
+    with translate_errors():
+        await connection.execute(f"SELECT pg_catalog.set_config('{_SETTING}', '', false)")
 
 
 @dataclass(slots=True)
