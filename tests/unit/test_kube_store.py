@@ -10,9 +10,8 @@ import pytest
 
 from pgrole_controller import metrics
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.parse_cache import ParseCache
 from pgrole_controller.kube.store import Change, Store, is_older
-from pgrole_controller.kube.stored_object import Stored, pack, pack_metadata
+from pgrole_controller.kube.stored_object import ParseCache, Stored, pack, pack_metadata
 
 
 def made(name: str = "a", uid: str = "u1", version: str = "1", **spec: object) -> Stored:
