@@ -19,9 +19,8 @@ from pgrole_controller.console.snapshot import FetchedObject, PageQuestion, Snap
 from pgrole_controller.console.template_files import environment, quote_segment, static_files
 from pgrole_controller.core.enumeration import count_things
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.nesting import read_json
 from pgrole_controller.kube.resource import PGROLES, PGSERVERS
-from pgrole_controller.kube.unvalidated import mapping
+from pgrole_controller.kube.unvalidated import mapping, read_json
 
 _SUMMARIES = SummaryCache()
 #: Names of objects and namespaces: what cannot be one is never part of a request's path.

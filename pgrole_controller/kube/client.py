@@ -14,9 +14,9 @@ from pgrole_controller.kube import credentials
 from pgrole_controller.kube.credentials import ConfigException
 from pgrole_controller.kube.errors import AnswerTooLong, ApiError, BadStream, NotConfigured, Silent, Unreachable
 from pgrole_controller.kube.http_connection import HttpAnswer, Limits
-from pgrole_controller.kube.nesting import limit_depth, read_json
 from pgrole_controller.kube.resource import JSON
 from pgrole_controller.kube.transport import ApiRequest, Reachability, RequestTimer, Transport
+from pgrole_controller.kube.unvalidated import limit_depth, read_json
 
 log = logging.getLogger(__name__)
 

@@ -27,10 +27,10 @@ from pgrole_controller.event_loop import Turns
 from pgrole_controller.kube.client import LIMIT, Client, LineTooLong, read_status
 from pgrole_controller.kube.errors import AnswerTooLong, ApiError, BadStream, Silent, Unreachable
 from pgrole_controller.kube.listing import PAGE
-from pgrole_controller.kube.nesting import read_json
 from pgrole_controller.kube.resource import JSON, Resource
 from pgrole_controller.kube.store import Listener, Store, is_older
 from pgrole_controller.kube.stored_object import Stored, pack_metadata
+from pgrole_controller.kube.unvalidated import read_json
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from pgrole_controller.core.connection_secret import SecretContent
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import NAMESPACE_GOES, ApiError, BadStream, KubeError, TooManyFields, Unreachable
-from pgrole_controller.kube.nesting import read_json
 from pgrole_controller.kube.resource import JSON, SECRETS
 from pgrole_controller.kube.server_side_apply import MANAGER
 from pgrole_controller.kube.stored_object import LAST_APPLIED, OWN_PREFIX, Stored, pack_metadata
+from pgrole_controller.kube.unvalidated import read_json
 
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 

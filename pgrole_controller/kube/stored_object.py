@@ -9,8 +9,7 @@ from typing import Any
 
 from pgrole_controller.core.connection_secret import HASH
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube.nesting import limit_depth
-from pgrole_controller.kube.unvalidated import mapping, metadata_of, sequence
+from pgrole_controller.kube.unvalidated import limit_depth, mapping, metadata_of, sequence
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 OWN_PREFIX = "pgrole.dev/"

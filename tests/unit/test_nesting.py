@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from pgrole_controller.core.request import Key
-from pgrole_controller.kube import nesting
+from pgrole_controller.kube import unvalidated
 from pgrole_controller.kube.client import read_status
-from pgrole_controller.kube.nesting import DEEPEST, limit_depth, read_json
 from pgrole_controller.kube.store import Store
 from pgrole_controller.kube.stored_object import pack_metadata
+from pgrole_controller.kube.unvalidated import DEEPEST, limit_depth, read_json
 
 
 def nested(levels: int) -> bytes:
@@ -44,7 +44,7 @@ def test_text_that_is_not_json_is_refused_whatever_its_depth(monkeypatch: pytest
     for text in (b"{", b"[" * 100_000, nested(100_000)[:-1], b"]" * 100_000):
         with pytest.raises(ValueError, match=r".+"):
             read_json(text)
-    monkeypatch.setattr(nesting, "LONGEST_SEARCHED", 1000)
+    monkeypatch.setattr(unvalidated, "LONGEST_SEARCHED", 1000)
     with pytest.raises(ValueError, match="nested too deeply"):
         read_json(nested(100_000))
 
