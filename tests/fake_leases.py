@@ -12,8 +12,7 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.election import Elector
 from pgrole_controller.kube.errors import ApiError, Unreachable
-from pgrole_controller.kube.lease import LeaseTiming
-from pgrole_controller.kube.term import Term
+from pgrole_controller.kube.lease import LeaseTiming, Term
 from pgrole_controller.kube.transport import Reachability
 from tests.timelapse import pause
 

@@ -45,10 +45,10 @@ from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.election import Elector
 from pgrole_controller.kube.errors import KubeError, WrongKubeconfig
 from pgrole_controller.kube.events import Recorder
+from pgrole_controller.kube.lease import Term
 from pgrole_controller.kube.reflector import reflect
 from pgrole_controller.kube.resource import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, SECRETS
 from pgrole_controller.kube.store import Store
-from pgrole_controller.kube.term import Term
 from pgrole_controller.signals import Signal, unless
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ each database that no other process leads.
 
 from collections.abc import Awaitable, Callable
 
-from pgrole_controller.kube.term import Term
+from pgrole_controller.kube.lease import Term
 from pgrole_controller.postgres.fence import Candidate
 from pgrole_controller.signals import Signal
 

@@ -33,6 +33,7 @@ from pgrole_controller.kube.lease import (
     LeaseRecord,
     LeaseTiming,
     ObservedLease,
+    Term,
     observe,
     observe_missing,
     release,
@@ -42,7 +43,6 @@ from pgrole_controller.kube.lease import (
 from pgrole_controller.kube.reflector import reflect
 from pgrole_controller.kube.resource import LEASES
 from pgrole_controller.kube.store import Change, Store, is_older
-from pgrole_controller.kube.term import Term
 from pgrole_controller.kube.unvalidated import parse
 from pgrole_controller.signals import Signal
 

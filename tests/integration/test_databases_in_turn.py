@@ -19,7 +19,7 @@ from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.privileges import database_places
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegeRule
 from pgrole_controller.core.privileges.privilege_result import Evidence, News
-from pgrole_controller.kube.term import Term
+from pgrole_controller.kube.lease import Term
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres.fence import Fence, take_lead
 from pgrole_controller.postgres.privileges import database_opening, searches

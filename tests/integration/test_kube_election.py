@@ -14,9 +14,8 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.election import Elector
 from pgrole_controller.kube.errors import Unreachable
-from pgrole_controller.kube.lease import LeaseTiming
+from pgrole_controller.kube.lease import LeaseTiming, Term
 from pgrole_controller.kube.resource import LEASES, MERGE_PATCH
-from pgrole_controller.kube.term import Term
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.manifests import apply
 from pgrole_controller.local.process import reached

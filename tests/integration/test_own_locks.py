@@ -12,7 +12,7 @@ from pgrole_controller.controller.leadership import Leadership
 from pgrole_controller.controller.privileges import database_worker, privilege_records
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.kube.term import Term
+from pgrole_controller.kube.lease import Term
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.local.process import reached
 from tests.integration.database_world import DEADLINE, READ, DatabaseWorkerWorld, make_world

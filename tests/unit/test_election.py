@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgrole_controller.core.errors import PgRoleError
-from pgrole_controller.kube.lease import LONGEST_SECONDS
-from pgrole_controller.kube.term import Term
+from pgrole_controller.kube.lease import LONGEST_SECONDS, Term
 from tests.fake_leases import (
     DEADLINE,
     TIMING,
