@@ -15,7 +15,7 @@ from pgrole_controller.postgres.access_catalog import CATALOG_OIDS, AclVersion, 
 from pgrole_controller.postgres.catalog import MEMBERSHIP_OPTIONS_VERSION
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row
-from pgrole_controller.postgres.stored_table import StoredTable, explain_unsafe, find_tables, savepoint
+from pgrole_controller.postgres.trusted_schema import StoredTable, explain_unsafe, find_tables, savepoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row, first
 from pgrole_controller.postgres.schema import read_home
-from pgrole_controller.postgres.stored_table import reading_table
+from pgrole_controller.postgres.trusted_schema import reading_table
 
 _SECONDS = 10.0
 

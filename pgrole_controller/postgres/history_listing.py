@@ -1,7 +1,7 @@
 """Reads the history of drifts for people, as a login that may not be the controller's.
 
 Schema pgrole may belong to anyone, and the reader may be a superuser. Therefore only the table is read, and only after
-the catalogs show that reading it runs no code of others (postgres/stored_table.py).
+the catalogs show that reading it runs no code of others (postgres/trusted_schema.py).
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from pgrole_controller.postgres.access_catalog import access_query
 from pgrole_controller.postgres.connection import Connection
 from pgrole_controller.postgres.drift_history import STATEMENT_SHOWN
 from pgrole_controller.postgres.rows import Row, fetch, fetch_row
-from pgrole_controller.postgres.stored_table import explain_unsafe, find_tables
+from pgrole_controller.postgres.trusted_schema import explain_unsafe, find_tables
 
 _SECONDS = 20.0
 

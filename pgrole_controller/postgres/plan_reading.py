@@ -27,7 +27,7 @@ from pgrole_controller.postgres.rows import fetch
 from pgrole_controller.postgres.schema import SchemaState
 from pgrole_controller.postgres.session import Session
 from pgrole_controller.postgres.status_claims import StatusClaims
-from pgrole_controller.postgres.stored_table import find_table, savepoint
+from pgrole_controller.postgres.trusted_schema import find_table, savepoint
 
 #: As in sessions: the read of many roles uses indexes, whatever the statistics say.
 _PLANNING = "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off"

@@ -2,15 +2,22 @@
 dropped it would have their code run with the controller's privileges: that of a view, of a cast, of an index.
 
 The usual case is verified by a prepared statement, in half the time: every drift waits for this verification thrice.
+
+A command's login may not be able to verify the schema. It verifies the tables instead.
+
+Guarantees: reading a table that is `readable` runs no code of roles that the login does not trust, whoever they are, as
+sql/inspect/own_table.sql defines it. A missing table, or one that the login may not read, does not end the transaction.
 """
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import anyio
 import asyncpg
 
+from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.backend_memory import forgetting
 from pgrole_controller.postgres.connection import Connection
@@ -24,6 +31,10 @@ _USUAL_GUARD = "LOCK TABLE pgrole.turn_to_look IN ACCESS SHARE MODE;\nEXECUTE pg
 
 #: Connections that have verified the schema, and whether it had its usual owner and privileges each time.
 _usual: WeakKeyDictionary[Connection, bool] = WeakKeyDictionary()
+
+_SAVEPOINT = "SAVEPOINT reading"
+_BACK = "ROLLBACK TO SAVEPOINT reading"
+_RELEASE = "RELEASE SAVEPOINT reading"
 
 
 def guard_of(connection: Connection) -> str:
@@ -67,3 +78,94 @@ async def _begin(connection: Connection) -> None:
         if row.get("usual", bool):
             await connection.execute(queries.prepare_usual_guard())
             _usual[connection] = True
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTable:
+    """A table of schema pgrole. `present`: the schema exists. `readable`: the table exists and can be read safely.
+
+    `exists`: the table does. `permitted`: the login may read it, be that safe or not.
+    """
+
+    present: bool
+    exists: bool
+    permitted: bool
+    readable: bool
+    keeps_privileges: bool
+
+    @property
+    def unsafe(self) -> bool:
+        """Whether the login may read it, but doing so could run code of its owner."""
+        return self.exists and self.permitted and not self.readable
+
+
+def explain_unsafe(name: str, database: str, login: str) -> str:
+    """What a person can do about a table that is `unsafe`."""
+    return (
+        f'pgrole.{name} in database "{database}" is not read: its owner, or what was added to it, could run code as '
+        f'"{login}". Connect as the controller\'s role, or as a member of pg_monitor that is no superuser. If that '
+        "fails too, an administrator must inspect the table"
+    )
+
+
+@asynccontextmanager
+async def reading_table(connection: Connection, name: str) -> AsyncIterator[StoredTable]:
+    """As find_table, in a transaction of its own, in which the table can be read. Raises PgRoleError."""
+    with translate_errors():
+        async with connection.transaction(readonly=True):
+            yield await find_table(connection, name)
+
+
+@asynccontextmanager
+async def savepoint(connection: Connection) -> AsyncIterator[None]:
+    """After an error in it, the transaction goes on with what was before. Raises PgRoleError."""
+    with translate_errors():
+        await connection.execute(_SAVEPOINT)
+    try:
+        with translate_errors():
+            yield
+    except PgRoleError:
+        if not connection.is_closed():
+            with translate_errors():
+                await connection.execute(_BACK)
+                await connection.execute(_RELEASE)
+        raise
+    with translate_errors():
+        await connection.execute(_RELEASE)
+
+
+async def find_table(connection: Connection, name: str) -> StoredTable:
+    """As find_tables, for one table. Raises PgRoleError."""
+    (found,) = await find_tables(connection, name)
+    return found
+
+
+async def find_tables(connection: Connection, *names: str) -> list[StoredTable]:
+    """Locks tables of schema pgrole, as far as they exist, and tells whether they can be read. Raises PgRoleError.
+
+    Call it before any query of the transaction: what it finds must be what is locked.
+    """
+    locked = [await _lock(connection, name) for name in names]
+    return [await _ask(connection, name, one) for name, one in zip(names, locked, strict=True)]
+
+
+async def _lock(connection: Connection, name: str) -> bool:
+    try:
+        async with savepoint(connection):
+            await connection.execute(f"LOCK TABLE pgrole.{name} IN ACCESS SHARE MODE")
+    except PgRoleError:
+        if connection.is_closed():
+            raise
+        return False  # it is missing, or the login may not read it: the question tells which
+    return True
+
+
+async def _ask(connection: Connection, name: str, locked: bool) -> StoredTable:
+    row = await fetch_row(connection, "", queries.inspect("own_table"), name)
+    return StoredTable(
+        present=row.get("present", bool) and (row.get("has_table", bool) or name != "claim"),
+        exists=row.get("has_table", bool),
+        permitted=row.get("readable", bool),
+        readable=locked and row.get("readable", bool) and row.get("safe", bool),
+        keeps_privileges=row.get("keeps_privileges", bool),
+    )

@@ -1,5 +1,5 @@
 -- Which PgRoles hold these roles, and what do they declare? Privileges longer than a claim may hold, or beyond 16 MiB in all, are
--- NULL. Lock the table first (postgres/stored_table.py).
+-- NULL. Lock the table first (postgres/trusted_schema.py).
 -- $1 oid[] roles   $2 oid[] the roles whose declarations are asked for
 SELECT
     c.role_oid AS role, textsend(left(c.namespace, 253)) AS namespace, textsend(left(c.object, 253)) AS object,

@@ -1,6 +1,6 @@
 -- Which recorded DDL wrote the rows with these transaction ids (xmin)? The last statement of each transaction: GRANT or REVOKE, or
 -- the one that created the object. Rows that a subtransaction wrote have another id: they are not found.
--- Lock the table first (postgres/stored_table.py). `login`: NULL if that role was dropped.
+-- Lock the table first (postgres/trusted_schema.py). `login`: NULL if that role was dropped.
 -- $1 bigint[] xmin (32 bits)   $2 oid catalog   $3 oid object
 WITH clock AS MATERIALIZED (
     SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint AS next

@@ -5,7 +5,7 @@
 -- superusers and itself; another login trusts roles with CREATEROLE as well, as the controller's role has.
 -- Inert: tables without row security and rules, whose columns, partition keys, indexes, statistics and constraints use no function,
 -- operator or type that was created after initdb. PostgreSQL evaluates their expressions as the reader, when it plans the query.
--- Lock the table before asking (postgres/stored_table.py): then it stays this table until the transaction ends.
+-- Lock the table before asking (postgres/trusted_schema.py): then it stays this table until the transaction ends.
 -- $1 text the name of the table
 WITH RECURSIVE schema AS (
     SELECT n.oid, n.nspowner FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'pgrole'

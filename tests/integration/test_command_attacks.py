@@ -17,7 +17,7 @@ from pgrole_controller.core.ddl import quote_identifier
 from pgrole_controller.local.postgres import PostgresServer
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.connection import Endpoint, connect
-from pgrole_controller.postgres.stored_table import reading_table
+from pgrole_controller.postgres.trusted_schema import reading_table
 from tests.commands import run_command
 from tests.servers import Servers
 
