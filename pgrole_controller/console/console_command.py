@@ -23,8 +23,7 @@ from pgrole_controller.console.sessions import Sessions
 from pgrole_controller.console.viewer import Viewer
 from pgrole_controller.console.web_server import ConsoleServer, OwnerKey, Pages
 from pgrole_controller.ending import DONE, FAILED, MISUSED, describe_os_error, leaves, print_error
-from pgrole_controller.kube.api_address import ApiAddress
-from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.client import ApiAddress, Client
 from pgrole_controller.kube.errors import KubeError, WrongKubeconfig, describe_error
 from pgrole_controller.listening import listen
 from pgrole_controller.logs import set_up

@@ -24,7 +24,8 @@ import anyio
 from pgrole_controller import metrics
 from pgrole_controller.core.backoff import Backoff, Streak
 from pgrole_controller.event_loop import Turns
-from pgrole_controller.kube.client import LIMIT, Client, LineTooLong, read_status
+from pgrole_controller.kube.answers import LIMIT, LineTooLong, read_status
+from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import AnswerTooLong, ApiError, BadStream, Silent, Unreachable
 from pgrole_controller.kube.listing import PAGE
 from pgrole_controller.kube.resource import JSON, Resource

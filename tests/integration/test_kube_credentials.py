@@ -15,8 +15,7 @@ import yaml
 from aiohttp import web
 
 from pgrole_controller.kube import credentials
-from pgrole_controller.kube.api_address import ApiAddress
-from pgrole_controller.kube.client import Client
+from pgrole_controller.kube.client import ApiAddress, Client
 from pgrole_controller.kube.errors import ApiError, NotConfigured, Unreachable
 from pgrole_controller.local.apiserver import ApiServer
 from tests.certificates import Certificate, Certificates

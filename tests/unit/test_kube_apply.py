@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgrole_controller.kube.client import Client, LineSplitter, LineTooLong, read_status
+from pgrole_controller.kube.answers import LineSplitter, LineTooLong, read_status
+from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import NotConfigured
 from pgrole_controller.kube.events import cut, micro_time, name_event
 from pgrole_controller.kube.resource import NAMESPACES, PGROLES

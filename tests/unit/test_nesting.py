@@ -7,7 +7,7 @@ import pytest
 
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube import unvalidated
-from pgrole_controller.kube.client import read_status
+from pgrole_controller.kube.answers import read_status
 from pgrole_controller.kube.store import Store
 from pgrole_controller.kube.stored_object import pack_metadata
 from pgrole_controller.kube.unvalidated import DEEPEST, limit_depth, read_json
