@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from pgrole_controller.api.crd import find_unknown_fields
 from pgrole_controller.api.reading import Invalid, read_pgrole, read_pgserver
-from pgrole_controller.api.unknown_fields import find_unknown_fields
 from pgrole_controller.api.validation import is_namespace_name, is_object_name
 from pgrole_controller.core.errors import Reason, Refused, make_legible
 from pgrole_controller.core.request import Key
