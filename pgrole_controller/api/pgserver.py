@@ -8,14 +8,13 @@ from pydantic import Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
 from pgrole_controller.api.meta import UNIQUE, Condition, Model, ObjectMeta, Pattern
-from pgrole_controller.api.namespace_selector import NAMESPACE_RULES, NamespaceSelector
 from pgrole_controller.api.server_databases import (
-    AllowedPrivileges,
     AttributionSpec,
     DatabasesSpec,
     DatabaseStatus,
     HistorySpec,
 )
+from pgrole_controller.api.server_policy import Allow
 from pgrole_controller.api.validation import (
     LONGEST_NAME,
     OBJECT_KEY,
@@ -34,7 +33,6 @@ _NO_CA = "spec.connection.sslMode verify-ca requires spec.connection.caRef: add 
 _CA = "spec.connection.caRef requires sslMode verify-ca or verify-full: set one of them, or remove caRef"
 _HOST = re.compile(r"^(::)?[A-Za-z0-9]([-A-Za-z0-9._:]*[A-Za-z0-9])?$")
 
-Attribute = Literal["superuser", "createrole", "createdb", "replication", "bypassrls"]
 Method = Literal["password", "md5", "scram-sha-256", "none"]
 Host = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=_HOST.pattern)]
 
@@ -122,70 +120,6 @@ CONNECTION_RULES = rules(
     rule("!has(self.caRef) || self.sslMode in ['verify-ca', 'verify-full']", _CA, field_path=".caRef"),
     rule("has(self.caRef) || self.sslMode != 'verify-ca'", _NO_CA, field_path=".caRef"),
 )
-
-
-class Allow(Model):
-    """Policy for the PgRoles on this server. Anything not listed is denied."""
-
-    namespaces: NamespaceSelector = Field(
-        default=NamespaceSelector.model_construct(),
-        description="Namespaces whose PgRoles are admitted, by name or by label. If omitted, none are.",
-        json_schema_extra={"default": {}, **NAMESPACE_RULES},
-    )
-    role_names: Annotated[list[Pattern], UNIQUE] = Field(
-        default_factory=list,
-        description=(
-            "Patterns of role names that are allowed, with * and ? as wildcards; {namespace} stands for the object's "
-            "namespace. If omitted, no names are allowed."
-        ),
-        max_length=64,
-        json_schema_extra=list_schema(64),
-    )
-    attributes: Annotated[list[Attribute], UNIQUE] = Field(
-        default_factory=list,
-        description="Privileged attributes that a PgRole can set. All other attributes are always allowed.",
-        max_length=5,
-        json_schema_extra=list_schema(5),
-    )
-    member_of: Annotated[list[Pattern], UNIQUE] = Field(
-        default_factory=list,
-        description=(
-            "Patterns of roles that a PgRole can be a member of, in the format of roleNames. The controller also "
-            "checks the roles reached through them. The following roles must be listed by their exact name: "
-            "superusers, the controller's role, roles that give access to the server's files and programs, "
-            "pg_write_all_data, protected roles, and roles with an attribute that is not allowed."
-        ),
-        max_length=256,
-        json_schema_extra=list_schema(256),
-    )
-    parameters: Annotated[list[Annotated[str, Field(min_length=1, max_length=63)]], UNIQUE] = Field(
-        default_factory=list,
-        description="Names of superuser-only parameters that a PgRole can set.",
-        max_length=64,
-        json_schema_extra=list_schema(64),
-    )
-    reassign_to: Annotated[list[Pattern], UNIQUE] = Field(
-        default_factory=list,
-        description=(
-            "Patterns of roles that can take over the objects of a dropped role, in addition to the roles of the same "
-            "namespace."
-        ),
-        max_length=64,
-        json_schema_extra=list_schema(64),
-    )
-    privileges: list[AllowedPrivileges] | None = Field(
-        default=None,
-        description=(
-            "Privileges that PgRoles can declare in spec.privileges: those that any of these rules allows. If omitted: "
-            "privileges on objects that are owned by roles of PgRoles in the same namespace. Privileges that can "
-            "give more than access to data, such as CREATE on a database or TRIGGER on a table of others, also require "
-            "exact names: of the object in spec.privileges, and of its schema or database in a rule."
-        ),
-        max_length=64,
-        json_schema_extra=list_schema(64, "atomic"),
-    )
-    adopt: StrictBool = Field(default=False, description="Whether PgRoles can adopt existing roles.")
-    drop: StrictBool = Field(default=True, description="Whether PgRoles can have their roles dropped.")
 
 
 class DetectionSpec(Model):

@@ -34,9 +34,9 @@ from pgrole_controller.kube.unvalidated import mapping, parse
 from pgrole_controller.postgres.connection import Endpoint, PasswordFactory
 
 if TYPE_CHECKING:  # imported with the first object: `api.reading`
-    from pgrole_controller.api.namespace_selector import NamespaceSelector
     from pgrole_controller.api.pgserver import CaRef, PgServer, PgServerSpec, ServerConnection
     from pgrole_controller.api.server_databases import AllowedPrivileges, AttributionSpec, HistorySpec
+    from pgrole_controller.api.server_policy import NamespaceSelector
 
 
 @dataclass(frozen=True, slots=True)
