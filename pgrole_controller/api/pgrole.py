@@ -5,18 +5,23 @@ dump them with `model_dump(by_alias=True, exclude_none=True, mode="json")`. They
 with the same messages.
 """
 
-import re
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, AwareDatetime, Field, StrictBool, ValidationError, WrapValidator, model_validator
+from pydantic import AfterValidator, Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
-from pgrole_controller.api.membership import MembershipSpec
 from pgrole_controller.api.meta import NAME_BYTES, UNIQUE, Model, ObjectMeta, check_once
-from pgrole_controller.api.parameters import PARAMETERS_SCHEMA, DatabaseParameters, ParameterMap
 from pgrole_controller.api.privileges import PRIVILEGES_SCHEMA, Privileges
+from pgrole_controller.api.role_attributes import (
+    COMMENT_SCHEMA,
+    MOMENT_RULES,
+    PARAMETERS_SCHEMA,
+    Comment,
+    DatabaseParameters,
+    MembershipSpec,
+    ParameterMap,
+    Timestamp,
+)
 from pgrole_controller.api.secrets import PASSWORD_RULES, ConnectionSecret, PasswordSpec
 from pgrole_controller.api.status import PgRoleStatus
 from pgrole_controller.api.validation import immutable_optional, list_schema, map_schema, rule, rules
@@ -25,13 +30,6 @@ GROUP = "pgrole.dev"
 VERSION = "v1alpha1"
 
 _RESERVED = ("public", "none")
-_COMMENT_LENGTH = 1024
-_FIRST_MOMENT = datetime.min.replace(tzinfo=UTC)
-_LAST_MOMENT = datetime.max.replace(tzinfo=UTC)
-_RFC_3339 = re.compile(
-    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.,][0-9]+)?(?:Z|[+-][0-9]{2}:[0-9]{2})"
-)
-_FAR_OFFSET = re.compile(r"(.+)([+-])(?:(24):([0-5][0-9]|60)|([01][0-9]|2[0-3]):(60))")
 
 _NAME_SIZE = "spec.name must have 1 to 63 bytes (UTF-8): shorten it, since PostgreSQL silently truncates longer names"
 _NAME_NUL = "spec.name must not contain NUL (U+0000), which PostgreSQL cannot store: remove it"
@@ -43,8 +41,6 @@ _DEFAULT_NAME = (
 )
 _NAME_FIXED = "spec.name is immutable and cannot be added or removed: to use another name, create another PgRole"
 _SERVER_FIXED = "spec.serverRef is immutable: to use another server, create another PgRole"
-_COMMENT_NUL = "spec.comment must not contain NUL (U+0000), which PostgreSQL cannot store: remove it"
-_COMMENT_SIZE = f"spec.comment must have at most {_COMMENT_LENGTH} characters: shorten it"
 _NEW_OWNER_SIZE = "spec.reassignOwnedTo must have at most 63 bytes (UTF-8) and no NUL, like every name in PostgreSQL"
 _NOT_DELIVERED = "spec.password.generate requires spec.connectionSecret, which delivers the password: add it"
 _NOT_LEFT = (
@@ -54,7 +50,6 @@ _NOT_LEFT = (
 _ONLY_WITH_DROP = "spec.reassignOwnedTo and spec.terminateSessions require spec.deletionPolicy: Drop"
 _GROUP_TWICE = 'spec.memberOf names role "{name}" twice: remove one of them'
 _DATABASE_TWICE = 'spec.databaseParameters names database "{name}" twice: put its parameters into one item'
-_VALID_UNTIL = "spec.validUntil must be an RFC 3339 date-time with a time zone, in the years 1 to 9999"
 
 
 def _check_name(name: str) -> str:
@@ -69,36 +64,6 @@ def _check_name(name: str) -> str:
     else:
         return name
     raise PydanticCustomError("role_name", problem)
-
-
-def _check_comment(comment: str) -> str:
-    if "\x00" in comment:
-        raise PydanticCustomError("comment", _COMMENT_NUL)
-    if len(comment) > _COMMENT_LENGTH:
-        raise PydanticCustomError("comment", _COMMENT_SIZE)
-    return comment
-
-
-def _read_moment(value: object, read: Callable[[object], datetime]) -> datetime:
-    """Of texts, reads those that the API server reads, also with an offset that Python does not: 24 hours or 60
-    minutes.
-    """
-    if isinstance(value, str) and not _RFC_3339.fullmatch(value):
-        raise PydanticCustomError("moment", _VALID_UNTIL)
-    far = _FAR_OFFSET.fullmatch(value) if isinstance(value, str) else None
-    try:
-        if far is None:
-            return read(value)
-        offset = timedelta(hours=int(far[3] or far[5]), minutes=int(far[4] or far[6]))
-        return read(f"{far[1]}Z") + (offset if far[2] == "-" else -offset)
-    except (OverflowError, ValidationError) as error:
-        raise PydanticCustomError("moment", _VALID_UNTIL) from error
-
-
-def _check_moment(moment: datetime) -> datetime:
-    if not _FIRST_MOMENT <= moment <= _LAST_MOMENT:
-        raise PydanticCustomError("moment", _VALID_UNTIL)
-    return moment
 
 
 def _check_new_owner(name: str) -> str:
@@ -126,8 +91,6 @@ IgnoredField = Literal[
     "privileges",
 ]
 RoleName = Annotated[str, AfterValidator(_check_name)]
-Comment = Annotated[str, AfterValidator(_check_comment)]
-Timestamp = Annotated[AwareDatetime, WrapValidator(_read_moment), AfterValidator(_check_moment)]
 
 
 class ServerRef(Model):
@@ -214,20 +177,12 @@ class PgRoleSpec(Model):
             "Time at which the role's password expires (RFC 3339, years 1 to 9999). If omitted, the password never "
             "expires."
         ),
-        json_schema_extra=rules(
-            rule(
-                "self >= timestamp('0001-01-01T00:00:00Z') && self <= timestamp('9999-12-31T23:59:59.999999999Z')",
-                _VALID_UNTIL,
-            )
-        ),
+        json_schema_extra=MOMENT_RULES,
     )
     comment: Comment | None = Field(
         default=None,
         description="Comment on the role, as set by COMMENT ON ROLE. If omitted or empty, the role has no comment.",
-        json_schema_extra={
-            "maxLength": _COMMENT_LENGTH,
-            **rules(rule(r"!self.contains('\u0000')", _COMMENT_NUL)),
-        },
+        json_schema_extra=COMMENT_SCHEMA,
     )
     password: PasswordSpec | None = Field(
         default=None,
