@@ -20,7 +20,6 @@ from pgrole_controller.commands.manifest_files import (
     read_manifests,
 )
 from pgrole_controller.commands.output import finish, make_console, write_document
-from pgrole_controller.commands.plan_case import Subject
 from pgrole_controller.commands.plan_cluster import (
     MOST_AT_ONCE,
     ClusterView,
@@ -29,6 +28,7 @@ from pgrole_controller.commands.plan_cluster import (
     open_client,
     read_cluster,
 )
+from pgrole_controller.commands.plan_conclusion import Subject
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport, join_reports
 from pgrole_controller.commands.plan_output import print_plan, render_json, render_sql
 from pgrole_controller.commands.planning import plan_server

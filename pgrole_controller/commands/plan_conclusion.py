@@ -1,20 +1,26 @@
-"""What `plan` and `diff` report about one object, from the controller's decisions about it. Pure."""
+"""An object that `plan` or `diff` evaluates, and what they report about it, from the controller's decisions. Pure."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 from pgrole_controller.commands.output import make_unexpected
-from pgrole_controller.commands.plan_case import PlanCase
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedChange, PlannedObject, PlannedSql
+from pgrole_controller.commands.plan_privileges import PlannedPrivileges
 from pgrole_controller.commands.plan_words import describe_changes, describe_password
+from pgrole_controller.controller.objects import Target
 from pgrole_controller.core.ddl import statements
 from pgrole_controller.core.diff import Create
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
 from pgrole_controller.core.password import DesiredPassword, PasswordOrigin
 from pgrole_controller.core.plan import Action, Plan
+from pgrole_controller.core.request import Key
 from pgrole_controller.core.simulation import SimulatedObject, Simulation, simulate, split_late
 from pgrole_controller.core.state import Observed, Server
+
+if TYPE_CHECKING:
+    from pgrole_controller.api.pgrole import PgRole
 
 #: Maximum number of an object's former roles that a note names.
 _NAMED = 5
@@ -25,6 +31,37 @@ _NEEDS_DROP = (
 )
 _PASSWORDS = "password: not compared"
 _PRIVILEGES_LEFT = "privileges: not compared, since the object is refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """An object to evaluate.
+
+    `place`: file and line. Empty `uid`, `namespace_uid`: it is not in the cluster. `labels`: of its namespace; None:
+    unknown. `cluster_read`: whether a cluster was asked for it. `status`: of the object in the cluster.
+    """
+
+    key: Key
+    pgrole: "PgRole"
+    place: str = ""
+    uid: str = ""
+    namespace_uid: str = ""
+    labels: Mapping[str, str] | None = None
+    status: Mapping[str, Any] = field(default_factory=dict)
+    created: datetime | None = None
+    cluster_read: bool = False
+
+
+@dataclass(slots=True)
+class PlanCase:
+    """One object on its way to a result."""
+
+    subject: Subject
+    target: Target | None = None
+    observed: Observed | PgRoleError | None = None
+    decision: Plan | PgRoleError | None = None
+    assumed: bool = False
+    privileges: PlannedPrivileges | None = None
 
 
 class PlanConclusion:

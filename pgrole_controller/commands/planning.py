@@ -13,11 +13,9 @@ from dataclasses import replace
 from heapq import nsmallest
 
 from pgrole_controller.commands.output import make_unexpected
-from pgrole_controller.commands.plan_adoption import compare_adoptees
-from pgrole_controller.commands.plan_case import PlanCase, Subject
-from pgrole_controller.commands.plan_conclusion import PlanConclusion
+from pgrole_controller.commands.plan_conclusion import PlanCase, PlanConclusion, Subject
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport
-from pgrole_controller.commands.plan_privileges import PlannedGrantee, plan_privileges
+from pgrole_controller.commands.plan_privileges import PlannedGrantee, compare_adoptees, plan_privileges
 from pgrole_controller.commands.plan_words import CLAIMS_UNREADABLE, CLAIMS_UNSAFE
 from pgrole_controller.commands.server_reading import reading
 from pgrole_controller.controller.objects import RIVALS, Target

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from pgrole_controller.commands.manifest_files import parse_manifests
-from pgrole_controller.commands.plan_case import Subject
 from pgrole_controller.commands.plan_command import plan_files, plan_servers
+from pgrole_controller.commands.plan_conclusion import Subject
 from pgrole_controller.commands.plan_model import PlanReport
 from pgrole_controller.commands.server_reading import read_server
 from pgrole_controller.controller.server_config import ServerConfig
