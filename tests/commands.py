@@ -16,7 +16,7 @@ import anyio.to_thread
 import pytest
 
 from pgrole_controller.cli import main
-from pgrole_controller.commands.command_arguments import ServerChoice
+from pgrole_controller.commands.server_reading import ServerChoice
 
 NO_CLUSTER = "/nonexistent/kubeconfig"
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from pgrole_controller.commands.access_reading import ObjectReport, RoleReport, look_at_object, look_at_role
-from pgrole_controller.commands.command_arguments import server_choice
 from pgrole_controller.commands.output import finish, make_console, write_document
+from pgrole_controller.commands.server_reading import server_choice
 from pgrole_controller.ending import DONE
 
 if TYPE_CHECKING:

@@ -3,10 +3,8 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from pgrole_controller.commands.command_arguments import ServerChoice
-from pgrole_controller.commands.concurrent_reads import read_each
 from pgrole_controller.commands.output import spell_error
-from pgrole_controller.commands.server_reading import find_server, reading
+from pgrole_controller.commands.server_reading import ServerChoice, find_server, read_each, reading
 from pgrole_controller.core.access.access_origin import Changes, Declarations, LastChange
 from pgrole_controller.core.access.access_report import (
     AccessLine,

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from rich.console import Console
 
-from pgrole_controller.commands.command_arguments import ServerChoice, cluster_choice
 from pgrole_controller.commands.output import finish, make_console, spell_error
 from pgrole_controller.commands.plan_cluster import current_namespace
-from pgrole_controller.commands.server_reading import open_cluster
+from pgrole_controller.commands.server_reading import ServerChoice, cluster_choice, open_cluster
 from pgrole_controller.core.approval import APPROVE
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.password import request_of

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pgrole_controller.api.validation import is_namespace_name, is_object_name, read_retention
-from pgrole_controller.commands.command_arguments import OWN_NAMESPACE
 from pgrole_controller.dsn import read_dsn
 from pgrole_controller.program import show_examples
 from pgrole_controller.settings import DSN, WrongSetting
+
+_OWN_NAMESPACE = "pgrole-system"
 
 _CONNECTION = (
     f"The server: the database that --dsn or {DSN.variable} names, or the PgServer that --server names, with the "
@@ -225,9 +226,9 @@ def _add(
         where.add_argument(
             "--own-namespace",
             type=_namespace,
-            default=OWN_NAMESPACE,
+            default=_OWN_NAMESPACE,
             metavar="NAME",
-            help=f"namespace of the controller and of PgServers' Secrets (default: {OWN_NAMESPACE})",
+            help=f"namespace of the controller and of PgServers' Secrets (default: {_OWN_NAMESPACE})",
         )
     parser.set_defaults(command=command)
     return parser

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from pgrole_controller.api.reading import Invalid, read_pgrole
-from pgrole_controller.commands.command_arguments import ServerChoice, server_choice
 from pgrole_controller.commands.output import finish
 from pgrole_controller.commands.plan_cluster import ClusterView, created_at, current_namespace, read_cluster
 from pgrole_controller.commands.plan_command import left_out, plan_servers, show
 from pgrole_controller.commands.plan_conclusion import Subject
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport, join_reports
 from pgrole_controller.commands.server_reading import (
+    ServerChoice,
     check_one_server,
     find_declared,
     open_cluster,
+    server_choice,
     unreachable_server,
 )
 from pgrole_controller.controller.objects import server_of

@@ -11,12 +11,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pgrole_controller.commands.command_arguments import ServerChoice, server_choice
-from pgrole_controller.commands.concurrent_reads import read_each
 from pgrole_controller.commands.doctor_cluster import ClusterChecks, ClusterKnowledge
 from pgrole_controller.commands.doctor_server import check_server
 from pgrole_controller.commands.output import finish, make_console, render_document, spell_error, write_document
-from pgrole_controller.commands.server_reading import at_dsn, of_dsn, open_cluster, read_server
+from pgrole_controller.commands.server_reading import (
+    ServerChoice,
+    at_dsn,
+    of_dsn,
+    open_cluster,
+    read_each,
+    read_server,
+    server_choice,
+)
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.ddl import spell_printably
 from pgrole_controller.core.errors import PgRoleError

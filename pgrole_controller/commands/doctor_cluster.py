@@ -9,8 +9,8 @@ import anyio
 
 from pgrole_controller import __version__
 from pgrole_controller.api.crd import DEFINITIONS, crd
-from pgrole_controller.commands.command_arguments import ServerChoice
 from pgrole_controller.commands.doctor_checks import CheckList
+from pgrole_controller.commands.server_reading import ServerChoice
 from pgrole_controller.controller.objects import server_of
 from pgrole_controller.controller.server_config import DEFAULT_SERVER
 from pgrole_controller.core.drift_record import read_moment

@@ -11,7 +11,6 @@ from pathlib import Path
 import anyio
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from pgrole_controller.commands.command_arguments import ServerChoice, server_choice
 from pgrole_controller.commands.export_objects import (
     ExportedObject,
     find_refusal,
@@ -21,7 +20,7 @@ from pgrole_controller.commands.export_objects import (
 )
 from pgrole_controller.commands.export_yaml import to_comments, to_yaml
 from pgrole_controller.commands.output import finish, make_console, write_document
-from pgrole_controller.commands.server_reading import find_server, reading
+from pgrole_controller.commands.server_reading import ServerChoice, find_server, reading, server_choice
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Refused
 from pgrole_controller.core.folding.privilege_folding import FoldedDatabase, PrivilegeFolder

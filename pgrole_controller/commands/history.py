@@ -10,7 +10,6 @@ import anyio
 from rich.table import Table
 from rich.text import Text
 
-from pgrole_controller.commands.command_arguments import ServerChoice, server_choice
 from pgrole_controller.commands.output import (
     NARROWEST,
     finish,
@@ -19,7 +18,14 @@ from pgrole_controller.commands.output import (
     spell_error,
     write_document,
 )
-from pgrole_controller.commands.server_reading import find_server, open_cluster, read_server, reading
+from pgrole_controller.commands.server_reading import (
+    ServerChoice,
+    find_server,
+    open_cluster,
+    read_server,
+    reading,
+    server_choice,
+)
 from pgrole_controller.controller.objects import role_of, server_of
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.drift_record import rfc3339

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from pgrole_controller.commands.command_arguments import ServerChoice
-from pgrole_controller.commands.concurrent_reads import read_each
-from pgrole_controller.commands.server_reading import open_cluster
+from pgrole_controller.commands.server_reading import ServerChoice, open_cluster, read_each
 from pgrole_controller.core.drift_record import read_moment
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.contexts import read_namespace

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from pgrole_controller.api.reading import Invalid, read_pgrole
-from pgrole_controller.commands.command_arguments import ServerChoice, server_choice
-from pgrole_controller.commands.concurrent_reads import read_each
 from pgrole_controller.commands.manifest_files import (
     DeclaredRole,
     DeclaredServer,
@@ -33,10 +31,13 @@ from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, 
 from pgrole_controller.commands.plan_output import print_plan, render_json, render_sql
 from pgrole_controller.commands.planning import plan_server
 from pgrole_controller.commands.server_reading import (
+    ServerChoice,
     check_one_server,
     complete_server,
     find_declared,
     of_dsn,
+    read_each,
+    server_choice,
     unreachable_server,
 )
 from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig

@@ -5,11 +5,10 @@ objects list which would adopt them: one READ ONLY transaction there, the same d
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pgrole_controller.commands.concurrent_reads import read_each
 from pgrole_controller.commands.output import make_unexpected
 from pgrole_controller.commands.plan_model import PlannedChange, PlannedSql, Sign
 from pgrole_controller.commands.plan_words import describe_privileges
-from pgrole_controller.commands.server_reading import reading
+from pgrole_controller.commands.server_reading import read_each, reading
 from pgrole_controller.core.ddl import make_sendable, render_identifier
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges

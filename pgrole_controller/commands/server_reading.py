@@ -1,13 +1,17 @@
-"""Finds the server that a command looks at, and reads it in READ ONLY transactions."""
+"""Finds the server and the cluster that a command looks at, and reads them: a database in one READ ONLY transaction,
+several servers, databases or namespaces a few at a time.
+"""
 
+import argparse
 import os
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
 
 from pgrole_controller.api.reading import Invalid, read_pgserver
-from pgrole_controller.commands.command_arguments import ServerChoice
 from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.database_options import DatabasesConfig
@@ -28,6 +32,48 @@ if TYPE_CHECKING:
     from pgrole_controller.kube.client import Client
 
 _BEGIN = "BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+
+Place = TypeVar("Place")
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerChoice:
+    """Where to find the PostgreSQL server and the cluster. `own_namespace`: where PgServers' Secrets are; empty for a
+    command that reads none.
+    """
+
+    dsn: str | None
+    server: str | None
+    kubeconfig: str | None
+    context: str | None
+    namespace: str | None
+    own_namespace: str
+
+
+def server_choice(options: argparse.Namespace) -> ServerChoice:
+    """Reads the choice from the arguments, and the DSN from the environment. Raises WrongSetting."""
+    dsn = options.dsn or read_settings({}, os.environ, only=(DSN.name,)).dsn
+    return ServerChoice(
+        dsn=dsn,
+        server=options.server,
+        kubeconfig=options.kubeconfig,
+        context=options.context,
+        namespace=options.namespace,
+        own_namespace=options.own_namespace,
+    )
+
+
+def cluster_choice(options: argparse.Namespace) -> ServerChoice:
+    """Reads the choice of a command that connects to no PostgreSQL server."""
+    return ServerChoice(
+        dsn=None,
+        server=None,
+        kubeconfig=options.kubeconfig,
+        context=options.context,
+        namespace=options.namespace,
+        own_namespace="",
+    )
 
 
 def open_cluster(choice: ServerChoice) -> "AbstractAsyncContextManager[Client]":
@@ -155,3 +201,28 @@ async def reading(endpoint: Endpoint, database: str | None = None) -> AsyncItera
         with translate_errors("begin"):
             await connection.execute(_BEGIN)
         yield connection
+
+
+async def read_each(places: Sequence[Place], read: Callable[[Place], Awaitable[Found]], most: int) -> list[Found]:
+    """Returns what `read` returns for each, in this order. `most`: of them are read at once.
+
+    Raises what the first that fails raises, and ends the others.
+    """
+    found: dict[int, Found] = {}
+    failed: list[Exception] = []
+    turns = anyio.CapacityLimiter(most)
+
+    async def read_one(number: int, place: Place) -> None:
+        try:
+            async with turns:
+                found[number] = await read(place)
+        except Exception as error:  # noqa: BLE001 -- raised below, without a group around it
+            failed.append(error)
+            tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        for number, place in enumerate(places):
+            tasks.start_soon(read_one, number, place)
+    if failed:
+        raise failed[0]
+    return [found[number] for number in range(len(places))]

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from pgrole_controller.commands.command_arguments import ServerChoice
 from pgrole_controller.commands.diff_command import diff_cluster
 from pgrole_controller.commands.manifest_files import Manifests, parse_manifests
 from pgrole_controller.commands.plan_command import plan_files
 from pgrole_controller.commands.plan_model import PlannedAction, PlanReport
+from pgrole_controller.commands.server_reading import ServerChoice
 from pgrole_controller.core.errors import Refused
 from pgrole_controller.local.apiserver import ApiServer
 from pgrole_controller.local.manifests import create_namespace

@@ -12,11 +12,10 @@ import yaml
 from rich.progress import Progress
 
 from pgrole_controller.api.reading import read_pgrole
-from pgrole_controller.commands.command_arguments import ServerChoice
 from pgrole_controller.commands.export import Export, ExportOptions, export_roles
 from pgrole_controller.commands.export_objects import ExportedObject
 from pgrole_controller.commands.export_yaml import to_yaml
-from pgrole_controller.commands.server_reading import of_dsn
+from pgrole_controller.commands.server_reading import ServerChoice, of_dsn
 from pgrole_controller.core import ddl
 from pgrole_controller.core.claim import Owner
 from pgrole_controller.core.connection_secret import Address

@@ -19,8 +19,8 @@ from rich.console import Console
 from pgrole_controller.commands.access_json import describe_users
 from pgrole_controller.commands.access_reading import ObjectReport, RoleReport, look_at_object, look_at_role
 from pgrole_controller.commands.access_text import print_role, print_users
-from pgrole_controller.commands.command_arguments import ServerChoice
 from pgrole_controller.commands.output import make_console
+from pgrole_controller.commands.server_reading import ServerChoice
 from pgrole_controller.core.access.access_report import NamedObjects, RoleAccess, who_can
 from pgrole_controller.core.access.effective_access import AccessJudge, SubjectJudge, every_privilege
 from pgrole_controller.core.access.role_graph import RoleGraph

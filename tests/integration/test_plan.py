@@ -14,11 +14,11 @@ import pytest_asyncio
 import yaml
 
 from pgrole_controller.api.pgrole import PgRole
-from pgrole_controller.commands.command_arguments import ServerChoice
 from pgrole_controller.commands.manifest_files import parse_manifests
 from pgrole_controller.commands.plan_command import plan_files
 from pgrole_controller.commands.plan_model import PlannedAction, PlannedObject, PlanReport
 from pgrole_controller.commands.plan_output import render_json, render_sql
+from pgrole_controller.commands.server_reading import ServerChoice
 from pgrole_controller.core.ddl import quote_identifier
 from pgrole_controller.core.desired import desired_role_of
 from pgrole_controller.core.role import digest

@@ -1,9 +1,9 @@
-"""commands/concurrent_reads: several places are read at once, and answered in their order."""
+"""commands/server_reading: several places are read at once, and answered in their order."""
 
 import anyio
 import anyio.lowlevel
 
-from pgrole_controller.commands.concurrent_reads import read_each
+from pgrole_controller.commands.server_reading import read_each
 
 
 async def test_answers_are_in_the_order_of_the_places_whichever_comes_first() -> None:

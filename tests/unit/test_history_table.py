@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pgrole_controller.commands.command_arguments import ServerChoice
 from pgrole_controller.commands.history import _read, as_table
 from pgrole_controller.commands.output import NARROWEST, make_console
+from pgrole_controller.commands.server_reading import ServerChoice
 from pgrole_controller.core.errors import Refused
 from pgrole_controller.core.listed_drift import ListedDrift
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
