@@ -17,8 +17,15 @@ from hypothesis import strategies as st
 
 from pgrole_controller.api.pgrole import IgnoredField
 from pgrole_controller.console import template_files
-from pgrole_controller.console.charts import draw_chart
-from pgrole_controller.console.drift_entries import HOURS, HourCount, at_least, count_by_hour, read_counts, read_history
+from pgrole_controller.console.drift_entries import (
+    HOURS,
+    HourCount,
+    at_least,
+    count_by_hour,
+    draw_chart,
+    read_counts,
+    read_history,
+)
 from pgrole_controller.console.graph import Memberships
 from pgrole_controller.console.json_reading import read_number, read_text, read_time
 from pgrole_controller.console.object_state import ObjectState, judge
