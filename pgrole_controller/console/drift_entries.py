@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import cycle
 from typing import Any
 
-from pgrole_controller.console.json_reading import (
+from pgrole_controller.console.object_fields import (
     read_flag,
     read_map,
     read_maps,

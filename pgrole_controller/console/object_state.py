@@ -7,7 +7,7 @@ from enum import StrEnum
 from sys import intern
 from typing import Any
 
-from pgrole_controller.console.json_reading import read_maps, read_number, read_text, read_time
+from pgrole_controller.console.object_fields import read_maps, read_number, read_text, read_time
 
 
 class ObjectState(StrEnum):

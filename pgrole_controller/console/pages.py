@@ -7,9 +7,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pgrole_controller.console.json_reading import read_flag, read_text
+from pgrole_controller.console.object_fields import read_flag, read_text, write_yaml
 from pgrole_controller.console.object_state import ObjectState
-from pgrole_controller.console.object_yaml import write_yaml
 from pgrole_controller.console.overview import view_overview
 from pgrole_controller.console.role_summary import SummaryCache
 from pgrole_controller.console.role_view import view_role

@@ -10,7 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 from weakref import ref as weakref
 
 from pgrole_controller.console.drift_entries import DriftEntry, read_history
-from pgrole_controller.console.json_reading import (
+from pgrole_controller.console.object_fields import (
+    LEFT_OUT,
     read_flag,
     read_map,
     read_maps,
@@ -19,7 +20,6 @@ from pgrole_controller.console.json_reading import (
     read_texts,
     read_time,
 )
-from pgrole_controller.console.kept_fields import LEFT_OUT
 from pgrole_controller.console.object_state import ObjectState, judge
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.stored_object import Stored

@@ -9,7 +9,7 @@ from typing import Any
 
 from pgrole_controller.console.drift_entries import DriftEntry
 from pgrole_controller.console.graph import Memberships, RoleNeighbours
-from pgrole_controller.console.json_reading import (
+from pgrole_controller.console.object_fields import (
     LONGEST_TEXT,
     read_flag,
     read_map,

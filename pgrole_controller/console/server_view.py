@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from pgrole_controller.console.drift_entries import DriftChart, chart_drifts
-from pgrole_controller.console.json_reading import (
+from pgrole_controller.console.object_fields import (
+    LEFT_OUT,
     read_flag,
     read_map,
     read_maps,
@@ -15,7 +16,6 @@ from pgrole_controller.console.json_reading import (
     read_text,
     read_texts,
 )
-from pgrole_controller.console.kept_fields import LEFT_OUT
 from pgrole_controller.console.object_state import ConditionView, ObjectState, judge, read_conditions
 from pgrole_controller.console.remedies import ReasonAdvice, describe_outlook, find_server_remedy
 from pgrole_controller.console.role_summary import RoleSummary

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from weakref import ref as weakref
 
-from pgrole_controller.console.kept_fields import BRIEF, keep_fields
+from pgrole_controller.console.object_fields import BRIEF, keep_fields
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.store import Change, Store
 from pgrole_controller.kube.stored_object import Stored, pack

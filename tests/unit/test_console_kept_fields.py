@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pgrole_controller.console import viewed_objects
-from pgrole_controller.console.kept_fields import BRIEF, LARGEST, keep_fields
+from pgrole_controller.console.object_fields import BRIEF, LARGEST, keep_fields
 from pgrole_controller.console.object_state import ObjectState
 from pgrole_controller.console.pages import ConsolePages, render
 from pgrole_controller.console.role_summary import summarize

@@ -27,9 +27,8 @@ from pgrole_controller.console.drift_entries import (
     read_history,
 )
 from pgrole_controller.console.graph import Memberships
-from pgrole_controller.console.json_reading import read_number, read_text, read_time
+from pgrole_controller.console.object_fields import LONGEST_YAML, read_number, read_text, read_time, write_yaml
 from pgrole_controller.console.object_state import ObjectState, judge
-from pgrole_controller.console.object_yaml import LONGEST_YAML, write_yaml
 from pgrole_controller.console.overview import view_overview
 from pgrole_controller.console.pages import Page, render, render_login
 from pgrole_controller.console.remedies import find_role_remedy
