@@ -15,8 +15,8 @@ from rich.cells import cell_len
 
 from pgrole_controller.claims.arguments import Arguments, ListArguments, ReleaseArguments, TransferArguments
 from pgrole_controller.core.drift_record import rfc3339
-from pgrole_controller.core.enumeration import count_things
 from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.names import count_things
 from pgrole_controller.ending import DONE, FAILED, escape_unencodable, make_printable, print_error
 from pgrole_controller.postgres.claims import (
     ClaimedRoleState,

@@ -25,7 +25,7 @@ from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError, Reason, Refused
 from pgrole_controller.core.folding.privilege_folding import FoldedDatabase, PrivilegeFolder
 from pgrole_controller.core.folding.public_privileges import describe_public
-from pgrole_controller.core.name_patterns import matches
+from pgrole_controller.core.names import matches
 from pgrole_controller.core.policy import Policy, References, protection
 from pgrole_controller.core.privileges.acl import PUBLIC, DatabaseObject, ObjectKind
 from pgrole_controller.core.privileges.privilege_policy import check_database

@@ -41,8 +41,8 @@ from pgrole_controller.commands.server_reading import (
     unreachable_server,
 )
 from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig
-from pgrole_controller.core.enumeration import count_things
 from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.names import count_things
 from pgrole_controller.core.request import Key
 from pgrole_controller.ending import DONE, FAILED
 from pgrole_controller.imports import gc_paused

@@ -17,8 +17,8 @@ from pgrole_controller.commands.plan_model import (
     Sign,
 )
 from pgrole_controller.core.ddl import spell_printably
-from pgrole_controller.core.enumeration import count_things
 from pgrole_controller.core.errors import NOT_UTF8, PgRoleError
+from pgrole_controller.core.names import count_things
 from pgrole_controller.ending import make_printable
 from pgrole_controller.postgres.queries import SCRIPT_SETTINGS
 

@@ -16,7 +16,7 @@ from pgrole_controller.console.roles_view import read_query, view_roles
 from pgrole_controller.console.server_view import list_servers, view_server
 from pgrole_controller.console.snapshot import FetchedObject, PageQuestion, Snapshot
 from pgrole_controller.console.template_files import environment, quote_segment, static_files
-from pgrole_controller.core.enumeration import count_things
+from pgrole_controller.core.names import count_things
 from pgrole_controller.core.request import Key
 from pgrole_controller.kube.resource import PGROLES, PGSERVERS
 from pgrole_controller.kube.unvalidated import mapping, read_json

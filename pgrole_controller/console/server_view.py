@@ -20,7 +20,7 @@ from pgrole_controller.console.object_state import ConditionView, ObjectState, j
 from pgrole_controller.console.remedies import ReasonAdvice, describe_outlook, find_server_remedy
 from pgrole_controller.console.role_summary import RoleSummary
 from pgrole_controller.console.snapshot import Snapshot
-from pgrole_controller.core.enumeration import count_things
+from pgrole_controller.core.names import count_things
 
 _MODES = {
     "Watch": "Changes are noticed within milliseconds, by notifications from PostgreSQL.",

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pgrole_controller.core.claim import Claim
-from pgrole_controller.core.enumeration import name_some, quote_some, spell_name
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient
+from pgrole_controller.core.names import name_some, quote_some, spell_name
 from pgrole_controller.core.ownership import find_own_claim
 from pgrole_controller.core.policy import Policy, check_admitted, check_holds, protection
 from pgrole_controller.core.privileges.grantee import Grantee, Takeover

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pgrole_controller.core.name_patterns import matches
+from pgrole_controller.core.names import matches
 
 
 class DatabaseMode(StrEnum):

@@ -3,7 +3,7 @@
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.diff import Change, Drop, Rename, SetAttribute
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting, WaitingForDatabases
-from pgrole_controller.core.name_patterns import matches
+from pgrole_controller.core.names import matches
 from pgrole_controller.core.ownership import check_held, find_own_claim, find_target
 from pgrole_controller.core.plan import Action, Plan, ReassignOwned
 from pgrole_controller.core.policy import Policy, check_admitted, check_protected, protection, reaches_beyond

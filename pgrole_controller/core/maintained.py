@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from pgrole_controller.core.enumeration import quote_some
 from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
+from pgrole_controller.core.names import quote_some
 from pgrole_controller.core.policy import References
 from pgrole_controller.core.role import Role, digest
 from pgrole_controller.core.state import Desired

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgrole_controller.core.errors import Reason
-from pgrole_controller.core.name_patterns import matches
+from pgrole_controller.core.names import matches
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
 from pgrole_controller.core.privileges.object_patterns import CompiledPrivileges, Wanted

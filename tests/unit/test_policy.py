@@ -10,7 +10,7 @@ from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.diff import RevokeMembership, RevokeOption, SetAttribute, SetParameter
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
-from pgrole_controller.core.name_patterns import matches, names_itself
+from pgrole_controller.core.names import matches, names_itself
 from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.policy import Policy, Reached, References
 from pgrole_controller.core.role import POWERS, Grant, Membership, ObservedRole, Role, digest, membership_of

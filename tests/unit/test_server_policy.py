@@ -2,7 +2,7 @@
 
 import pytest
 
-from pgrole_controller.core.name_patterns import matches
+from pgrole_controller.core.names import matches
 from pgrole_controller.core.policy import Requirement, ServerPolicy
 
 PROD = {"env": "prod", "team": "a"}

@@ -8,8 +8,8 @@ from shlex import quote
 from typing import Any
 
 from pgrole_controller.core.drift_record import read_moment
-from pgrole_controller.core.enumeration import name_some
 from pgrole_controller.core.findings.finding import Finding, FindingState, Remedy, shell
+from pgrole_controller.core.names import name_some
 
 OK, WARNING, PROBLEM, UNKNOWN = FindingState.OK, FindingState.WARNING, FindingState.PROBLEM, FindingState.UNKNOWN
 

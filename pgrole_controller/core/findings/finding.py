@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from pgrole_controller.core.ddl import quote_identifier
-from pgrole_controller.core.enumeration import count_things
+from pgrole_controller.core.names import count_things
 
 
 class FindingState(StrEnum):

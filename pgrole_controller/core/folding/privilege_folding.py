@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pgrole_controller.core.enumeration import name_some
 from pgrole_controller.core.errors import NOT_UTF8, Waiting
 from pgrole_controller.core.folding.schema_folding import (
     NOTHING_HELD,
@@ -21,7 +20,7 @@ from pgrole_controller.core.folding.schema_folding import (
     without_access,
 )
 from pgrole_controller.core.folding.schema_sharing import share_schemas
-from pgrole_controller.core.name_patterns import is_pattern
+from pgrole_controller.core.names import is_pattern, name_some
 from pgrole_controller.core.privileges.acl import UNDECLARABLE, AclEntry, DefaultAcl, ObjectKind, ObservedAcl
 from pgrole_controller.core.privileges.acl_comparison import is_left_alone
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges

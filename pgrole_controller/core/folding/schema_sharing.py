@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from pgrole_controller.core.folding.schema_folding import FoldedSchema
-from pgrole_controller.core.name_patterns import is_pattern
+from pgrole_controller.core.names import is_pattern
 from pgrole_controller.core.privileges.grantee import ObjectPrivileges, SchemaAccess
 
 #: Minimum number of schemas that share a pattern.

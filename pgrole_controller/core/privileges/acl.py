@@ -7,7 +7,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
-from pgrole_controller.core.enumeration import spell_name
+from pgrole_controller.core.names import spell_name
 
 
 class ObjectKind(StrEnum):

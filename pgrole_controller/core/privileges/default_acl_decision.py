@@ -6,8 +6,7 @@ the declaration: for schemas that are named exactly, without exceptions.
 
 from collections.abc import Mapping, Sequence
 
-from pgrole_controller.core.enumeration import spell_name
-from pgrole_controller.core.name_patterns import is_pattern
+from pgrole_controller.core.names import is_pattern, spell_name
 from pgrole_controller.core.policy import FIRST_NORMAL_OID
 from pgrole_controller.core.privileges.acl import (
     DatabaseObject,

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pgrole_controller.core.approval import RoleOffer, join_parts
-from pgrole_controller.core.enumeration import name_some, spell_name
 from pgrole_controller.core.errors import PgRoleError, Reason, make_legible
+from pgrole_controller.core.names import name_some, spell_name
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.kept_privileges import explain_former, find_answer
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult

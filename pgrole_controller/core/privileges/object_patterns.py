@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 
-from pgrole_controller.core.name_patterns import compile_patterns, is_pattern
+from pgrole_controller.core.names import compile_patterns, is_pattern
 from pgrole_controller.core.policy import FIRST_NORMAL_OID
 from pgrole_controller.core.privileges.acl import DECLARABLE, MAINTAIN_SINCE, TABLE_KINDS, DatabaseObject, ObjectKind
 from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, ObjectPrivileges

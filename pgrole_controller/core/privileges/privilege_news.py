@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from pgrole_controller.core.enumeration import spell_name
 from pgrole_controller.core.errors import make_legible
+from pgrole_controller.core.names import spell_name
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference, phrases
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, News, PrivilegeDrift, PrivilegeNews
 

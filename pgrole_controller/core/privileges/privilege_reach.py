@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from pgrole_controller.core.name_patterns import compile_patterns, is_pattern, matches
+from pgrole_controller.core.names import compile_patterns, is_pattern, matches
 from pgrole_controller.core.privileges.acl import TABLE_KINDS, DatabaseObject, ObjectKind
 from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, Grantee
 

@@ -5,8 +5,8 @@ from datetime import datetime
 from enum import StrEnum
 
 from pgrole_controller.core.approval import PrivilegeOffer
-from pgrole_controller.core.enumeration import spell_name
 from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.names import spell_name
 from pgrole_controller.core.request import Key
 
 

@@ -1,8 +1,7 @@
 """Objects that patterns never match: those of PostgreSQL, of the controller, of extensions and of sessions."""
 
-from pgrole_controller.core.enumeration import name_some
 from pgrole_controller.core.errors import Reason, Refused
-from pgrole_controller.core.name_patterns import is_pattern
+from pgrole_controller.core.names import is_pattern, name_some
 from pgrole_controller.core.policy import FIRST_NORMAL_OID
 from pgrole_controller.core.privileges.acl import MAINTAIN_SINCE, DatabaseObject, ObjectKind
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges

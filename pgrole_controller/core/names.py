@@ -1,0 +1,66 @@
+"""Names: how patterns match them, and how messages spell and count them.
+
+In a pattern, `*` stands for any text, `?` for one character, anything else for itself. Of several names, people read
+the first few, and the rest is only counted.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+_PLAIN = re.compile(r"[\w$-]+", re.ASCII)
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Tells whether a name matches any of these patterns."""
+    # fnmatch would read a bracket as a character class.
+    return any(fnmatchcase(name, pattern.replace("[", "[[]")) for pattern in patterns)
+
+
+def names_itself(name: str, patterns: Iterable[str]) -> bool:
+    """Tells whether the exact name is listed, rather than a pattern that matches it."""
+    return any(name == pattern and not is_pattern(pattern) for pattern in patterns)
+
+
+def is_pattern(name: str) -> bool:
+    return "*" in name or "?" in name
+
+
+def compile_patterns(patterns: Iterable[str]) -> re.Pattern[str]:
+    """Returns an expression whose `fullmatch` tells what `matches` does, however many patterns there are."""
+    return re.compile("|".join(map(_expression, patterns)) or r"(?!)", re.DOTALL)
+
+
+def _expression(pattern: str) -> str:
+    """Atomic groups keep a pattern with many asterisks from taking exponential time."""
+    first, *others = ("".join("." if one == "?" else re.escape(one) for one in part) for part in pattern.split("*"))
+    if not others:
+        return first
+    *middle, last = others
+    return first + "".join(f"(?>.*?{part})" for part in middle if part) + ".*" + last
+
+
+def spell_name(name: str) -> str:
+    """Returns a name that others chose as a part of a sentence: in quotes, as in SQL, if it could pass for more words
+    of the sentence. Anyone who can create a table can call it `t was granted by alice`.
+    """
+    return name if _PLAIN.fullmatch(name) else '"' + name.replace('"', '""') + '"'
+
+
+def name_some(names: Sequence[str], separator: str = ", ", *, most: int = 5, count: int | None = None) -> str:
+    """Returns the first of these names, at most `most`, and the number of the others. `count`: of all, if `names` are
+    only the first.
+    """
+    shown = names[:most]
+    more = (len(names) if count is None else count) - len(shown)
+    return separator.join(shown) + (f" and {more} more" if more > 0 else "")
+
+
+def quote_some(names: Iterable[str]) -> str:
+    """As `name_some`, each name in quotes."""
+    return name_some([f'"{name}"' for name in names])
+
+
+def count_things(number: int, noun: str) -> str:
+    """Returns e.g. `1 warning` or `2 warnings`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
