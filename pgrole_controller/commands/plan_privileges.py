@@ -17,7 +17,7 @@ from pgrole_controller.core.privileges.grant_ddl import GrantStatement, statemen
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference, phrases
-from pgrole_controller.core.privileges.privilege_outcome import find_problems
+from pgrole_controller.core.privileges.privilege_policy import find_problems
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pgrole_controller.core.status import CONNECTED, RECONCILED, mention_privileges
+from pgrole_controller.core.outcome import CONNECTED, RECONCILED, mention_privileges
 
 #: Messages of Ready that say no more than its meaning.
 _PLAIN = frozenset({RECONCILED.message, mention_privileges(RECONCILED.message), CONNECTED.message})

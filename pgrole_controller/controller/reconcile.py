@@ -28,12 +28,12 @@ from pgrole_controller.core.decision import ROUNDS, decide, decide_absent
 from pgrole_controller.core.deletion import add_way_out
 from pgrole_controller.core.diff import set_password
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.outcome import of_error, of_read_back
 from pgrole_controller.core.password import PasswordResult
 from pgrole_controller.core.plan import Plan, ReassignResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.scram import Verifier
 from pgrole_controller.core.state import Observed, Server
-from pgrole_controller.core.status import of_error, of_read_back
 from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.apply import PartlyApplied
 from pgrole_controller.postgres.session import Session

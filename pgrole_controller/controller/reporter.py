@@ -21,10 +21,11 @@ from pgrole_controller.controller.status_writer import PendingStatus, StatusWrit
 from pgrole_controller.core.approval import tell_approval
 from pgrole_controller.core.errors import Reason, make_legible
 from pgrole_controller.core.next_attempt import FailedWrite
+from pgrole_controller.core.outcome import Outcome, of_error
 from pgrole_controller.core.plan import Action
 from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews, PrivilegeResult
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.status import Outcome, StatusDetails, of_error
+from pgrole_controller.core.status import StatusDetails
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.event_queue import EventType
 from pgrole_controller.kube.events import Recorder

@@ -17,16 +17,16 @@ from pgrole_controller.core.deletion import add_way_out
 from pgrole_controller.core.diff import describe_cascades, field_names
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.next_attempt import Ending
+from pgrole_controller.core.outcome import Outcome, add_privileges, of_contest, of_error, of_read_back
 from pgrole_controller.core.password import PasswordTask, next_rotation
 from pgrole_controller.core.plan import Action, Plan, ReassignOwned
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
-from pgrole_controller.core.privileges.privilege_outcome import add_privileges
 from pgrole_controller.core.privileges.privilege_result import PrivilegeNews
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import FIELD_NAMES, ObservedRole
 from pgrole_controller.core.role_drift import FoundCause, RoleDrift, compare_values
 from pgrole_controller.core.state import Observed, Server
-from pgrole_controller.core.status import Outcome, find_reported_time, of_contest, of_error, of_read_back
+from pgrole_controller.core.status import find_reported_time
 from pgrole_controller.postgres.apply import PartlyApplied
 from pgrole_controller.postgres.errors import is_passing, is_rejection
 from pgrole_controller.postgres.rows import Deferred

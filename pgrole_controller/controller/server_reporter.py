@@ -23,9 +23,10 @@ from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.drift_counts import HourlyDrifts, of_status
 from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.outcome import CONNECTED, Outcome, Phase, of_error
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.state import Claims, Mode
-from pgrole_controller.core.status import CONNECTED, Outcome, Phase, build_conditions, of_error
+from pgrole_controller.core.status import build_conditions
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, KubeError
 from pgrole_controller.kube.resource import PGSERVERS

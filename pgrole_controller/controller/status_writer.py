@@ -27,8 +27,9 @@ from pgrole_controller.controller.objects import generation_of, server_of
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.outcome import Outcome, of_error
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.status import Outcome, StatusDetails, build_status, of_error
+from pgrole_controller.core.status import StatusDetails, build_status
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.resource import PGROLES

@@ -18,9 +18,9 @@ import anyio
 from pgrole_controller import metrics
 from pgrole_controller.controller.result import Result
 from pgrole_controller.core.drift_counts import HourlyDrifts
+from pgrole_controller.core.outcome import Outcome
 from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.status import Outcome
 from pgrole_controller.core.workqueue import WorkItem
 from pgrole_controller.logs import batch_member_id, new_reconcile_id, tracing
 

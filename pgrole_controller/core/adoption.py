@@ -15,7 +15,7 @@ from pgrole_controller.core.ownership import find_own_claim
 from pgrole_controller.core.policy import Policy, check_admitted, check_holds, protection
 from pgrole_controller.core.privileges.grantee import Grantee, Takeover
 from pgrole_controller.core.privileges.kept_privileges import find_answer, find_former, former_of, grantee_of
-from pgrole_controller.core.privileges.privilege_outcome import find_problems
+from pgrole_controller.core.privileges.privilege_policy import find_problems
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.state import Desired, Observed, Server
 

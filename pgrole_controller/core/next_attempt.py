@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pgrole_controller.core.contest import Contest
-from pgrole_controller.core.status import Outcome
+from pgrole_controller.core.outcome import Outcome
 from pgrole_controller.core.workqueue import Done, NextAttempt, Retry, RetryAfter
 
 #: After the controller changed a role, in seconds: longer than `observe` needs to read it again. If someone restores,

@@ -1,12 +1,11 @@
-"""The outcome of one reconcile, and the status that reports it."""
+"""The status of an object, which reports the outcome of its last reconcile."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from enum import Enum
 from typing import Any
 
-from pgrole_controller.core.approval import UNFIT, RoleOffer
+from pgrole_controller.core.approval import RoleOffer
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.drift_record import (
     DriftRecord,
@@ -21,118 +20,13 @@ from pgrole_controller.core.drift_record import (
     record_of,
     rfc3339,
 )
-from pgrole_controller.core.errors import PgRoleError, Reason, Refused, RefusedForNow, WaitingForDatabases
+from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.outcome import Outcome, Phase
 from pgrole_controller.core.password import version_of
-from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges, describe_approval
 from pgrole_controller.core.privileges.privilege_news import combine_drifts
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor
 from pgrole_controller.core.role_drift import FoundCause
-
-
-class Phase(Enum):
-    """Kinds of outcome. They decide the conditions (kstatus) and the retry."""
-
-    DONE = "done"  # Ready
-    WORKING = "working"  # Reconciling: retried with back-off
-    STALLED = "stalled"  # Stalled: does not resolve by itself
-    PAUSED = "paused"  # neither
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """`by_databases`: it is about privileges, and the workers of the databases retry by themselves. `unanswered`: some
-    have not answered yet. `for_now`: something other than the object may change so that it is accepted, or that more of
-    it is applied.
-    """
-
-    phase: Phase
-    reason: Reason
-    message: str
-    by_databases: bool = False
-    unanswered: bool = False
-    for_now: bool = False
-
-    @property
-    def ready(self) -> bool:
-        return self.phase is Phase.DONE
-
-    @property
-    def retried(self) -> bool:
-        """Whether the object is retried with back-off.
-
-        A refusal may depend on the database, where not every change that could end it is announced. A contested object
-        has its own schedule, and so have the databases' workers.
-        """
-        if self.reason is Reason.CONTESTED or self.by_databases:
-            return False
-        depends = self.for_now or self.reason not in _OWN_FAULT
-        return self.phase is Phase.WORKING or (self.phase is Phase.STALLED and depends)
-
-
-#: These wait for a change of the object, its Secret, or its PgServer, which requests a reconcile.
-_OWN_FAULT = frozenset({Reason.INVALID_SPEC, Reason.SERVER_GONE})
-
-_PRECEDENCE = (Phase.STALLED, Phase.WORKING, Phase.PAUSED)
-
-RECONCILED = Outcome(Phase.DONE, Reason.RECONCILED, "the role matches the spec")
-CONNECTED = Outcome(Phase.DONE, Reason.RECONCILED, "connected, and detecting changes of its roles")  # of a PgServer
-PROGRESSING = Outcome(Phase.WORKING, Reason.PROGRESSING, "the role changed again while the controller applied the spec")
-
-
-def mention_privileges(message: str) -> str:
-    """Returns the message of a role that matches, for one whose privileges do as well."""
-    return message.replace("the role matches", "the role and its privileges match")
-
-
-def of_error(error: PgRoleError) -> Outcome:
-    if error.reason is Reason.SUSPENDED:
-        return Outcome(Phase.PAUSED, error.reason, error.message)
-    phase = Phase.STALLED if isinstance(error, Refused) else Phase.WORKING
-    return Outcome(
-        phase,
-        error.reason,
-        error.message,
-        by_databases=isinstance(error, WaitingForDatabases),
-        for_now=isinstance(error, RefusedForNow),
-    )
-
-
-def of_contest(summary: str, outcome: Outcome) -> Outcome:
-    """The outcome of a reconcile while a field is contested: not Ready until the contest ends. `summary` describes the
-    contest.
-    """
-    rest = "everything else matches the spec" if outcome.ready else outcome.message
-    return Outcome(Phase.WORKING, Reason.CONTESTED, f"{summary}. Apart from that: {rest}")
-
-
-def combine(*outcomes: Outcome) -> Outcome:
-    """Returns one outcome for several that are not Ready. The first that someone has to resolve comes first: the object
-    does not become Ready before. The object is retried if any of them is.
-    """
-    first = min(outcomes, key=lambda one: _PRECEDENCE.index(one.phase))
-    others = [one for one in outcomes if one is not first]
-    return replace(
-        first,
-        message="; ".join([first.message, *(one.message for one in others)]),
-        by_databases=all(one.by_databases for one in outcomes),
-        for_now=first.for_now or any(one.retried for one in others),
-    )
-
-
-def of_read_back(plan: Plan) -> Outcome:
-    """The outcome of the plan after read back: Ready only if nothing is left to do."""
-    if plan.writes:
-        return PROGRESSING
-    outcome = combine(*map(of_error, plan.pending)) if plan.pending else RECONCILED
-    if not plan.reported:
-        return outcome
-    fields = ", ".join(plan.reported) + (f"; {UNFIT}" if plan.unfit else "")
-    text = f"drift detected but not corrected, since spec.drift.policy is Report: {fields}"
-    if plan.pending:
-        return replace(outcome, reason=Reason.DRIFT_REPORTED, message=f"{text}; {outcome.message}")
-    return Outcome(Phase.PAUSED, Reason.DRIFT_REPORTED, text)
-
 
 #: A condition as in the object: type, status, reason, message, observedGeneration, lastTransitionTime.
 Condition = Mapping[str, Any]

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pgrole_controller.console.snapshot import Snapshot
+from pgrole_controller.core.outcome import CONNECTED, RECONCILED
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.status import CONNECTED, RECONCILED
 
 NOW = datetime(2026, 11, 22, 14, 40, tzinfo=UTC)
 SCRIPT = "<script>globalThis.pwned=1</script>"

@@ -26,6 +26,7 @@ from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.decision import decide
 from pgrole_controller.core.diff import SetAttribute
 from pgrole_controller.core.errors import PgRoleError
+from pgrole_controller.core.outcome import of_read_back
 from pgrole_controller.core.password import (
     DesiredPassword,
     ObservedSecrets,
@@ -45,7 +46,6 @@ from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import Membership, ObservedRole, Password, Role, digest
 from pgrole_controller.core.scram import make_verifier
 from pgrole_controller.core.state import Desired, Observed, Server
-from pgrole_controller.core.status import of_read_back
 from pgrole_controller.postgres.apply import _without
 from pgrole_controller.postgres.missing_privileges import MissingPrivilege
 

@@ -40,9 +40,9 @@ from pgrole_controller.console.snapshot import FetchedObject, PageQuestion, Snap
 from pgrole_controller.console.template_files import tell_distance
 from pgrole_controller.core.access.membership_graph import NodeKind
 from pgrole_controller.core.errors import Reason, make_legible
+from pgrole_controller.core.outcome import CONNECTED, RECONCILED, mention_privileges, of_read_back
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.request import Key
-from pgrole_controller.core.status import CONNECTED, RECONCILED, mention_privileges, of_read_back
 from tests.browser import snapshots
 from tests.browser.snapshots import NOW, SCRIPT, ago, drift, make_role, make_server, make_snapshot
 

@@ -23,6 +23,7 @@ from pgrole_controller.core.contest import (
 )
 from pgrole_controller.core.diff import Change, Create, Rename, SetAttribute, SetComment
 from pgrole_controller.core.errors import Reason, Refused, Waiting
+from pgrole_controller.core.outcome import RECONCILED, of_contest, of_error
 from pgrole_controller.core.password import DesiredPassword, ObservedSecrets, PasswordRecord, PasswordTask
 from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
@@ -30,7 +31,6 @@ from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grante
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import Password, Role
 from pgrole_controller.core.state import Desired, Observed, Server
-from pgrole_controller.core.status import RECONCILED, of_contest, of_error
 from pgrole_controller.postgres.apply import PartlyApplied
 
 SERVER = 7

@@ -16,8 +16,9 @@ from pgrole_controller.api.meta import Model
 from pgrole_controller.api.pgrole import PgRole, PgRoleSpec
 from pgrole_controller.api.pgserver import PgServer, PgServerSpec
 from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.outcome import of_error, of_read_back
 from pgrole_controller.core.plan import Plan
-from pgrole_controller.core.status import build_conditions, of_error, of_read_back
+from pgrole_controller.core.status import build_conditions
 from pgrole_controller.postgres.watch import TICK
 from pgrole_controller.settings import SETTINGS
 from tests.docs import settings_table

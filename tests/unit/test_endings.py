@@ -8,9 +8,9 @@ from pgrole_controller.controller.queue import Queue
 from pgrole_controller.controller.result import Result
 from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.next_attempt import CONFIRM_SECONDS
+from pgrole_controller.core.outcome import RECONCILED
 from pgrole_controller.core.plan import Action
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
-from pgrole_controller.core.status import RECONCILED
 from pgrole_controller.kube.stored_object import pack
 from tests.timelapse import in_timelapse
 

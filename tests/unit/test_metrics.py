@@ -17,8 +17,8 @@ from pgrole_controller.controller.objects import Target
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.telemetry import BatchMetrics
 from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.outcome import Outcome, Phase
 from pgrole_controller.core.request import Key, Rank, RequestReason
-from pgrole_controller.core.status import Outcome, Phase
 from pgrole_controller.core.workqueue import WorkItem
 from pgrole_controller.kube.errors import Unreachable
 from pgrole_controller.kube.resource import EVENTS, NAMESPACES, PGROLES, PGSERVERS, SECRETS

@@ -21,7 +21,7 @@ from pgrole_controller.core.next_attempt import (
     confirmation_due,
     next_attempt,
 )
-from pgrole_controller.core.status import PROGRESSING, RECONCILED, Outcome, Phase, of_error
+from pgrole_controller.core.outcome import PROGRESSING, RECONCILED, Outcome, Phase, of_error
 from pgrole_controller.core.workqueue import Done, NextAttempt, Retry, RetryAfter
 
 NOW = 1_000.0

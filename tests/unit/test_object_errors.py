@@ -35,11 +35,11 @@ from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.desired import desired_role_of
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.outcome import Phase
 from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.policy import References, ServerPolicy
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.core.state import Detection, Observed
-from pgrole_controller.core.status import Phase
 from pgrole_controller.core.workqueue import Done, Retry
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder

@@ -11,11 +11,11 @@ from pgrole_controller.core.decision import decide
 from pgrole_controller.core.diff import RevokeMembership, RevokeOption, SetAttribute, SetParameter
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
 from pgrole_controller.core.names import matches, names_itself
+from pgrole_controller.core.outcome import of_read_back
 from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.policy import Policy, Reached, References
 from pgrole_controller.core.role import POWERS, Grant, Membership, ObservedRole, Role, digest, membership_of
 from pgrole_controller.core.state import Claims, Desired, Observed, Rival, Server
-from pgrole_controller.core.status import of_read_back
 
 ME = Owner("cluster", "team-a", "ns-uid", "app", "uid-1")
 SERVER = Server(7, frozenset({"keeper"}), "cluster", Address("db", 5432, "app", "require"))

@@ -1,4 +1,4 @@
-"""core/privileges/privilege_outcome and granted_privileges, core/drift_record: how status shows a role's privileges."""
+"""core/outcome, core/privileges/granted_privileges, core/drift_record: how status shows a role's privileges."""
 
 import json
 from collections.abc import Mapping
@@ -12,22 +12,22 @@ from pgrole_controller.api.status import PgRoleStatus
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.drift_record import LARGEST, MOST, DriftRecord, extend_history
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
-from pgrole_controller.core.plan import Plan
-from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
-from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegePolicy
-from pgrole_controller.core.privileges.privilege_outcome import add_privileges, find_problems
-from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, PrivilegeDrift, PrivilegeResult
-from pgrole_controller.core.request import Key
-from pgrole_controller.core.status import (
+from pgrole_controller.core.outcome import (
     PROGRESSING,
     RECONCILED,
     Outcome,
     Phase,
-    StatusDetails,
-    build_status,
+    add_privileges,
     of_error,
     of_read_back,
 )
+from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegePolicy
+from pgrole_controller.core.privileges.privilege_policy import find_problems
+from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, PrivilegeDrift, PrivilegeResult
+from pgrole_controller.core.request import Key
+from pgrole_controller.core.status import StatusDetails, build_status
 
 KEY = Key("shop", "app")
 ALL = PrivilegePolicy(databases=("*",), but=("template*",))

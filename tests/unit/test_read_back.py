@@ -17,13 +17,13 @@ from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.core.claim import Claim, Generations
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.outcome import RECONCILED
 from pgrole_controller.core.password import PasswordResult
 from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole, Role
 from pgrole_controller.core.state import Detection, Observed
-from pgrole_controller.core.status import RECONCILED
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Store
 from pgrole_controller.kube.stored_object import pack

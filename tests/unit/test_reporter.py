@@ -19,9 +19,10 @@ from pgrole_controller.controller.sources import PgRoleSource
 from pgrole_controller.controller.status_writer import WRITE_SECONDS, PendingStatus, StatusWriter
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.errors import Reason
+from pgrole_controller.core.outcome import RECONCILED, Outcome, Phase, of_read_back
 from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.request import Key, Request, RequestReason
-from pgrole_controller.core.status import RECONCILED, Outcome, Phase, StatusDetails, of_read_back
+from pgrole_controller.core.status import StatusDetails
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.server_side_apply import FINALIZER

@@ -3,7 +3,7 @@
 import pytest
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, RefusedForNow, Transient, Waiting
-from pgrole_controller.core.status import Phase, of_error
+from pgrole_controller.core.outcome import Phase, of_error
 from pgrole_controller.postgres.errors import classify
 
 

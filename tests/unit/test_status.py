@@ -1,4 +1,4 @@
-"""core/status: the result of a reconcile, as the object's status describes it."""
+"""core/outcome and core/status: the result of a reconcile, and how the object's status describes it."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -9,22 +9,14 @@ import pytest
 from pgrole_controller.core.claim import Claim, Owner
 from pgrole_controller.core.drift_record import MOST, rfc3339
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
+from pgrole_controller.core.outcome import PROGRESSING, RECONCILED, Outcome, Phase, of_error, of_read_back
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence, PrivilegeDrift, PrivilegeResult
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role_drift import FoundCause, RoleDrift
-from pgrole_controller.core.status import (
-    PROGRESSING,
-    RECONCILED,
-    Outcome,
-    Phase,
-    StatusDetails,
-    build_status,
-    of_error,
-    of_read_back,
-)
+from pgrole_controller.core.status import StatusDetails, build_status
 
 NOW = datetime(2026, 5, 6, 7, 8, 9, 999_999, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)

@@ -25,7 +25,7 @@ from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.kept_privileges import KeptPrivileges, grantee_of, held_by
-from pgrole_controller.core.privileges.privilege_outcome import find_problems
+from pgrole_controller.core.privileges.privilege_policy import find_problems
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role import ObservedRole
 from pgrole_controller.core.state import Desired, Observed, Server

@@ -8,7 +8,7 @@ these need exact names on both sides, in the declaration and in the rule.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from pgrole_controller.core.errors import Reason, Refused
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
 from pgrole_controller.core.names import matches, names_itself
 from pgrole_controller.core.policy import FIRST_NORMAL_OID
 from pgrole_controller.core.privileges.acl import TABLE_KINDS, DatabaseObject, ObjectKind
@@ -73,6 +73,21 @@ def check_database(policy: PrivilegePolicy, database: str, *, declared: bool = T
     else:
         return None
     return Refused(Reason.NOT_ALLOWED, f'spec.privileges: database "{database}": {why}')
+
+
+def find_problems(grantee: Grantee, existing: frozenset[str]) -> dict[str, PgRoleError]:
+    """Returns, by database, why no worker can serve it. `existing`: the ones of these databases that exist."""
+    problems: dict[str, PgRoleError] = {}
+    for database in sorted(grantee.databases):
+        refused = check_database(grantee.policy, database, declared=database in grantee.declared)
+        if refused is not None:
+            problems[database] = refused
+        elif database not in existing and database in grantee.declared:
+            problems[database] = Waiting(
+                Reason.PRIVILEGE_PENDING,
+                f'spec.privileges: database "{database}" does not exist yet: create it, or remove it from spec',
+            )
+    return problems
 
 
 def why_not_granted(

@@ -1,0 +1,182 @@
+"""The outcome of one reconcile: of the role, and of its privileges in databases. It decides conditions and retry."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from pgrole_controller.core.approval import UNFIT
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, RefusedForNow, WaitingForDatabases
+from pgrole_controller.core.names import name_some
+from pgrole_controller.core.plan import Plan
+from pgrole_controller.core.privileges.granted_privileges import GrantedPrivileges
+
+
+class Phase(Enum):
+    """Kinds of outcome. They decide the conditions (kstatus) and the retry."""
+
+    DONE = "done"  # Ready
+    WORKING = "working"  # Reconciling: retried with back-off
+    STALLED = "stalled"  # Stalled: does not resolve by itself
+    PAUSED = "paused"  # neither
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`by_databases`: it is about privileges, and the workers of the databases retry by themselves. `unanswered`: some
+    have not answered yet. `for_now`: something other than the object may change so that it is accepted, or that more of
+    it is applied.
+    """
+
+    phase: Phase
+    reason: Reason
+    message: str
+    by_databases: bool = False
+    unanswered: bool = False
+    for_now: bool = False
+
+    @property
+    def ready(self) -> bool:
+        return self.phase is Phase.DONE
+
+    @property
+    def retried(self) -> bool:
+        """Whether the object is retried with back-off.
+
+        A refusal may depend on the database, where not every change that could end it is announced. A contested object
+        has its own schedule, and so have the databases' workers.
+        """
+        if self.reason is Reason.CONTESTED or self.by_databases:
+            return False
+        depends = self.for_now or self.reason not in _OWN_FAULT
+        return self.phase is Phase.WORKING or (self.phase is Phase.STALLED and depends)
+
+
+#: These wait for a change of the object, its Secret, or its PgServer, which requests a reconcile.
+_OWN_FAULT = frozenset({Reason.INVALID_SPEC, Reason.SERVER_GONE})
+
+_PRECEDENCE = (Phase.STALLED, Phase.WORKING, Phase.PAUSED)
+
+RECONCILED = Outcome(Phase.DONE, Reason.RECONCILED, "the role matches the spec")
+CONNECTED = Outcome(Phase.DONE, Reason.RECONCILED, "connected, and detecting changes of its roles")  # of a PgServer
+PROGRESSING = Outcome(Phase.WORKING, Reason.PROGRESSING, "the role changed again while the controller applied the spec")
+
+
+def mention_privileges(message: str) -> str:
+    """Returns the message of a role that matches, for one whose privileges do as well."""
+    return message.replace("the role matches", "the role and its privileges match")
+
+
+def of_error(error: PgRoleError) -> Outcome:
+    if error.reason is Reason.SUSPENDED:
+        return Outcome(Phase.PAUSED, error.reason, error.message)
+    phase = Phase.STALLED if isinstance(error, Refused) else Phase.WORKING
+    return Outcome(
+        phase,
+        error.reason,
+        error.message,
+        by_databases=isinstance(error, WaitingForDatabases),
+        for_now=isinstance(error, RefusedForNow),
+    )
+
+
+def of_contest(summary: str, outcome: Outcome) -> Outcome:
+    """The outcome of a reconcile while a field is contested: not Ready until the contest ends. `summary` describes the
+    contest.
+    """
+    rest = "everything else matches the spec" if outcome.ready else outcome.message
+    return Outcome(Phase.WORKING, Reason.CONTESTED, f"{summary}. Apart from that: {rest}")
+
+
+def combine(*outcomes: Outcome) -> Outcome:
+    """Returns one outcome for several that are not Ready. The first that someone has to resolve comes first: the object
+    does not become Ready before. The object is retried if any of them is.
+    """
+    first = min(outcomes, key=lambda one: _PRECEDENCE.index(one.phase))
+    others = [one for one in outcomes if one is not first]
+    return replace(
+        first,
+        message="; ".join([first.message, *(one.message for one in others)]),
+        by_databases=all(one.by_databases for one in outcomes),
+        for_now=first.for_now or any(one.retried for one in others),
+    )
+
+
+def of_read_back(plan: Plan) -> Outcome:
+    """The outcome of the plan after read back: Ready only if nothing is left to do."""
+    if plan.writes:
+        return PROGRESSING
+    outcome = combine(*map(of_error, plan.pending)) if plan.pending else RECONCILED
+    if not plan.reported:
+        return outcome
+    fields = ", ".join(plan.reported) + (f"; {UNFIT}" if plan.unfit else "")
+    text = f"drift detected but not corrected, since spec.drift.policy is Report: {fields}"
+    if plan.pending:
+        return replace(outcome, reason=Reason.DRIFT_REPORTED, message=f"{text}; {outcome.message}")
+    return Outcome(Phase.PAUSED, Reason.DRIFT_REPORTED, text)
+
+
+def add_privileges(outcome: Outcome, privileges: GrantedPrivileges, expected: Sequence[str]) -> Outcome:
+    """Returns the outcome of role and privileges.
+
+    `expected`: databases in which privileges are, or were, declared. Drift of the role that is reported remains the
+    reason: nothing else announces it. The databases' workers retry failures there. No worker notices that what was
+    given up was revoked by hand.
+    """
+    if not expected or outcome is PROGRESSING:
+        return outcome
+    if not outcome.ready and privileges.grantee is None:
+        return outcome  # the role was dropped: no database will answer
+    databases = sorted(expected)
+    errors = {name: error for name in databases if (error := privileges.error_in(name))}
+    unanswered = [name for name in databases if privileges.current_result(name) is None]
+    if errors:
+        outcome = _add_errors(outcome, errors, privileges)
+    elif unanswered and outcome.phase in (Phase.DONE, Phase.PAUSED):
+        return replace(PROGRESSING, message=_being_applied(unanswered), by_databases=True, unanswered=True)
+    if privileges.reported:
+        return replace(_of_reported(outcome, privileges), by_databases=outcome.ready)
+    if outcome.ready:
+        return replace(outcome, message=mention_privileges(outcome.message))
+    return outcome
+
+
+def _add_errors(outcome: Outcome, errors: Mapping[str, PgRoleError], privileges: GrantedPrivileges) -> Outcome:
+    by_databases = not any(name in privileges.problems or not privileges.declares(name) for name in errors)
+    found = replace(_of_errors(errors), by_databases=by_databases)
+    if outcome.ready:
+        return found
+    both = combine(outcome, found)
+    if outcome.reason is Reason.DRIFT_REPORTED:
+        return replace(both, reason=outcome.reason, message=f"{outcome.message}; {found.message}")
+    return both
+
+
+def _of_errors(errors: Mapping[str, PgRoleError]) -> Outcome:
+    database, error = next(iter(errors.items()))
+    named = f'"{database}"' in error.message
+    message = error.message if named else f'privileges in database "{database}": {error.message}'
+    others = [f'"{name}"' for name in errors if name != database]
+    if others:
+        message += f" (also not as declared in {name_some(others)})"
+    return replace(of_error(error), message=message)
+
+
+def _being_applied(databases: Sequence[str]) -> str:
+    more = f" (and in {len(databases) - 1} more)" if len(databases) > 1 else ""
+    return f'privileges in database "{databases[0]}"{more} are being applied'
+
+
+def _of_reported(outcome: Outcome, privileges: GrantedPrivileges) -> Outcome:
+    words = name_some(privileges.reported, "; ")
+    if privileges.unfit and UNFIT not in outcome.message:
+        words = f"{words}; {UNFIT}"
+    if outcome.reason is Reason.DRIFT_REPORTED:
+        return replace(outcome, message=f"{outcome.message}; {words}")
+    declarable = any(one.reported and one.declarable for one in privileges.current_results)
+    if declarable and privileges.grantee is not None and privileges.grantee.report_only:
+        why = "drift detected but not corrected, since spec.drift.policy is Report"
+    else:
+        why = "privileges that no PgRole can declare are reported and not revoked: revoke those that are not wanted"
+    if outcome.ready:
+        return Outcome(Phase.PAUSED, Reason.DRIFT_REPORTED, f"{why}: {words}")
+    return replace(outcome, reason=Reason.DRIFT_REPORTED, message=f"{why}: {words}; {outcome.message}")
