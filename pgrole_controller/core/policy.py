@@ -9,11 +9,9 @@ from typing import Any
 from pgrole_controller.core.errors import Reason, Refused
 from pgrole_controller.core.names import matches, names_itself
 from pgrole_controller.core.parameters import IDENTITY_PARAMETERS, MODULES, Parameters
+from pgrole_controller.core.privileges.acl import FIRST_NORMAL_OID
 from pgrole_controller.core.privileges.grantee import PrivilegePolicy, PrivilegeRule
 from pgrole_controller.core.role import FIELD_NAMES, POWERS, RESERVED_NAMES, Membership, ObservedRole, Role
-
-#: FirstNormalObjectId: PostgreSQL's own roles and the bootstrap superuser have lower oids.
-FIRST_NORMAL_OID = 16384
 
 #: A role that PostgreSQL lets no other role join.
 _DATABASE_OWNER = "pg_database_owner"

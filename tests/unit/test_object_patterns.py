@@ -11,7 +11,7 @@ from pgrole_controller.core.names import matches
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId, ObjectKind
 from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, ObjectPrivileges, SchemaAccess
 from pgrole_controller.core.privileges.object_patterns import CompiledPrivileges, Wanted
-from pgrole_controller.core.privileges.reserved_objects import check_declarable
+from pgrole_controller.core.privileges.privilege_policy import check_declarable
 from pgrole_controller.core.privileges.routine_signature import normalize_arguments, split_signature
 from tests.cpu_time import within_a_callback
 

@@ -21,7 +21,14 @@ from pgrole_controller.core.folding.schema_folding import (
 )
 from pgrole_controller.core.folding.schema_sharing import share_schemas
 from pgrole_controller.core.names import is_pattern, name_some
-from pgrole_controller.core.privileges.acl import UNDECLARABLE, AclEntry, DefaultAcl, ObjectKind, ObservedAcl
+from pgrole_controller.core.privileges.acl import (
+    TEMPORARY_SCHEMAS,
+    UNDECLARABLE,
+    AclEntry,
+    DefaultAcl,
+    ObjectKind,
+    ObservedAcl,
+)
 from pgrole_controller.core.privileges.acl_comparison import is_left_alone
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
 from pgrole_controller.core.privileges.default_acl_decision import DEFAULT_KINDS, REVOKED_TYPES, name_type
@@ -33,7 +40,6 @@ from pgrole_controller.core.privileges.grantee import (
 )
 from pgrole_controller.core.privileges.object_patterns import given_by
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
-from pgrole_controller.core.privileges.reserved_objects import TEMPORARY_SCHEMAS
 from pgrole_controller.core.request import Key
 
 #: Limits of one database, as in api/privileges.py.

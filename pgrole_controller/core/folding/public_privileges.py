@@ -6,9 +6,8 @@ of their objects are read.
 
 from collections import Counter
 
-from pgrole_controller.core.privileges.acl import PUBLIC, TABLE_KINDS, ObjectKind
+from pgrole_controller.core.privileges.acl import PUBLIC, SYSTEM_SCHEMAS, TABLE_KINDS, ObjectKind
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
-from pgrole_controller.core.privileges.reserved_objects import SYSTEM_SCHEMAS
 
 #: Maximum number of lines about one database.
 _MOST_LINES = 10

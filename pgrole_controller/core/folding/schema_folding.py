@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from pgrole_controller.core.errors import NOT_UTF8
 from pgrole_controller.core.names import is_pattern, matches
-from pgrole_controller.core.privileges.acl import TABLE_KINDS, DatabaseObject, ObjectKind
+from pgrole_controller.core.privileges.acl import SYSTEM_SCHEMAS, TABLE_KINDS, DatabaseObject, ObjectKind
 from pgrole_controller.core.privileges.default_acl_decision import DEFAULT_KINDS
 from pgrole_controller.core.privileges.grantee import Access, ObjectPrivileges, SchemaAccess
 from pgrole_controller.core.privileges.object_patterns import covers, given_by
-from pgrole_controller.core.privileges.reserved_objects import SYSTEM_SCHEMAS
 from pgrole_controller.core.privileges.routine_signature import split_signature
 
 #: Limits of one item, as in api/privileges.py.

@@ -67,6 +67,21 @@ UNDECLARABLE = frozenset(ObjectKind) - DECLARABLE.keys()
 #: Privileges that exist on columns too.
 COLUMN_PRIVILEGES = frozenset({"SELECT", "INSERT", "UPDATE", "REFERENCES"})
 
+#: FirstNormalObjectId: PostgreSQL's own objects and roles, and the bootstrap superuser, have lower oids.
+FIRST_NORMAL_OID = 16384
+
+#: Schemas that PostgreSQL was initialized with, except public. Of their objects, only those of extensions are managed.
+POSTGRESQL_SCHEMAS = frozenset({"pg_catalog", "information_schema"})
+
+#: The schema of the controller's own objects. No rule opens it.
+OWN_SCHEMA = "pgrole"
+
+#: Schemas whose objects are never matched by a pattern.
+SYSTEM_SCHEMAS = POSTGRESQL_SCHEMAS | {OWN_SCHEMA}
+
+#: Prefixes of schemas that belong to sessions, or to PostgreSQL's storage.
+TEMPORARY_SCHEMAS = ("pg_temp_", "pg_toast")
+
 
 class ObjectId(NamedTuple):
     """Identifies an object of one database. `catalog` is e.g. pg_class, without its schema."""
@@ -106,6 +121,21 @@ class DatabaseObject:
     def label_column(self, column: str) -> str:
         """For people: `column hr.people.id`."""
         return f"column {'.'.join(map(spell_name, (self.schema, self.name, column)))}"
+
+
+def is_reserved(obj: DatabaseObject) -> bool:
+    """Tells whether only an exact name may match: objects of PostgreSQL, of the controller and of extensions. Schema
+    `public` comes with every database, but is for its users.
+    """
+    if obj.extension or is_of_system(obj.schema):
+        return True
+    return obj.id.oid < FIRST_NORMAL_OID and not (
+        obj.kind is ObjectKind.DATABASE or (obj.kind is ObjectKind.SCHEMA and obj.name == "public")
+    )
+
+
+def is_of_system(schema: str) -> bool:
+    return schema in SYSTEM_SCHEMAS or schema.startswith(TEMPORARY_SCHEMAS)
 
 
 @dataclass(frozen=True, slots=True)

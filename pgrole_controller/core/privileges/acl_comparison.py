@@ -3,15 +3,17 @@
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from pgrole_controller.core.policy import FIRST_NORMAL_OID
 from pgrole_controller.core.privileges.acl import (
     DECLARABLE,
+    FIRST_NORMAL_OID,
+    TEMPORARY_SCHEMAS,
     AclChange,
     AclEntry,
     DatabaseObject,
     ObjectKind,
     ObservedAcl,
 )
+from pgrole_controller.core.privileges.awaited_privileges import PendingNames
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.object_patterns import (
     NOTHING_WANTED,
@@ -20,13 +22,8 @@ from pgrole_controller.core.privileges.object_patterns import (
     compile_privileges,
 )
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
-from pgrole_controller.core.privileges.privilege_difference import (
-    DifferenceClassifier,
-    PendingNames,
-    PrivilegeDifference,
-)
+from pgrole_controller.core.privileges.privilege_difference import DifferenceClassifier, PrivilegeDifference
 from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts, Denial, why_not_granted
-from pgrole_controller.core.privileges.reserved_objects import TEMPORARY_SCHEMAS
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.acl import (
+    POSTGRESQL_SCHEMAS,
     TABLE_KINDS,
     AclChange,
     DefaultAclChange,
@@ -18,20 +19,20 @@ from pgrole_controller.core.privileges.acl import (
     ObservedAcl,
 )
 from pgrole_controller.core.privileges.acl_comparison import AclComparison
-from pgrole_controller.core.privileges.awaited_privileges import AppliedDeclaration, mark_object, mark_schema
+from pgrole_controller.core.privileges.awaited_privileges import (
+    AppliedDeclaration,
+    PendingNames,
+    SimilarRoutines,
+    label_of,
+    mark_object,
+    mark_schema,
+)
 from pgrole_controller.core.privileges.default_acl_decision import DefaultsComparison
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.object_patterns import CompiledPrivileges, compile_privileges
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
-from pgrole_controller.core.privileges.privilege_difference import (
-    DifferenceClassifier,
-    PendingNames,
-    PrivilegeDifference,
-    SimilarRoutines,
-    label_of,
-)
-from pgrole_controller.core.privileges.privilege_policy import check_database
-from pgrole_controller.core.privileges.reserved_objects import POSTGRESQL_SCHEMAS, check_declarable
+from pgrole_controller.core.privileges.privilege_difference import DifferenceClassifier, PrivilegeDifference
+from pgrole_controller.core.privileges.privilege_policy import check_database, check_declarable
 from pgrole_controller.core.privileges.routine_signature import normalize_arguments, split_signature
 
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 
 from pgrole_controller.core.privileges.acl import ObjectKind, ObservedAcl
 from pgrole_controller.core.privileges.acl_comparison import AclComparison
+from pgrole_controller.core.privileges.awaited_privileges import PendingNames
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegePolicy
 from pgrole_controller.core.privileges.object_patterns import compile_privileges, count_patterns
 from pgrole_controller.core.privileges.observed_database import NOTHING_HELD, HeldByRole, ObservedDatabase
-from pgrole_controller.core.privileges.privilege_difference import DifferenceClassifier, PendingNames
+from pgrole_controller.core.privileges.privilege_difference import DifferenceClassifier
 
 #: Maximum number of objects remembered for all terms together, of 8 bytes each.
 MOST_PLACES = 2_000_000

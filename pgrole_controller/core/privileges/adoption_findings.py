@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from pgrole_controller.core.errors import PgRoleError, make_legible
-from pgrole_controller.core.policy import FIRST_NORMAL_OID
 from pgrole_controller.core.privileges.acl import (
+    FIRST_NORMAL_OID,
     UNDECLARABLE,
     AclEntry,
     DatabaseObject,
@@ -28,11 +28,12 @@ from pgrole_controller.core.privileges.acl import (
     ObjectKind,
 )
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
+from pgrole_controller.core.privileges.awaited_privileges import MOST_NAMED
 from pgrole_controller.core.privileges.default_acl_decision import label_place
 from pgrole_controller.core.privileges.grantee import Grantee, Takeover
 from pgrole_controller.core.privileges.object_patterns import CompiledPrivileges, compile_privileges
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
-from pgrole_controller.core.privileges.privilege_difference import MOST_NAMED, PrivilegeDifference
+from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference
 from pgrole_controller.core.privileges.privilege_policy import why_not_created_by, why_not_granted
 from pgrole_controller.core.privileges.privilege_result import AdoptionFindings, PrivilegeResult
 

@@ -4,19 +4,35 @@ It is kept with the digest that was last applied. So it is granted as a part of 
 it is no drift, is granted under policy Report and while privileges are ignored, and also after a restart.
 
 A mark names something that waits. Whether policy denies a privilege does not depend on an object's name, so one mark
-stands for all equal objects, however many there are.
+stands for all equal objects, however many there are. Messages name a few of those that wait, and count the rest.
 """
 
+from bisect import insort
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from heapq import nsmallest
 
-from pgrole_controller.core.policy import FIRST_NORMAL_OID
-from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectKind
+from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
+from pgrole_controller.core.names import name_some
+from pgrole_controller.core.privileges.acl import FIRST_NORMAL_OID, DatabaseObject, ObjectKind
+from pgrole_controller.core.privileges.privilege_policy import NOT_MANAGED, Denial
 
 #: Maximum number of marks that are kept for one role in one database. What exceeds it may count as drift.
 MOST_AWAITED = 500
+
+#: Maximum number of differences that a message names before it counts the rest.
+MOST_NAMED = 5
+
+#: How `label_of` begins for a routine, and what to check if one with types of arguments is missing.
+_ROUTINE = "routine "
+_LONGEST_SIGNATURE = 100
+_MOST_SIMILAR = 3
+_TYPES = " (a type of an argument that is not PostgreSQL's own needs its schema, such as f(app.state))"
+#: Appended where a missing name contains them.
+_QUOTES = " (names are declared as they are, without double quotes)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +87,103 @@ def mark_object(kind: ObjectKind, schema: str, name: str) -> str:
     return f"{kind.widest} {schema}\0{bare}"
 
 
+def marks_of_absent(obj: DatabaseObject) -> tuple[str, str]:
+    """Returns the marks under which something on the object waited while the object did not exist."""
+    return mark_object(obj.kind, obj.schema, obj.name), mark_schema(obj.schema)
+
+
 def mark_default(place: str, privilege: str = "") -> str:
     """`place`: as in PrivilegeDifference. Without a privilege: all of them."""
     return f"default {privilege} {place}"
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarRoutines:
+    """The routines of one schema that have the name of a missing one; `arguments`: normalized."""
+
+    name: str
+    arguments: Collection[str]
+
+    def __str__(self) -> str:
+        """For people, after the name of the missing one."""
+        some = [f"{self.name}({one})" for one in nsmallest(_MOST_SIMILAR, self.arguments)]
+        some = [one if len(one) <= _LONGEST_SIGNATURE else f"{one[:_LONGEST_SIGNATURE]}…" for one in some]
+        return f" (there is {name_some(some, count=len(self.arguments))})"
+
+
+class PendingNames:
+    """Collects what could not be done, for messages that name a few items and count the rest.
+
+    `awaited`: marks of it. `only`: only what this awaits counts; None: everything.
+    """
+
+    def __init__(self, database: str, only: AppliedDeclaration | None = None) -> None:
+        self._database = database
+        self._only = only
+        self._missing: dict[str, SimilarRoutines | None] = {}
+        self._of_postgresql: dict[str, None] = {}
+        self._denied: dict[str, list[str]] = {}
+        self._counts: Counter[str] = Counter()
+        self.awaited: set[str] = set()
+
+    def add_mark(self, mark: str, *others: str) -> bool:
+        """Notes that something waits, which is reported elsewhere. Returns whether it counts. `others`: marks that it
+        may have waited under before.
+        """
+        if self._only is not None and not self._only.awaits(mark, *others):
+            return False
+        self.awaited.add(mark)
+        return True
+
+    def add_missing(self, what: str, mark: str, *others: str, similar: SimilarRoutines | None = None) -> None:
+        if self.add_mark(mark, *others):
+            self._missing[what] = similar
+
+    def add_of_postgresql(self, what: str) -> None:
+        """An object in a schema of PostgreSQL that no extension created there."""
+        self._of_postgresql[what] = None
+
+    def add_column(self, obj: DatabaseObject, column: str) -> None:
+        """A column that does not exist."""
+        self.add_missing(obj.label_column(column), mark_column(obj, column), *marks_of_absent(obj))
+
+    def add_denied_on(self, obj: DatabaseObject, privilege: str, denial: Denial, *, literal: bool) -> None:
+        self.add_denied(denial, mark_denied(obj, privilege, literal=literal), *marks_of_absent(obj))
+
+    def add_denied(self, denial: Denial, mark: str, *others: str) -> None:
+        """Notes a denial. Of each remedy's, the first by name are kept, since objects come in no particular order."""
+        if not self.add_mark(mark, *others):
+            return
+        self._counts[denial.remedy] += 1
+        kept = self._denied.setdefault(denial.remedy, [])
+        insort(kept, denial.what)
+        del kept[MOST_NAMED:]
+
+    def errors(self) -> tuple[PgRoleError, ...]:
+        """Returns Refused for each remedy and for PostgreSQL's own objects, and one Waiting for what does not exist.
+
+        The texts do not depend on the order in which the objects were read.
+        """
+        where = f'spec.privileges: database "{self._database}"'
+        found: list[PgRoleError] = []
+        for remedy, named in sorted(self._denied.items()):
+            what = name_some(named, count=self._counts[remedy])
+            found.append(Refused(Reason.NOT_ALLOWED, f"{where}: the server's policy does not allow {what}: {remedy}"))
+        if self._of_postgresql:
+            what = name_some(list(self._of_postgresql))
+            found.append(Refused(Reason.INVALID_SPEC, f"{where}: {what}: {NOT_MANAGED}"))
+        if self._missing:
+            named = [f"{one}{self._missing[one] or ''}" for one in nsmallest(MOST_NAMED, self._missing)]
+            what = name_some(named, count=len(self._missing))
+            message = f"{where}: waiting for {what}: the controller grants the privileges once each exists"
+            if any(one.startswith(_ROUTINE) and one.endswith(")") and one[-2:] != "()" for one in self._missing):
+                message += _TYPES
+            if any('"' in one and not one.startswith(_ROUTINE) for one in self._missing):
+                message += _QUOTES
+            found.append(Waiting(Reason.PRIVILEGE_PENDING, message))
+        return tuple(found)
+
+
+def label_of(kind: ObjectKind, schema: str, name: str) -> str:
+    """Returns the label of an object that does not exist, for people: `table app.orders`."""
+    return f"{kind.words} {schema}.{name}"

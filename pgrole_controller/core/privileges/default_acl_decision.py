@@ -7,8 +7,9 @@ the declaration: for schemas that are named exactly, without exceptions.
 from collections.abc import Mapping, Sequence
 
 from pgrole_controller.core.names import is_pattern, spell_name
-from pgrole_controller.core.policy import FIRST_NORMAL_OID
 from pgrole_controller.core.privileges.acl import (
+    FIRST_NORMAL_OID,
+    SYSTEM_SCHEMAS,
     DatabaseObject,
     DefaultAcl,
     DefaultAclChange,
@@ -16,21 +17,16 @@ from pgrole_controller.core.privileges.acl import (
     ObjectId,
     ObjectKind,
 )
-from pgrole_controller.core.privileges.awaited_privileges import mark_default, mark_schema
+from pgrole_controller.core.privileges.awaited_privileges import PendingNames, mark_default, mark_schema
 from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee
 from pgrole_controller.core.privileges.object_patterns import CompiledPrivileges, given_by
-from pgrole_controller.core.privileges.privilege_difference import (
-    DifferenceClassifier,
-    PendingNames,
-    PrivilegeDifference,
-)
+from pgrole_controller.core.privileges.privilege_difference import DifferenceClassifier, PrivilegeDifference
 from pgrole_controller.core.privileges.privilege_policy import (
     DatabaseFacts,
     Denial,
     why_not_created_by,
     why_not_granted,
 )
-from pgrole_controller.core.privileges.reserved_objects import SYSTEM_SCHEMAS
 
 #: Types of objects in pg_default_acl that a declaration covers.
 DEFAULT_KINDS: Mapping[str, ObjectKind] = {

@@ -11,10 +11,17 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from pgrole_controller.core.names import compile_patterns, is_pattern
-from pgrole_controller.core.policy import FIRST_NORMAL_OID
-from pgrole_controller.core.privileges.acl import DECLARABLE, MAINTAIN_SINCE, TABLE_KINDS, DatabaseObject, ObjectKind
+from pgrole_controller.core.privileges.acl import (
+    DECLARABLE,
+    FIRST_NORMAL_OID,
+    MAINTAIN_SINCE,
+    TABLE_KINDS,
+    DatabaseObject,
+    ObjectKind,
+    is_of_system,
+    is_reserved,
+)
 from pgrole_controller.core.privileges.grantee import Access, DatabasePrivileges, ObjectPrivileges
-from pgrole_controller.core.privileges.reserved_objects import is_of_system, is_reserved
 from pgrole_controller.core.privileges.routine_signature import normalize_arguments, split_signature
 
 _READ: Mapping[ObjectKind, str] = {

@@ -9,12 +9,25 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Waiting
-from pgrole_controller.core.names import matches, names_itself
-from pgrole_controller.core.policy import FIRST_NORMAL_OID
-from pgrole_controller.core.privileges.acl import TABLE_KINDS, DatabaseObject, ObjectKind
-from pgrole_controller.core.privileges.grantee import Grantee, PrivilegePolicy, PrivilegeRule
+from pgrole_controller.core.names import is_pattern, matches, name_some, names_itself
+from pgrole_controller.core.privileges.acl import (
+    FIRST_NORMAL_OID,
+    MAINTAIN_SINCE,
+    OWN_SCHEMA,
+    POSTGRESQL_SCHEMAS,
+    TABLE_KINDS,
+    DatabaseObject,
+    ObjectKind,
+    is_reserved,
+)
+from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grantee, PrivilegePolicy, PrivilegeRule
 from pgrole_controller.core.privileges.object_patterns import covers
-from pgrole_controller.core.privileges.reserved_objects import OWN_SCHEMA, POSTGRESQL_SCHEMAS, is_reserved
+
+#: What to do about a declaration that concerns these objects.
+NOT_MANAGED = (
+    "privileges on PostgreSQL's own objects are not managed: remove them from spec, and list a predefined role in "
+    "memberOf or have a superuser grant them"
+)
 
 _ASK = "ask the server's administrator"
 _OWNER = f"its owner must be a role of a PgRole in this namespace: change the owner, remove it from spec, or {_ASK}"
@@ -73,6 +86,29 @@ def check_database(policy: PrivilegePolicy, database: str, *, declared: bool = T
     else:
         return None
     return Refused(Reason.NOT_ALLOWED, f'spec.privileges: database "{database}": {why}')
+
+
+def check_declarable(declared: DatabasePrivileges, version: int) -> Refused | None:
+    """Returns which part of the declaration no server supports, or not this version (server_version_num); None if none.
+
+    Of the schemas of PostgreSQL, only objects of extensions can be declared, by exact names.
+    """
+    where = f'spec.privileges: database "{declared.database}"'
+    if version < MAINTAIN_SINCE:
+        for index, one in enumerate(declared.objects):
+            if "MAINTAIN" in one.privileges:
+                return Refused(
+                    Reason.INVALID_SPEC,
+                    f"{where}: objects[{index}].privileges: MAINTAIN requires PostgreSQL 17 or later, this server has "
+                    f"{version // 10000}: remove it",
+                )
+    own = [f"schema {one.schema}" for one in declared.schemas if one.schema in POSTGRESQL_SCHEMAS]
+    for index, one in enumerate(declared.objects):
+        if one.schema in POSTGRESQL_SCHEMAS:
+            own += [f"{one.schema}.{name} (objects[{index}].names)" for name in one.names if is_pattern(name)]
+    if own:
+        return Refused(Reason.INVALID_SPEC, f"{where}: {name_some(own, most=1)}: {NOT_MANAGED}")
+    return None
 
 
 def find_problems(grantee: Grantee, existing: frozenset[str]) -> dict[str, PgRoleError]:

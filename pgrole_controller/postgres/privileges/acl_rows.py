@@ -6,8 +6,14 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from pgrole_controller.core.errors import Reason, Transient
-from pgrole_controller.core.privileges.acl import AclEntry, DatabaseObject, ObjectId, ObjectKind, ObservedAcl
-from pgrole_controller.core.privileges.reserved_objects import TEMPORARY_SCHEMAS
+from pgrole_controller.core.privileges.acl import (
+    TEMPORARY_SCHEMAS,
+    AclEntry,
+    DatabaseObject,
+    ObjectId,
+    ObjectKind,
+    ObservedAcl,
+)
 from pgrole_controller.postgres.rows import Row
 
 T = TypeVar("T")
