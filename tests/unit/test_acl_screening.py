@@ -9,8 +9,7 @@ import pytest
 from pgrole_controller.core.privileges import acl_screening
 from pgrole_controller.core.privileges.acl import AclEntry, DatabaseObject, ObjectId, ObjectKind, ObservedAcl
 from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, decide_privileges
-from pgrole_controller.core.privileges.acl_index import AclIndex
-from pgrole_controller.core.privileges.acl_screening import AclScreening, PrivilegeTerms
+from pgrole_controller.core.privileges.acl_screening import AclScreening, GranteeIndex, PrivilegeTerms
 from pgrole_controller.core.privileges.grantee import (
     Access,
     DatabasePrivileges,
@@ -20,9 +19,8 @@ from pgrole_controller.core.privileges.grantee import (
     PrivilegeRule,
     SchemaAccess,
 )
-from pgrole_controller.core.privileges.grantee_index import GranteeIndex
 from pgrole_controller.core.privileges.object_patterns import compile_privileges
-from pgrole_controller.core.privileges.observed_database import ObservedDatabase
+from pgrole_controller.core.privileges.observed_database import AclIndex, ObservedDatabase
 from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts
 from pgrole_controller.core.request import Key
 

@@ -12,9 +12,8 @@ from pgrole_controller.controller.privileges.role_memory import AppliedState, Ne
 from pgrole_controller.controller.privileges.unrecorded_drifts import UnrecordedDrifts
 from pgrole_controller.core.contest import Moment, postpone
 from pgrole_controller.core.privileges.acl import DatabaseObject, ObjectId
-from pgrole_controller.core.privileges.acl_screening import PrivilegeTerms
+from pgrole_controller.core.privileges.acl_screening import GranteeIndex, PrivilegeTerms
 from pgrole_controller.core.privileges.grantee import Grantee
-from pgrole_controller.core.privileges.grantee_index import GranteeIndex
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_reach import PrivilegeReach
 from pgrole_controller.core.request import Key

@@ -1,10 +1,13 @@
-"""Finds the objects on which a role's privileges may differ from its declaration. No other object needs a decision.
+"""Finds the roles that objects concern, and the objects on which a role's privileges may differ from its declaration.
+
+No other role and no other object needs a decision, so that a change costs nothing for all the others.
 
 What is wanted on an object is found once for all roles with equal terms, and what a role holds is looked up once for
 all objects with the same ACL.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pgrole_controller.core.privileges.acl import ObjectKind, ObservedAcl
@@ -14,6 +17,8 @@ from pgrole_controller.core.privileges.grantee import DatabasePrivileges, Grante
 from pgrole_controller.core.privileges.object_patterns import compile_privileges, count_patterns
 from pgrole_controller.core.privileges.observed_database import NOTHING_HELD, HeldByRole, ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import DifferenceClassifier
+from pgrole_controller.core.privileges.privilege_policy import DatabaseFacts
+from pgrole_controller.core.request import Key
 
 #: Maximum number of objects remembered for all terms together, of 8 bytes each.
 MOST_PLACES = 2_000_000
@@ -130,3 +135,38 @@ def _find_expected(grantee: Grantee, terms: PrivilegeTerms, observed: ObservedDa
             screen = screens[key] = _Screen(obj.owner, observed.held_by_role(acl), exact)
         screen.places.append(place)
     return _EqualTerms(terms, schemas, screens.values())
+
+
+class GranteeIndex:
+    """The roles with privileges in one database, by oid and by the schemas that their declarations name."""
+
+    def __init__(self, facts: DatabaseFacts, grantees: Iterable[Grantee]) -> None:
+        self._by_oid: dict[int, list[Key]] = {}  # two objects while one takes a role over
+        self._by_schema: dict[str, list[Key]] = {}
+        self._wide: dict[re.Pattern[str], list[Key]] = {}
+        self._on_database: list[Key] = []
+        for one in grantees:
+            self._by_oid.setdefault(one.oid, []).append(one.key)
+            declared = one.declared.get(facts.database)
+            if declared is None:
+                continue
+            if declared.on_database:
+                self._on_database.append(one.key)
+            compiled = compile_privileges(declared, facts.version)
+            for name in compiled.schema_names:
+                self._by_schema.setdefault(name, []).append(one.key)
+            if compiled.schema_pattern is not None:
+                self._wide.setdefault(compiled.schema_pattern, []).append(one.key)
+
+    def concerned(self, observed: ObservedDatabase) -> set[Key]:
+        """The roles that may hold something on an object that was read, or declare something for it."""
+        index = observed.index
+        found = {key for oid in index.grantees for key in self._by_oid.get(oid, ())}
+        if index.has_database:
+            found.update(self._on_database)
+        for schema in index.schemas:
+            found.update(self._by_schema.get(schema, ()))
+        for pattern, keys in self._wide.items():
+            if any(map(pattern.fullmatch, index.schemas)):
+                found.update(keys)
+        return found
