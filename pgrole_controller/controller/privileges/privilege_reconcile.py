@@ -50,8 +50,14 @@ from pgrole_controller.core.privileges.acl_decision import PrivilegeDecision, de
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.observed_database import ObservedDatabase
 from pgrole_controller.core.privileges.privilege_difference import PrivilegeDifference, phrases
-from pgrole_controller.core.privileges.privilege_news import announce_drift, announce_extension, describe_drift
-from pgrole_controller.core.privileges.privilege_result import DriftAuthor, PrivilegeDrift, PrivilegeResult
+from pgrole_controller.core.privileges.privilege_result import (
+    DriftAuthor,
+    PrivilegeDrift,
+    PrivilegeResult,
+    announce_drift,
+    announce_extension,
+    describe_drift,
+)
 from pgrole_controller.core.request import Key
 from pgrole_controller.event_loop import run_aside
 from pgrole_controller.postgres.privileges.acl_apply import AppliedAcls
