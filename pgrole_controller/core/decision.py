@@ -22,8 +22,7 @@ from pgrole_controller.core.deletion import decide_deletion
 from pgrole_controller.core.diff import Change, describe_cascades, diff, field_names
 from pgrole_controller.core.enforcement import check_enforceable, has_same_spec, keep_applied, note_generations
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused
-from pgrole_controller.core.excess import excess_changes
-from pgrole_controller.core.maintained import digest_maintained, without_ignored, without_missing
+from pgrole_controller.core.maintained import digest_maintained, excess_changes, without_ignored, without_missing
 from pgrole_controller.core.ownership import check_held, find_held, find_own_claim, find_target, had_role, proves
 from pgrole_controller.core.password import PasswordOrigin, PasswordRecord
 from pgrole_controller.core.password_rules import PasswordDecision, decide_password

@@ -1,11 +1,16 @@
-"""The part of a declared role that the controller maintains: what can exist now and is not left to others."""
+"""The part of a declared role that the controller maintains, and what a role has beyond it.
+
+The controller maintains what can exist now and is not left to others. What a role has beyond what is declared or
+allowed is only taken away.
+"""
 
 from dataclasses import replace
 
+from pgrole_controller.core.diff import Change, RevokeMembership, RevokeOption, SetAttribute, SetParameter, diff
 from pgrole_controller.core.errors import PgRoleError, Reason, Waiting
 from pgrole_controller.core.names import quote_some
-from pgrole_controller.core.policy import References
-from pgrole_controller.core.role import Role, digest
+from pgrole_controller.core.policy import Policy, References, is_reserved, may_pass_on, why_not_joined
+from pgrole_controller.core.role import POWERS, Role, digest
 from pgrole_controller.core.state import Desired
 
 
@@ -51,3 +56,39 @@ def without_ignored(ignore: frozenset[str], desired_role: Role, existing: Role) 
 def digest_maintained(desired: Desired) -> str:
     """Digest of what the controller maintains; ignored fields are not part of it."""
     return digest(without_ignored(desired.ignore, desired.role, Role(desired.role.name)))
+
+
+def excess_changes(
+    policy: Policy, desired_role: Role, existing: Role, references: References, *, drifted: bool
+) -> tuple[Change, ...]:
+    """Returns the changes that take away what `desired_role` lacks. `drifted`: every such difference is certainly
+    drift.
+    """
+    return tuple(
+        change
+        for change in diff(desired_role, existing)
+        if _is_beyond(policy, change, references) or (drifted and _takes_away(change))
+    )
+
+
+def _is_beyond(policy: Policy, change: Change, references: References) -> bool:
+    """Tells whether the change takes away something that no object could declare."""
+    match change:
+        case SetAttribute(attribute=attribute, value=False):
+            return attribute in POWERS and attribute not in policy.attributes
+        case RevokeMembership(group=group):
+            return why_not_joined(policy, group, references) is not None
+        case RevokeOption(group=group, option="admin"):
+            return not may_pass_on(policy, group)
+        case SetParameter(name=name, value=None):
+            return is_reserved(policy, name, references)
+    return False
+
+
+def _takes_away(change: Change) -> bool:
+    match change:
+        case SetAttribute(attribute=attribute, value=False):
+            return attribute in (*POWERS, "login")
+        case SetParameter(value=None) | RevokeMembership() | RevokeOption():
+            return True
+    return False
