@@ -21,7 +21,7 @@ from pgrole_controller.controller.privileges.databases import DatabaseState
 from pgrole_controller.controller.session_keeper import SessionState
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.backoff import Backoff
-from pgrole_controller.core.drift_counts import HourlyDrifts, of_status
+from pgrole_controller.core.drift_record import HourlyDrifts, read_hourly_drifts
 from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.outcome import CONNECTED, Outcome, Phase, of_error
 from pgrole_controller.core.request import Key
@@ -236,7 +236,7 @@ class ServerReporter:
         if now < self._older_crds_until:
             return None
         if uid not in self._drifts:
-            self._drifts[uid] = of_status(written)
+            self._drifts[uid] = read_hourly_drifts(written)
         counted = self._drifts[uid].plus(worker.drift_counts.counted).since(datetime.now(UTC)).to_status()
         if counted == written or (
             written is not None and now - self._drifts_written_at.get(uid, -math.inf) < DRIFT_SECONDS

@@ -17,7 +17,7 @@ import anyio
 
 from pgrole_controller import metrics
 from pgrole_controller.controller.result import Result
-from pgrole_controller.core.drift_counts import HourlyDrifts
+from pgrole_controller.core.drift_record import HourlyDrifts
 from pgrole_controller.core.outcome import Outcome
 from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews
 from pgrole_controller.core.request import Key

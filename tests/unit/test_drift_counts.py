@@ -1,8 +1,8 @@
-"""core/drift_counts: drifts by hour, and which entries of a status count."""
+"""core/drift_record: drifts by hour, and which entries of a status count."""
 
 from datetime import UTC, datetime, timedelta
 
-from pgrole_controller.core.drift_counts import HOURS, MOST, HourlyDrifts, of_status
+from pgrole_controller.core.drift_record import HOURS, MOST_COUNTED, HourlyDrifts, read_hourly_drifts
 
 NOON = datetime(2026, 11, 22, 12, 30, tzinfo=UTC)
 
@@ -17,7 +17,7 @@ def test_drifts_of_one_hour_add_up_and_the_newest_hour_is_first() -> None:
 
 def test_counts_written_to_a_status_are_read_back() -> None:
     counts = HourlyDrifts().add(NOON, corrected=1).add(NOON - timedelta(hours=3), reported=2)
-    assert of_status(counts.to_status()) == counts
+    assert read_hourly_drifts(counts.to_status()) == counts
 
 
 def test_counts_are_kept_for_a_day_and_those_of_the_future_are_discarded() -> None:
@@ -36,10 +36,12 @@ def test_invalid_entries_in_a_status_are_ignored() -> None:
     bad += [{**good, "hour": "9999-12-31T23:59:59-05:00"}]
     nothing: tuple[object, ...] = (None, {}, "text", 5)
     for entries in nothing:
-        assert of_status(entries) == HourlyDrifts()
-    assert of_status([*bad, good, good]).to_status() == [good]
-    assert len(of_status([{**good, "hour": f"{NOON + timedelta(hours=n):%FT%TZ}"} for n in range(500)]).hours) <= 48
+        assert read_hourly_drifts(entries) == HourlyDrifts()
+    assert read_hourly_drifts([*bad, good, good]).to_status() == [good]
+    many = [{**good, "hour": f"{NOON + timedelta(hours=n):%FT%TZ}"} for n in range(500)]
+    assert len(read_hourly_drifts(many).hours) <= 48
 
 
 def test_counts_do_not_grow_beyond_what_the_crd_admits() -> None:
-    assert HourlyDrifts().add(NOON, corrected=MOST).add(NOON, corrected=5).to_status()[0]["corrected"] == MOST
+    counts = HourlyDrifts().add(NOON, corrected=MOST_COUNTED).add(NOON, corrected=5)
+    assert counts.to_status()[0]["corrected"] == MOST_COUNTED
