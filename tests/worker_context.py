@@ -3,13 +3,11 @@
 from typing import cast
 
 from pgrole_controller.controller.background import Background
-from pgrole_controller.controller.context import WorkerContext
-from pgrole_controller.controller.endings import Endings
+from pgrole_controller.controller.context import LiveServers, WorkerContext
 from pgrole_controller.controller.leadership import Leadership
-from pgrole_controller.controller.live_servers import LiveServers
 from pgrole_controller.controller.objects import Objects
 from pgrole_controller.controller.passwords import PasswordTasks
-from pgrole_controller.controller.queue import Queue
+from pgrole_controller.controller.queue import Endings, Queue
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.kube.client import Client
 

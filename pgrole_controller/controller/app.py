@@ -18,24 +18,22 @@ from pgrole_controller import metrics
 from pgrole_controller.api import reading
 from pgrole_controller.controller.background import Background
 from pgrole_controller.controller.cluster_id import read_cluster_id
-from pgrole_controller.controller.context import WorkerContext
+from pgrole_controller.controller.context import LiveServers, WorkerContext
 from pgrole_controller.controller.declaration import ControllerConfig, index_pgserver
-from pgrole_controller.controller.decline import decline
-from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.errors import CannotStart, Misconfigured
 from pgrole_controller.controller.health import Health, Scraper
 from pgrole_controller.controller.leadership import Leadership
-from pgrole_controller.controller.live_servers import LiveServers
 from pgrole_controller.controller.lookup_threads import LookupThreads
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
 from pgrole_controller.controller.passwords import PasswordTasks
 from pgrole_controller.controller.privileges.grantees import Grantees
-from pgrole_controller.controller.queue import Queue
+from pgrole_controller.controller.queue import Endings, Queue
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerConfig
 from pgrole_controller.controller.server_reporter import ServerReporter
 from pgrole_controller.controller.servers import ServerStores, ServerWorkers
+from pgrole_controller.controller.session_keeper import decline
 from pgrole_controller.controller.sources import NO_SERVER, NamespaceSource, PgRoleSource, SecretSource
 from pgrole_controller.controller.telemetry import count_news
 from pgrole_controller.controller.worker import ServerWorker

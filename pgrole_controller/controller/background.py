@@ -20,11 +20,11 @@ from weakref import WeakValueDictionary
 import anyio
 
 from pgrole_controller import logs
-from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.errors import attempt_write, contain, is_unanswered
 from pgrole_controller.controller.fair_queue import FairQueue
 from pgrole_controller.controller.objects import declared_version
 from pgrole_controller.controller.passwords import PasswordTasks
+from pgrole_controller.controller.queue import Endings
 from pgrole_controller.controller.result import Result
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.next_attempt import FailedWrite

@@ -12,10 +12,10 @@ from typing import Any
 import anyio
 
 from pgrole_controller import logs
-from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.errors import attempt_write, contain, is_unanswered
 from pgrole_controller.controller.fair_queue import FairQueue
 from pgrole_controller.controller.objects import generation_of
+from pgrole_controller.controller.queue import Endings
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.status_writer import PendingStatus, StatusWriter, is_about
 from pgrole_controller.core.approval import tell_approval

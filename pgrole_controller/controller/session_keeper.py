@@ -23,11 +23,16 @@ from enum import Enum
 
 import anyio
 
-from pgrole_controller import metrics
+from pgrole_controller import logs, metrics
 from pgrole_controller.controller.context import WorkerContext
-from pgrole_controller.controller.decline import decline
+from pgrole_controller.controller.errors import contain
+from pgrole_controller.controller.objects import Target
+from pgrole_controller.controller.result import Result, refuse
 from pgrole_controller.controller.server_config import ServerConfig
+from pgrole_controller.controller.telemetry import begin_reconciles, count_ending
+from pgrole_controller.core.deletion import add_way_out
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
+from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.reconnect import LONGEST_DELAY, Cause, Outage, add_failure
 from pgrole_controller.core.request import Key, Rank, RequestReason
 from pgrole_controller.logs import describe_error
@@ -44,6 +49,10 @@ REPORT_OUTAGE_SECONDS = 5.0
 
 #: A session that ended sooner than this, in seconds, counts as a failure to connect.
 HEALTHY_SECONDS = 10.0
+
+#: Between two unchanged objects on which an outage is reported, in seconds: when the server is back, each of these
+#: statuses has to be written again.
+OUTAGE_REPORT_PAUSE = 0.01
 
 
 class SessionState(Enum):
@@ -249,3 +258,39 @@ class SessionKeeper:
         reported = Transient(Reason.SERVER_NOT_READY, f'server "{name}": {self.trouble.message}')
         with anyio.move_on_after(delay):
             await decline(self._context, name, lambda _: reported, self.changed)
+
+
+async def decline(
+    context: WorkerContext, server: str, find_error: Callable[[Key], PgRoleError], changed: set[Key] | None = None
+) -> None:
+    """Reconciles without a server: reports an error on the objects of `server` that are due, until cancelled or the
+    queue is closed. Also for objects whose PgServer does not exist.
+
+    `find_error` is called for each object. `changed`: during an outage, collects the keys of objects that changed; the
+    others are reported with pauses.
+    """
+    while items := await context.queue.take(server, 1):
+        (item,) = items
+        if changed is not None and item.rank is Rank.CHANGE:
+            changed.add(item.key)
+        try:
+            with logs.tracing(begin_reconciles(server, items).batch):
+                context.background.take(item.key)  # what was prepared is old when the server is back
+                result = _declined(context.objects.read(item.key, None, ServerPolicy()), find_error(item.key))
+                count_ending(server, result)
+                context.reporter.report(result)
+        except Exception as unexpected:  # noqa: BLE001 -- this object's error
+            contain(unexpected, item.key)
+            context.endings.fail(item.key)
+        if changed is not None and item.rank > Rank.CHANGE and not item.failures:
+            await anyio.sleep(OUTAGE_REPORT_PAUSE)
+
+
+def _declined(target: Target, error: PgRoleError) -> Result:
+    desired = target.desired
+    if target.finalizer is False or (desired and desired.terminating and not desired.drop):
+        return Result(target, done_with=True)  # it can be deleted without the server
+    if target.stored is None or target.quiet:
+        return Result(target)
+    problem = target.error or error
+    return refuse(target, add_way_out(problem) if desired and desired.terminating else problem)

@@ -14,10 +14,9 @@ import pytest
 
 from pgrole_controller.controller import background as background_module
 from pgrole_controller.controller.background import EMPTYING, EMPTYING_OF_NAMESPACE, Background, EmptyingLimits
-from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.objects import Target, index_pgrole
 from pgrole_controller.controller.passwords import PasswordTasks
-from pgrole_controller.controller.queue import Queue
+from pgrole_controller.controller.queue import Endings, Queue
 from pgrole_controller.controller.result import Result
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.contest import Contests

@@ -1,10 +1,9 @@
-"""controller/endings: when a key is due again after a reconcile, including confirmations left by earlier ones."""
+"""controller/queue: when a key is due again after a reconcile, including confirmations left by earlier ones."""
 
 import anyio
 
-from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.objects import Target
-from pgrole_controller.controller.queue import Queue
+from pgrole_controller.controller.queue import Endings, Queue
 from pgrole_controller.controller.result import Result
 from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.next_attempt import CONFIRM_SECONDS

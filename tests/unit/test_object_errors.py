@@ -14,22 +14,21 @@ from hypothesis import strategies as st
 
 from pgrole_controller import logs, metrics
 from pgrole_controller.controller import background as background_module
-from pgrole_controller.controller import decline as decline_module
 from pgrole_controller.controller import objects as objects_module
 from pgrole_controller.controller import observation as observation_module
 from pgrole_controller.controller import reconcile as reconcile_module
 from pgrole_controller.controller import result as result_module
+from pgrole_controller.controller import session_keeper as session_keeper_module
 from pgrole_controller.controller.background import EmptyingLimits
-from pgrole_controller.controller.decline import decline
-from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, Target, index_by_owner, index_pgrole, role_of, server_of
 from pgrole_controller.controller.privileges.grantees import Grantees
-from pgrole_controller.controller.queue import Queue
+from pgrole_controller.controller.queue import Endings, Queue
 from pgrole_controller.controller.reconcile import WorkerMemory, reconcile
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.server_config import ServerConfig
+from pgrole_controller.controller.session_keeper import decline
 from pgrole_controller.controller.sources import PgRoleSource
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.connection_secret import Address
@@ -326,14 +325,14 @@ async def test_an_outage_is_reported_on_other_objects_despite_an_object_that_fai
             if len(reported) == len(WELL):
                 tasks.cancel_scope.cancel()
 
-    real = decline_module._declined
+    real = session_keeper_module._declined
 
     def poisoned(target: Target, error: Any) -> Result:
         if target.key == POISONED:
             raise Poison
         return real(target, error)
 
-    monkeypatch.setattr(decline_module, "_declined", poisoned)
+    monkeypatch.setattr(session_keeper_module, "_declined", poisoned)
     queue = Queue()
     for key in (POISONED, *WELL):
         queue.put("default", Request(key, RequestReason.OBJECT))

@@ -8,11 +8,10 @@ import anyio
 import pytest
 
 from pgrole_controller import metrics
-from pgrole_controller.controller.endings import Endings
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, Target, index_by_owner, index_pgrole
 from pgrole_controller.controller.privileges.grantees import Grantees
-from pgrole_controller.controller.queue import Queue
+from pgrole_controller.controller.queue import Endings, Queue
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.sources import PgRoleSource

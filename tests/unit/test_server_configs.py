@@ -15,8 +15,8 @@ import pytest
 
 from pgrole_controller import metrics
 from pgrole_controller.controller import servers as module
+from pgrole_controller.controller.context import LiveServers
 from pgrole_controller.controller.declaration import ControllerConfig, index_pgserver, read_declaration
-from pgrole_controller.controller.live_servers import LiveServers
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.controller.servers import DENIED_SECONDS, ServerStores, ServerWorkers
 from pgrole_controller.controller.session_keeper import SessionState
