@@ -6,7 +6,7 @@ for what was read back from the database.
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -16,12 +16,9 @@ from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.objects import Objects, Target
 from pgrole_controller.controller.observation import read_observed, server_of_session
 from pgrole_controller.controller.privileges.grantee_publisher import GranteePublisher, add_results, withdraw_unread
-from pgrole_controller.controller.privileges.grantees import Grantees
-from pgrole_controller.controller.read_back import ReadBack, ReadBackCache
 from pgrole_controller.controller.result import Attempt, Result, current_moment, refuse, unread
 from pgrole_controller.controller.server_config import ServerConfig
-from pgrole_controller.controller.telemetry import OwnChanges
-from pgrole_controller.controller.verifiers import Verifiers
+from pgrole_controller.controller.worker_memory import OwnChanges, ReadBack, Verifiers, WorkerMemory
 from pgrole_controller.core.contest import Contests
 from pgrole_controller.core.database_options import AuditSource
 from pgrole_controller.core.decision import ROUNDS, decide, decide_absent
@@ -44,19 +41,6 @@ log = logging.getLogger(__name__)
 Prepared: TypeAlias = Mapping[Key, PasswordResult | ReassignResult]
 
 _NOTHING_PREPARED: Prepared = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerMemory:
-    """What one worker remembers between reconciles: a cache that is safe to lose."""
-
-    verifiers: Verifiers = field(default_factory=Verifiers)
-    own_changes: OwnChanges = field(default_factory=OwnChanges)  # of the session
-    read_back: ReadBackCache = field(default_factory=ReadBackCache)  # of the session
-    grantees: Grantees = field(default_factory=Grantees)  # shared with every worker
-
-    def of_next_session(self) -> "WorkerMemory":
-        return WorkerMemory(self.verifiers, grantees=self.grantees)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import anyio
 
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.objects import Target, generation_of
-from pgrole_controller.controller.read_back import ReadBackCache
+from pgrole_controller.controller.worker_memory import ReadBackCache
 from pgrole_controller.core.approval import Approval, RoleOffer
 from pgrole_controller.core.claim import Claim
 from pgrole_controller.core.contest import Contests, Moment, Suspect

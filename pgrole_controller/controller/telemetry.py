@@ -1,11 +1,7 @@
 """Telemetry of reconciles: results and durations, ids in the log, and the delay of detection.
 
-The id of a reconcile leads through the log from its request to the status that it wrote. The controller's own changes
-come back as notifications like all others, and the time that takes is the delay of detection. It is measured from the
-answer to the transaction, shortly after the commit. An own change without a notification becomes overdue.
-
-Caveats: a drift of the same role in between counts as the own change. A notification before the answer may be about the
-cause of the change, and is not counted.
+The id of a reconcile leads through the log from its request to the status that it wrote. The delay of detection is the
+time that the controller's own changes take to come back as notifications: see OwnChanges.
 """
 
 import logging
@@ -17,6 +13,7 @@ import anyio
 
 from pgrole_controller import metrics
 from pgrole_controller.controller.result import Result
+from pgrole_controller.controller.worker_memory import OwnChanges
 from pgrole_controller.core.drift_record import HourlyDrifts
 from pgrole_controller.core.outcome import Outcome
 from pgrole_controller.core.privileges.privilege_result import News, PrivilegeNews
@@ -25,53 +22,6 @@ from pgrole_controller.core.workqueue import WorkItem
 from pgrole_controller.logs import batch_member_id, new_reconcile_id, tracing
 
 log = logging.getLogger(__name__)
-
-#: Time after which the notification of an own change is overdue, and after which it is no longer expected, in seconds.
-OVERDUE = 30.0
-KEPT = 300.0
-
-#: Maximum number of expected notifications: after a change of thousands of roles, the first ones suffice.
-MOST = 1000
-
-
-class OwnChanges:
-    """Roles changed in one session whose notification has not arrived. Times are in seconds of one clock."""
-
-    def __init__(self) -> None:
-        self._changing: set[str] = set()
-        self._early: set[str] = set()  # notified during the transaction
-        self._expected: dict[str, float] = {}  # role name → when the first change was answered; the oldest first
-
-    def begin(self, role_names: Iterable[str]) -> None:
-        """Notes that a transaction begins that changes these roles; `commit` ends it."""
-        self._changing = set(role_names)
-
-    def commit(self, changed: Iterable[str], now: float) -> None:
-        """Notes that the transaction ended and changed these roles."""
-        for name in changed:
-            if name in self._changing and name not in self._early and len(self._expected) < MOST:
-                self._expected.setdefault(name, now)
-        self._changing, self._early = set(), set()
-
-    def notice(self, role_names: Iterable[str] | None, now: float) -> list[float]:
-        """Handles a notification of these roles; None: any role. Returns the seconds since each own change."""
-        names = set(self._expected) | self._changing if role_names is None else set(role_names)
-        self._early |= self._changing & names
-        return [max(now - self._expected.pop(name), 0.0) for name in names if name in self._expected]
-
-    def expects(self, role_name: str) -> bool:
-        """Whether a notification that names this role now is probably about an own change."""
-        return role_name in self._expected or role_name in self._changing
-
-    def discard(self, role_name: str) -> None:
-        """Notes that the change had no effect, so no notification follows."""
-        self._expected.pop(role_name, None)
-
-    def overdue(self, now: float) -> int:
-        for name, since in list(self._expected.items()):
-            if now - since > KEPT:
-                del self._expected[name]
-        return sum(now - since > OVERDUE for since in self._expected.values())
 
 
 class BatchMetrics:

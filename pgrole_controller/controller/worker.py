@@ -27,17 +27,17 @@ from pgrole_controller.controller.orphans import OrphanTimer
 from pgrole_controller.controller.privileges.databases import Databases
 from pgrole_controller.controller.privileges.grantee_publisher import take_news
 from pgrole_controller.controller.queue import Pace
-from pgrole_controller.controller.reconcile import WorkerMemory, reconcile
+from pgrole_controller.controller.reconcile import reconcile
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.controller.session_keeper import SessionKeeper, SessionState
 from pgrole_controller.controller.telemetry import (
     BatchMetrics,
     DriftCounts,
-    OwnChanges,
     begin_reconciles,
     count_notification,
 )
+from pgrole_controller.controller.worker_memory import OwnChanges, WorkerMemory
 from pgrole_controller.core.database_options import AuditSource
 from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason

@@ -24,13 +24,14 @@ from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, Target, index_by_owner, index_pgrole, role_of, server_of
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.queue import Endings, Queue
-from pgrole_controller.controller.reconcile import WorkerMemory, reconcile
+from pgrole_controller.controller.reconcile import reconcile
 from pgrole_controller.controller.reporter import Reporter
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.server_config import ServerConfig
 from pgrole_controller.controller.session_keeper import decline
 from pgrole_controller.controller.sources import PgRoleSource
 from pgrole_controller.controller.worker import ServerWorker
+from pgrole_controller.controller.worker_memory import WorkerMemory
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.desired import desired_role_of
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient

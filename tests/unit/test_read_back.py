@@ -1,4 +1,4 @@
-"""controller/read_back: after our own change, reconciles only compare; any difference leads to a full reconcile."""
+"""controller/worker_memory: after our own change, reconciles only compare; any difference leads to a full reconcile."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -10,10 +10,10 @@ import pytest
 
 from pgrole_controller.controller.namespaces import Namespaces
 from pgrole_controller.controller.objects import Objects, index_by_owner, index_pgrole
-from pgrole_controller.controller.read_back import KEPT_SECONDS, LAST_SECONDS
-from pgrole_controller.controller.reconcile import WorkerMemory, reconcile
+from pgrole_controller.controller.reconcile import reconcile
 from pgrole_controller.controller.result import Result
 from pgrole_controller.controller.server_config import ServerConfig
+from pgrole_controller.controller.worker_memory import KEPT_SECONDS, LAST_SECONDS, WorkerMemory
 from pgrole_controller.core.claim import Claim, Generations
 from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import PgRoleError, Reason, Transient
