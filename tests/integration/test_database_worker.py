@@ -18,15 +18,14 @@ import pytest
 from bench.privilege_repairs import MIXED
 from pgrole_controller import metrics
 from pgrole_controller.controller.privileges import (
+    complete_reads,
     database_worker,
-    full_reads,
-    further_reads,
     large_rounds,
     privilege_attribution,
     privilege_reconcile,
     small_rounds,
 )
-from pgrole_controller.controller.privileges.full_reads import FullReads
+from pgrole_controller.controller.privileges.complete_reads import CompleteReads
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.privileges.privilege_round import run_round
 from pgrole_controller.core import contest as contests
@@ -576,17 +575,17 @@ async def test_a_transaction_with_more_events_than_recorded_is_corrected_complet
 async def test_commands_that_cause_complete_reads_get_a_part_of_the_time_and_delay_no_correction(
     world: DatabaseWorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(full_reads, "_REST_TIMES", 1e9)
-    monkeypatch.setattr(full_reads, "_LONGEST_REST", 3600.0)
+    monkeypatch.setattr(complete_reads, "_REST_TIMES", 1e9)
+    monkeypatch.setattr(complete_reads, "_LONGEST_REST", 3600.0)
     looks = list[Scope]()
-    moderate = FullReads.moderate
+    moderate = CompleteReads.moderate
 
-    def note_moderated(self: FullReads, to_read: PrivilegeRead, now: float, *, forced: bool) -> PrivilegeRead:
+    def note_moderated(self: CompleteReads, to_read: PrivilegeRead, now: float, *, forced: bool) -> PrivilegeRead:
         found = moderate(self, to_read, now, forced=forced)
         looks.append(found.scope)
         return found
 
-    monkeypatch.setattr(FullReads, "moderate", note_moderated)
+    monkeypatch.setattr(CompleteReads, "moderate", note_moderated)
     world.declare(READ)
     async with world.working():
         await world.wait_settled()
@@ -817,7 +816,7 @@ async def test_a_role_that_is_not_as_declared_causes_no_full_read_for_unrelated_
     for name in ("_RETRY", "_LOCK_RETRY"):
         monkeypatch.setattr(database_worker, name, Backoff(3600.0, 3600.0))
     for name in ("_REST_TIMES", "_LONGEST_REST"):
-        monkeypatch.setattr(further_reads, name, 1e9)
+        monkeypatch.setattr(complete_reads, name, 1e9)
     monkeypatch.setattr(contests, "FIRST_DELAY", 3600.0)
     await world.hand.execute("CREATE SCHEMA elsewhere")
     world.declare(READ, report_only=cause == "reported")

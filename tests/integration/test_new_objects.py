@@ -7,8 +7,8 @@ import anyio
 import pytest
 
 from pgrole_controller.controller.privileges import (
+    complete_reads,
     database_worker,
-    further_reads,
     privilege_memory,
     small_rounds,
 )
@@ -104,7 +104,7 @@ async def test_a_table_that_could_not_be_granted_stays_new_while_others_change(
     monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
     monkeypatch.setattr(database_worker, "_RETRY", Backoff(3600.0, 3600.0))
     for name in ("_REST_TIMES", "_LONGEST_REST"):
-        monkeypatch.setattr(further_reads, name, 1e9)
+        monkeypatch.setattr(complete_reads, name, 1e9)
     world.declare(READ)
     async with world.working() as worker:
         await world.wait_settled()
@@ -139,7 +139,7 @@ async def test_a_table_made_before_everything_is_read_for_one_role_stays_new_to_
 ) -> None:
     monkeypatch.setattr(UnexplainedWrites, "ask", find_nothing)
     for name in ("_REST_TIMES", "_LONGEST_REST"):
-        monkeypatch.setattr(further_reads, name, 0.0)
+        monkeypatch.setattr(complete_reads, name, 0.0)
     monkeypatch.setattr(small_rounds, "_SHORT_SECONDS", 3600.0)
     world.declare(READ, report_only=True)
     other = world.declare_other(READ)

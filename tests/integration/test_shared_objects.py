@@ -7,8 +7,8 @@ import anyio
 import pytest
 
 from pgrole_controller.controller.privileges import database_worker
+from pgrole_controller.controller.privileges.complete_reads import FurtherReads
 from pgrole_controller.controller.privileges.database_worker import DatabaseWorker
-from pgrole_controller.controller.privileges.further_reads import FurtherReads
 from pgrole_controller.controller.privileges.privilege_reconcile import PrivilegeReconcile
 from pgrole_controller.controller.privileges.privilege_round import run_round
 from pgrole_controller.core.privileges.acl import ObjectKind
@@ -102,8 +102,13 @@ async def test_a_reported_drift_that_must_wait_to_be_read_has_its_author_althoug
     async with world.working() as worker:
         await world.wait_other_settled()
         await world.wait_settled()
+
+        def put_off(reads: FurtherReads, keys: frozenset[Key], _now: float) -> frozenset[Key]:
+            reads.put_off(keys)
+            return frozenset()
+
         with monkeypatch.context() as full:
-            full.setattr(FurtherReads, "may_begin", lambda _reads, _now: False)
+            full.setattr(FurtherReads, "admit", put_off)
             full.setattr(FurtherReads, "due", lambda _reads, _now: frozenset())
             await world.hand.execute(f"GRANT DELETE ON app.orders TO {world.role}")
 

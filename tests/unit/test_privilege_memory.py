@@ -8,7 +8,6 @@ import anyio
 import pytest
 
 from pgrole_controller.controller.privileges import privilege_memory
-from pgrole_controller.controller.privileges.further_reads import FurtherReads
 from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
 from pgrole_controller.controller.privileges.role_memory import NewObjects, RoleMemory
 from pgrole_controller.controller.privileges.small_rounds import Notice
@@ -227,22 +226,6 @@ def test_any_changed_spec_ends_a_contest() -> None:
         assert memory.role(changed, "orders") is role
         assert not memory.is_contested(READER.key)
         assert memory.role(changed, "orders").contests == {}
-
-
-def test_further_reads_use_a_tenth_of_the_time_and_waiting_roles_are_due_after_the_pause() -> None:
-    reads = FurtherReads()
-    both = frozenset({READER.key, OTHER.key})
-    assert reads.admit(both, 100.0) == both
-    reads.note(100.0, 100.5)
-    assert reads.next == math.inf
-    assert reads.admit(both, 104.9) == frozenset()
-    assert reads.next == 105.0
-    assert reads.due(104.9) == frozenset()
-    assert reads.due(105.0) == both
-    reads.finish(frozenset({READER.key}))
-    assert reads.due(105.0) == {OTHER.key}
-    reads.note(105.0, 1105.0)
-    assert reads.due(1115.0) == {OTHER.key}
 
 
 async def test_a_notice_outlasts_the_end_of_what_small_rounds_ran_beside() -> None:

@@ -11,7 +11,7 @@ import anyio
 
 from pgrole_controller.controller.errors import contain
 from pgrole_controller.controller.privileges import large_rounds
-from pgrole_controller.controller.privileges.further_reads import FurtherReads
+from pgrole_controller.controller.privileges.complete_reads import FurtherReads
 from pgrole_controller.controller.privileges.interruptions import Interruptions, read_beside
 from pgrole_controller.core.privileges.acl_screening import PrivilegeTerms
 from pgrole_controller.core.privileges.adoption_findings import answer_for, is_cut

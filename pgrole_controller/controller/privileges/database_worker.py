@@ -20,7 +20,7 @@ import anyio
 
 from pgrole_controller import metrics
 from pgrole_controller.controller.leadership import Leadership
-from pgrole_controller.controller.privileges.full_reads import FullReads
+from pgrole_controller.controller.privileges.complete_reads import CompleteReads
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.privileges.privilege_memory import PrivilegeMemory
 from pgrole_controller.controller.privileges.privilege_reconcile import RoundContext
@@ -109,7 +109,7 @@ class DatabaseWorker:
         self._scope: anyio.CancelScope | None = None
         self._fence: Fence | None = None  # of the last turn
         self.memory = PrivilegeMemory()
-        self._full_reads = FullReads()
+        self._complete_reads = CompleteReads()
         self._retries: dict[Key, tuple[int, float]] = {}  # failures in a row, and the time of the next attempt
 
     def note_grantee(self, key: Key) -> None:
@@ -319,7 +319,7 @@ class DatabaseWorker:
             if to_read.is_needed or keys or now >= self.memory.drifts.record_at:
                 rest = 0.0
                 await self._round(session, to_read, keys, since)
-                self._full_reads.note(began, anyio.current_time())
+                self._complete_reads.note(began, anyio.current_time())
                 if self.memory.is_full and to_read.scope is not Scope.FULL:
                     self.note_everything()
                 if not prepared:
@@ -327,7 +327,7 @@ class DatabaseWorker:
                     await session.prepare()
             else:
                 rest = _REST.longer(rest)
-            wait = min(resync_at, self._next_retry(), self._full_reads.due) - anyio.current_time()
+            wait = min(resync_at, self._next_retry(), self._complete_reads.due) - anyio.current_time()
             with anyio.move_on_after(max(wait, 0.0)):
                 await self._wake.wait()
             await anyio.sleep(max(began + max(COALESCE_SECONDS, rest) - anyio.current_time(), 0.0))
@@ -342,7 +342,7 @@ class DatabaseWorker:
         if since < math.inf or everything:
             async with session.lock:
                 to_read |= await session.next_read()
-        to_read = self._full_reads.moderate(to_read, now, forced=everything)
+        to_read = self._complete_reads.moderate(to_read, now, forced=everything)
         if self._database_changed:
             self._database_changed = False
             await session.check_database()

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pgrole_controller.controller.privileges.further_reads import FurtherReads
+from pgrole_controller.controller.privileges.complete_reads import FurtherReads
 from pgrole_controller.controller.privileges.role_memory import AppliedState, NewObjects, RoleMemory
 from pgrole_controller.controller.privileges.unrecorded_drifts import UnrecordedDrifts
 from pgrole_controller.core.contest import Moment, postpone

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import anyio
 
-from pgrole_controller.controller.privileges.further_reads import FurtherReads
+from pgrole_controller.controller.privileges.complete_reads import Rest
 from pgrole_controller.controller.privileges.privilege_reconcile import PrivilegeReconcile, RoundContext
 from pgrole_controller.core.privileges.acl import ObjectId
 from pgrole_controller.core.privileges.grantee import Grantee
@@ -75,7 +75,7 @@ class SmallRounds:
         self._busy = set(busy)
         self._notice = notice
         self._report = report
-        self._recent = FurtherReads()
+        self._rest = Rest()  # between reads of recent rows
         self._turns = Turns()
         self._begins = anyio.current_time() + _SHORT_SECONDS
         self._looked_at = anyio.current_time()
@@ -140,7 +140,7 @@ class SmallRounds:
         """Recent rows may be many, in a large round also those that it wrote itself: they get a tenth of the time."""
         if to_read.defaults or to_read.scope not in (Scope.NAMED, Scope.RECENT):
             return False
-        return to_read.scope is Scope.NAMED or self._recent.may_begin(anyio.current_time())
+        return to_read.scope is Scope.NAMED or self._rest.is_over(anyio.current_time())
 
     async def _run(self, some: Sequence[Grantee], to_read: PrivilegeRead, since: float) -> None:
         began, memory = anyio.current_time(), self._context.memory
@@ -159,7 +159,7 @@ class SmallRounds:
         self._new |= new
         self._counts |= {result.key: result.drift_count for result in results}
         if to_read.scope is Scope.RECENT:
-            self._recent.note(began, anyio.current_time())
+            self._rest.begin(began, anyio.current_time())
         self._report(results, since)
         memory.repaired_at = before
 

@@ -1,24 +1,28 @@
-"""controller/privileges/full_reads: DDL causes complete reads during a tenth of the time at most."""
+"""controller/privileges/complete_reads: events cause complete reads during a tenth of the time at most."""
 
 import math
 from dataclasses import replace
 
-from pgrole_controller.controller.privileges.full_reads import FullReads
+from pgrole_controller.controller.privileges.complete_reads import CompleteReads, FurtherReads
+from pgrole_controller.core.request import Key
 from pgrole_controller.postgres.privileges.ddl_events import EVERYTHING, PrivilegeRead, Scope
 
 #: After an event that asks for everything, and after another one.
 FAR = PrivilegeRead(Scope.FULL, xid=7, defaults=True)
 NAMED = PrivilegeRead(Scope.NAMED, names=frozenset({"orders"}), xid=8)
+ONE, OTHER = Key("shop", "app"), Key("shop", "other")
 
 
-def read(reads: FullReads, to_read: PrivilegeRead, began: float, took: float, *, forced: bool = False) -> PrivilegeRead:
+def read(
+    reads: CompleteReads, to_read: PrivilegeRead, began: float, took: float, *, forced: bool = False
+) -> PrivilegeRead:
     found = reads.moderate(to_read, began, forced=forced)
     reads.note(began, began + took)
     return found
 
 
 def test_after_a_complete_read_that_an_event_caused_only_what_is_recent_is_read_at_once() -> None:
-    reads = FullReads()
+    reads = CompleteReads()
     assert read(reads, FAR, 100.0, 0.5) == FAR
     assert reads.due == math.inf
     assert read(reads, FAR, 101.0, 0.1) == replace(FAR, scope=Scope.RECENT)
@@ -32,7 +36,7 @@ def test_after_a_complete_read_that_an_event_caused_only_what_is_recent_is_read_
 
 
 def test_the_pause_is_bounded_and_what_no_event_asked_for_begins_none() -> None:
-    reads = FullReads()
+    reads = CompleteReads()
     assert read(reads, EVERYTHING | FAR, 100.0, 60.0, forced=True).scope is Scope.FULL
     assert read(reads, FAR, 160.0, 60.0) == FAR
     assert read(reads, FAR, 229.9, 0.1).scope is Scope.RECENT
@@ -40,9 +44,25 @@ def test_the_pause_is_bounded_and_what_no_event_asked_for_begins_none() -> None:
 
 
 def test_a_forced_read_includes_what_was_put_off_and_a_fingerprint_is_never_put_off() -> None:
-    reads = FullReads()
+    reads = CompleteReads()
     read(reads, FAR, 100.0, 1.0)
     assert read(reads, EVERYTHING, 101.5, 0.1) == EVERYTHING
     assert read(reads, FAR, 102.0, 0.1).scope is Scope.RECENT
     assert read(reads, EVERYTHING, 102.1, 0.1, forced=True) == EVERYTHING | FAR
     assert reads.due == math.inf
+
+
+def test_further_reads_use_a_tenth_of_the_time_and_waiting_roles_are_due_after_the_pause() -> None:
+    reads = FurtherReads()
+    both = frozenset({ONE, OTHER})
+    assert reads.admit(both, 100.0) == both
+    reads.note(100.0, 100.5)
+    assert reads.next == math.inf
+    assert reads.admit(both, 104.9) == frozenset()
+    assert reads.next == 105.0
+    assert reads.due(104.9) == frozenset()
+    assert reads.due(105.0) == both
+    reads.finish(frozenset({ONE}))
+    assert reads.due(105.0) == {OTHER}
+    reads.note(105.0, 1105.0)
+    assert reads.due(1115.0) == {OTHER}
