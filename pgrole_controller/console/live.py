@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import anyio
 from aiohttp import web
 
-from pgrole_controller.signals import Signal
+from pgrole_controller.event_loop import Signal
 
 #: Changes within this many seconds are sent together.
 COALESCE_SECONDS = 0.04

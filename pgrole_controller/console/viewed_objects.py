@@ -11,10 +11,10 @@ from weakref import ref as weakref
 
 from pgrole_controller.console.object_fields import BRIEF, keep_fields
 from pgrole_controller.core.request import Key
+from pgrole_controller.event_loop import Signal
 from pgrole_controller.kube.store import Change, Store
 from pgrole_controller.kube.stored_object import Stored, pack
 from pgrole_controller.kube.unvalidated import limit_depth
-from pgrole_controller.signals import Signal
 
 #: Objects of a list after which open pages show how many arrived.
 PROGRESS = 1000

@@ -18,6 +18,7 @@ from pgrole_controller.console.scope import MOST_WATCHED, ViewScope, ask_name, f
 from pgrole_controller.console.snapshot import FetchedObject, Snapshot
 from pgrole_controller.console.viewed_objects import SharedObjects, ViewedObjects, ViewedStore, ViewerRoom
 from pgrole_controller.core.request import Key
+from pgrole_controller.event_loop import Signal
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import AnswerTooLong, ApiError, KubeError, NotConfigured
 from pgrole_controller.kube.reflector import WatchTiming, reflect
@@ -25,7 +26,6 @@ from pgrole_controller.kube.resource import PGROLES, PGSERVERS
 from pgrole_controller.kube.store import Change
 from pgrole_controller.kube.stored_object import Stored
 from pgrole_controller.kube.transport import Reachability
-from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 

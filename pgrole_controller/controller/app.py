@@ -39,6 +39,7 @@ from pgrole_controller.controller.telemetry import count_news
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
+from pgrole_controller.event_loop import Signal, unless
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.election import Elector
 from pgrole_controller.kube.errors import KubeError, WrongKubeconfig
@@ -47,7 +48,6 @@ from pgrole_controller.kube.lease import Term
 from pgrole_controller.kube.reflector import reflect
 from pgrole_controller.kube.resource import CONFIGMAPS, NAMESPACES, PGROLES, PGSERVERS, SECRETS
 from pgrole_controller.kube.store import Store
-from pgrole_controller.signals import Signal, unless
 
 log = logging.getLogger(__name__)
 

@@ -28,13 +28,13 @@ from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.privileges.privilege_result import DriftAuthor, Evidence
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.role_drift import FoundCause, RoleDrift
+from pgrole_controller.event_loop import Signal
 from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.connection import Connection, connect
 from pgrole_controller.postgres.drift_history import MOST_RECORDED, RecordedDrift, record_at_home
 from pgrole_controller.postgres.errors import sqlstate_of
 from pgrole_controller.postgres.role_attribution import RoleAttribution, read_role_xmins
 from pgrole_controller.postgres.session import Session
-from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 

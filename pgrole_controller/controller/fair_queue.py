@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 import anyio
 
-from pgrole_controller.signals import Signal
+from pgrole_controller.event_loop import Signal
 
 Item = TypeVar("Item")
 

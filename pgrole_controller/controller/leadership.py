@@ -6,9 +6,9 @@ each database that no other process leads.
 
 from collections.abc import Awaitable, Callable
 
+from pgrole_controller.event_loop import Signal
 from pgrole_controller.kube.lease import Term
 from pgrole_controller.postgres.fence import Candidate
-from pgrole_controller.signals import Signal
 
 #: After Kubernetes is back and until everything is listed, `away` returns this value, in seconds.
 BACK_SECONDS = 1.0

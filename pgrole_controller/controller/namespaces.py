@@ -20,11 +20,11 @@ import anyio
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.errors import Reason, Waiting
 from pgrole_controller.core.request import Key
+from pgrole_controller.event_loop import Signal
 from pgrole_controller.kube.errors import BadStream, KubeError
 from pgrole_controller.kube.resource import NAMESPACES
 from pgrole_controller.kube.store import Store
 from pgrole_controller.kube.unvalidated import parse
-from pgrole_controller.signals import Signal
 
 if TYPE_CHECKING:
     from pgrole_controller.kube.client import Client

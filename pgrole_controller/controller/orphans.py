@@ -17,8 +17,8 @@ from pgrole_controller.controller.session_keeper import SessionKeeper, SessionSt
 from pgrole_controller.core.errors import PgRoleError
 from pgrole_controller.core.plan import Plan
 from pgrole_controller.core.request import Key
+from pgrole_controller.event_loop import Signal
 from pgrole_controller.postgres.session import Session
-from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 

@@ -32,10 +32,10 @@ from pgrole_controller.controller.server_config import DEFAULT_SERVER, ServerCon
 from pgrole_controller.controller.worker import ServerWorker
 from pgrole_controller.core.errors import PgRoleError, Reason, Refused, Transient, Waiting
 from pgrole_controller.core.request import Key, Rank, RequestReason
+from pgrole_controller.event_loop import Signal
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.store import Change, Store
 from pgrole_controller.kube.stored_object import Stored
-from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 

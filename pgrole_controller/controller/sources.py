@@ -14,9 +14,9 @@ from pgrole_controller.controller.objects import Objects, declared_version, is_o
 from pgrole_controller.controller.privileges.grantees import Grantees
 from pgrole_controller.controller.queue import Queue
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
+from pgrole_controller.event_loop import Signal
 from pgrole_controller.kube.store import Change, Store
 from pgrole_controller.kube.stored_object import Stored
-from pgrole_controller.signals import Signal
 
 #: Name of the queue for objects whose PgServer does not exist.
 NO_SERVER = ""

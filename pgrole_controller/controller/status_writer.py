@@ -30,6 +30,7 @@ from pgrole_controller.core.errors import Reason
 from pgrole_controller.core.outcome import Outcome, of_error
 from pgrole_controller.core.request import Key
 from pgrole_controller.core.status import StatusDetails, build_status
+from pgrole_controller.event_loop import Signal
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable
 from pgrole_controller.kube.resource import PGROLES
@@ -37,7 +38,6 @@ from pgrole_controller.kube.server_side_apply import apply_status, unchanged
 from pgrole_controller.kube.store import Store
 from pgrole_controller.kube.stored_object import Stored
 from pgrole_controller.kube.unvalidated import mapping, whole
-from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 

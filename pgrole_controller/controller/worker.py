@@ -42,8 +42,8 @@ from pgrole_controller.core.database_options import AuditSource
 from pgrole_controller.core.errors import PgRoleError, Reason
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.core.workqueue import WorkItem
+from pgrole_controller.event_loop import Signal
 from pgrole_controller.postgres.session import Session
-from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 

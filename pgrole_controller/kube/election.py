@@ -26,6 +26,7 @@ import anyio
 
 from pgrole_controller import metrics
 from pgrole_controller.core.request import Key
+from pgrole_controller.event_loop import Signal
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, BadStream, Unreachable, is_away
 from pgrole_controller.kube.events import micro_time
@@ -44,7 +45,6 @@ from pgrole_controller.kube.reflector import reflect
 from pgrole_controller.kube.resource import LEASES
 from pgrole_controller.kube.store import Change, Store, is_older
 from pgrole_controller.kube.unvalidated import parse
-from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 

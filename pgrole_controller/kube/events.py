@@ -22,12 +22,12 @@ import anyio
 from pgrole_controller import metrics
 from pgrole_controller.core.backoff import Backoff
 from pgrole_controller.core.request import Key
+from pgrole_controller.event_loop import Signal
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import NAMESPACE_GOES, ApiError, Unreachable
 from pgrole_controller.kube.event_queue import EventQueue, EventType, Occurrence, Series
 from pgrole_controller.kube.resource import EVENTS, MERGE_PATCH
 from pgrole_controller.kube.stored_object import Stored
-from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 

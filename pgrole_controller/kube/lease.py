@@ -14,7 +14,7 @@ from typing import Self
 import anyio
 
 from pgrole_controller.core.errors import Reason, Transient
-from pgrole_controller.signals import Signal
+from pgrole_controller.event_loop import Signal
 
 #: Maximum wait for a holder in seconds, whatever the Lease says: it may have been written by hand.
 LONGEST_SECONDS = 60

@@ -11,9 +11,9 @@ import anyio
 
 from pgrole_controller import metrics
 from pgrole_controller.core.request import Key
+from pgrole_controller.event_loop import Signal
 from pgrole_controller.kube.stored_object import Stored, identify, pack
 from pgrole_controller.logs import describe_error
-from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from urllib.parse import urlencode
 import anyio
 
 from pgrole_controller import metrics
+from pgrole_controller.event_loop import Signal
 from pgrole_controller.kube.errors import Unreachable
 from pgrole_controller.kube.http_connection import ConnectionLost, HttpAnswer, HttpConnection, Limits
 from pgrole_controller.kube.route import ApiRoute, encode_head, read_trust
-from pgrole_controller.signals import Signal
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 

@@ -41,6 +41,7 @@ from pgrole_controller.core.policy import References, ServerPolicy
 from pgrole_controller.core.request import Key, Rank, Request, RequestReason
 from pgrole_controller.core.state import Detection, Observed
 from pgrole_controller.core.workqueue import Done, Retry
+from pgrole_controller.event_loop import Signal
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.server_side_apply import FINALIZER
@@ -48,7 +49,6 @@ from pgrole_controller.kube.store import Store
 from pgrole_controller.kube.stored_object import Stored, pack
 from pgrole_controller.postgres.catalog import ReferencedNames
 from pgrole_controller.postgres.session import Session
-from pgrole_controller.signals import Signal
 from tests.timelapse import in_timelapse
 from tests.worker_context import make_context
 

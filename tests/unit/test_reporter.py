@@ -22,13 +22,13 @@ from pgrole_controller.core.outcome import RECONCILED, Outcome, Phase, of_read_b
 from pgrole_controller.core.plan import Action, Plan
 from pgrole_controller.core.request import Key, Request, RequestReason
 from pgrole_controller.core.status import StatusDetails
+from pgrole_controller.event_loop import Signal
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.events import Recorder
 from pgrole_controller.kube.server_side_apply import FINALIZER
 from pgrole_controller.kube.store import Store
 from pgrole_controller.kube.stored_object import Stored, pack
 from pgrole_controller.kube.transport import Reachability
-from pgrole_controller.signals import Signal
 from tests.timelapse import in_timelapse
 from tests.worker_context import make_context
 

@@ -25,13 +25,13 @@ from pgrole_controller.core.connection_secret import Address
 from pgrole_controller.core.errors import Reason, Refused, Transient
 from pgrole_controller.core.policy import ServerPolicy
 from pgrole_controller.core.request import Key
+from pgrole_controller.event_loop import Signal
 from pgrole_controller.kube.client import Client
 from pgrole_controller.kube.errors import ApiError, Unreachable
 from pgrole_controller.kube.store import Store
 from pgrole_controller.kube.stored_object import Stored, pack, pack_metadata
 from pgrole_controller.local.process import reached
 from pgrole_controller.postgres.capabilities import Identity
-from pgrole_controller.signals import Signal
 from tests.cpu_time import within_a_callback
 from tests.timelapse import in_timelapse
 

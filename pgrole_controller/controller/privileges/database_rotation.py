@@ -23,8 +23,8 @@ from pgrole_controller.core.privileges.database_places import (
     TurnPace,
     choose_turn,
 )
+from pgrole_controller.event_loop import Signal
 from pgrole_controller.postgres.privileges.searches import pause_after
-from pgrole_controller.signals import Signal
 
 #: Maximum pause before a turn that was asked for, in seconds.
 LONGEST_WAIT = 1.0

@@ -33,6 +33,7 @@ from pgrole_controller.core.errors import PgRoleError, Reason, Transient
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
+from pgrole_controller.event_loop import Signal
 from pgrole_controller.logs import describe_error
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.database_connection import DatabaseMissing
@@ -41,7 +42,6 @@ from pgrole_controller.postgres.fence import Fence
 from pgrole_controller.postgres.privileges.database_opening import open_database
 from pgrole_controller.postgres.privileges.database_session import DatabaseSession
 from pgrole_controller.postgres.privileges.ddl_events import EVERYTHING, PrivilegeRead, Scope
-from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 

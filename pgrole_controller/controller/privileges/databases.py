@@ -28,9 +28,9 @@ from pgrole_controller.core.privileges.grantee import PrivilegePolicy
 from pgrole_controller.core.privileges.privilege_policy import check_database
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
+from pgrole_controller.event_loop import Signal
 from pgrole_controller.postgres.drift_history import MOST_RECORDED, RecordedDrift
 from pgrole_controller.postgres.session import Session
-from pgrole_controller.signals import Signal
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,9 @@ from pgrole_controller.core.privileges.acl import ObjectId
 from pgrole_controller.core.privileges.grantee import Grantee
 from pgrole_controller.core.privileges.privilege_result import PrivilegeResult
 from pgrole_controller.core.request import Key
-from pgrole_controller.event_loop import Turns
+from pgrole_controller.event_loop import Signal, Turns
 from pgrole_controller.postgres.errors import unwrap_group
 from pgrole_controller.postgres.privileges.ddl_events import PrivilegeRead, Scope
-from pgrole_controller.signals import Signal
 
 
 class Notice:
