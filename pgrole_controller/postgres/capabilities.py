@@ -35,6 +35,11 @@ class Identity:
     def is_same_server(self, other: "Identity") -> bool:
         return (self.system_identifier, self.started_at) == (other.system_identifier, other.started_at)
 
+    def check_answer(self, row: Row) -> None:
+        """Raises Transient if a row with `in_recovery` and `started_at` is the answer of another server."""
+        if row.get("in_recovery", bool) or row.get("started_at", datetime) != self.started_at:
+            raise Transient(Reason.SERVER_NOT_READY, "a different server answers on the same address")
+
 
 async def identify(connection: Connection) -> Identity:
     """Raises PgRoleError, also for a server that is read-only or too old, and for a database that is not UTF8."""

@@ -11,12 +11,11 @@ session, so that no one can construct two states with the same digest.
 import secrets
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
 from typing import NoReturn
 
 import anyio
 
-from pgrole_controller.core.errors import Reason, Transient
+from pgrole_controller.core.errors import Reason
 from pgrole_controller.postgres import queries
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Connection
@@ -40,7 +39,7 @@ class Poller:
         """`lock` is held while the connection is in use."""
         self._connection = connection
         self._lock = lock
-        self._started_at = identity.started_at
+        self._identity = identity
         self._query = queries.poll(verifiers=identity.sees_passwords)
         self._key = secrets.randbits(64) - 2**63
         self._snapshot: str | None = None
@@ -65,8 +64,7 @@ class Poller:
                 reason=Reason.SERVER_NOT_READY,
             )
         row = first(rows)
-        if row.get("in_recovery", bool) or row.get("started_at", datetime) != self._started_at:
-            raise Transient(Reason.SERVER_NOT_READY, "a different server answers on the same address")
+        self._identity.check_answer(row)
         initial = self._snapshot is None
         snapshot, now = row.get("snapshot", str), _read(rows)
         self._snapshot = snapshot

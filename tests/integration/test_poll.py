@@ -3,6 +3,7 @@
 import secrets
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import anyio
 import asyncpg
@@ -222,7 +223,8 @@ async def test_the_poller_keeps_twelve_bytes_and_the_name_of_each_role(
 
 
 async def test_an_answer_of_another_server_ends_the_session(poller: Poller, hand: Connection) -> None:
-    poller._started_at = poller._started_at.replace(year=2001)
+    earlier = poller._identity.started_at.replace(year=2001)
+    poller._identity = replace(poller._identity, started_at=earlier)
     with pytest.raises(Transient, match="a different server"):
         await poller.compare()
 

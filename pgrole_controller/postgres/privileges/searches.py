@@ -19,13 +19,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final, NoReturn, Protocol
 
 import anyio
 
 from pgrole_controller import resources
-from pgrole_controller.core.errors import Reason, Transient
+from pgrole_controller.core.errors import Reason
 from pgrole_controller.postgres.backend_memory import forgetting
 from pgrole_controller.postgres.capabilities import Identity
 from pgrole_controller.postgres.connection import Connection
@@ -137,7 +136,7 @@ class Fingerprints:
         self._connection = connection
         self._events = events
         self._guarded = guarded
-        self._started_at = identity.started_at
+        self._identity = identity
         self._key = secrets.randbits(64) - 2**63
         self.snapshot: str | None = None
         self._objects: int | None = None
@@ -162,8 +161,7 @@ class Fingerprints:
                 reason=Reason.SERVER_NOT_READY,
             )
         row = first(rows)
-        if row.get("in_recovery", bool) or row.get("started_at", datetime) != self._started_at:
-            raise Transient(Reason.SERVER_NOT_READY, "a different server answers on the same address")
+        self._identity.check_answer(row)
         # of the session, so that the next comparison considers what the session does meanwhile
         snapshot, self.snapshot = self.snapshot, row.get("snapshot", str) if own is None else own.snapshot
         if not row.find("computed", bool):
